@@ -1,0 +1,10 @@
+//! Decides which bytes of device memory satisfy a request.
+#![forbid(unsafe_code)]
+
+mod event;
+mod snapshot;
+mod units;
+
+pub use event::{Action, Event};
+pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
+pub use units::{Bytes, DeviceAddress, MempoolId, Stream};

@@ -1,0 +1,2 @@
+//! lowtide replay.
+#![forbid(unsafe_code)]

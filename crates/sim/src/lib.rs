@@ -1,0 +1,2 @@
+//! lowtide sim.
+#![forbid(unsafe_code)]

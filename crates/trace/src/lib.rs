@@ -1,0 +1,2 @@
+//! lowtide trace.
+#![forbid(unsafe_code)]
