@@ -1,0 +1,210 @@
+//! The table of blocks: every part of a segment that a strategy keeps track of.
+
+use std::num::NonZeroU32;
+use std::ops::{Index, IndexMut};
+
+use hashbrown::HashTable;
+
+use crate::segment::SegmentId;
+use crate::stats::SizeKind;
+use crate::stream::DomainId;
+use crate::units::{Bytes, DeviceAddress};
+
+/// The number of a block in the [`BlockTable`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct BlockId(NonZeroU32);
+
+impl BlockId {
+    fn index(self) -> usize {
+        self.0.get() as usize
+    }
+}
+
+/// What a block is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlockState {
+    /// The strategy may hand it out.
+    Free,
+    /// The program holds it.
+    Allocated,
+    /// The program let go of it; a stream that used it has not passed its event yet.
+    Pending,
+    /// Addresses of an expandable segment with no memory behind them.
+    Unmapped,
+}
+
+/// A range of device addresses inside one segment.
+///
+/// One cache line: a request that hits touches one or two of these and nothing else that is cold.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+pub(crate) struct Block {
+    pub(crate) address: DeviceAddress,
+    pub(crate) size: Bytes,
+    /// What the program asked for; stale in a block that is not active.
+    pub(crate) requested: Bytes,
+    pub(crate) segment: SegmentId,
+    /// The pool and stream that may use the block.
+    pub(crate) domain: DomainId,
+    /// The block that ends where this one starts, in strategies that link the blocks of a segment.
+    pub(crate) previous: Option<BlockId>,
+    /// The block that starts where this one ends, likewise.
+    pub(crate) next: Option<BlockId>,
+    /// A number for the strategy's own use: an order, a size class, an age.
+    pub(crate) mark: u64,
+    pub(crate) state: BlockState,
+    /// Which of PyTorch's two size pools the block counts for: the same as its segment's.
+    pub(crate) kind: SizeKind,
+    /// Whether streams besides its own have used it since it was handed out.
+    pub(crate) used_elsewhere: bool,
+}
+
+impl Block {
+    /// Returns the address behind the block's last byte.
+    pub(crate) fn end(&self) -> DeviceAddress {
+        self.address + self.size
+    }
+
+    /// Returns whether the block shares its segment with others.
+    pub(crate) fn is_split(&self) -> bool {
+        self.previous.is_some() || self.next.is_some()
+    }
+
+    /// Returns whether the program, or work it queued, may still touch the block.
+    pub(crate) fn is_active(&self) -> bool {
+        matches!(self.state, BlockState::Allocated | BlockState::Pending)
+    }
+}
+
+/// Every block, by number and by address.
+///
+/// Numbers are used again, last freed first: the newest record is likeliest to be in cache. The map
+/// from addresses holds four bytes a block and compares through the table, so that at 100,000 blocks
+/// it still fits the second-level cache.
+#[derive(Debug)]
+pub(crate) struct BlockTable {
+    /// Slot 0 is never used, so that `Option<BlockId>` takes four bytes.
+    blocks: Vec<Block>,
+    /// Slots that hold no block.
+    vacant: Vec<BlockId>,
+    by_address: HashTable<BlockId>,
+}
+
+impl BlockTable {
+    pub(crate) fn new() -> BlockTable {
+        let unused = Block {
+            address: DeviceAddress::NULL,
+            size: Bytes::ZERO,
+            requested: Bytes::ZERO,
+            segment: SegmentId::NONE,
+            domain: DomainId::DEFAULT,
+            previous: None,
+            next: None,
+            mark: 0,
+            state: BlockState::Free,
+            kind: SizeKind::Small,
+            used_elsewhere: false,
+        };
+        BlockTable { blocks: vec![unused], vacant: Vec::new(), by_address: HashTable::new() }
+    }
+
+    /// Returns the number of blocks.
+    pub(crate) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// Puts a block in and returns its number. Constant time.
+    pub(crate) fn insert(&mut self, block: Block) -> BlockId {
+        debug_assert!(self.find(block.address).is_none(), "two blocks at {}", block.address);
+        let hash = hash_of(block.address);
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.blocks[id.index()] = block;
+                id
+            }
+            None => {
+                let number = u32::try_from(self.blocks.len()).ok().and_then(NonZeroU32::new);
+                self.blocks.push(block);
+                BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
+            }
+        };
+        let blocks = &self.blocks;
+        self.by_address.insert_unique(hash, id, |&id| hash_of(blocks[id.index()].address));
+        id
+    }
+
+    /// Takes a block out. Its number may be given to another. Constant time.
+    pub(crate) fn remove(&mut self, id: BlockId) {
+        let hash = hash_of(self[id].address);
+        let entry = self.by_address.find_entry(hash, |&other| other == id);
+        entry.expect("every block of the table is in the map").remove();
+        self.vacant.push(id);
+    }
+
+    /// Returns the block that starts at `address`. Constant time.
+    pub(crate) fn find(&self, address: DeviceAddress) -> Option<BlockId> {
+        let same = |&id: &BlockId| self.blocks[id.index()].address == address;
+        self.by_address.find(hash_of(address), same).copied()
+    }
+
+    /// Returns every block, in no particular order. Linear time.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        self.by_address.iter().map(|&id| (id, &self[id]))
+    }
+
+    /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
+    /// has the state of the first. Constant time.
+    pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
+        let first = &mut self[id];
+        debug_assert!(!size.is_zero() && size < first.size);
+        let next = first.next;
+        let mut rest = first.clone();
+        rest.address = first.address + size;
+        rest.size = first.size - size;
+        rest.previous = Some(id);
+        first.size = size;
+        let rest = self.insert(rest);
+        self[id].next = Some(rest);
+        if let Some(next) = next {
+            self[next].previous = Some(rest);
+        }
+        rest
+    }
+
+    /// Joins a block with the one behind it, whose number becomes invalid. Constant time.
+    ///
+    /// # Panics
+    ///
+    /// If there is none behind it.
+    pub(crate) fn merge_with_next(&mut self, id: BlockId) {
+        let next = self[id].next.expect("a block to merge with");
+        debug_assert_eq!(self[id].end(), self[next].address);
+        let (size, after) = (self[next].size, self[next].next);
+        self.remove(next);
+        self[id].size += size;
+        self[id].next = after;
+        if let Some(after) = after {
+            self[after].previous = Some(id);
+        }
+    }
+}
+
+impl Index<BlockId> for BlockTable {
+    type Output = Block;
+    fn index(&self, id: BlockId) -> &Block {
+        &self.blocks[id.index()]
+    }
+}
+
+impl IndexMut<BlockId> for BlockTable {
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.blocks[id.index()]
+    }
+}
+
+/// Blocks start at multiples of 256 bytes or more, and often at multiples of 2 MiB: multiplying moves
+/// what differs to the high bits, folding brings it back to the low ones that choose the slot.
+fn hash_of(address: DeviceAddress) -> u64 {
+    let product = (address.get() >> 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}

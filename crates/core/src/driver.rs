@@ -1,0 +1,190 @@
+//! The only seam between the allocator and a device.
+
+use std::fmt;
+
+use crate::units::{Bytes, DeviceAddress, Stream};
+
+/// Physical memory from [`Driver::create`], mapped or not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Handle(pub u64);
+
+/// A mark in a stream from [`Driver::record_event`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct EventHandle(pub u64);
+
+/// How much memory a device has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// What the driver could still hand out.
+    pub free: Bytes,
+    /// All of it.
+    pub total: Bytes,
+}
+
+/// What the allocator asks of one device.
+///
+/// The allocator keeps the rules of the device's virtual memory (it maps only what it reserved, whole
+/// handles, and unmaps once); an implementation for a real device reports what the device says and
+/// does not check again, the simulator checks everything. A call that returns an error has changed
+/// nothing. Sizes given to `create`, `map` and `unmap` are multiples of [`Driver::granularity`].
+pub trait Driver {
+    /// Returns new memory of at least `size` bytes, readable and writable by the device
+    /// (`cudaMalloc`).
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfMemory`] when the device has too little left.
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
+
+    /// Gives memory from [`Driver::allocate`] back (`cudaFree`); waits for the device's work.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the memory is then still allocated.
+    fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
+
+    /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
+    /// for one instance.
+    fn supports_virtual_memory(&self) -> bool;
+
+    /// Returns the unit of physical memory and of mapping, in bytes: 2 MiB on NVIDIA cards. Must not
+    /// change for one instance.
+    fn granularity(&self) -> Bytes;
+
+    /// Returns the start of `size` bytes of unused addresses (`cuMemAddressReserve`).
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfMemory`] when no such range is left.
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
+
+    /// Gives a whole range from [`Driver::reserve`] back (`cuMemAddressFree`); nothing may be mapped
+    /// in it.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the range is then still reserved.
+    fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
+
+    /// Returns new physical memory of `size` bytes, mapped nowhere (`cuMemCreate`).
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfMemory`] when the device has too little left.
+    fn create(&mut self, size: Bytes) -> Result<Handle, DriverError>;
+
+    /// Gives physical memory back (`cuMemRelease`). It leaves the device once nothing maps it.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the handle is then still valid.
+    fn release(&mut self, handle: Handle) -> Result<(), DriverError>;
+
+    /// Maps all of a handle, `size` bytes, at `address` (`cuMemMap`). It may be used after
+    /// [`Driver::set_access`].
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the range is then not mapped.
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError>;
+
+    /// Makes a mapped range readable and writable by the device (`cuMemSetAccess`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the range's access is then what it was.
+    fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
+
+    /// Unmaps a range that holds whole handles (`cuMemUnmap`). Does not wait for the device's work.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the range is then still mapped.
+    fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
+
+    /// Returns an event that passes when the work now in `stream` is done (`cudaEventRecord`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says; no event exists then.
+    fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError>;
+
+    /// Returns whether the event has passed (`cudaEventQuery`). Not allowed while a stream is being
+    /// captured.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; that the event has not passed is not an error.
+    fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError>;
+
+    /// Waits until the event has passed (`cudaEventSynchronize`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the event is then still valid.
+    fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError>;
+
+    /// Gives an event back. It cannot fail: a driver that is told no keeps the event.
+    fn release_event(&mut self, event: EventHandle);
+
+    /// Waits until the work now in `stream` is done (`cudaStreamSynchronize`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
+
+    /// Returns how much memory the device has (`cudaMemGetInfo`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError>;
+}
+
+/// Why a call to the device failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// The device has too little memory left. The allocator gives cached memory back and tries again.
+    OutOfMemory,
+    /// The device or its driver cannot do this.
+    Unsupported {
+        /// What was called.
+        call: &'static str,
+    },
+    /// Anything else; after most of these the device's context is lost.
+    Failed {
+        /// What was called.
+        call: &'static str,
+        /// The driver's error number.
+        code: i32,
+        /// The driver's own words.
+        message: String,
+    },
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DriverError::OutOfMemory => write!(f, "the device is out of memory"),
+            DriverError::Unsupported { call } => {
+                write!(f, "{call} is not supported by this device or its driver")
+            }
+            DriverError::Failed {
+                call,
+                code,
+                message,
+            } => {
+                write!(f, "{call} failed with error {code}: {message}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DriverError {}
