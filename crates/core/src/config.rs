@@ -1,0 +1,207 @@
+//! Which strategy allocates, and its options, as plain data; and the text form of both.
+//!
+//! Every strategy's options are written as PyTorch writes `PYTORCH_CUDA_ALLOC_CONF`: `key:value` pairs
+//! between commas, lists in brackets, white space without meaning, booleans exactly `True` or
+//! `False`. A value that is refused is refused in PyTorch's words.
+//!
+//! **Invariant:** nothing here reads the environment. Whoever does passes the text in.
+
+mod caching;
+mod classic;
+mod tokens;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use caching::CachingConfig;
+pub use classic::{BfcConfig, BuddyConfig, PoolConfig, SlabConfig};
+use tokens::Reader;
+
+/// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
+///
+/// Its text form is the command line's: `NAME` or `NAME:CONF`, where `CONF` is everything after the
+/// first colon.
+///
+/// ```
+/// # use lowtide_core::{Bytes, Config};
+/// let config: Config = "caching:max_split_size_mb:64,expandable_segments:True".parse()?;
+/// let Config::Caching(caching) = &config else { unreachable!() };
+/// assert_eq!(caching.max_split_size, Some(Bytes::mib(64)));
+/// assert_eq!(config.to_string(), "caching:max_split_size_mb:64,expandable_segments:True");
+/// # Ok::<(), lowtide_core::ConfigError>(())
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub enum Config {
+    /// One driver allocation per request.
+    Direct,
+    /// Free lists by exact size.
+    Pool(PoolConfig),
+    /// Powers of two, split and merged.
+    Buddy(BuddyConfig),
+    /// Size classes on top of buddy.
+    Slab(SlabConfig),
+    /// TensorFlow's best fit with coalescing.
+    Bfc(BfcConfig),
+    /// PyTorch's caching allocator.
+    Caching(CachingConfig),
+}
+
+impl Config {
+    /// Returns the strategy called `strategy` with the options in `conf`; the empty `conf` is every
+    /// default.
+    ///
+    /// # Errors
+    ///
+    /// The first thing wrong: an unknown strategy, an unknown key, or a value that is refused.
+    pub fn parse(strategy: &str, conf: &str) -> Result<Config, ConfigError> {
+        let name: StrategyName = strategy.parse()?;
+        let tokens = tokens::split(conf);
+        let mut reader = Reader::new(&tokens);
+        Ok(match name {
+            StrategyName::Direct => {
+                reader.pairs("direct", |_, _| Ok(false))?;
+                Config::Direct
+            }
+            StrategyName::Pool => Config::Pool(PoolConfig::read(&mut reader)?),
+            StrategyName::Buddy => Config::Buddy(BuddyConfig::read(&mut reader)?),
+            StrategyName::Slab => Config::Slab(SlabConfig::read(&mut reader)?),
+            StrategyName::Bfc => Config::Bfc(BfcConfig::read(&mut reader)?),
+            StrategyName::Caching => Config::Caching(CachingConfig::read(&mut reader)?),
+        })
+    }
+
+    /// Returns the strategy's name.
+    pub const fn name(&self) -> StrategyName {
+        match self {
+            Config::Direct => StrategyName::Direct,
+            Config::Pool(_) => StrategyName::Pool,
+            Config::Buddy(_) => StrategyName::Buddy,
+            Config::Slab(_) => StrategyName::Slab,
+            Config::Bfc(_) => StrategyName::Bfc,
+            Config::Caching(_) => StrategyName::Caching,
+        }
+    }
+
+    /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]; empty
+    /// where none does.
+    ///
+    /// Sizes are written in whole MiB, the syntax's only unit: bytes below that are dropped.
+    pub fn to_conf(&self) -> String {
+        let pairs = match self {
+            Config::Direct => Vec::new(),
+            Config::Pool(options) => options.pairs(),
+            Config::Buddy(options) => options.pairs(),
+            Config::Slab(options) => options.pairs(),
+            Config::Bfc(options) => options.pairs(),
+            Config::Caching(options) => options.pairs(),
+        };
+        pairs.join(",")
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config::Caching(CachingConfig::default())
+    }
+}
+
+impl FromStr for Config {
+    type Err = ConfigError;
+    fn from_str(text: &str) -> Result<Config, ConfigError> {
+        let (strategy, conf) = text.split_once(':').unwrap_or((text, ""));
+        Config::parse(strategy, conf)
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let conf = self.to_conf();
+        let colon = if conf.is_empty() { "" } else { ":" };
+        write!(f, "{}{colon}{conf}", self.name())
+    }
+}
+
+/// A strategy, without its options.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum StrategyName {
+    /// See [`Config::Direct`].
+    Direct,
+    /// See [`Config::Pool`].
+    Pool,
+    /// See [`Config::Buddy`].
+    Buddy,
+    /// See [`Config::Slab`].
+    Slab,
+    /// See [`Config::Bfc`].
+    Bfc,
+    /// See [`Config::Caching`].
+    Caching,
+}
+
+impl StrategyName {
+    /// Every strategy, the simplest first.
+    pub const ALL: [StrategyName; 6] = [
+        StrategyName::Direct,
+        StrategyName::Pool,
+        StrategyName::Buddy,
+        StrategyName::Slab,
+        StrategyName::Bfc,
+        StrategyName::Caching,
+    ];
+
+    /// Returns the name that the command line uses.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            StrategyName::Direct => "direct",
+            StrategyName::Pool => "pool",
+            StrategyName::Buddy => "buddy",
+            StrategyName::Slab => "slab",
+            StrategyName::Bfc => "bfc",
+            StrategyName::Caching => "caching",
+        }
+    }
+}
+
+impl FromStr for StrategyName {
+    type Err = ConfigError;
+    fn from_str(name: &str) -> Result<StrategyName, ConfigError> {
+        StrategyName::ALL
+            .into_iter()
+            .find(|known| known.as_str() == name)
+            .ok_or_else(|| {
+                let known = StrategyName::ALL.map(StrategyName::as_str).join(", ");
+                ConfigError::new(format!("Unknown strategy '{name}', options are {known}"))
+            })
+    }
+}
+
+impl fmt::Display for StrategyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Why a configuration was refused: one line, in PyTorch's words where PyTorch has some.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigError {
+    message: String,
+}
+
+impl ConfigError {
+    fn new(message: impl Into<String>) -> ConfigError {
+        ConfigError {
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests;

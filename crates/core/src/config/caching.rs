@@ -1,0 +1,363 @@
+//! The options of PyTorch's caching allocator.
+
+use super::ConfigError;
+use super::tokens::{self, Reader};
+use crate::units::Bytes;
+
+/// The options of `PYTORCH_CUDA_ALLOC_CONF` that decide where a request goes. The defaults are
+/// PyTorch's.
+///
+/// Its other options (pinned host memory, locking, how many addresses an expandable segment reserves)
+/// are read and checked, and change nothing here.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CachingConfig {
+    /// Blocks of this size and more are never split; `None`: every block may be. At least
+    /// [`CachingConfig::large_segment_size`].
+    pub max_split_size: Option<Bytes>,
+    /// How much larger than a request a block that cannot be split may be. Where a text does not set
+    /// it, it is [`CachingConfig::large_segment_size`], and never less.
+    pub max_non_split_rounding: Bytes,
+    /// The size of the segments for requests above 1 and below 10 MiB, and the unit of growth of large
+    /// expandable segments.
+    pub large_segment_size: Bytes,
+    /// The share of the memory limit above which unused segments are given back before a new one is
+    /// asked for; 0.0: never. In (0.0, 1.0) otherwise.
+    pub garbage_collection_threshold: f64,
+    /// Into how many steps the range between two powers of two is divided when a size is rounded up,
+    /// for sizes from 1 MiB to 64 GiB; 0: no such rounding. Read with
+    /// [`CachingConfig::divisions_for`].
+    pub roundup_power2_divisions: [u64; 16],
+    /// Whether segments grow by mapping memory instead of being allocated whole.
+    pub expandable_segments: bool,
+    /// The share of the device's memory that may be reserved, in [0.0, 1.0].
+    pub per_process_memory_fraction: f64,
+    /// Whether a request that would pass the limit is refused before the driver is asked.
+    pub throw_on_cudamalloc_oom: bool,
+    /// Whether a block that several streams used may be reused during a graph capture.
+    pub graph_capture_record_stream_reuse: bool,
+}
+
+impl Default for CachingConfig {
+    fn default() -> CachingConfig {
+        CachingConfig {
+            max_split_size: None,
+            max_non_split_rounding: Bytes::mib(20),
+            large_segment_size: Bytes::mib(20),
+            garbage_collection_threshold: 0.0,
+            roundup_power2_divisions: [0; 16],
+            expandable_segments: false,
+            per_process_memory_fraction: 1.0,
+            throw_on_cudamalloc_oom: false,
+            graph_capture_record_stream_reuse: false,
+        }
+    }
+}
+
+impl CachingConfig {
+    /// Returns into how many steps the power of two below `size` is divided; 0: it is not rounded.
+    ///
+    /// Sizes under 2 MiB share the first entry, sizes from 32 GiB the last.
+    pub fn divisions_for(&self, size: Bytes) -> u64 {
+        let exponent = size.get().checked_ilog2().unwrap_or(0);
+        self.roundup_power2_divisions[exponent.saturating_sub(20).min(15) as usize]
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
+        let mut config = CachingConfig::default();
+        config.read_large_segment_size(reader.clone())?;
+        reader.pairs("CUDA", |key, reader| {
+            Ok(config.set_placement(key, reader)? || set_ignored(key, reader)?)
+        })?;
+        Ok(config)
+    }
+
+    /// Reads the option that two others are measured against, wherever it stands, and gives it to the
+    /// one that follows it.
+    fn read_large_segment_size(&mut self, mut reader: Reader<'_>) -> Result<(), ConfigError> {
+        while let Some(word) = reader.word() {
+            if word == "large_segment_size_mb" {
+                let mib = reader.mib()?;
+                if mib <= 10 {
+                    return Err(ConfigError::new(
+                        "CachingAllocator option large_segment_size_mb must be > 10 MB",
+                    ));
+                }
+                self.large_segment_size = Bytes::mib(mib);
+            }
+        }
+        self.max_non_split_rounding = self.large_segment_size;
+        Ok(())
+    }
+
+    /// Sets an option that this type holds; returns whether `key` is one.
+    fn set_placement(&mut self, key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> {
+        match key {
+            "large_segment_size_mb" => {
+                reader.mib()?;
+            }
+            "max_split_size_mb" => self.max_split_size = Some(self.large_size(key, reader)?),
+            "max_non_split_rounding_mb" => {
+                self.max_non_split_rounding = self.large_size(key, reader)?;
+            }
+            "garbage_collection_threshold" => {
+                self.garbage_collection_threshold = reader.decimal()?;
+                if !(self.garbage_collection_threshold > 0.0
+                    && self.garbage_collection_threshold < 1.0)
+                {
+                    return Err(ConfigError::new(
+                        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+                    ));
+                }
+            }
+            "roundup_power2_divisions" => {
+                read_divisions(&mut self.roundup_power2_divisions, reader)?;
+            }
+            "expandable_segments" => self.expandable_segments = reader.boolean()?,
+            "per_process_memory_fraction" => {
+                self.per_process_memory_fraction = reader.decimal()?;
+                if !(0.0..=1.0).contains(&self.per_process_memory_fraction) {
+                    return Err(ConfigError::new(
+                        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
+                    ));
+                }
+            }
+            "throw_on_cudamalloc_oom" => self.throw_on_cudamalloc_oom = reader.boolean()?,
+            "graph_capture_record_stream_reuse" => {
+                self.graph_capture_record_stream_reuse = reader.boolean()?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads a size that may not be below that of a large segment.
+    fn large_size(&self, key: &str, reader: &mut Reader<'_>) -> Result<Bytes, ConfigError> {
+        let mib = reader.mib()?;
+        let least = self.large_segment_size.get() >> 20;
+        if mib < least {
+            return Err(ConfigError::new(format!(
+                "CachingAllocator option {key} too small, must be >= {least}"
+            )));
+        }
+        Ok(Bytes::mib(mib))
+    }
+
+    /// Returns the `key:value` texts of what is not the default.
+    pub(super) fn pairs(&self) -> Vec<String> {
+        let default = CachingConfig::default();
+        let mut pairs = Vec::new();
+        let mut pair = |differs: bool, text: String| {
+            if differs {
+                pairs.push(text);
+            }
+        };
+        let mib = |size: Bytes| size.get() >> 20;
+        pair(
+            self.large_segment_size != default.large_segment_size,
+            format!("large_segment_size_mb:{}", mib(self.large_segment_size)),
+        );
+        if let Some(size) = self.max_split_size {
+            pair(true, format!("max_split_size_mb:{}", mib(size)));
+        }
+        pair(
+            self.max_non_split_rounding != self.large_segment_size,
+            format!(
+                "max_non_split_rounding_mb:{}",
+                mib(self.max_non_split_rounding)
+            ),
+        );
+        pair(
+            self.garbage_collection_threshold != default.garbage_collection_threshold,
+            format!(
+                "garbage_collection_threshold:{}",
+                self.garbage_collection_threshold
+            ),
+        );
+        pair(
+            self.roundup_power2_divisions != default.roundup_power2_divisions,
+            format!(
+                "roundup_power2_divisions:{}",
+                divisions_text(&self.roundup_power2_divisions)
+            ),
+        );
+        pair(self.expandable_segments, "expandable_segments:True".into());
+        pair(
+            self.per_process_memory_fraction != default.per_process_memory_fraction,
+            format!(
+                "per_process_memory_fraction:{}",
+                self.per_process_memory_fraction
+            ),
+        );
+        pair(
+            self.throw_on_cudamalloc_oom,
+            "throw_on_cudamalloc_oom:True".into(),
+        );
+        pair(
+            self.graph_capture_record_stream_reuse,
+            "graph_capture_record_stream_reuse:True".into(),
+        );
+        pairs
+    }
+}
+
+/// Reads an option of PyTorch's that changes no placement; returns whether `key` is one.
+fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> {
+    match key {
+        "backend" => match reader.value()? {
+            "native" => {}
+            "cudaMallocAsync" => {
+                return Err(ConfigError::new(
+                    "backend:cudaMallocAsync is the driver's own pool, not a strategy of this \
+                     allocator; only backend:native is supported",
+                ));
+            }
+            _ => {
+                return Err(ConfigError::new(
+                    "Unknown allocator backend, options are native and cudaMallocAsync",
+                ));
+            }
+        },
+        "release_lock_on_cudamalloc"
+        | "release_lock_on_hipmalloc"
+        | "pinned_use_cuda_host_register"
+        | "pinned_use_hip_host_register"
+        | "pinned_use_background_threads"
+        | "pinned_free_catch_all" => {
+            reader.boolean()?;
+        }
+        "pinned_num_register_threads" => check_register_threads(reader.number()?)?,
+        "pinned_reserve_segment_size_mb" => {
+            if reader.number()? == 0 {
+                return Err(ConfigError::new(
+                    "Pinned reserve segment size has to be greater than 0",
+                ));
+            }
+        }
+        "pinned_max_round_threshold_mb" | "pinned_max_cached_size_mb" => {
+            reader.number()?;
+        }
+        // PyTorch warns about a bad reserve and goes on with its default: only the shape is checked.
+        "expandable_segments_reserve" => {
+            reader.value()?;
+        }
+        "expandable_segments_reserve_by_class" => {
+            reader.separator(":")?;
+            reader.separator("[")?;
+            read_list(reader, |_, reader| reader.required().map(drop))?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn check_register_threads(count: u64) -> Result<(), ConfigError> {
+    const MAX: u64 = 128;
+    if !count.is_power_of_two() {
+        return Err(ConfigError::new(format!(
+            "Number of register threads has to be power of 2, got {count}"
+        )));
+    }
+    if count > MAX {
+        return Err(ConfigError::new(format!(
+            "Number of register threads should be less than or equal to {MAX}, got {count}"
+        )));
+    }
+    Ok(())
+}
+
+/// Reads one number for every size, or a list of numbers by size.
+///
+/// In a list, the first entry also holds for all smaller sizes and the entry `>` for all sizes above the
+/// one before it; a size that no entry names keeps what it had.
+fn read_divisions(divisions: &mut [u64; 16], reader: &mut Reader<'_>) -> Result<(), ConfigError> {
+    let value = reader.value()?;
+    if value != "[" {
+        let steps = tokens::whole_number(value)?;
+        if !steps.is_power_of_two() {
+            return Err(ConfigError::new(
+                "For roundups, the divisions has to be power of 2 ",
+            ));
+        }
+        *divisions = [steps; 16];
+        return Ok(());
+    }
+
+    let mut previous = None;
+    let mut last = 0;
+    read_list(reader, |size, reader| {
+        let steps = tokens::whole_number(reader.required()?)?;
+        if steps != 0 && !steps.is_power_of_two() {
+            return Err(ConfigError::new(
+                "For roundups, the divisions has to be power of 2 or 0 to disable roundup ",
+            ));
+        }
+        if size == ">" {
+            divisions[last + 1..].fill(steps);
+            return Ok(());
+        }
+        let mib = tokens::whole_number(size)?;
+        if !mib.is_power_of_two() {
+            return Err(ConfigError::new(
+                "For roundups, the intervals have to be power of 2 ",
+            ));
+        }
+        last = mib.ilog2().min(15) as usize;
+        match previous.replace(last) {
+            None => divisions[..=last].fill(steps),
+            Some(_) => divisions[last] = steps,
+        }
+        Ok(())
+    })
+}
+
+/// Reads `name:value` entries up to the closing bracket. `set` gets the name, and reads the value.
+fn read_list<'a>(
+    reader: &mut Reader<'a>,
+    mut set: impl FnMut(&str, &mut Reader<'a>) -> Result<(), ConfigError>,
+) -> Result<(), ConfigError> {
+    loop {
+        let Some(name) = reader.word() else {
+            return Err(ConfigError::new(
+                "Expected closing bracket ']' in ConfigTokenizer but reached end of config",
+            ));
+        };
+        if name == "]" {
+            return Ok(());
+        }
+        reader.separator(":")?;
+        set(name, reader)?;
+        if reader.peek() != Some("]") {
+            reader.separator(",")?;
+        }
+    }
+}
+
+/// Returns the shortest text that [`read_divisions`] makes `divisions` of, from all zeros.
+fn divisions_text(divisions: &[u64; 16]) -> String {
+    let (first, last) = (divisions[0], divisions[15]);
+    let head = divisions
+        .iter()
+        .take_while(|&&steps| steps == first)
+        .count();
+    if head == divisions.len() {
+        return first.to_string();
+    }
+    let tail = 16
+        - divisions
+            .iter()
+            .rev()
+            .take_while(|&&steps| steps == last)
+            .count();
+
+    let mut entries = vec![format!("{}:{first}", 1u64 << (head - 1))];
+    for (index, &steps) in divisions.iter().enumerate().take(tail).skip(head) {
+        // What follows the tail's predecessor is filled by `>`, so that one has to be named.
+        if steps != 0 || (index + 1 == tail && last != 0) {
+            entries.push(format!("{}:{steps}", 1u64 << index));
+        }
+    }
+    if last != 0 {
+        entries.push(format!(">:{last}"));
+    }
+    format!("[{}]", entries.join(","))
+}

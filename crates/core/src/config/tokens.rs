@@ -1,0 +1,188 @@
+//! PyTorch's configuration syntax: a text becomes words and separators, and a reader hands them out.
+
+use super::ConfigError;
+use crate::units::Bytes;
+
+/// Returns the words of `conf` and its separators `,` `:` `[` `]`, each separator a token of its own.
+///
+/// White space disappears, inside words too: PyTorch reads `3 0` as `30`.
+pub(super) fn split(conf: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let mut word = String::new();
+    for character in conf.chars() {
+        if matches!(character, ',' | ':' | '[' | ']') {
+            if !word.is_empty() {
+                tokens.push(std::mem::take(&mut word));
+            }
+            tokens.push(character.to_string());
+        } else if !matches!(character, ' ' | '\t'..='\r') {
+            word.push(character);
+        }
+    }
+    if !word.is_empty() {
+        tokens.push(word);
+    }
+    tokens
+}
+
+/// Reads tokens from the first to the last.
+#[derive(Clone, Debug)]
+pub(super) struct Reader<'a> {
+    tokens: &'a [String],
+    /// The token to read next.
+    next: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(tokens: &'a [String]) -> Reader<'a> {
+        Reader { tokens, next: 0 }
+    }
+
+    /// Gives every key to `set`, which reads the value and returns whether it knows the key.
+    ///
+    /// A comma may follow the last pair, as PyTorch allows. `owner` names the configuration in the
+    /// error about an unknown key.
+    pub(super) fn pairs(
+        &mut self,
+        owner: &str,
+        mut set: impl FnMut(&str, &mut Reader<'a>) -> Result<bool, ConfigError>,
+    ) -> Result<(), ConfigError> {
+        while let Some(key) = self.word() {
+            if !set(key, self)? {
+                return Err(ConfigError::new(format!(
+                    "Unrecognized key '{key}' in {owner} allocator config."
+                )));
+            }
+            if self.peek().is_some() {
+                self.separator(",")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the next token and moves past it; `None` at the end.
+    pub(super) fn word(&mut self) -> Option<&'a str> {
+        let token = self.peek()?;
+        self.next += 1;
+        Some(token)
+    }
+
+    /// Returns the next token and stays before it; `None` at the end.
+    pub(super) fn peek(&self) -> Option<&'a str> {
+        self.tokens.get(self.next).map(String::as_str)
+    }
+
+    /// Moves past `separator`.
+    ///
+    /// PyTorch up to 2.8 refuses anything else; later ones take any token in a separator's place, which
+    /// only hides a typing error.
+    pub(super) fn separator(&mut self, separator: &str) -> Result<(), ConfigError> {
+        if self.required()? == separator {
+            Ok(())
+        } else {
+            Err(ConfigError::new(format!(
+                "Error parsing CachingAllocator settings, expected {separator}"
+            )))
+        }
+    }
+
+    /// Returns the next token, where there has to be one.
+    pub(super) fn required(&mut self) -> Result<&'a str, ConfigError> {
+        self.word().ok_or_else(|| {
+            let last = self.tokens.last().map_or("", String::as_str);
+            ConfigError::new(format!(
+                "Index out of bounds in ConfigTokenizer: nothing follows '{last}'"
+            ))
+        })
+    }
+
+    /// Returns the value after a key's colon.
+    pub(super) fn value(&mut self) -> Result<&'a str, ConfigError> {
+        self.separator(":")?;
+        self.required()
+    }
+
+    /// Returns the whole number after a key's colon.
+    pub(super) fn number(&mut self) -> Result<u64, ConfigError> {
+        whole_number(self.value()?)
+    }
+
+    /// Returns the number of MiB after a key's colon.
+    pub(super) fn mib(&mut self) -> Result<u64, ConfigError> {
+        Ok(self.number()?.min(MIB_MAX))
+    }
+
+    /// Returns the number after a key's colon.
+    pub(super) fn decimal(&mut self) -> Result<f64, ConfigError> {
+        decimal(self.value()?)
+    }
+
+    /// Returns the boolean after a key's colon.
+    pub(super) fn boolean(&mut self) -> Result<bool, ConfigError> {
+        match self.value()? {
+            "True" => Ok(true),
+            "False" => Ok(false),
+            other => Err(ConfigError::new(format!(
+                "Expected 'True' or 'False' at index {} in ConfigTokenizer but got '{other}'",
+                self.next - 1
+            ))),
+        }
+    }
+}
+
+/// The largest size that is kept, as a number of MiB. PyTorch's limit is 16 EiB; no request passes
+/// [`Bytes::REQUEST_MAX`], so the two behave alike, and sums of sizes stay in range.
+const MIB_MAX: u64 = Bytes::REQUEST_MAX.get() >> 20;
+
+/// Returns the number that `token` begins with, as C's `strtoull` reads it: what follows the digits is
+/// ignored, and a minus sign wraps around.
+pub(super) fn whole_number(token: &str) -> Result<u64, ConfigError> {
+    let digits = token.strip_prefix(['+', '-']).unwrap_or(token);
+    let end = digits
+        .find(|character: char| !character.is_ascii_digit())
+        .unwrap_or(digits.len());
+    let value: u64 = digits[..end].parse().map_err(|_| {
+        ConfigError::new(format!("stoull: '{token}' is not a whole number in range"))
+    })?;
+    Ok(if token.starts_with('-') {
+        value.wrapping_neg()
+    } else {
+        value
+    })
+}
+
+/// Returns the number that `token` begins with, as C's `strtod` reads it but without its hexadecimal
+/// form: what follows the number is ignored.
+fn decimal(token: &str) -> Result<f64, ConfigError> {
+    token[..decimal_length(token.as_bytes())]
+        .parse()
+        .map_err(|_| ConfigError::new(format!("stod: '{token}' is not a number")))
+}
+
+/// Returns how many bytes at the start of `token` are sign, digits, point and exponent, or the names of
+/// infinity and of no number.
+fn decimal_length(token: &[u8]) -> usize {
+    let digits = |from: usize| {
+        let rest = token.get(from..).unwrap_or_default();
+        rest.iter().take_while(|byte| byte.is_ascii_digit()).count()
+    };
+    let sign = |at: usize| usize::from(matches!(token.get(at), Some(b'+' | b'-')));
+
+    let start = sign(0);
+    let name = token.get(start..start + 3).unwrap_or_default();
+    if name.eq_ignore_ascii_case(b"inf") || name.eq_ignore_ascii_case(b"nan") {
+        return start + 3;
+    }
+    let mut length = start + digits(start);
+    if token.get(length) == Some(&b'.') {
+        length += 1 + digits(length + 1);
+    }
+    if matches!(token.get(length), Some(b'e' | b'E')) {
+        let exponent = length + 1 + sign(length + 1);
+        // An `e` without digits is not part of the number.
+        if digits(exponent) > 0 {
+            length = exponent + digits(exponent);
+        }
+    }
+    length
+}
