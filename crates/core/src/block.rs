@@ -5,9 +5,9 @@ use std::ops::{Index, IndexMut};
 
 use hashbrown::HashTable;
 
+use crate::domain::DomainId;
 use crate::segment::SegmentId;
 use crate::stats::SizeKind;
-use crate::stream::DomainId;
 use crate::units::{Bytes, DeviceAddress};
 
 /// The number of a block in the [`BlockTable`].
@@ -105,7 +105,11 @@ impl BlockTable {
             kind: SizeKind::Small,
             used_elsewhere: false,
         };
-        BlockTable { blocks: vec![unused], vacant: Vec::new(), by_address: HashTable::new() }
+        BlockTable {
+            blocks: vec![unused],
+            vacant: Vec::new(),
+            by_address: HashTable::new(),
+        }
     }
 
     /// Returns the number of blocks.
@@ -115,7 +119,11 @@ impl BlockTable {
 
     /// Puts a block in and returns its number. Constant time.
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
-        debug_assert!(self.find(block.address).is_none(), "two blocks at {}", block.address);
+        debug_assert!(
+            self.find(block.address).is_none(),
+            "two blocks at {}",
+            block.address
+        );
         let hash = hash_of(block.address);
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -123,13 +131,16 @@ impl BlockTable {
                 id
             }
             None => {
-                let number = u32::try_from(self.blocks.len()).ok().and_then(NonZeroU32::new);
+                let number = u32::try_from(self.blocks.len())
+                    .ok()
+                    .and_then(NonZeroU32::new);
                 self.blocks.push(block);
                 BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
             }
         };
         let blocks = &self.blocks;
-        self.by_address.insert_unique(hash, id, |&id| hash_of(blocks[id.index()].address));
+        self.by_address
+            .insert_unique(hash, id, |&id| hash_of(blocks[id.index()].address));
         id
     }
 
@@ -137,7 +148,9 @@ impl BlockTable {
     pub(crate) fn remove(&mut self, id: BlockId) {
         let hash = hash_of(self[id].address);
         let entry = self.by_address.find_entry(hash, |&other| other == id);
-        entry.expect("every block of the table is in the map").remove();
+        entry
+            .expect("every block of the table is in the map")
+            .remove();
         self.vacant.push(id);
     }
 
@@ -207,4 +220,14 @@ impl IndexMut<BlockId> for BlockTable {
 fn hash_of(address: DeviceAddress) -> u64 {
     let product = (address.get() >> 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Returns a block's number for tests that need one and no table.
+    pub(crate) fn block_id(number: u32) -> BlockId {
+        BlockId(NonZeroU32::new(number).unwrap())
+    }
 }

@@ -1,5 +1,10 @@
 //! A picture of everything that an allocator holds.
 
+use std::ops::Range;
+
+use crate::block::{Block, BlockState};
+use crate::segment::{Heap, Segment};
+use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// Whether a block is in use.
@@ -93,4 +98,77 @@ impl SegmentSnapshot {
             .map(bytes)
             .sum()
     }
+}
+
+/// Returns a picture of a heap. Blocks that a strategy does not keep in the table, because it knows
+/// free space otherwise, show as inactive blocks between those that it does.
+pub(crate) fn of_heap<D>(heap: &Heap<D>) -> Vec<SegmentSnapshot> {
+    let mut blocks: Vec<&Block> = heap.blocks.iter().map(|(_, block)| block).collect();
+    blocks.sort_unstable_by_key(|block| (block.segment, block.address));
+    let mut snapshots = Vec::new();
+    for (id, segment) in heap.segments.iter() {
+        let first = blocks.partition_point(|block| block.segment < id);
+        let count = blocks[first..].partition_point(|block| block.segment == id);
+        let ranges = split_at_unmapped(segment, &blocks[first..first + count]);
+        snapshots.extend(ranges.into_iter().map(|(range, blocks)| {
+            let domain = heap.domains.domain(segment.domain);
+            SegmentSnapshot {
+                address: range.start,
+                size: range.end.offset_from(range.start),
+                stream: domain.stream,
+                pool: heap.domains.pool(domain.pool).id,
+                is_large: segment.kind == SizeKind::Large,
+                is_expandable: segment.is_expandable(),
+                blocks: tile(range, blocks),
+            }
+        }));
+    }
+    snapshots.sort_unstable_by_key(|segment| segment.address);
+    snapshots
+}
+
+/// Returns the mapped ranges of a segment, each with its blocks: all of it for a plain segment.
+fn split_at_unmapped<'a, 'b>(
+    segment: &Segment,
+    blocks: &'a [&'b Block],
+) -> Vec<(Range<DeviceAddress>, &'a [&'b Block])> {
+    if !segment.is_expandable() {
+        return vec![(segment.address..segment.address + segment.size, blocks)];
+    }
+    let mapped = blocks.split(|block| block.state == BlockState::Unmapped);
+    let ranges = mapped.filter_map(|blocks| {
+        let (first, last) = (blocks.first()?, blocks.last()?);
+        Some((first.address..last.end(), blocks))
+    });
+    ranges.collect()
+}
+
+/// Returns blocks that cover a range: those given, and inactive ones between them.
+fn tile(range: Range<DeviceAddress>, blocks: &[&Block]) -> Vec<BlockSnapshot> {
+    let mut tiles = Vec::with_capacity(blocks.len());
+    let mut end = range.start;
+    let gap = |from: DeviceAddress, to: DeviceAddress| {
+        (from < to).then(|| BlockSnapshot {
+            address: from,
+            size: to.offset_from(from),
+            requested: Bytes::ZERO,
+            status: BlockStatus::Inactive,
+        })
+    };
+    for block in blocks {
+        tiles.extend(gap(end, block.address));
+        tiles.push(BlockSnapshot {
+            address: block.address,
+            size: block.size,
+            requested: block.requested,
+            status: match block.state {
+                BlockState::Allocated => BlockStatus::Allocated,
+                BlockState::Pending => BlockStatus::PendingFree,
+                BlockState::Free | BlockState::Unmapped => BlockStatus::Inactive,
+            },
+        });
+        end = block.end();
+    }
+    tiles.extend(gap(end, range.end));
+    tiles
 }

@@ -27,6 +27,15 @@ impl Stat {
         self.freed += amount;
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
+
+    /// Adds a change that may go either way.
+    pub(crate) fn change(&mut self, amount: i64) {
+        if amount >= 0 {
+            self.increase(amount);
+        } else {
+            self.decrease(-amount);
+        }
+    }
 }
 
 /// Which of PyTorch's two size pools a segment and its blocks count for.
@@ -64,11 +73,8 @@ impl PoolStats {
 
     /// Adds a change that may go either way.
     pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) {
-        if amount >= 0 {
-            self.increase(kind, amount);
-        } else {
-            self.decrease(kind, -amount);
-        }
+        self.all.change(amount);
+        self.of(kind).change(amount);
     }
 
     fn of(&mut self, kind: SizeKind) -> &mut Stat {
@@ -155,7 +161,11 @@ impl Stats {
                 push_stat(&mut entries, &format!("{name}.{pool}"), stat);
             }
         }
-        push_stat(&mut entries, "oversize_allocations", self.oversize_allocations);
+        push_stat(
+            &mut entries,
+            "oversize_allocations",
+            self.oversize_allocations,
+        );
         push_stat(&mut entries, "oversize_segments", self.oversize_segments);
         let numbers = [
             ("num_alloc_retries", self.num_alloc_retries),

@@ -1,0 +1,624 @@
+//! The path of a request: everything that is tried, in order.
+
+use crate::block::{BlockId, BlockState};
+use crate::config::Config;
+use crate::domain::PoolIndex;
+use crate::driver::{Driver, DriverError};
+use crate::error::{AllocError, OutOfMemory};
+use crate::event::{Action, Event};
+use crate::segment::{Heap, signed};
+use crate::snapshot::SegmentSnapshot;
+use crate::stats::Stats;
+use crate::strategy::{ActiveStrategy, Request, Strategy};
+use crate::stream::StreamUses;
+use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
+
+/// Serves one device's requests by one strategy, on one driver.
+///
+/// Not synchronised: whoever shares it between threads locks it.
+#[derive(Debug)]
+pub struct DeviceAllocator<D> {
+    pub(crate) heap: Heap<D>,
+    pub(crate) strategy: ActiveStrategy,
+    pub(crate) uses: StreamUses,
+    device: u32,
+    /// Which requests go to private pools; the first that matches decides.
+    routes: Vec<Route>,
+    /// Streams being captured into graphs, in which events may not be queried.
+    captures: u32,
+}
+
+/// Says which requests a private pool serves.
+struct Route {
+    pool: PoolIndex,
+    accepts: Box<dyn Fn(Stream) -> bool + Send>,
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Route")
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block that the program holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allocation {
+    /// Where it starts.
+    pub address: DeviceAddress,
+    /// How long it is, rounding included.
+    pub size: Bytes,
+    /// What was asked for.
+    pub requested: Bytes,
+    /// The stream that it belongs to.
+    pub stream: Stream,
+    /// The pool that it came from.
+    pub pool: MempoolId,
+}
+
+impl<D: Driver> DeviceAllocator<D> {
+    /// Returns an allocator that holds nothing yet. `device` is the number that messages name.
+    pub fn new(driver: D, device: u32, config: &Config) -> DeviceAllocator<D> {
+        let mut heap = Heap::new(driver);
+        let strategy = ActiveStrategy::new(config, &mut heap.stats);
+        DeviceAllocator {
+            heap,
+            strategy,
+            uses: StreamUses::default(),
+            device,
+            routes: Vec::new(),
+            captures: 0,
+        }
+    }
+
+    /// Returns the address of a block of at least `requested` bytes that work in `stream` may use at
+    /// once; [`DeviceAddress::NULL`] for zero bytes.
+    ///
+    /// Constant time on a hit for every strategy but BFC with a safe frontier; on a miss, driver
+    /// calls.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
+    /// above [`Bytes::REQUEST_MAX`], [`AllocError::Driver`] when the device fails otherwise.
+    #[inline]
+    pub fn allocate(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        let pool = self.route(stream);
+        self.allocate_from(pool, requested, stream)
+    }
+
+    /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
+    /// recording, which knows the pool of each block, is replayed. A pool that does not exist yet is
+    /// made, held once.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`].
+    pub fn allocate_in(
+        &mut self,
+        pool: MempoolId,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        let known = self.heap.domains.find_pool(pool);
+        let pool = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
+        self.allocate_from(pool, requested, stream)
+    }
+
+    fn allocate_from(
+        &mut self,
+        pool: PoolIndex,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        if requested.is_zero() {
+            return Ok(DeviceAddress::NULL);
+        }
+        if requested > Bytes::REQUEST_MAX {
+            return Err(AllocError::TooLarge { requested });
+        }
+        // What other streams have finished with can be used from here on.
+        if self.captures == 0 {
+            self.process_events()?;
+        }
+        let size = Strategy::<D>::block_size(&self.strategy, requested);
+        let domain = self.heap.domains.find_or_insert(pool, stream);
+        let request = Request {
+            requested,
+            size,
+            domain,
+        };
+        match self.find_block(&request)? {
+            Some(block) => Ok(self.hand_out(block, requested)),
+            None => Err(self.out_of_memory(&request)?),
+        }
+    }
+
+    /// Everything that may serve a request, in order.
+    #[inline]
+    fn find_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
+        let heap = &mut self.heap;
+        // What the job itself has freed.
+        if let Some(block) = self.strategy.take(heap, request) {
+            return Ok(Some(block));
+        }
+        // Where the user set a threshold, memory long idle goes back before more is taken.
+        self.strategy.collect_garbage(heap, request)?;
+        // New memory, within the limit.
+        if let Some(block) = self.strategy.grow(heap, request)? {
+            return Ok(Some(block));
+        }
+        // What private pools hold free, where their owners allow that.
+        if let Some(block) = self.take_from_open_pools(request) {
+            return Ok(Some(block));
+        }
+        // Just enough cached memory goes back for the driver to have what is missing.
+        if self.strategy.release_for(&mut self.heap, request)?
+            && let Some(block) = self.strategy.grow(&mut self.heap, request)?
+        {
+            return Ok(Some(block));
+        }
+        // Everything cached goes back; waiting for events is not allowed in a capture.
+        if self.captures > 0 {
+            return Ok(None);
+        }
+        self.release_cached()?;
+        self.heap.stats.num_alloc_retries += 1;
+        self.strategy.retry(&mut self.heap, request)
+    }
+
+    /// Takes a free block from a pool that serves others' requests before they fail.
+    fn take_from_open_pools(&mut self, request: &Request) -> Option<BlockId> {
+        let own = self.heap.domains.domain(request.domain);
+        if own.pool != PoolIndex::DEFAULT {
+            return None;
+        }
+        let pools = self.heap.domains.pools();
+        let open: Vec<PoolIndex> = pools
+            .filter(|(_, pool)| pool.use_on_oom)
+            .map(|(index, _)| index)
+            .collect();
+        open.into_iter().find_map(|pool| {
+            let domain = self.heap.domains.find_or_insert(pool, own.stream);
+            self.strategy
+                .take(&mut self.heap, &Request { domain, ..*request })
+        })
+    }
+
+    /// Gives a found block to the program.
+    #[inline]
+    fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
+        let block = &mut self.heap.blocks[id];
+        block.state = BlockState::Allocated;
+        block.requested = requested;
+        let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
+        let stats = &mut self.heap.stats;
+        stats.allocation.increase(kind, 1);
+        stats.active.increase(kind, 1);
+        stats.allocated_bytes.increase(kind, signed(size));
+        stats.active_bytes.increase(kind, signed(size));
+        stats.requested_bytes.increase(kind, signed(requested));
+        if self.heap.is_oversize(size) {
+            self.heap.stats.oversize_allocations.increase(1);
+        }
+        self.heap.record(Action::Alloc, domain, address, requested);
+        address
+    }
+
+    /// Takes a block back. Its memory serves other requests at once, or, where other streams were
+    /// recorded as using it, once they have passed their events.
+    ///
+    /// Constant time; `direct` calls the driver.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotAllocated`] for an address that is not that of a held block;
+    /// [`AllocError::Driver`] when an event cannot be recorded. The block is then still held.
+    #[inline]
+    pub fn free(&mut self, address: DeviceAddress) -> Result<(), AllocError> {
+        if address == DeviceAddress::NULL {
+            return Ok(());
+        }
+        let id = self.find_allocated(address)?;
+        let block = &self.heap.blocks[id];
+        let (size, kind, domain) = (block.size, block.kind, block.domain);
+        let (requested, used_elsewhere) = (block.requested, block.used_elsewhere);
+        let events_before = self.heap.log.events.len();
+        self.heap
+            .record(Action::FreeRequested, domain, address, requested);
+        let result = if used_elsewhere {
+            self.suspend(id)
+        } else {
+            self.reclaim(id)
+        };
+        if let Err(error) = result {
+            self.heap.log.events.truncate(events_before);
+            return Err(error.into());
+        }
+        let stats = &mut self.heap.stats;
+        stats.allocation.decrease(kind, 1);
+        stats.allocated_bytes.decrease(kind, signed(size));
+        if self.heap.is_oversize(size) {
+            self.heap.stats.oversize_allocations.decrease(1);
+        }
+        Ok(())
+    }
+
+    /// Keeps a freed block until the other streams that used it are done.
+    fn suspend(&mut self, id: BlockId) -> Result<(), DriverError> {
+        if self.captures > 0 {
+            self.uses.defer(id);
+        } else {
+            self.uses.wait_for(&mut self.heap.driver, id)?;
+        }
+        let block = &mut self.heap.blocks[id];
+        block.state = BlockState::Pending;
+        block.used_elsewhere = false;
+        Ok(())
+    }
+
+    /// Returns a block's memory to the strategy.
+    #[inline]
+    fn reclaim(&mut self, id: BlockId) -> Result<(), DriverError> {
+        let block = &mut self.heap.blocks[id];
+        let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
+        let (requested, state) = (block.requested, block.state);
+        block.state = BlockState::Free;
+        self.heap
+            .record(Action::FreeCompleted, domain, address, requested);
+        if let Err(error) = self.strategy.put(&mut self.heap, id) {
+            self.heap.blocks[id].state = state;
+            return Err(error);
+        }
+        let stats = &mut self.heap.stats;
+        stats.active.decrease(kind, 1);
+        stats.active_bytes.decrease(kind, signed(size));
+        stats.requested_bytes.decrease(kind, signed(requested));
+        Ok(())
+    }
+
+    /// Notes that work in `stream` uses a block, which is reused only after that work.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
+    pub fn record_stream(
+        &mut self,
+        address: DeviceAddress,
+        stream: Stream,
+    ) -> Result<(), AllocError> {
+        if address == DeviceAddress::NULL {
+            return Ok(());
+        }
+        let id = self.find_allocated(address)?;
+        // Work in the block's own stream is ordered already.
+        if self.heap.domains.domain(self.heap.blocks[id].domain).stream != stream {
+            self.heap.blocks[id].used_elsewhere = true;
+            self.uses.add(id, stream, self.captures > 0);
+        }
+        Ok(())
+    }
+
+    /// Returns blocks whose other streams have passed their events to the strategy. Every
+    /// [`DeviceAllocator::allocate`] does this first.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
+    #[inline]
+    pub fn process_events(&mut self) -> Result<(), AllocError> {
+        if self.uses.none_wait() {
+            return Ok(());
+        }
+        self.uses.end_deferral(&mut self.heap.driver)?;
+        self.uses.poll(&mut self.heap.driver)?;
+        Ok(self.reclaim_passed()?)
+    }
+
+    fn reclaim_passed(&mut self) -> Result<(), DriverError> {
+        while let Some(block) = self.uses.first_passed() {
+            let events_before = self.heap.log.events.len();
+            if let Err(error) = self.reclaim(block) {
+                self.heap.log.events.truncate(events_before);
+                return Err(error);
+            }
+            self.uses.remove_first_passed();
+        }
+        Ok(())
+    }
+
+    /// Gives everything that is not in use back to the driver, after the events that freed blocks
+    /// wait for. Private pools that are still held keep theirs.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
+    pub fn empty_cache(&mut self) -> Result<(), AllocError> {
+        Ok(self.release_cached()?)
+    }
+
+    fn release_cached(&mut self) -> Result<(), DriverError> {
+        self.heap.stats.num_sync_all_streams += 1;
+        self.uses.end_deferral(&mut self.heap.driver)?;
+        self.uses.synchronize(&mut self.heap.driver)?;
+        self.reclaim_passed()?;
+        self.heap.release_detached()?;
+        self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
+        let unused = |(index, pool): (PoolIndex, &crate::domain::Pool)| {
+            (pool.use_count == 0).then_some(index)
+        };
+        let unused: Vec<PoolIndex> = self.heap.domains.pools().filter_map(unused).collect();
+        for pool in unused {
+            self.strategy.release(&mut self.heap, pool)?;
+            if self.heap.domains.pool(pool).reserved_bytes.current == 0 {
+                self.heap.domains.remove_pool(pool);
+            }
+        }
+        Ok(())
+    }
+
+    fn out_of_memory(&mut self, request: &Request) -> Result<AllocError, DriverError> {
+        let info = self.heap.driver.memory_info()?;
+        let heap = &self.heap;
+        let private = heap
+            .domains
+            .pools()
+            .filter(|&(index, _)| index != PoolIndex::DEFAULT);
+        let reserved_in_private: i64 = private.map(|(_, pool)| pool.reserved_bytes.current).sum();
+        let out_of_memory = OutOfMemory {
+            device: self.device,
+            requested: request.requested,
+            segment_size: Strategy::<D>::segment_size(&self.strategy, request),
+            largest_free: self.strategy.largest_free(heap, request.domain),
+            allocated: heap.stats.allocated(),
+            reserved: heap.stats.reserved(),
+            limit: heap.limit,
+            free_in_private_pools: Bytes(reserved_in_private.unsigned_abs())
+                .saturating_sub(self.active_in_private_pools()),
+            device_free: info.free,
+            device_total: info.total,
+            details: self.strategy.describe(heap, request),
+        };
+        let address = DeviceAddress(info.free.get());
+        self.heap
+            .record(Action::OutOfMemory, request.domain, address, request.size);
+        self.heap.stats.num_ooms += 1;
+        Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
+    }
+
+    fn active_in_private_pools(&self) -> Bytes {
+        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
+        let private = blocks.filter(|block| {
+            self.heap.domains.domain(block.domain).pool != PoolIndex::DEFAULT && block.is_active()
+        });
+        private.map(|block| block.size).sum()
+    }
+
+    fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {
+        let found = self.heap.blocks.find(address);
+        found
+            .filter(|&id| self.heap.blocks[id].state == BlockState::Allocated)
+            .ok_or(AllocError::NotAllocated { address })
+    }
+}
+
+/// Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
+impl<D: Driver> DeviceAllocator<D> {
+    #[inline]
+    fn route(&self, stream: Stream) -> PoolIndex {
+        let route = self.routes.iter().find(|route| (route.accepts)(stream));
+        route.map_or(PoolIndex::DEFAULT, |route| route.pool)
+    }
+
+    /// Makes the pool called `pool`, held once, or holds it once more.
+    pub fn create_or_retain_pool(&mut self, pool: MempoolId) {
+        match self.heap.domains.find_pool(pool) {
+            Some(index) => self.heap.domains.pool_mut(index).use_count += 1,
+            None => {
+                self.heap.domains.insert_pool(pool);
+            }
+        }
+    }
+
+    /// Serves from now on the requests of the streams that `accepts` names from the pool called
+    /// `pool`, which is made if need be and held once more.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::PoolInUse`] when requests are being routed to the pool already.
+    pub fn begin_allocate_to_pool(
+        &mut self,
+        pool: MempoolId,
+        accepts: impl Fn(Stream) -> bool + Send + 'static,
+    ) -> Result<(), AllocError> {
+        if self.position_of_route(pool).is_some() {
+            return Err(AllocError::PoolInUse { pool });
+        }
+        self.create_or_retain_pool(pool);
+        let index = self.find_pool(pool)?;
+        self.routes.push(Route {
+            pool: index,
+            accepts: Box::new(accepts),
+        });
+        Ok(())
+    }
+
+    /// Serves requests as before [`DeviceAllocator::begin_allocate_to_pool`]. The pool stays held.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] when no requests are being routed to the pool.
+    pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let position = self
+            .position_of_route(pool)
+            .ok_or(AllocError::NoSuchPool { pool })?;
+        self.routes.remove(position);
+        Ok(())
+    }
+
+    /// Lets go of a pool. Once nothing holds it, its free segments go back with the next
+    /// [`DeviceAllocator::empty_cache`] or when memory runs out, and it ends with the last of them.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that is not held.
+    pub fn release_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        let held = &mut self.heap.domains.pool_mut(index).use_count;
+        *held = held.checked_sub(1).ok_or(AllocError::NoSuchPool { pool })?;
+        Ok(())
+    }
+
+    /// Returns how often a pool is held.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn pool_use_count(&self, pool: MempoolId) -> Result<u32, AllocError> {
+        Ok(self.heap.domains.pool(self.find_pool(pool)?).use_count)
+    }
+
+    /// Lets requests of the default pool be served from this one before they fail.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_use_on_oom(&mut self, pool: MempoolId, allow: bool) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.pool_mut(index).use_on_oom = allow;
+        Ok(())
+    }
+
+    /// Hands the blocks of a pool out whole from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_no_split(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.pool_mut(index).no_split = true;
+        Ok(())
+    }
+
+    /// Says that a stream is being captured into a graph: no event is queried until
+    /// [`DeviceAllocator::capture_end`].
+    pub fn capture_begin(&mut self) {
+        self.captures += 1;
+    }
+
+    /// Says that a capture has ended.
+    pub fn capture_end(&mut self) {
+        self.captures = self.captures.saturating_sub(1);
+    }
+
+    fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {
+        self.heap
+            .domains
+            .find_pool(pool)
+            .ok_or(AllocError::NoSuchPool { pool })
+    }
+
+    fn position_of_route(&self, pool: MempoolId) -> Option<usize> {
+        let index = self.heap.domains.find_pool(pool)?;
+        self.routes.iter().position(|route| route.pool == index)
+    }
+}
+
+/// Limits, figures, events: what is asked about, rather than for, memory.
+impl<D: Driver> DeviceAllocator<D> {
+    /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
+    pub fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.heap.limit = limit;
+    }
+
+    /// Returns the most bytes that may be held from the driver, where there is a limit.
+    pub fn limit(&self) -> Option<Bytes> {
+        self.heap.limit
+    }
+
+    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device does not say how much memory it has.
+    pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
+        let total = self.heap.driver.memory_info()?.total;
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
+        )]
+        let limit = (fraction.clamp(0.0, 1.0) * total.get() as f64) as u64;
+        self.heap.limit = Some(Bytes(limit));
+        Ok(())
+    }
+
+    /// Returns the figures.
+    pub fn stats(&self) -> &Stats {
+        &self.heap.stats
+    }
+
+    /// Sets every peak to its current value.
+    pub fn reset_peak_stats(&mut self) {
+        self.heap.stats.reset_peaks();
+    }
+
+    /// Sets every sum and count to zero.
+    pub fn reset_accumulated_stats(&mut self) {
+        self.heap.stats.reset_accumulated();
+    }
+
+    /// Starts or stops writing events down.
+    pub fn record_events(&mut self, enabled: bool) {
+        self.heap.log.enabled = enabled;
+    }
+
+    /// Returns the events since the last call and forgets them.
+    pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
+        self.heap.log.events.drain(..)
+    }
+
+    /// Returns the block that the program holds at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
+    pub fn allocation(&self, address: DeviceAddress) -> Result<Allocation, AllocError> {
+        let block = &self.heap.blocks[self.find_allocated(address)?];
+        let domain = self.heap.domains.domain(block.domain);
+        Ok(Allocation {
+            address,
+            size: block.size,
+            requested: block.requested,
+            stream: domain.stream,
+            pool: self.heap.domains.pool(domain.pool).id,
+        })
+    }
+
+    /// Returns everything held, segment by segment in the order of their addresses. Takes
+    /// O(n log n) for n blocks.
+    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
+        let segments = crate::snapshot::of_heap(&self.heap);
+        let active = self.heap.stats.active_bytes.all.current.unsigned_abs();
+        let domain = crate::domain::DomainId::DEFAULT;
+        self.heap
+            .record(Action::Snapshot, domain, DeviceAddress::NULL, Bytes(active));
+        segments
+    }
+
+    /// Returns the driver.
+    pub fn driver(&self) -> &D {
+        &self.heap.driver
+    }
+
+    /// Returns the driver, to be changed.
+    pub fn driver_mut(&mut self) -> &mut D {
+        &mut self.heap.driver
+    }
+}

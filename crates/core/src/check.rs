@@ -1,0 +1,208 @@
+//! What must be true between any two calls.
+
+use crate::allocator::DeviceAllocator;
+use crate::block::{Block, BlockState};
+use crate::driver::Driver;
+use crate::segment::Heap;
+use crate::stats::{PoolStats, Stat};
+use crate::strategy::Strategy;
+use crate::units::Bytes;
+
+/// How much [`DeviceAllocator::check_invariants`] looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CheckLevel {
+    /// The figures: constant time.
+    Figures,
+    /// Every block, segment and list of the strategy too: O(n log n) for n blocks.
+    Everything,
+}
+
+impl<D: Driver> DeviceAllocator<D> {
+    /// Checks that the figures add up and, at [`CheckLevel::Everything`], that no two blocks overlap,
+    /// that every block lies in its segment, and that
+    /// `reserved = allocated + pending + free + unusable`.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong.
+    pub fn check_invariants(&self, level: CheckLevel) -> Result<(), String> {
+        check_figures(&self.heap)?;
+        if level == CheckLevel::Everything {
+            check_blocks(&self.heap)?;
+            let free = self.strategy.check(&self.heap)?;
+            let unusable = self.strategy.unusable_bytes(&self.heap) + self.heap.detached_bytes();
+            check_sums(&self.heap, free, unusable)?;
+            self.check_waiting()?;
+        }
+        Ok(())
+    }
+
+    fn check_waiting(&self) -> Result<(), String> {
+        let waiting = self.uses.waiting();
+        let strays = waiting
+            .iter()
+            .filter(|&&id| self.heap.blocks[id].state != BlockState::Pending);
+        ensure_equal(
+            "blocks that wait but are not pending",
+            strays.count() as u64,
+            0,
+        )?;
+        let blocks = self.heap.blocks.iter();
+        let pending = blocks
+            .filter(|(_, block)| block.state == BlockState::Pending)
+            .count();
+        ensure_equal(
+            "pending blocks and waiting ones",
+            pending as u64,
+            waiting.len() as u64,
+        )
+    }
+}
+
+fn check_figures<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+    let stats = &heap.stats;
+    for (name, pools) in stats.pool_stats() {
+        check_pool_stats(name, pools)?;
+    }
+    let chain = [
+        ("requested bytes", stats.requested_bytes.all.current),
+        ("active bytes", stats.active_bytes.all.current),
+        ("reserved bytes", stats.reserved_bytes.all.current),
+    ];
+    for pair in chain.windows(2) {
+        let [(low, low_bytes), (high, high_bytes)] = [pair[0], pair[1]];
+        ensure(low_bytes <= high_bytes, || {
+            format!("{low} ({low_bytes}) exceed {high} ({high_bytes})")
+        })?;
+    }
+    let (allocated, active) = (
+        stats.allocated_bytes.all.current,
+        stats.active_bytes.all.current,
+    );
+    ensure(allocated <= active, || {
+        format!("allocated bytes {allocated} exceed active {active}")
+    })
+}
+
+fn check_pool_stats(name: &str, pools: &PoolStats) -> Result<(), String> {
+    let &PoolStats {
+        all,
+        large_pool,
+        small_pool,
+    } = pools;
+    for stat in [all, large_pool, small_pool] {
+        let Stat { current, peak, .. } = stat;
+        ensure(0 <= current && current <= peak, || {
+            format!("{name}: current {current} is not between 0 and its peak {peak}")
+        })?;
+    }
+    let sums = [
+        (all.current, large_pool.current + small_pool.current),
+        (all.allocated, large_pool.allocated + small_pool.allocated),
+        (all.freed, large_pool.freed + small_pool.freed),
+    ];
+    ensure(sums.iter().all(|(all, sum)| all == sum), || {
+        format!("{name}: the small and the large pool do not add up to all: {pools:?}")
+    })
+}
+
+/// Every block lies in its segment, and no two overlap.
+fn check_blocks<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+    let mut blocks: Vec<&Block> = heap.blocks.iter().map(|(_, block)| block).collect();
+    blocks.sort_unstable_by_key(|block| block.address);
+    for pair in blocks.windows(2) {
+        ensure(pair[0].end() <= pair[1].address, || {
+            format!(
+                "the blocks at {} and {} overlap",
+                pair[0].address, pair[1].address
+            )
+        })?;
+    }
+    for block in blocks {
+        let segment = heap.segments.get(block.segment);
+        let end = segment.address + segment.size;
+        ensure(
+            segment.address <= block.address && block.end() <= end,
+            || {
+                format!(
+                    "the block at {} leaves its segment at {}",
+                    block.address, segment.address
+                )
+            },
+        )?;
+        ensure(
+            block.domain == segment.domain && block.kind == segment.kind,
+            || format!("the block at {} disagrees with its segment", block.address),
+        )?;
+    }
+    Ok(())
+}
+
+/// The figures say what the blocks and segments say, and nothing is lost between them.
+fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result<(), String> {
+    let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
+        let blocks = heap.blocks.iter().map(|(_, block)| block);
+        blocks.filter(|block| counts(block)).map(bytes).sum()
+    };
+    let allocated = sum(&|block| block.state == BlockState::Allocated, &|block| {
+        block.size
+    });
+    let pending = sum(&|block| block.state == BlockState::Pending, &|block| {
+        block.size
+    });
+    let requested = sum(&Block::is_active, &|block| block.requested);
+    let mapped: Bytes = heap
+        .segments
+        .iter()
+        .map(|(_, segment)| segment.mapped_bytes())
+        .sum();
+    let reserved = mapped + heap.detached_bytes();
+    let figure = |stats: &PoolStats| stats.all.current.unsigned_abs();
+    let stats = &heap.stats;
+    ensure_equal(
+        "allocated bytes",
+        figure(&stats.allocated_bytes),
+        allocated.get(),
+    )?;
+    ensure_equal(
+        "active bytes",
+        figure(&stats.active_bytes),
+        (allocated + pending).get(),
+    )?;
+    ensure_equal(
+        "requested bytes",
+        figure(&stats.requested_bytes),
+        requested.get(),
+    )?;
+    ensure_equal(
+        "reserved bytes",
+        figure(&stats.reserved_bytes),
+        reserved.get(),
+    )?;
+    let parts = allocated + pending + free + unusable;
+    ensure(reserved == parts, || {
+        format!(
+            "reserved {reserved:?} is not allocated {allocated:?} + pending {pending:?} + free \
+             {free:?} + unusable {unusable:?}"
+        )
+    })?;
+    let pools = heap
+        .domains
+        .pools()
+        .map(|(_, pool)| pool.reserved_bytes.current);
+    ensure_equal(
+        "reserved bytes of the pools",
+        figure(&stats.reserved_bytes),
+        pools.sum::<i64>().unsigned_abs(),
+    )
+}
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+fn ensure_equal(what: &str, figure: u64, counted: u64) -> Result<(), String> {
+    ensure(figure == counted, || {
+        format!("{what}: the figure is {figure}, the count {counted}")
+    })
+}

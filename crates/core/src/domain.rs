@@ -1,0 +1,186 @@
+//! Who may reuse whose memory: pools, and the streams in them.
+
+use std::collections::HashMap;
+
+use crate::stats::Stat;
+use crate::units::{MempoolId, Stream};
+
+/// The number of a pool in [`Domains`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct PoolIndex(u32);
+
+impl PoolIndex {
+    /// The pool of everything that no private pool asked for.
+    pub(crate) const DEFAULT: PoolIndex = PoolIndex(0);
+}
+
+/// The number of a pair of pool and stream. Free memory is reused only within its domain: another
+/// stream could still be working on it, and a private pool's addresses belong to its graphs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct DomainId(u32);
+
+impl DomainId {
+    /// The default pool's default stream.
+    pub(crate) const DEFAULT: DomainId = DomainId(0);
+
+    /// Returns the number as an index; strategies keep a vector with an entry for each domain.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A pair of pool and stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Domain {
+    pub(crate) pool: PoolIndex,
+    pub(crate) stream: Stream,
+}
+
+/// A set of segments that serve only the requests routed to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub(crate) id: MempoolId,
+    /// Graphs, captures and `MemPool` objects that hold the pool; at zero its free segments may go
+    /// back, and the pool ends with its last segment.
+    pub(crate) use_count: u32,
+    /// Bytes held from the driver.
+    pub(crate) reserved_bytes: Stat,
+    /// Whether other pools' requests may be served from here before they fail.
+    pub(crate) use_on_oom: bool,
+    /// Whether blocks are handed out whole.
+    pub(crate) no_split: bool,
+}
+
+impl Pool {
+    fn new(id: MempoolId) -> Pool {
+        Pool {
+            id,
+            use_count: 1,
+            reserved_bytes: Stat::default(),
+            use_on_oom: false,
+            no_split: false,
+        }
+    }
+}
+
+/// Every pool and every domain, with numbers that stay small: those of pools that ended are used
+/// again.
+#[derive(Debug)]
+pub(crate) struct Domains {
+    pools: Vec<Option<Pool>>,
+    /// `None` where the domain's pool ended.
+    domains: Vec<Option<Domain>>,
+    by_pair: HashMap<Domain, DomainId>,
+    /// The domain of the latest request: most requests come from the same one.
+    recent: DomainId,
+}
+
+impl Domains {
+    pub(crate) fn new() -> Domains {
+        let default = Domain {
+            pool: PoolIndex::DEFAULT,
+            stream: Stream::DEFAULT,
+        };
+        Domains {
+            pools: vec![Some(Pool::new(MempoolId::DEFAULT))],
+            domains: vec![Some(default)],
+            by_pair: HashMap::from([(default, DomainId::DEFAULT)]),
+            recent: DomainId::DEFAULT,
+        }
+    }
+
+    /// Returns the domain of a pool and a stream, a new one if need be. Constant time.
+    pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> DomainId {
+        let pair = Domain { pool, stream };
+        if self.domains[self.recent.index()] == Some(pair) {
+            return self.recent;
+        }
+        self.recent = match self.by_pair.get(&pair) {
+            Some(&id) => id,
+            None => self.insert(pair),
+        };
+        self.recent
+    }
+
+    fn insert(&mut self, pair: Domain) -> DomainId {
+        let index = first_vacant(&mut self.domains);
+        self.domains[index] = Some(pair);
+        let id = DomainId(number(index));
+        self.by_pair.insert(pair, id);
+        id
+    }
+
+    /// Returns the pool and stream of a domain.
+    pub(crate) fn domain(&self, id: DomainId) -> Domain {
+        self.domains[id.index()].expect("a domain outlives the blocks in it")
+    }
+
+    /// Returns the domains of a pool in the order of their streams, as PyTorch walks them.
+    pub(crate) fn of_pool(&self, pool: PoolIndex) -> Vec<DomainId> {
+        let in_pool = |&(_, domain): &(usize, &Option<Domain>)| {
+            domain.is_some_and(|domain| domain.pool == pool)
+        };
+        let mut ids: Vec<DomainId> = (self.domains.iter().enumerate().filter(in_pool))
+            .map(|(index, _)| DomainId(number(index)))
+            .collect();
+        ids.sort_unstable_by_key(|&id| self.domain(id).stream);
+        ids
+    }
+
+    /// Returns a pool by its number.
+    pub(crate) fn pool(&self, index: PoolIndex) -> &Pool {
+        self.pools[index.0 as usize]
+            .as_ref()
+            .expect("a pool outlives the segments in it")
+    }
+
+    /// Returns a pool by its number, to be changed.
+    pub(crate) fn pool_mut(&mut self, index: PoolIndex) -> &mut Pool {
+        self.pools[index.0 as usize]
+            .as_mut()
+            .expect("a pool outlives the segments in it")
+    }
+
+    /// Returns the number of the pool called `id`. Linear in the number of pools.
+    pub(crate) fn find_pool(&self, id: MempoolId) -> Option<PoolIndex> {
+        self.pools()
+            .find(|(_, pool)| pool.id == id)
+            .map(|(index, _)| index)
+    }
+
+    /// Adds a pool that is held once.
+    pub(crate) fn insert_pool(&mut self, id: MempoolId) -> PoolIndex {
+        let index = first_vacant(&mut self.pools);
+        self.pools[index] = Some(Pool::new(id));
+        PoolIndex(number(index))
+    }
+
+    /// Ends a pool that has no segments left.
+    pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
+        debug_assert_eq!(self.pool(index).reserved_bytes.current, 0);
+        debug_assert_ne!(index, PoolIndex::DEFAULT);
+        self.pools[index.0 as usize] = None;
+        for slot in &mut self.domains {
+            if let Some(domain) = slot.take_if(|domain| domain.pool == index) {
+                self.by_pair.remove(&domain);
+            }
+        }
+    }
+
+    /// Returns every pool, the default one first.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolIndex, &Pool)> {
+        let numbered = self.pools.iter().enumerate();
+        numbered.filter_map(|(index, pool)| Some((PoolIndex(number(index)), pool.as_ref()?)))
+    }
+}
+
+fn first_vacant<T>(slots: &mut Vec<Option<T>>) -> usize {
+    slots.iter().position(Option::is_none).unwrap_or_else(|| {
+        slots.push(None);
+        slots.len() - 1
+    })
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("fewer than 2^32 pools and streams")
+}

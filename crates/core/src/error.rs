@@ -1,0 +1,151 @@
+//! Why a request was not served.
+
+use std::fmt;
+
+use crate::driver::DriverError;
+use crate::units::{Bytes, DeviceAddress, MempoolId};
+
+/// Why the allocator did not do what it was asked. Except for cached memory that went back to the
+/// driver, the allocator is then as it was before the call.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// No memory is left for the request, after everything that could be given back was.
+    OutOfMemory(Box<OutOfMemory>),
+    /// The request is larger than [`Bytes::REQUEST_MAX`].
+    TooLarge {
+        /// What was asked for.
+        requested: Bytes,
+    },
+    /// The address is not that of a block that the program holds: it was never handed out, or was
+    /// freed before.
+    NotAllocated {
+        /// The address.
+        address: DeviceAddress,
+    },
+    /// There is no such pool.
+    NoSuchPool {
+        /// The pool that was named.
+        pool: MempoolId,
+    },
+    /// Requests are being routed to that pool already.
+    PoolInUse {
+        /// The pool that was named.
+        pool: MempoolId,
+    },
+    /// A call to the device failed for another reason than lack of memory.
+    Driver(DriverError),
+}
+
+/// What there was when memory ran out.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OutOfMemory {
+    /// The device's number.
+    pub device: u32,
+    /// What the program asked for.
+    pub requested: Bytes,
+    /// What the driver would have been asked for: PyTorch's messages name this size.
+    pub segment_size: Bytes,
+    /// The largest block that is free in the request's pool and stream.
+    pub largest_free: Bytes,
+    /// Bytes held by the program.
+    pub allocated: Bytes,
+    /// Bytes held from the driver.
+    pub reserved: Bytes,
+    /// Bytes that may be held from the driver, where a limit is set.
+    pub limit: Option<Bytes>,
+    /// Bytes held from the driver by private pools and not in use.
+    pub free_in_private_pools: Bytes,
+    /// Bytes free on the device, as its driver says.
+    pub device_free: Bytes,
+    /// Bytes of the device.
+    pub device_total: Bytes,
+    /// What the strategy has to say: BFC's picture of its bins. Empty for the others.
+    pub details: String,
+}
+
+impl AllocError {
+    /// Returns whether memory ran out, so that the caller may free some and try again.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, AllocError::OutOfMemory(_))
+    }
+}
+
+impl From<DriverError> for AllocError {
+    fn from(error: DriverError) -> AllocError {
+        AllocError::Driver(error)
+    }
+}
+
+impl fmt::Display for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AllocError::OutOfMemory(out_of_memory) => out_of_memory.fmt(f),
+            AllocError::TooLarge { requested } => {
+                write!(
+                    f,
+                    "CUDA out of memory. Tried to allocate more than 1EB memory: {} bytes",
+                    requested.get()
+                )
+            }
+            AllocError::NotAllocated { address } => {
+                write!(
+                    f,
+                    "{address} is not an allocated block: it was freed before or never handed out"
+                )
+            }
+            AllocError::NoSuchPool { pool } => {
+                write!(f, "there is no memory pool ({}, {})", pool.0, pool.1)
+            }
+            AllocError::PoolInUse { pool } => {
+                write!(
+                    f,
+                    "requests are being routed to memory pool ({}, {}) already",
+                    pool.0, pool.1
+                )
+            }
+            AllocError::Driver(error) => error.fmt(f),
+        }
+    }
+}
+
+/// PyTorch's wording, so that what users search for and scripts look for is found.
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
+            self.segment_size, self.device, self.device_total, self.device_free
+        )?;
+        if let Some(limit) = self.limit {
+            write!(f, "{limit} allowed; ")?;
+        }
+        let held = self.allocated.saturating_add(self.free_in_private_pools);
+        write!(
+            f,
+            "Of the allocated memory {held} is allocated by PyTorch, "
+        )?;
+        if !self.free_in_private_pools.is_zero() {
+            let private = self.free_in_private_pools;
+            write!(
+                f,
+                "with {private} allocated in private pools (e.g., CUDA Graphs), "
+            )?;
+        }
+        let unallocated = self.reserved.saturating_sub(held);
+        write!(
+            f,
+            "and {unallocated} is reserved by PyTorch but unallocated. The largest free block has {}.",
+            self.largest_free
+        )
+    }
+}
+
+impl std::error::Error for AllocError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            AllocError::Driver(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Segments, and everything that passes between them and the driver: the only file that calls the
+//! driver for memory. Figures, events and the limit are kept here, so that no strategy can forget
+//! them.
+
+use crate::block::{Block, BlockId, BlockState, BlockTable};
+use crate::domain::{DomainId, Domains};
+use crate::driver::{Driver, DriverError, Handle};
+use crate::event::{Action, Event};
+use crate::stats::{SizeKind, Stats};
+use crate::units::{Bytes, DeviceAddress};
+
+/// The number of a segment in the [`SegmentTable`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct SegmentId(u32);
+
+impl SegmentId {
+    /// No segment.
+    pub(crate) const NONE: SegmentId = SegmentId(u32::MAX);
+
+    /// Returns the number as an index, for strategies that keep something for each segment.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A range of device addresses from the driver.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) address: DeviceAddress,
+    pub(crate) size: Bytes,
+    pub(crate) domain: DomainId,
+    pub(crate) kind: SizeKind,
+    pub(crate) backing: Backing,
+}
+
+/// Where a segment's physical memory is.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// The driver allocated it with the segment.
+    Whole,
+    /// Mapped page by page: an expandable segment.
+    Pages {
+        page_size: Bytes,
+        /// What backs each page; `None` where the page is not mapped. Ends with a mapped page.
+        handles: Vec<Option<Handle>>,
+    },
+}
+
+impl Segment {
+    /// Returns whether memory is mapped into the segment page by page.
+    pub(crate) fn is_expandable(&self) -> bool {
+        matches!(self.backing, Backing::Pages { .. })
+    }
+
+    /// Returns the bytes of physical memory in the segment.
+    pub(crate) fn mapped_bytes(&self) -> Bytes {
+        match &self.backing {
+            Backing::Whole => self.size,
+            Backing::Pages { page_size, handles } => {
+                Bytes(handles.iter().flatten().count() as u64 * page_size.get())
+            }
+        }
+    }
+
+    /// Returns the handles of the segment's pages and their size.
+    fn pages(&mut self) -> (&mut Vec<Option<Handle>>, Bytes) {
+        match &mut self.backing {
+            Backing::Pages { page_size, handles } => (handles, *page_size),
+            Backing::Whole => unreachable!("only expandable segments are mapped and unmapped"),
+        }
+    }
+}
+
+/// Every segment, by number. Numbers are used again.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentTable {
+    segments: Vec<Option<Segment>>,
+    vacant: Vec<SegmentId>,
+}
+
+impl SegmentTable {
+    fn insert(&mut self, segment: Segment) -> SegmentId {
+        if let Some(id) = self.vacant.pop() {
+            self.segments[id.index()] = Some(segment);
+            return id;
+        }
+        let number = u32::try_from(self.segments.len()).expect("fewer than 2^32 segments");
+        self.segments.push(Some(segment));
+        SegmentId(number)
+    }
+
+    fn remove(&mut self, id: SegmentId) {
+        self.segments[id.index()] = None;
+        self.vacant.push(id);
+    }
+
+    /// Returns every segment. Linear time.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        let numbered = (0u32..).zip(&self.segments);
+        numbered.filter_map(|(number, segment)| Some((SegmentId(number), segment.as_ref()?)))
+    }
+
+    /// Returns a segment.
+    ///
+    /// # Panics
+    ///
+    /// If it went back to the driver.
+    pub(crate) fn get(&self, id: SegmentId) -> &Segment {
+        self.segments[id.index()]
+            .as_ref()
+            .expect("the segment is still held")
+    }
+
+    fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
+        self.segments[id.index()]
+            .as_mut()
+            .expect("the segment is still held")
+    }
+}
+
+/// What happened, in order, until the owner takes it.
+#[derive(Debug, Default)]
+pub(crate) struct EventLog {
+    pub(crate) enabled: bool,
+    pub(crate) events: Vec<Event>,
+}
+
+/// What every strategy works on.
+#[derive(Debug)]
+pub(crate) struct Heap<D> {
+    pub(crate) driver: D,
+    pub(crate) blocks: BlockTable,
+    pub(crate) segments: SegmentTable,
+    pub(crate) domains: Domains,
+    pub(crate) stats: Stats,
+    pub(crate) log: EventLog,
+    /// Bytes that may be held from the driver, where the program set a fraction.
+    pub(crate) limit: Option<Bytes>,
+    /// Physical memory that is mapped nowhere because the driver refused to take it back. It counts
+    /// as reserved, is mapped again before new memory is created, and is offered to the driver at
+    /// each [`Heap::release_detached`].
+    detached: Vec<(Handle, Bytes, SizeKind, DomainId)>,
+}
+
+impl<D: Driver> Heap<D> {
+    pub(crate) fn new(driver: D) -> Heap<D> {
+        Heap {
+            driver,
+            blocks: BlockTable::new(),
+            segments: SegmentTable::default(),
+            domains: Domains::new(),
+            stats: Stats {
+                max_split_size: -1,
+                ..Stats::default()
+            },
+            log: EventLog::default(),
+            limit: None,
+            detached: Vec::new(),
+        }
+    }
+
+    /// Returns whether `size` more bytes would pass the limit.
+    pub(crate) fn exceeds_limit(&self, size: Bytes) -> bool {
+        let after = self.stats.reserved().saturating_add(size);
+        self.limit.is_some_and(|limit| after > limit)
+    }
+
+    /// Takes a segment from the driver. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfMemory`] also where the limit forbids it; the driver is then not asked.
+    pub(crate) fn allocate_segment(
+        &mut self,
+        domain: DomainId,
+        size: Bytes,
+        kind: SizeKind,
+    ) -> Result<SegmentId, DriverError> {
+        if self.exceeds_limit(size) {
+            return Err(DriverError::OutOfMemory);
+        }
+        let address = self.driver.allocate(size)?;
+        let backing = Backing::Whole;
+        let id = self.segments.insert(Segment {
+            address,
+            size,
+            domain,
+            kind,
+            backing,
+        });
+        self.count_reserved(domain, kind, signed(size));
+        self.stats.segment.increase(kind, 1);
+        if self.is_oversize(size) {
+            self.stats.oversize_segments.increase(1);
+        }
+        self.stats.num_device_alloc += 1;
+        self.record(Action::SegmentAlloc, domain, address, size);
+        Ok(id)
+    }
+
+    /// Gives a segment back to the driver. One driver call; on an error nothing has changed.
+    pub(crate) fn free_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
+        let &Segment {
+            address,
+            size,
+            domain,
+            kind,
+            ..
+        } = self.segments.get(id);
+        self.driver.free(address, size)?;
+        self.segments.remove(id);
+        self.count_reserved(domain, kind, -signed(size));
+        self.stats.segment.decrease(kind, 1);
+        if self.is_oversize(size) {
+            self.stats.oversize_segments.decrease(1);
+        }
+        self.stats.num_device_free += 1;
+        self.record(Action::SegmentFree, domain, address, size);
+        Ok(())
+    }
+
+    /// Takes addresses for an expandable segment, with no memory behind them. One driver call.
+    pub(crate) fn reserve_segment(
+        &mut self,
+        domain: DomainId,
+        size: Bytes,
+        page_size: Bytes,
+        kind: SizeKind,
+    ) -> Result<SegmentId, DriverError> {
+        let address = self.driver.reserve(size)?;
+        let backing = Backing::Pages {
+            page_size,
+            handles: Vec::new(),
+        };
+        Ok(self.segments.insert(Segment {
+            address,
+            size,
+            domain,
+            kind,
+            backing,
+        }))
+    }
+
+    /// Gives the addresses of an expandable segment back, in which nothing is mapped.
+    pub(crate) fn unreserve_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
+        let segment = self.segments.get(id);
+        debug_assert!(segment.mapped_bytes().is_zero());
+        self.driver.unreserve(segment.address, segment.size)?;
+        self.segments.remove(id);
+        Ok(())
+    }
+
+    /// Maps memory behind `size` bytes at `address`, a page's start, and returns how many bytes were
+    /// mapped: `size` rounded up to whole pages. Linear in the pages.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; nothing is then mapped that was not before.
+    pub(crate) fn map(
+        &mut self,
+        id: SegmentId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<Bytes, DriverError> {
+        let &Segment {
+            address: start,
+            domain,
+            kind,
+            ..
+        } = self.segments.get(id);
+        let page_size = self.segments.get_mut(id).pages().1;
+        let mapped = size.round_up(page_size);
+        let first = pages_in(address.offset_from(start), page_size);
+        let handles = self.create_pages(pages_in(mapped, page_size), page_size, kind, domain)?;
+        if let Err(error) = self.map_pages(address, page_size, &handles) {
+            self.discard(handles, page_size, kind, domain);
+            return Err(error);
+        }
+        self.count_reserved(domain, kind, signed(mapped));
+        let slots = self.segments.get_mut(id).pages().0;
+        slots.resize(slots.len().max(first + handles.len()), None);
+        for (slot, handle) in slots[first..].iter_mut().zip(handles) {
+            debug_assert!(slot.is_none(), "a page is mapped once");
+            *slot = Some(handle);
+        }
+        self.stats.num_device_alloc += 1;
+        self.record(Action::SegmentMap, domain, address, mapped);
+        Ok(mapped)
+    }
+
+    /// Creates memory for `count` pages: all or none.
+    fn create_pages(
+        &mut self,
+        count: usize,
+        page_size: Bytes,
+        kind: SizeKind,
+        domain: DomainId,
+    ) -> Result<Vec<Handle>, DriverError> {
+        let mut handles = Vec::with_capacity(count);
+        while handles.len() < count {
+            match self.create_page(page_size) {
+                Ok(handle) => handles.push(handle),
+                Err(error) => {
+                    self.discard(handles, page_size, kind, domain);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(handles)
+    }
+
+    fn create_page(&mut self, page_size: Bytes) -> Result<Handle, DriverError> {
+        let usable = self
+            .detached
+            .iter()
+            .position(|&(_, size, ..)| size == page_size);
+        match usable {
+            Some(index) => {
+                let (handle, size, kind, domain) = self.detached.swap_remove(index);
+                self.count_reserved(domain, kind, -signed(size));
+                Ok(handle)
+            }
+            None => self.driver.create(page_size),
+        }
+    }
+
+    /// Maps the handles one behind the other and makes them accessible: all or none.
+    fn map_pages(
+        &mut self,
+        address: DeviceAddress,
+        page_size: Bytes,
+        handles: &[Handle],
+    ) -> Result<(), DriverError> {
+        let mut end = address;
+        let mut result = Ok(());
+        for &handle in handles {
+            result = self.driver.map(end, page_size, handle);
+            if result.is_err() {
+                break;
+            }
+            end = end + page_size;
+        }
+        let mapped = end.offset_from(address);
+        let result = result.and_then(|()| self.driver.set_access(address, mapped));
+        if result.is_err() && !mapped.is_zero() {
+            // A driver that refuses this too has lost its context; the first error says more.
+            let _ = self.driver.unmap(address, mapped);
+        }
+        result
+    }
+
+    /// Gives physical memory that is mapped nowhere back to the driver, or keeps it as detached.
+    fn discard(
+        &mut self,
+        handles: Vec<Handle>,
+        page_size: Bytes,
+        kind: SizeKind,
+        domain: DomainId,
+    ) {
+        for handle in handles {
+            if self.driver.release(handle).is_err() {
+                self.detached.push((handle, page_size, kind, domain));
+                self.count_reserved(domain, kind, signed(page_size));
+            }
+        }
+    }
+
+    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and gives their memory
+    /// back, after the work queued on the segment's stream. Linear in the pages.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; everything is then still mapped. Memory that the driver refuses to take
+    /// back once it is unmapped is kept as detached, which is no error here.
+    pub(crate) fn unmap(
+        &mut self,
+        id: SegmentId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<(), DriverError> {
+        let &Segment {
+            address: start,
+            domain,
+            kind,
+            ..
+        } = self.segments.get(id);
+        // Unlike cudaFree, unmapping does not wait for kernels that still use the pages.
+        let stream = self.domains.domain(domain).stream;
+        self.driver.synchronize_stream(stream)?;
+        self.driver.unmap(address, size)?;
+        let (slots, page_size) = self.segments.get_mut(id).pages();
+        let first = pages_in(address.offset_from(start), page_size);
+        let range = first..first + pages_in(size, page_size);
+        let handles: Vec<Handle> = slots[range].iter_mut().filter_map(Option::take).collect();
+        let mapped = slots
+            .iter()
+            .rposition(Option::is_some)
+            .map_or(0, |last| last + 1);
+        slots.truncate(mapped);
+        debug_assert_eq!(
+            handles.len(),
+            pages_in(size, page_size),
+            "only mapped pages are unmapped"
+        );
+        self.count_reserved(domain, kind, -signed(size));
+        self.discard(handles, page_size, kind, domain);
+        self.stats.num_device_free += 1;
+        self.record(Action::SegmentUnmap, domain, address, size);
+        Ok(())
+    }
+
+    /// Offers the driver once more what it refused to take back.
+    pub(crate) fn release_detached(&mut self) -> Result<(), DriverError> {
+        while let Some(&(handle, size, kind, domain)) = self.detached.last() {
+            self.driver.release(handle)?;
+            self.detached.pop();
+            self.count_reserved(domain, kind, -signed(size));
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of physical memory that the driver refused to take back.
+    pub(crate) fn detached_bytes(&self) -> Bytes {
+        self.detached.iter().map(|&(_, size, ..)| size).sum()
+    }
+
+    /// Adds a block that covers a segment, free and belonging to the segment's domain.
+    pub(crate) fn insert_whole_block(&mut self, id: SegmentId) -> BlockId {
+        let &Segment { size, .. } = self.segments.get(id);
+        self.insert_block(id, Bytes::ZERO, size)
+    }
+
+    /// Adds a block at an offset into a segment, free, unlinked, belonging to the segment's domain.
+    pub(crate) fn insert_block(&mut self, id: SegmentId, offset: Bytes, size: Bytes) -> BlockId {
+        let segment = self.segments.get(id);
+        self.blocks.insert(Block {
+            address: segment.address + offset,
+            size,
+            requested: Bytes::ZERO,
+            segment: id,
+            domain: segment.domain,
+            previous: None,
+            next: None,
+            mark: 0,
+            state: BlockState::Free,
+            kind: segment.kind,
+            used_elsewhere: false,
+        })
+    }
+
+    /// Writes an event down, if anyone asked for events.
+    #[inline]
+    pub(crate) fn record(
+        &mut self,
+        action: Action,
+        domain: DomainId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) {
+        if self.log.enabled {
+            let domain = self.domains.domain(domain);
+            let pool = self.domains.pool(domain.pool).id;
+            self.log.events.push(Event {
+                action,
+                pool,
+                address,
+                size,
+                stream: domain.stream,
+            });
+        }
+    }
+
+    /// Returns whether `size` is one from which blocks are not split.
+    #[inline]
+    pub(crate) fn is_oversize(&self, size: Bytes) -> bool {
+        // -1, no such size, is the largest unsigned number.
+        size.get() >= self.stats.max_split_size.cast_unsigned()
+    }
+
+    fn count_reserved(&mut self, domain: DomainId, kind: SizeKind, change: i64) {
+        self.stats.reserved_bytes.change(kind, change);
+        let pool = self.domains.domain(domain).pool;
+        self.domains.pool_mut(pool).reserved_bytes.change(change);
+    }
+}
+
+fn pages_in(size: Bytes, page_size: Bytes) -> usize {
+    usize::try_from(size.get() / page_size.get()).expect("the number of pages fits a usize")
+}
+
+/// Returns a size as the figures hold it. Sizes are below 2^60.
+pub(crate) fn signed(size: Bytes) -> i64 {
+    size.get().cast_signed()
+}

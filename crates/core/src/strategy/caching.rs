@@ -1,0 +1,507 @@
+//! `caching`: PyTorch's own allocator, address for address.
+//!
+//! Small requests (up to 1 MiB) are cut from segments of 2 MiB, larger ones from segments of 20 MiB
+//! or, from 10 MiB on, of their own size. A request takes the smallest free block that fits, of
+//! several the one at the lowest address; what is left over becomes a free block, and free
+//! neighbours are merged. Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose
+//! decisions this file makes in the same order; where a version differs, a comment says so.
+
+mod expandable;
+
+use std::collections::BTreeMap;
+
+use super::free_blocks::{FreeBlock, FreeBlocks};
+use super::{Request, Strategy, kind_of, unless_out_of_memory};
+use crate::block::{Block, BlockId, BlockState};
+use crate::config::CachingConfig;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, signed};
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress};
+
+/// Sizes are rounded up to this, and no block is smaller.
+const ROUNDING: Bytes = Bytes(512);
+/// The largest request that small segments serve. What is left of a large block is split off only
+/// if it is larger.
+const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
+const SMALL_SEGMENT: Bytes = Bytes::mib(2);
+/// Requests from here on get a segment of their own size, rounded up to [`SEGMENT_ROUNDING`].
+const OWN_SEGMENT_MIN: Bytes = Bytes::mib(10);
+const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
+
+/// The strategy.
+#[derive(Debug)]
+pub(crate) struct Caching {
+    config: CachingConfig,
+    /// By [`DomainId::index`].
+    domains: Vec<SizePools>,
+    /// Searches for a free block among the default pool's large ones, counted only while garbage
+    /// collection is on: the clock by which a free block has an age.
+    large_searches: u64,
+    /// Whether an expandable segment was ever made, so that jobs without any need not ask.
+    has_expandable: bool,
+}
+
+/// The free memory of one domain.
+#[derive(Debug, Default)]
+struct SizePools {
+    small: SizePool,
+    large: SizePool,
+}
+
+/// The free memory of one domain for small, or for large, requests.
+#[derive(Debug, Default)]
+struct SizePool {
+    /// Every block of the domain and kind that is `Free`.
+    free: FreeBlocks,
+    /// Every block of the domain and kind that is `Unmapped`.
+    unmapped: BTreeMap<DeviceAddress, BlockId>,
+}
+
+impl Caching {
+    pub(crate) fn new(config: CachingConfig) -> Caching {
+        Caching {
+            config,
+            domains: Vec::new(),
+            large_searches: 0,
+            has_expandable: false,
+        }
+    }
+
+    /// Returns the free memory that may serve a size.
+    #[inline]
+    fn pool_of(&mut self, domain: DomainId, kind: SizeKind) -> &mut SizePool {
+        if domain.index() >= self.domains.len() {
+            self.domains
+                .resize_with(domain.index() + 1, SizePools::default);
+        }
+        let pools = &mut self.domains[domain.index()];
+        match kind {
+            SizeKind::Small => &mut pools.small,
+            SizeKind::Large => &mut pools.large,
+        }
+    }
+
+    #[inline]
+    fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+        let age = self.large_searches;
+        let block = &mut heap.blocks[id];
+        block.mark = age;
+        let free = free_block(id, block);
+        let (domain, kind) = (block.domain, block.kind);
+        self.pool_of(domain, kind).free.insert(free);
+    }
+
+    #[inline]
+    fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+        let block = &heap.blocks[id];
+        self.pool_of(block.domain, block.kind)
+            .free
+            .remove(free_block(id, block));
+    }
+
+    #[inline]
+    fn is_expandable<D>(&self, heap: &Heap<D>, block: &Block) -> bool {
+        self.has_expandable && heap.segments.get(block.segment).is_expandable()
+    }
+
+    fn collects_garbage<D>(&self, heap: &Heap<D>) -> bool {
+        heap.limit.is_some() && self.config.garbage_collection_threshold > 0.0
+    }
+
+    /// Cuts a block that is in no list down to a request and returns it.
+    #[inline]
+    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
+        let block = &heap.blocks[id];
+        let (kind, size, was_split) = (block.kind, block.size, block.is_split());
+        let counts = !self.is_expandable(heap, block);
+        let split = self.should_split(heap, block, request.size);
+        if split {
+            let rest = heap.blocks.split(id, request.size);
+            self.insert_free(heap, rest);
+        }
+        if counts {
+            let split_off = size - heap.blocks[id].size;
+            let (blocks, bytes) = match (was_split, split) {
+                // Of a part that was free, some stays free.
+                (true, true) => (0, -signed(request.size)),
+                // All of it comes into use.
+                (true, false) => (-1, -signed(size)),
+                // A whole segment now has a free part that keeps it from going back.
+                (false, true) => (1, signed(split_off)),
+                (false, false) => (0, 0),
+            };
+            heap.stats.inactive_split.change(kind, blocks);
+            heap.stats.inactive_split_bytes.change(kind, bytes);
+        }
+        id
+    }
+
+    /// Returns whether what a request leaves of a block becomes a block of its own.
+    #[inline]
+    fn should_split<D>(&self, heap: &Heap<D>, block: &Block, size: Bytes) -> bool {
+        let rest = block.size - size;
+        if rest < ROUNDING
+            || heap
+                .domains
+                .pool(heap.domains.domain(block.domain).pool)
+                .no_split
+        {
+            return false;
+        }
+        block.kind == SizeKind::Small
+            || self.config.expandable_segments
+            || (rest > SMALL_REQUEST_MAX && self.config.max_split_size.is_none_or(|max| size < max))
+    }
+
+    /// Gives the segment of a free block that covers it back.
+    fn release_block<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        id: BlockId,
+    ) -> Result<(), DriverError> {
+        heap.free_segment(heap.blocks[id].segment)?;
+        self.remove_free(heap, id);
+        heap.blocks.remove(id);
+        Ok(())
+    }
+
+    /// Returns whether a free block is a whole segment that can go back as it is.
+    fn is_releasable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+        let block = &heap.blocks[id];
+        !block.is_split() && !self.is_expandable(heap, block)
+    }
+
+    /// Gives back the free segments of a pool and kind, stream by stream, smallest first.
+    fn release_kind<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        pool: PoolIndex,
+        kind: SizeKind,
+    ) -> Result<(), DriverError> {
+        let mut free = Vec::new();
+        for domain in heap.domains.of_pool(pool) {
+            free.extend(self.pool_of(domain, kind).free.iter().map(|block| block.id));
+        }
+        let (whole, others): (Vec<_>, Vec<_>) = free
+            .into_iter()
+            .partition(|&id| self.is_releasable(heap, id));
+        for id in whole {
+            self.release_block(heap, id)?;
+        }
+        for id in others {
+            if self.is_expandable(heap, &heap.blocks[id]) {
+                self.unmap_free_pages(heap, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the large free segments of the default pool in PyTorch's order, with their ages.
+    fn aged_segments<D>(&mut self, heap: &Heap<D>) -> Vec<(BlockId, u64)> {
+        let mut aged = Vec::new();
+        for domain in heap.domains.of_pool(PoolIndex::DEFAULT) {
+            let now = self.large_searches;
+            let free: Vec<_> = self.pool_of(domain, SizeKind::Large).free.iter().collect();
+            let whole = free
+                .into_iter()
+                .filter(|block| self.is_releasable(heap, block.id));
+            aged.extend(whole.map(|block| (block.id, now - heap.blocks[block.id].mark)));
+        }
+        aged
+    }
+}
+
+impl<D: Driver> Strategy<D> for Caching {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        let divisions = self.config.divisions_for(requested);
+        if divisions > 1 && requested > Bytes(ROUNDING.get() * divisions) {
+            round_up_to_division(requested, divisions)
+        } else {
+            requested.round_up(ROUNDING)
+        }
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        if request.size <= SMALL_REQUEST_MAX {
+            SMALL_SEGMENT
+        } else if request.size < OWN_SEGMENT_MIN {
+            self.config.large_segment_size
+        } else {
+            request.size.round_up(SEGMENT_ROUNDING)
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let &Request { size, domain, .. } = request;
+        let kind = kind_of(size);
+        if kind == SizeKind::Large
+            && self.collects_garbage(heap)
+            && heap.domains.domain(domain).pool == PoolIndex::DEFAULT
+        {
+            self.large_searches += 1;
+        }
+        let mut best = self.pool_of(domain, kind).free.first_at_least(size)?;
+        if self.has_expandable {
+            best = self.best_with_expandable(heap, best, request)?;
+        }
+        if let Some(max) = self.config.max_split_size {
+            // Blocks that are not split serve only requests of their own class, and of those only
+            // the ones that do not waste much.
+            let wasteful = size + self.config.max_non_split_rounding;
+            if (size < max && best.size >= max) || (size >= max && best.size >= wasteful) {
+                return None;
+            }
+        }
+        self.pool_of(domain, kind).free.remove(best);
+        Some(self.carve(heap, best.id, request))
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let size = Strategy::<D>::segment_size(self, request);
+        if self.config.expandable_segments {
+            // The limit is held against the segment that a request would get without them.
+            if heap.exceeds_limit(size) {
+                return Ok(None);
+            }
+            return self.grow_expandable(heap, request);
+        }
+        let kind = kind_of(request.size);
+        let segment = heap.allocate_segment(request.domain, size, kind);
+        let Some(segment) = unless_out_of_memory(segment)? else {
+            return Ok(None);
+        };
+        let block = heap.insert_whole_block(segment);
+        Ok(Some(self.carve(heap, block, request)))
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
+        let block = &heap.blocks[id];
+        let (kind, previous, next) = (block.kind, block.previous, block.next);
+        let counts = !self.is_expandable(heap, block);
+        let (mut blocks, mut bytes) = (0, 0);
+        if let Some(next) = next.filter(|&next| heap.blocks[next].state == BlockState::Free) {
+            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[next].size));
+            self.remove_free(heap, next);
+            heap.blocks.merge_with_next(id);
+        }
+        if let Some(previous) =
+            previous.filter(|&previous| heap.blocks[previous].state == BlockState::Free)
+        {
+            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[previous].size));
+            self.remove_free(heap, previous);
+            heap.blocks.merge_with_next(previous);
+            id = previous;
+        }
+        if heap.blocks[id].is_split() {
+            (blocks, bytes) = (blocks + 1, bytes + signed(heap.blocks[id].size));
+        }
+        if counts {
+            heap.stats.inactive_split.change(kind, blocks);
+            heap.stats.inactive_split_bytes.change(kind, bytes);
+        }
+        self.insert_free(heap, id);
+        Ok(())
+    }
+
+    /// Gives back free segments older than the average until the driver's memory is under the
+    /// threshold. Without waiting for events, unlike [`Strategy::release`].
+    fn collect_garbage(
+        &mut self,
+        heap: &mut Heap<D>,
+        _request: &Request,
+    ) -> Result<(), DriverError> {
+        if !self.collects_garbage(heap) {
+            return Ok(());
+        }
+        let threshold = fraction_of(self.config.garbage_collection_threshold, heap.limit);
+        let target = heap.stats.reserved().saturating_sub(threshold);
+        let mut aged = self.aged_segments(heap);
+        let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
+        let mut reclaimed = Bytes::ZERO;
+        while reclaimed < target && !aged.is_empty() {
+            let count = aged.len() as u64;
+            let (old, young): (Vec<_>, Vec<_>) = aged
+                .into_iter()
+                .partition(|&(_, age)| age * count >= total_age);
+            for (id, age) in old {
+                let size = heap.blocks[id].size;
+                self.release_block(heap, id)?;
+                (reclaimed, total_age) = (reclaimed + size, total_age - age);
+            }
+            aged = young;
+        }
+        Ok(())
+    }
+
+    /// Where blocks from some size on are not split, gives back one of them that is large enough, or
+    /// the largest ones until they are.
+    fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
+        let Some(max) = self.config.max_split_size else {
+            return Ok(false);
+        };
+        let size = request.size.max(max);
+        let free = &self.pool_of(request.domain, kind_of(request.size)).free;
+        if let Some(enough) = free.first_at_least(size) {
+            if !self.is_releasable(heap, enough.id) {
+                return Ok(false);
+            }
+            self.release_block(heap, enough.id)?;
+            return Ok(true);
+        }
+        let oversize: Vec<FreeBlock> = free.iter_from(max).collect();
+        let mut released = Bytes::ZERO;
+        for block in oversize.into_iter().rev() {
+            if released >= size {
+                break;
+            }
+            if self.is_releasable(heap, block.id) {
+                self.release_block(heap, block.id)?;
+                released += block.size;
+            }
+        }
+        Ok(released >= size)
+    }
+
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        self.release_kind(heap, pool, SizeKind::Large)?;
+        self.release_kind(heap, pool, SizeKind::Small)
+    }
+
+    /// PyTorch does not look among the free blocks again (pytorch#189504), so this does not either:
+    /// a job that runs out of memory there runs out of memory here.
+    fn retry(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        self.grow(heap, request)
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+        let pools = self.domains.get(domain.index());
+        let largest = |pools: &SizePools| pools.large.free.last().or(pools.small.free.last());
+        pools
+            .and_then(largest)
+            .map_or(Bytes::ZERO, |block| block.size)
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        let (mut free, mut split, mut split_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
+        for (id, block) in heap.blocks.iter() {
+            self.check_links(heap, id, block)?;
+            if block.state == BlockState::Free {
+                free += block.size;
+                if block.is_split() && !self.is_expandable(heap, block) {
+                    split += 1;
+                    split_bytes += block.size;
+                }
+            }
+        }
+        let figures = (
+            heap.stats.inactive_split.all,
+            heap.stats.inactive_split_bytes.all,
+        );
+        if (figures.0.current, figures.1.current) != (split, signed(split_bytes)) {
+            return Err(format!(
+                "{split} split free blocks of {split_bytes:?}, but {figures:?}"
+            ));
+        }
+        self.check_lists(heap)?;
+        Ok(free)
+    }
+}
+
+/// What is checked, and never needed otherwise.
+impl Caching {
+    fn check_links<D>(&self, heap: &Heap<D>, id: BlockId, block: &Block) -> Result<(), String> {
+        let segment = heap.segments.get(block.segment);
+        let at = block.address;
+        let end = segment.address + segment.size;
+        match block.next.map(|next| &heap.blocks[next]) {
+            None if block.end() != end => Err(format!("nothing follows {at} in its segment")),
+            Some(next) if next.previous != Some(id) || next.address != block.end() => {
+                Err(format!("{at} and the block behind it are not neighbours"))
+            }
+            Some(next) if next.state == block.state && !block.is_active() => {
+                Err(format!("{at} and the block behind it should be one"))
+            }
+            _ if block.previous.is_none() && at != segment.address => {
+                Err(format!("nothing precedes {at} in its segment"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The lists hold exactly the blocks that are free, and those that are unmapped.
+    fn check_lists<D>(&self, heap: &Heap<D>) -> Result<(), String> {
+        let (mut free, mut unmapped) = (0, 0);
+        for pool in self
+            .domains
+            .iter()
+            .flat_map(|pools| [&pools.small, &pools.large])
+        {
+            for listed in pool.free.iter() {
+                let block = &heap.blocks[listed.id];
+                if block.state != BlockState::Free || free_block(listed.id, block) != listed {
+                    return Err(format!("{} is listed as free but is not", listed.address));
+                }
+            }
+            for (&address, &id) in &pool.unmapped {
+                let block = &heap.blocks[id];
+                if block.state != BlockState::Unmapped || block.address != address {
+                    return Err(format!("{address} is listed as unmapped but is not"));
+                }
+            }
+            free += pool.free.len();
+            unmapped += pool.unmapped.len();
+        }
+        let count = |state| {
+            heap.blocks
+                .iter()
+                .filter(|(_, block)| block.state == state)
+                .count()
+        };
+        if (free, unmapped) != (count(BlockState::Free), count(BlockState::Unmapped)) {
+            return Err("a free or unmapped block is in no list".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn free_block(id: BlockId, block: &Block) -> FreeBlock {
+    FreeBlock {
+        size: block.size,
+        address: block.address,
+        id,
+    }
+}
+
+/// Rounds up to the next of `divisions` equal steps between two powers of two: with 4, 1200 becomes
+/// 1280. `divisions` is a power of two.
+fn round_up_to_division(size: Bytes, divisions: u64) -> Bytes {
+    let floor = 1_u64 << size.get().ilog2();
+    match floor / divisions {
+        0 => Bytes(floor << 1),
+        step => size.round_up(Bytes(step)),
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
+)]
+fn fraction_of(fraction: f64, limit: Option<Bytes>) -> Bytes {
+    Bytes((fraction * limit.unwrap_or(Bytes::ZERO).get() as f64) as u64)
+}

@@ -1,0 +1,244 @@
+//! Expandable segments: one range of addresses for each domain and kind, into which memory is mapped
+//! page by page, so that what is left over at its end can grow instead of being stranded.
+
+use super::{Caching, SizeKind};
+use crate::block::{BlockId, BlockState};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Backing, Heap};
+use crate::strategy::free_blocks::FreeBlock;
+use crate::strategy::{Request, kind_of, unless_out_of_memory};
+use crate::units::Bytes;
+
+/// Pages of expandable segments for small requests; those for large ones have the size that plain
+/// segments for medium requests have.
+const SMALL_PAGE: Bytes = Bytes::mib(2);
+
+impl Caching {
+    /// Returns the free block to take where some are in expandable segments: for those, fit is judged
+    /// by the size that they can grow to. With the option off they are passed over, since a program
+    /// may have switched it off to get memory that it can share.
+    pub(super) fn best_with_expandable<D>(
+        &mut self,
+        heap: &Heap<D>,
+        first: FreeBlock,
+        request: &Request,
+    ) -> Option<FreeBlock> {
+        let is_expandable = |block: &FreeBlock| {
+            heap.segments
+                .get(heap.blocks[block.id].segment)
+                .is_expandable()
+        };
+        if !is_expandable(&first) {
+            return Some(first);
+        }
+        let wants_expandable = self.config.expandable_segments;
+        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let mut candidates = pool.free.iter_from(request.size);
+        if !wants_expandable {
+            return candidates.find(|block| !is_expandable(block));
+        }
+        let grown_size = |block: &FreeBlock| {
+            let next = heap.blocks[block.id].next.map(|next| &heap.blocks[next]);
+            let unmapped = next.filter(|next| next.state == BlockState::Unmapped);
+            block.size + unmapped.map_or(Bytes::ZERO, |next| next.size)
+        };
+        let mut best = candidates.next()?;
+        for next in candidates {
+            if !is_expandable(&best) || grown_size(&next) >= grown_size(&best) {
+                break;
+            }
+            best = next;
+        }
+        Some(best)
+    }
+
+    /// Maps memory at the lowest addresses where the request fits and returns its block.
+    pub(super) fn grow_expandable<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let size = request.size;
+        let found = self.find_room(heap, request);
+        let mut candidate = match found {
+            Some(candidate) => candidate,
+            None => match unless_out_of_memory(self.reserve_room(heap, request))? {
+                Some(candidate) => candidate,
+                None => return Ok(None),
+            },
+        };
+        if heap.blocks[candidate].state == BlockState::Unmapped {
+            match self.map_some(heap, candidate, size)? {
+                Some(mapped) => candidate = mapped,
+                None => return Ok(None),
+            }
+        }
+        // What is mapped is free from here on, and grows into the unmapped block behind it.
+        while heap.blocks[candidate].size < size {
+            let missing = size - heap.blocks[candidate].size;
+            let next = heap.blocks[candidate]
+                .next
+                .expect("there is room behind the block");
+            match self.map_some(heap, next, missing)? {
+                Some(mapped) => candidate = mapped,
+                None => return Ok(None),
+            }
+        }
+        self.remove_free(heap, candidate);
+        Ok(Some(self.carve(heap, candidate, request)))
+    }
+
+    /// Returns the first block, by address, from which on free and unmapped blocks have room for the
+    /// request, starting at an unmapped one or at the free one right before it.
+    fn find_room<D>(&mut self, heap: &Heap<D>, request: &Request) -> Option<BlockId> {
+        let usable = |id: &BlockId| !heap.blocks[*id].is_active();
+        let has_room = |first: BlockId| {
+            let (mut room, mut at) = (Bytes::ZERO, Some(first));
+            while room < request.size
+                && let Some(id) = at.filter(usable)
+            {
+                room += heap.blocks[id].size;
+                at = heap.blocks[id].next;
+            }
+            room >= request.size
+        };
+        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let starts = pool.unmapped.values();
+        let starts = starts.map(|&id| heap.blocks[id].previous.filter(usable).unwrap_or(id));
+        starts.into_iter().find(|&first| has_room(first))
+    }
+
+    /// Reserves addresses for more than the device's memory, so that holes left by unmapping do not
+    /// keep the segment from growing, and returns the unmapped block that covers them.
+    fn reserve_room<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<BlockId, DriverError> {
+        let kind = kind_of(request.size);
+        let page_size = match kind {
+            SizeKind::Small => SMALL_PAGE,
+            SizeKind::Large => self.config.large_segment_size,
+        };
+        let total = heap.driver.memory_info()?.total;
+        let room = Bytes(total.get() + total.get() / 8).round_up(page_size);
+        let segment = heap.reserve_segment(request.domain, room, page_size, kind)?;
+        self.has_expandable = true;
+        let id = heap.insert_whole_block(segment);
+        self.insert_unmapped(heap, id);
+        Ok(id)
+    }
+
+    /// Maps memory behind the first `size` bytes of an unmapped block, or all of it, and returns the
+    /// free block that they are then part of; `None` where the driver has no memory.
+    fn map_some<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        mut id: BlockId,
+        size: Bytes,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let (segment, address) = (heap.blocks[id].segment, heap.blocks[id].address);
+        let size = size.min(heap.blocks[id].size);
+        let Some(mapped) = unless_out_of_memory(heap.map(segment, address, size))? else {
+            return Ok(None);
+        };
+        self.remove_unmapped(heap, id);
+        if mapped < heap.blocks[id].size {
+            let rest = heap.blocks.split(id, mapped);
+            self.insert_unmapped(heap, rest);
+        }
+        heap.blocks[id].state = BlockState::Free;
+        if let Some(previous) = self.neighbour(heap, heap.blocks[id].previous, BlockState::Free) {
+            self.remove_free(heap, previous);
+            heap.blocks.merge_with_next(previous);
+            id = previous;
+        }
+        if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Free) {
+            self.remove_free(heap, next);
+            heap.blocks.merge_with_next(id);
+        }
+        self.insert_free(heap, id);
+        Ok(Some(id))
+    }
+
+    /// Gives back the memory of the whole pages in a free block, and the segment's addresses when
+    /// nothing is mapped in it any more.
+    pub(super) fn unmap_free_pages<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        id: BlockId,
+    ) -> Result<(), DriverError> {
+        let block = &heap.blocks[id];
+        let (segment, block_address, block_size) = (block.segment, block.address, block.size);
+        let Backing::Pages { page_size, .. } = heap.segments.get(segment).backing else {
+            unreachable!("the caller looks for expandable segments");
+        };
+        let offset = block_address.offset_from(heap.segments.get(segment).address);
+        let first = offset.round_up(page_size);
+        let end = (offset + block_size).round_down(page_size);
+        if first >= end {
+            return Ok(());
+        }
+        let (before, size) = (first - offset, end - first);
+        heap.unmap(segment, block_address + before, size)?;
+        self.remove_free(heap, id);
+        let middle = if before.is_zero() {
+            id
+        } else {
+            let middle = heap.blocks.split(id, before);
+            self.insert_free(heap, id);
+            middle
+        };
+        if size < heap.blocks[middle].size {
+            let after = heap.blocks.split(middle, size);
+            self.insert_free(heap, after);
+        }
+        let unmapped = self.merge_unmapped(heap, middle);
+        if !heap.blocks[unmapped].is_split() {
+            heap.unreserve_segment(segment)?;
+            self.remove_unmapped(heap, unmapped);
+            heap.blocks.remove(unmapped);
+        }
+        Ok(())
+    }
+
+    /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
+    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> BlockId {
+        heap.blocks[id].state = BlockState::Unmapped;
+        if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Unmapped) {
+            self.remove_unmapped(heap, next);
+            heap.blocks.merge_with_next(id);
+        }
+        if let Some(previous) = self.neighbour(heap, heap.blocks[id].previous, BlockState::Unmapped)
+        {
+            self.remove_unmapped(heap, previous);
+            heap.blocks.merge_with_next(previous);
+            id = previous;
+        }
+        self.insert_unmapped(heap, id);
+        id
+    }
+
+    fn neighbour<D>(
+        &self,
+        heap: &Heap<D>,
+        id: Option<BlockId>,
+        state: BlockState,
+    ) -> Option<BlockId> {
+        id.filter(|&id| heap.blocks[id].state == state)
+    }
+
+    fn insert_unmapped<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+        let block = &mut heap.blocks[id];
+        block.state = BlockState::Unmapped;
+        let (domain, kind, address) = (block.domain, block.kind, block.address);
+        self.pool_of(domain, kind).unmapped.insert(address, id);
+    }
+
+    fn remove_unmapped<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+        let block = &heap.blocks[id];
+        self.pool_of(block.domain, block.kind)
+            .unmapped
+            .remove(&block.address);
+    }
+}

@@ -1,0 +1,66 @@
+//! `direct`: a driver allocation for every request, given back when it is freed. What a naive
+//! pluggable allocator does, and the measure of what caching is worth.
+
+use super::{Request, Strategy, kind_of, unless_out_of_memory};
+use crate::block::{BlockId, BlockState};
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::Heap;
+use crate::units::Bytes;
+
+/// Requests are rounded up to this, as the driver's own addresses are.
+const ROUNDING: Bytes = Bytes(512);
+
+/// The strategy. It has no state: every block is a segment, and every segment is in use.
+#[derive(Debug)]
+pub(crate) struct Direct;
+
+impl<D: Driver> Strategy<D> for Direct {
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        requested.round_up(ROUNDING)
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size
+    }
+
+    fn take(&mut self, _heap: &mut Heap<D>, _request: &Request) -> Option<BlockId> {
+        None
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let &Request { size, domain, .. } = request;
+        let segment = unless_out_of_memory(heap.allocate_segment(domain, size, kind_of(size)))?;
+        Ok(segment.map(|segment| heap.insert_whole_block(segment)))
+    }
+
+    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
+        heap.free_segment(heap.blocks[block].segment)?;
+        heap.blocks.remove(block);
+        Ok(())
+    }
+
+    fn release(&mut self, _heap: &mut Heap<D>, _pool: PoolIndex) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, _domain: DomainId) -> Bytes {
+        Bytes::ZERO
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        for (_, block) in heap.blocks.iter() {
+            if block.state == BlockState::Free {
+                return Err(format!("{} is kept although it is free", block.address));
+            }
+        }
+        if heap.blocks.len() != heap.segments.iter().count() {
+            return Err("a segment holds no block, or several".to_owned());
+        }
+        Ok(Bytes::ZERO)
+    }
+}

@@ -1,0 +1,249 @@
+//! The policies that decide which bytes serve a request, and what is asked of each.
+//!
+//! A strategy decides; it does not account. Blocks, segments, figures and events are kept by
+//! [`Heap`], and the order in which things are tried is that of
+//! [`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate).
+
+mod caching;
+mod direct;
+mod free_blocks;
+
+use crate::block::BlockId;
+use crate::config::Config;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, signed};
+use crate::stats::{SizeKind, Stats};
+use crate::units::Bytes;
+
+/// What a strategy is asked to serve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// What the program asked for; never zero.
+    pub(crate) requested: Bytes,
+    /// The size of the block that it is to get: [`Strategy::block_size`].
+    pub(crate) size: Bytes,
+    /// Whose memory may serve it.
+    pub(crate) domain: DomainId,
+}
+
+/// A policy for one device.
+///
+/// Blocks that a strategy returns are of [`Request::size`] or more, are in the block table, and are
+/// no longer among those it may return again; it gets them back by [`Strategy::put`]. Memory is
+/// reused only within its domain.
+pub(crate) trait Strategy<D: Driver> {
+    /// Returns the size of the block that a request is answered with: the request rounded up.
+    fn block_size(&self, requested: Bytes) -> Bytes;
+
+    /// Returns the size that the driver will be asked for when nothing free serves a request.
+    fn segment_size(&self, request: &Request) -> Bytes;
+
+    /// Returns a free block that serves the request, or `None`. Never calls the driver.
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId>;
+
+    /// Returns a block from new memory, or `None` where the driver or the limit refuses it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said, unless it is out of memory.
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError>;
+
+    /// Takes a block back. Its state is already [`Free`](crate::block::BlockState::Free); its number
+    /// may be invalid afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said, from a strategy that gives memory back at once; the block is then still
+    /// as it was.
+    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError>;
+
+    /// Gives back, before new memory is taken, what has been idle for long. Most strategies do
+    /// nothing.
+    fn collect_garbage(
+        &mut self,
+        _heap: &mut Heap<D>,
+        _request: &Request,
+    ) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Gives back just enough free memory for the request to fit, and returns whether it did. Most
+    /// strategies leave that to [`Strategy::release`].
+    fn release_for(
+        &mut self,
+        _heap: &mut Heap<D>,
+        _request: &Request,
+    ) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    /// Gives back every wholly free segment of a pool.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; what went back before that is gone, the rest is as it was.
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError>;
+
+    /// Tries a request once more after everything that could go back did.
+    fn retry(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        match self.take(heap, request) {
+            Some(block) => Ok(Some(block)),
+            None => self.grow(heap, request),
+        }
+    }
+
+    /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
+    /// when memory has run out.
+    fn largest_free(&self, heap: &Heap<D>, domain: DomainId) -> Bytes;
+
+    /// Returns the bytes of the segments that are neither in active blocks nor free for any request:
+    /// what the strategy's layout cannot use. Linear time is fine.
+    fn unusable_bytes(&self, _heap: &Heap<D>) -> Bytes {
+        Bytes::ZERO
+    }
+
+    /// Returns a description of the strategy's state for an out-of-memory error, or nothing.
+    fn describe(&self, _heap: &Heap<D>, _request: &Request) -> String {
+        String::new()
+    }
+
+    /// Checks everything that the strategy promises itself, and returns the bytes that it holds free,
+    /// mapped and ready to be handed out. Linear time.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says which promise is broken, and where.
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String>;
+}
+
+/// The strategy in use: a closed set, chosen at run time.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists for each device, and a box would cost every request a load"
+)]
+pub(crate) enum ActiveStrategy {
+    Direct(direct::Direct),
+    Caching(caching::Caching),
+}
+
+/// Calls a method of whichever strategy is in use.
+macro_rules! dispatch {
+    ($active:expr, $strategy:ident => $call:expr) => {
+        match $active {
+            ActiveStrategy::Direct($strategy) => $call,
+            ActiveStrategy::Caching($strategy) => $call,
+        }
+    };
+}
+
+impl ActiveStrategy {
+    /// Returns the strategy that a configuration asks for, and notes in the figures the one option
+    /// that `torch.cuda.memory_stats` reports.
+    pub(crate) fn new(config: &Config, stats: &mut Stats) -> ActiveStrategy {
+        match config {
+            Config::Direct => ActiveStrategy::Direct(direct::Direct),
+            Config::Caching(config) => {
+                stats.max_split_size = config.max_split_size.map_or(-1, signed);
+                ActiveStrategy::Caching(caching::Caching::new(config.clone()))
+            }
+            _ => unreachable!("being built"),
+        }
+    }
+}
+
+impl<D: Driver> Strategy<D> for ActiveStrategy {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        dispatch!(self, strategy => Strategy::<D>::block_size(strategy, requested))
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        dispatch!(self, strategy => Strategy::<D>::segment_size(strategy, request))
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        dispatch!(self, strategy => strategy.take(heap, request))
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        dispatch!(self, strategy => strategy.grow(heap, request))
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
+        dispatch!(self, strategy => strategy.put(heap, block))
+    }
+
+    fn collect_garbage(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<(), DriverError> {
+        dispatch!(self, strategy => strategy.collect_garbage(heap, request))
+    }
+
+    fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
+        dispatch!(self, strategy => strategy.release_for(heap, request))
+    }
+
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        dispatch!(self, strategy => strategy.release(heap, pool))
+    }
+
+    fn retry(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        dispatch!(self, strategy => strategy.retry(heap, request))
+    }
+
+    fn largest_free(&self, heap: &Heap<D>, domain: DomainId) -> Bytes {
+        dispatch!(self, strategy => strategy.largest_free(heap, domain))
+    }
+
+    fn unusable_bytes(&self, heap: &Heap<D>) -> Bytes {
+        dispatch!(self, strategy => strategy.unusable_bytes(heap))
+    }
+
+    fn describe(&self, heap: &Heap<D>, request: &Request) -> String {
+        dispatch!(self, strategy => strategy.describe(heap, request))
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        dispatch!(self, strategy => strategy.check(heap))
+    }
+}
+
+/// Returns `None` for a driver that is out of memory, which is an answer and not an error.
+fn unless_out_of_memory<T>(result: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(DriverError::OutOfMemory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns which of PyTorch's two size pools a size belongs to: small up to 1 MiB.
+fn kind_of(size: Bytes) -> SizeKind {
+    if size <= Bytes::mib(1) {
+        SizeKind::Small
+    } else {
+        SizeKind::Large
+    }
+}

@@ -1,0 +1,175 @@
+//! Blocks that other streams used, and the events that say when those streams are done.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::block::BlockId;
+use crate::driver::{Driver, DriverError, EventHandle};
+use crate::units::Stream;
+
+/// A stream that used a block which belongs to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Use {
+    stream: Stream,
+    /// Only graph captures used it there. A captured graph orders its own streams, so once the
+    /// capture has ended no event is needed for this one.
+    only_captured: bool,
+}
+
+/// Which streams used which blocks, and which freed blocks wait for them.
+///
+/// There is a queue for each stream, because the events of one stream pass in order: the first that
+/// has not passed ends the search, and a busy stream does not hold up the blocks of another.
+#[derive(Debug, Default)]
+pub(crate) struct StreamUses {
+    uses: HashMap<BlockId, Vec<Use>>,
+    /// In the order in which the streams were first waited for.
+    queues: Vec<(Stream, VecDeque<(EventHandle, BlockId)>)>,
+    /// How many events each block in the queues waits for; never zero.
+    outstanding: HashMap<BlockId, usize>,
+    /// Freed during a capture, in which no event may be recorded that is to be queried.
+    deferred: Vec<BlockId>,
+    /// Waits for nothing any more.
+    passed: VecDeque<BlockId>,
+}
+
+impl StreamUses {
+    /// Returns whether no freed block waits.
+    #[inline]
+    pub(crate) fn none_wait(&self) -> bool {
+        self.outstanding.is_empty() && self.deferred.is_empty() && self.passed.is_empty()
+    }
+
+    /// Notes that work in `stream` uses the block.
+    pub(crate) fn add(&mut self, block: BlockId, stream: Stream, capturing: bool) {
+        let uses = self.uses.entry(block).or_default();
+        match uses.iter_mut().find(|known| known.stream == stream) {
+            Some(known) => known.only_captured &= capturing,
+            None => uses.push(Use {
+                stream,
+                only_captured: capturing,
+            }),
+        }
+    }
+
+    /// Keeps a freed block until the capture has ended.
+    pub(crate) fn defer(&mut self, block: BlockId) {
+        self.deferred.push(block);
+    }
+
+    /// Records an event in every stream that used a freed block, which then waits for all of them.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; the block's uses are then as before, and it waits for nothing.
+    pub(crate) fn wait_for<D: Driver>(
+        &mut self,
+        driver: &mut D,
+        block: BlockId,
+    ) -> Result<(), DriverError> {
+        let uses = self.uses.remove(&block).unwrap_or_default();
+        let mut events = Vec::with_capacity(uses.len());
+        for &Use { stream, .. } in &uses {
+            match driver.record_event(stream) {
+                Ok(event) => events.push((stream, event)),
+                Err(error) => {
+                    for (_, event) in events {
+                        driver.release_event(event);
+                    }
+                    self.uses.insert(block, uses);
+                    return Err(error);
+                }
+            }
+        }
+        if events.is_empty() {
+            self.passed.push_back(block);
+            return Ok(());
+        }
+        self.outstanding.insert(block, events.len());
+        for (stream, event) in events {
+            self.queue(stream).push_back((event, block));
+        }
+        Ok(())
+    }
+
+    /// Records the events of blocks that were freed during a capture.
+    pub(crate) fn end_deferral<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
+        while let Some(&block) = self.deferred.last() {
+            if let Some(uses) = self.uses.get_mut(&block) {
+                uses.retain(|known| !known.only_captured);
+            }
+            self.wait_for(driver, block)?;
+            self.deferred.pop();
+        }
+        Ok(())
+    }
+
+    /// Asks the driver for each stream which of its events have passed.
+    pub(crate) fn poll<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
+        for index in 0..self.queues.len() {
+            while let Some(&(event, _)) = self.queues[index].1.front() {
+                if !driver.query_event(event)? {
+                    break;
+                }
+                self.pass_first_of(index, driver);
+            }
+        }
+        self.queues.retain(|(_, queue)| !queue.is_empty());
+        Ok(())
+    }
+
+    /// Waits until every event has passed.
+    pub(crate) fn synchronize<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
+        for index in 0..self.queues.len() {
+            while let Some(&(event, _)) = self.queues[index].1.front() {
+                driver.synchronize_event(event)?;
+                self.pass_first_of(index, driver);
+            }
+        }
+        self.queues.clear();
+        Ok(())
+    }
+
+    /// Returns a block that waits for nothing any more, without forgetting it.
+    pub(crate) fn first_passed(&self) -> Option<BlockId> {
+        self.passed.front().copied()
+    }
+
+    /// Forgets the block that [`StreamUses::first_passed`] returned.
+    pub(crate) fn remove_first_passed(&mut self) {
+        self.passed.pop_front();
+    }
+
+    /// Returns the blocks that were freed and wait, in no particular order.
+    pub(crate) fn waiting(&self) -> Vec<BlockId> {
+        let outstanding = self.outstanding.keys();
+        outstanding
+            .chain(&self.deferred)
+            .chain(&self.passed)
+            .copied()
+            .collect()
+    }
+
+    fn queue(&mut self, stream: Stream) -> &mut VecDeque<(EventHandle, BlockId)> {
+        let known = self.queues.iter().position(|&(other, _)| other == stream);
+        let index = known.unwrap_or_else(|| {
+            self.queues.push((stream, VecDeque::new()));
+            self.queues.len() - 1
+        });
+        &mut self.queues[index].1
+    }
+
+    fn pass_first_of<D: Driver>(&mut self, index: usize, driver: &mut D) {
+        let first = self.queues[index].1.pop_front();
+        let (event, block) = first.expect("the caller saw an event in the queue");
+        driver.release_event(event);
+        let outstanding = self
+            .outstanding
+            .get_mut(&block)
+            .expect("queued blocks are counted");
+        *outstanding -= 1;
+        if *outstanding == 0 {
+            self.outstanding.remove(&block);
+            self.passed.push_back(block);
+        }
+    }
+}
