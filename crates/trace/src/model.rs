@@ -14,6 +14,10 @@ use crate::stacks::{StackId, StackTable};
 pub struct Snapshot {
     /// One trace for each device that the file says anything about, by device.
     pub traces: Vec<Trace>,
+    /// Whether the recorder was killed before it wrote the end of the file, so that the last events
+    /// and the final segments may be missing. Only of lowtide's own format: a pickle without its end
+    /// is an error.
+    pub is_cut_off: bool,
 }
 
 /// Everything that a recording says about one device.

@@ -85,11 +85,9 @@ impl<'r> Input<'r> {
         retained_bytes_max(self.file_bytes.get())
     }
 
-    /// Returns the bytes that are in the buffer, at least one unless the file is at its end.
-    pub(crate) fn peek(&mut self) -> Result<&[u8], TraceError> {
-        if self.start == self.end {
-            self.refill()?;
-        }
+    /// Returns the bytes that are in the buffer, at least `count` unless the file ends before.
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], TraceError> {
+        while self.end - self.start < count && self.refill()? > 0 {}
         Ok(&self.buffer[self.start..self.end])
     }
 
@@ -128,7 +126,7 @@ impl<'r> Input<'r> {
             if taken.len() as u64 > retained_max {
                 return Err(self.fail(too_much_memory()));
             }
-            let ready = self.peek()?;
+            let ready = self.peek(1)?;
             if ready.is_empty() {
                 return Err(self.truncated());
             }

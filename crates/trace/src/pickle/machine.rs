@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::heap::{Dict, Heap, Value};
+use super::heap::{Dict, Heap, Reference, Value};
 use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
 use crate::error::{ErrorKind, TraceError};
@@ -40,9 +40,9 @@ pub(crate) struct Machine<'m, 'r, R: Recogniser> {
     /// The heights of the stack at which a container was begun, ascending.
     marks: Vec<usize>,
     /// What was memoized under 0, 1, 2, …
-    memo: Vec<Value>,
+    memo: Vec<Reference>,
     /// What was memoized under other numbers: some writers leave gaps.
-    sparse_memo: HashMap<u32, Value>,
+    sparse_memo: HashMap<u32, Reference>,
     /// Where the memory taken is looked at next. Between two looks it can grow only by what
     /// [`CHECK_EVERY_BYTES`] of opcodes make.
     check_at: u64,
@@ -97,10 +97,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
                 let index = u32::from_le_bytes(self.input.array()?);
                 self.get(index)
             }
-            op::MEMOIZE => {
-                let index = u32::try_from(self.memo.len()).map_err(|_| too_much_memory())?;
-                self.put(index)
-            }
+            op::MEMOIZE => self.memoize(),
             op::LONG1 => {
                 let count = self.input.byte()?;
                 let value = integer(self.input.bytes(usize::from(count))?);
@@ -296,23 +293,40 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     #[inline]
     fn get(&mut self, index: u32) -> Result<(), TraceError> {
-        let value = match self.memo.get(index as usize) {
-            Some(&value) => value,
-            None => *self.sparse_memo.get(&index).ok_or_else(|| {
-                TraceError::malformed(format!("refers to object {index}, which is not there"))
-            })?,
-        };
-        self.push(value)
+        match self.memo.get(index as usize) {
+            Some(&reference) => self.push(self.heap.value(reference)),
+            None => self.get_sparse(index),
+        }
+    }
+
+    #[cold]
+    fn get_sparse(&mut self, index: u32) -> Result<(), TraceError> {
+        match self.sparse_memo.get(&index) {
+            Some(&reference) => self.push(self.heap.value(reference)),
+            None => Err(TraceError::malformed(format!(
+                "refers to object {index}, which is not there"
+            ))),
+        }
     }
 
     #[inline]
-    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+    fn memoize(&mut self) -> Result<(), TraceError> {
         let value = *self.stack.last().ok_or_else(stack_is_empty)?;
-        match (index as usize).cmp(&self.memo.len()) {
-            std::cmp::Ordering::Less => self.memo[index as usize] = value,
-            std::cmp::Ordering::Equal => self.memo.push(value),
-            std::cmp::Ordering::Greater => {
-                self.sparse_memo.insert(index, value);
+        let reference = self.heap.reference(value);
+        self.memo.push(reference);
+        Ok(())
+    }
+
+    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+        if index as usize == self.memo.len() {
+            return self.memoize();
+        }
+        let value = *self.stack.last().ok_or_else(stack_is_empty)?;
+        let reference = self.heap.reference(value);
+        match self.memo.get_mut(index as usize) {
+            Some(place) => *place = reference,
+            None => {
+                self.sparse_memo.insert(index, reference);
             }
         }
         Ok(())
@@ -416,8 +430,9 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     #[cold]
     fn check_memory(&mut self, offset: u64) -> Result<(), TraceError> {
         self.check_at = offset + CHECK_EVERY_BYTES;
-        let values = self.stack.len() + self.memo.len() + 2 * self.sparse_memo.len();
-        let retained = (values * size_of::<Value>()) as u64
+        let references = self.memo.len() + 2 * self.sparse_memo.len();
+        let retained = (self.stack.len() * size_of::<Value>()) as u64
+            + (references * size_of::<Reference>()) as u64
             + self.heap.retained_bytes()
             + self.recogniser.retained_bytes();
         if retained > self.input.retained_bytes_max() {
