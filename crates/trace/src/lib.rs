@@ -1,2 +1,78 @@
-//! lowtide trace.
+//! Reads and writes recordings of what an allocator did: PyTorch's memory snapshots, and lowtide's
+//! own compact format.
+//!
+//! [`read`] takes a file of either kind, plain or compressed with zstd or gzip, and tells them apart
+//! by their contents. It accepts what `torch.cuda.memory._dump_snapshot` of torch 2.1 to 2.15 and
+//! the C++ `_memory_snapshot_pickled` write, and never runs what is in a pickle. [`write_pickle`]
+//! writes what PyTorch's viewer shows, [`write_compact`] a file several times smaller.
+//!
+//! ```no_run
+//! let snapshot = lowtide_trace::read("snapshot.pickle.zst".as_ref())?;
+//! for trace in &snapshot.traces {
+//!     println!("device {}: {} live bytes at most", trace.device, trace.peak_live_bytes().get());
+//! }
+//! # Ok::<(), lowtide_trace::TraceError>(())
+//! ```
+//!
+//! # The path of a file
+//!
+//! [`source`] decompresses it, buffer by buffer. The stack machine in [`pickle`] carries out the
+//! opcodes; `snapshot/records.rs` replaces each completed event, block and frame by a fixed record,
+//! so that no tree of a million dicts comes into being; `snapshot/read.rs` picks the records up from
+//! the few dicts above them; and [`recover`] walks the events backwards from the final segments,
+//! which checks the recording and finds what was there before it began.
+//!
+//! # What a file can cost
+//!
+//! Memory is limited to 1 GiB plus 256 bytes for each byte of the file, expansion to 1 GiB plus a
+//! thousandfold; nothing is allocated because a file claims a length. There is no recursion.
 #![forbid(unsafe_code)]
+
+mod error;
+mod model;
+mod pickle;
+mod recover;
+mod snapshot;
+mod source;
+mod stacks;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub use error::TraceError;
+pub use model::{
+    AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
+    Snapshot, Trace, TraceEvent,
+};
+pub use stacks::{Frame, StackId, StackTable};
+
+use source::Input;
+
+/// Returns what the file at `path` recorded: a PyTorch snapshot or a file of lowtide's own, plain or
+/// compressed.
+///
+/// Linear time in the decompressed size; the memory that remains is 64 bytes per event.
+///
+/// # Errors
+///
+/// If it cannot be read, is cut off or damaged, is no recording, wants to run code, contradicts
+/// itself, or would take far more memory than its size justifies. The error names the file.
+pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
+    File::open(path)
+        .map_err(TraceError::from)
+        .and_then(read_from)
+        .map_err(|error| error.in_file(path))
+}
+
+/// Returns what the bytes of `reader` recorded; like [`read`].
+///
+/// `reader` needs no buffer of its own.
+///
+/// # Errors
+///
+/// As for [`read`].
+pub fn read_from(reader: impl Read) -> Result<Snapshot, TraceError> {
+    let mut input = Input::open(reader)?;
+    snapshot::read(&mut input)
+}

@@ -1,0 +1,218 @@
+//! What a recording says.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use lowtide_core::{
+    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
+};
+
+use crate::stacks::{StackId, StackTable};
+
+/// What one file says.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// One trace for each device that the file says anything about, by device.
+    pub traces: Vec<Trace>,
+}
+
+/// Everything that a recording says about one device.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// The device's number.
+    pub device: u32,
+    /// What happened, oldest first.
+    ///
+    /// Each block that was freed has both a [`Action::FreeRequested`] and a
+    /// [`Action::FreeCompleted`]: where a recording left one kind out (PyTorch's `skip_actions`),
+    /// reading has put it next to the other.
+    pub events: Vec<TraceEvent>,
+    /// What was there before the first event. Empty for a recording that is complete.
+    pub initial: InitialState,
+    /// The segments at the end, by address; their blocks tile them.
+    pub segments: Vec<SegmentSnapshot>,
+    /// How the allocator was set up.
+    pub settings: AllocatorSettings,
+    /// The call stacks that events refer to; all devices of a file share one table.
+    pub stacks: Arc<StackTable>,
+    /// What the program marked in time, oldest first.
+    pub annotations: Vec<Annotation>,
+    /// How many entries had an action that says nothing about memory (`annotate`), or that this
+    /// version does not know. They are not among `events`.
+    pub skipped_events: u64,
+}
+
+/// One event of a [`Trace`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TraceEvent {
+    /// What happened.
+    pub event: Event,
+    /// Microseconds since 1970, or 0 where the recording does not say.
+    pub time_us: i64,
+    /// The call stack it happened in.
+    pub stack: StackId,
+    /// Whether the recording says which pool it happened in; if not, `event.pool` is the default.
+    pub pool_known: bool,
+}
+
+/// What was there before the first event of a recording.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct InitialState {
+    /// The segments, by address. They do not overlap.
+    pub segments: Vec<InitialSegment>,
+    /// The blocks in use, by address. Each lies in one of the segments, and they do not overlap.
+    pub blocks: Vec<InitialBlock>,
+}
+
+/// A segment that was there before the first event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InitialSegment {
+    /// Where it starts.
+    pub address: DeviceAddress,
+    /// How long it is.
+    pub size: Bytes,
+    /// The stream that its blocks belong to.
+    pub stream: Stream,
+    /// The pool it belongs to, where the recording says.
+    pub pool: Option<MempoolId>,
+    /// Whether it serves large requests; told from its size if it was gone before the end.
+    pub is_large: bool,
+    /// Whether it is a mapped range of an expandable segment.
+    pub is_expandable: bool,
+}
+
+/// A block that was in use before the first event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InitialBlock {
+    /// Where it starts.
+    pub address: DeviceAddress,
+    /// How long it is, rounding included: at least, for a block that was freed before the end.
+    pub size: Bytes,
+    /// What was asked for.
+    pub requested: Bytes,
+    /// The stream it belongs to.
+    pub stream: Stream,
+    /// The pool it belongs to, where the recording says.
+    pub pool: Option<MempoolId>,
+    /// [`BlockStatus::Allocated`], or [`BlockStatus::PendingFree`].
+    pub status: BlockStatus,
+    /// The call stack that allocated it, where it was still there at the end.
+    pub stack: StackId,
+}
+
+/// How PyTorch's allocator was set up, as far as it decides where blocks go.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct AllocatorSettings {
+    /// `PYTORCH_CUDA_ALLOC_CONF`, as it was given.
+    pub conf: String,
+    /// Blocks of this size and more are never split.
+    pub max_split_size: Option<Bytes>,
+    /// The share of the limit above which cached segments are given back; 0 is never.
+    pub garbage_collection_threshold: f64,
+    /// Whether segments grow in place.
+    pub expandable_segments: bool,
+    /// How many steps there are between powers of two, by size: (MiB, steps), ascending; 0 is no
+    /// rounding.
+    pub roundup_power2_divisions: Vec<(u64, u64)>,
+}
+
+/// A mark that the program left in time (`record_function`, the optimizer's step).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Annotation {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether something begins or ends here.
+    pub stage: AnnotationStage,
+    /// Microseconds since 1970.
+    pub time_us: i64,
+}
+
+/// Which end of a range an [`Annotation`] marks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AnnotationStage {
+    /// It begins.
+    Start,
+    /// It ends.
+    End,
+}
+
+impl Trace {
+    /// Returns how many requests were served.
+    pub fn allocs(&self) -> usize {
+        self.events
+            .iter()
+            .filter(|event| event.event.action == Action::Alloc)
+            .count()
+    }
+
+    /// Returns on how many streams blocks were in use.
+    pub fn streams(&self) -> usize {
+        let mut streams: BTreeSet<Stream> = self
+            .initial
+            .blocks
+            .iter()
+            .map(|block| block.stream)
+            .collect();
+        let mut last = None;
+        for TraceEvent { event, .. } in &self.events {
+            if event.action == Action::Alloc && last != Some(event.stream) {
+                last = Some(event.stream);
+                streams.insert(event.stream);
+            }
+        }
+        streams.len()
+    }
+
+    /// Returns the most live bytes there were at once: over the blocks that the program held, the
+    /// sum of their requests rounded up to 512 bytes.
+    pub fn peak_live_bytes(&self) -> Bytes {
+        self.peak(|requested| requested.round_up(Bytes(512)))
+    }
+
+    /// Returns the most bytes that the program had asked for and still held at once.
+    pub fn peak_requested_bytes(&self) -> Bytes {
+        self.peak(|requested| requested)
+    }
+
+    /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds:
+    /// from [`Action::Alloc`] to [`Action::FreeRequested`].
+    fn peak(&self, bytes: impl Fn(Bytes) -> Bytes) -> Bytes {
+        let held = |status| status == BlockStatus::Allocated;
+        let initial = self
+            .initial
+            .blocks
+            .iter()
+            .filter(|block| held(block.status));
+        let mut live: Bytes = initial.map(|block| bytes(block.requested)).sum();
+        let mut peak = live;
+        for TraceEvent { event, .. } in &self.events {
+            match event.action {
+                Action::Alloc => {
+                    live += bytes(event.size);
+                    peak = peak.max(live);
+                }
+                Action::FreeRequested => live = live.saturating_sub(bytes(event.size)),
+                _ => {}
+            }
+        }
+        peak
+    }
+}
+
+impl TraceEvent {
+    /// Returns the pool it happened in, where the recording says.
+    pub fn pool(&self) -> Option<MempoolId> {
+        self.pool_known.then_some(self.event.pool)
+    }
+
+    /// Notes the pool it happened in.
+    pub(crate) fn set_pool(&mut self, pool: Option<MempoolId>) {
+        self.pool_known = pool.is_some();
+        self.event.pool = pool.unwrap_or_default();
+    }
+}
+
+const _: () = assert!(
+    size_of::<TraceEvent>() == 64,
+    "an event takes one cache line"
+);

@@ -1,0 +1,192 @@
+//! What a pickle builds: values, and the containers they refer to by number.
+
+use hashbrown::HashMap;
+
+use super::strings::{StringId, Strings};
+
+/// A value of a pickle. Containers and strings are in the [`Heap`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Value {
+    /// Python's `None`; also stands for an entry that a dict does not have.
+    None,
+    Bool(bool),
+    Int(i64),
+    /// An integer that only `u64` holds.
+    Natural(u64),
+    Float(f64),
+    String(StringId),
+    List(u32),
+    Dict(u32),
+    Tuple(u32),
+    /// Something that no field of a recording holds, and that is only carried along: bytes, or an
+    /// integer of more than 64 bits.
+    Opaque,
+}
+
+/// The contents of a dict; `R` is what the recogniser makes of those it knows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Dict<R> {
+    Empty,
+    /// Keys and values in turn, in `Heap::pairs` under this number.
+    Pairs(u32),
+    Record(R),
+}
+
+/// The contents of a list.
+enum List {
+    Items(Vec<Value>),
+    /// The recogniser has read it, and this number stands for what it found.
+    Sealed(u32),
+}
+
+/// The containers and strings of a pickle.
+pub(crate) struct Heap<R> {
+    pub(crate) strings: Strings,
+    lists: Vec<List>,
+    dicts: Vec<Dict<R>>,
+    pairs: Vec<Vec<Value>>,
+    tuples: Vec<Box<[Value]>>,
+    /// Pairs of integers, which every event of newer recordings has (its pool), once each.
+    integer_pairs: HashMap<(i64, i64), u32>,
+    /// How many values the containers hold.
+    values: u64,
+}
+
+impl<R: Copy> Heap<R> {
+    pub(crate) fn new(strings: Strings) -> Heap<R> {
+        Heap {
+            strings,
+            lists: Vec::new(),
+            dicts: Vec::new(),
+            pairs: Vec::new(),
+            tuples: Vec::new(),
+            integer_pairs: HashMap::new(),
+            values: 0,
+        }
+    }
+
+    pub(crate) fn new_list(&mut self) -> Value {
+        self.lists.push(List::Items(Vec::new()));
+        Value::List(index(self.lists.len() - 1))
+    }
+
+    pub(crate) fn new_dict(&mut self) -> Value {
+        self.dicts.push(Dict::Empty);
+        Value::Dict(index(self.dicts.len() - 1))
+    }
+
+    pub(crate) fn new_tuple(&mut self, items: &[Value]) -> Value {
+        if let [Value::Int(first), Value::Int(second)] = *items {
+            let next = index(self.tuples.len());
+            let id = *self.integer_pairs.entry((first, second)).or_insert(next);
+            if id == next {
+                self.tuples.push(items.into());
+            }
+            return Value::Tuple(id);
+        }
+        self.values += items.len() as u64;
+        self.tuples.push(items.into());
+        Value::Tuple(index(self.tuples.len() - 1))
+    }
+
+    /// Adds items; returns `false` where the list is sealed.
+    pub(crate) fn extend_list(&mut self, list: u32, items: &[Value]) -> bool {
+        match &mut self.lists[list as usize] {
+            List::Items(list) => list.extend_from_slice(items),
+            List::Sealed(_) => return false,
+        }
+        self.values += items.len() as u64;
+        true
+    }
+
+    /// Adds keys and values in turn; returns `false` where the dict has become a record.
+    pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
+        let pairs = match self.dicts[dict as usize] {
+            Dict::Record(_) => return false,
+            Dict::Pairs(pairs) => pairs,
+            Dict::Empty => {
+                self.pairs.push(Vec::new());
+                let pairs = index(self.pairs.len() - 1);
+                self.dicts[dict as usize] = Dict::Pairs(pairs);
+                pairs
+            }
+        };
+        self.values += items.len() as u64;
+        self.pairs[pairs as usize].extend_from_slice(items);
+        true
+    }
+
+    /// Returns the items of a list or tuple, or `None` where `value` is neither or is sealed.
+    pub(crate) fn items(&self, value: Value) -> Option<&[Value]> {
+        match value {
+            Value::List(list) => match &self.lists[list as usize] {
+                List::Items(items) => Some(items),
+                List::Sealed(_) => None,
+            },
+            Value::Tuple(tuple) => Some(&self.tuples[tuple as usize]),
+            _ => None,
+        }
+    }
+
+    /// Returns what stands for the list `value`, where it is a sealed list.
+    pub(crate) fn seal(&self, value: Value) -> Option<u32> {
+        match value {
+            Value::List(list) => match self.lists[list as usize] {
+                List::Items(_) => None,
+                List::Sealed(seal) => Some(seal),
+            },
+            _ => None,
+        }
+    }
+
+    /// Lets `seal` stand for the list `value` from now on, and drops its items.
+    pub(crate) fn seal_list(&mut self, value: Value, seal: u32) {
+        if let Value::List(list) = value {
+            let old = std::mem::replace(&mut self.lists[list as usize], List::Sealed(seal));
+            if let List::Items(items) = old {
+                self.values -= items.len() as u64;
+            }
+        }
+    }
+
+    pub(crate) fn dict(&self, dict: u32) -> Dict<R> {
+        self.dicts[dict as usize]
+    }
+
+    pub(crate) fn set_record(&mut self, dict: u32, record: R) {
+        self.dicts[dict as usize] = Dict::Record(record);
+    }
+
+    /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict.
+    pub(crate) fn pairs(&self, value: Value) -> &[Value] {
+        match value {
+            Value::Dict(dict) => match self.dicts[dict as usize] {
+                Dict::Pairs(pairs) => &self.pairs[pairs as usize],
+                Dict::Empty | Dict::Record(_) => &[],
+            },
+            _ => &[],
+        }
+    }
+
+    /// Returns the text of a string, or `None` where `value` is none.
+    pub(crate) fn text(&self, value: Value) -> Option<&str> {
+        match value {
+            Value::String(id) => Some(self.strings.get(id)),
+            _ => None,
+        }
+    }
+
+    /// Returns about how much memory all of it takes.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        let containers = 24 * (self.lists.len() + self.pairs.len() + 3 * self.tuples.len());
+        let dicts = self.dicts.len() * size_of::<Dict<R>>();
+        self.values * size_of::<Value>() as u64
+            + (containers + dicts) as u64
+            + self.strings.retained_bytes()
+    }
+}
+
+/// Returns the number of a container. The budget of a file ends long before 2^32 of them.
+fn index(position: usize) -> u32 {
+    u32::try_from(position).expect("the budget of a file ends before 2^32 containers")
+}

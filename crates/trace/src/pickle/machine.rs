@@ -1,0 +1,474 @@
+//! The stack machine.
+
+use hashbrown::HashMap;
+
+use super::heap::{Dict, Heap, Value};
+use super::opcodes::{code_name, data as op, foreign_name};
+use super::strings::Strings;
+use crate::error::{ErrorKind, TraceError};
+use crate::source::{Input, too_much_memory};
+
+/// How many containers may be under construction at once. A snapshot needs eight.
+const NESTING_MAX: usize = 1000;
+
+/// Sees every dict when it is completed, and may keep a record in its place.
+pub(crate) trait Recogniser {
+    /// What stands for a dict that was recognised.
+    type Record: Copy;
+
+    /// Returns the record for a dict of these keys and values, in turn; `None` to keep the dict.
+    ///
+    /// # Errors
+    ///
+    /// If the dict is of a known shape and cannot be what it seems.
+    fn recognise(
+        &mut self,
+        heap: &mut Heap<Self::Record>,
+        items: &[Value],
+    ) -> Result<Option<Self::Record>, TraceError>;
+
+    /// Returns about how much memory the records take.
+    fn retained_bytes(&self) -> u64;
+}
+
+/// Carries out one pickle.
+pub(crate) struct Machine<'m, 'r, R: Recogniser> {
+    input: &'m mut Input<'r>,
+    recogniser: &'m mut R,
+    heap: Heap<R::Record>,
+    stack: Vec<Value>,
+    /// The heights of the stack at which a container was begun, ascending.
+    marks: Vec<usize>,
+    /// What was memoized under 0, 1, 2, …
+    memo: Vec<Value>,
+    /// What was memoized under other numbers: some writers leave gaps.
+    sparse_memo: HashMap<u32, Value>,
+    /// Where the memory taken is looked at next. Between two looks it can grow only by what
+    /// [`CHECK_EVERY_BYTES`] of opcodes make.
+    check_at: u64,
+}
+
+const CHECK_EVERY_BYTES: u64 = 64 << 10;
+
+impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
+    /// Returns the value that the pickle in `input` describes, and what it refers to.
+    ///
+    /// `strings` holds the strings whose numbers the recogniser knows.
+    pub(crate) fn run(
+        input: &'m mut Input<'r>,
+        recogniser: &'m mut R,
+        strings: Strings,
+    ) -> Result<(Value, Heap<R::Record>), TraceError> {
+        let mut machine = Machine {
+            input,
+            recogniser,
+            heap: Heap::new(strings),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: Vec::new(),
+            sparse_memo: HashMap::new(),
+            check_at: 0,
+        };
+        loop {
+            let offset = machine.input.offset();
+            if offset >= machine.check_at {
+                machine.check_memory(offset)?;
+            }
+            let opcode = machine.input.byte()?;
+            if opcode == op::STOP {
+                let value = machine.pop().map_err(|error| error.at_byte(offset))?;
+                return Ok((value, machine.heap));
+            }
+            machine
+                .step(opcode)
+                .map_err(|error| error.at_byte(offset))?;
+        }
+    }
+
+    /// Carries out the opcodes that recordings consist of, most frequent first.
+    #[inline]
+    fn step(&mut self, opcode: u8) -> Result<(), TraceError> {
+        match opcode {
+            op::BINGET => {
+                let index = self.input.byte()?;
+                self.get(u32::from(index))
+            }
+            op::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.get(index)
+            }
+            op::MEMOIZE => {
+                let index = u32::try_from(self.memo.len()).map_err(|_| too_much_memory())?;
+                self.put(index)
+            }
+            op::LONG1 => {
+                let count = self.input.byte()?;
+                let value = integer(self.input.bytes(usize::from(count))?);
+                self.push(value)
+            }
+            op::BININT1 => {
+                let value = self.input.byte()?;
+                self.push(Value::Int(i64::from(value)))
+            }
+            op::BININT2 => {
+                let value = u16::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(value)))
+            }
+            op::BININT => {
+                let value = i32::from_le_bytes(self.input.array()?);
+                self.push(Value::Int(i64::from(value)))
+            }
+            op::SHORT_BINUNICODE => {
+                let count = self.input.byte()?;
+                let id = self
+                    .heap
+                    .strings
+                    .intern(utf8(self.input.bytes(usize::from(count))?)?);
+                self.push(Value::String(id))
+            }
+            op::EMPTY_DICT => {
+                let dict = self.heap.new_dict();
+                self.push(dict)
+            }
+            op::MARK => self.mark(),
+            op::SETITEMS => {
+                let height = self.unmark()?;
+                self.set_items(height)
+            }
+            _ => self.step_rare(opcode),
+        }
+    }
+
+    /// Carries out the opcodes that occur once in a container or less.
+    fn step_rare(&mut self, opcode: u8) -> Result<(), TraceError> {
+        match opcode {
+            op::PROTO => self.protocol(),
+            op::FRAME => self.input.array::<8>().map(|_length| ()),
+            op::BINPUT => {
+                let index = self.input.byte()?;
+                self.put(u32::from(index))
+            }
+            op::LONG_BINPUT => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.put(index)
+            }
+            op::EMPTY_LIST => {
+                let list = self.heap.new_list();
+                self.push(list)
+            }
+            op::EMPTY_TUPLE => self.tuple(self.stack.len()),
+            op::TUPLE1 => self.tuple_of(1),
+            op::TUPLE2 => self.tuple_of(2),
+            op::TUPLE3 => self.tuple_of(3),
+            op::TUPLE => {
+                let height = self.unmark()?;
+                self.tuple(height)
+            }
+            op::APPEND => {
+                let item = self.pop()?;
+                self.append(&[item])
+            }
+            op::APPENDS => {
+                let height = self.unmark()?;
+                let items = self.stack.split_off(height);
+                self.append(&items)
+            }
+            op::SETITEM => self.set_items(self.height_below(2)?),
+            op::LIST => {
+                let height = self.unmark()?;
+                let items = self.stack.split_off(height);
+                let list = self.heap.new_list();
+                self.push(list)?;
+                self.append(&items)
+            }
+            op::DICT => {
+                let height = self.unmark()?;
+                let dict = self.heap.new_dict();
+                self.stack.insert(height, dict);
+                self.set_items(height + 1)
+            }
+            op::POP => self.pop().map(|_value| ()),
+            op::POP_MARK => {
+                let height = self.unmark()?;
+                self.stack.truncate(height);
+                Ok(())
+            }
+            op::DUP => {
+                let value = *self.stack.last().ok_or_else(stack_is_empty)?;
+                self.push(value)
+            }
+            _ => {
+                let value = self.scalar(opcode)?;
+                self.push(value)
+            }
+        }
+    }
+
+    /// Reads the plain values that occur a few times in a file, and the text forms of protocol 0.
+    fn scalar(&mut self, opcode: u8) -> Result<Value, TraceError> {
+        Ok(match opcode {
+            op::NONE => Value::None,
+            op::NEWTRUE => Value::Bool(true),
+            op::NEWFALSE => Value::Bool(false),
+            op::BINFLOAT => Value::Float(f64::from_be_bytes(self.input.array()?)),
+            op::LONG4 => {
+                let count = u32::from_le_bytes(self.input.array()?);
+                integer(&self.input.long_bytes(u64::from(count))?)
+            }
+            op::BINUNICODE | op::BINSTRING => {
+                let count = u32::from_le_bytes(self.input.array()?);
+                self.string(u64::from(count))?
+            }
+            op::BINUNICODE8 => {
+                let count = u64::from_le_bytes(self.input.array()?);
+                self.string(count)?
+            }
+            op::SHORT_BINSTRING => {
+                let count = self.input.byte()?;
+                self.string(u64::from(count))?
+            }
+            op::SHORT_BINBYTES => {
+                let count = self.input.byte()?;
+                self.skip(u64::from(count))?
+            }
+            op::BINBYTES => {
+                let count = u32::from_le_bytes(self.input.array()?);
+                self.skip(u64::from(count))?
+            }
+            op::BINBYTES8 => {
+                let count = u64::from_le_bytes(self.input.array()?);
+                self.skip(count)?
+            }
+            op::INT | op::LONG | op::FLOAT | op::STRING | op::UNICODE => self.text(opcode)?,
+            op::GET | op::PUT => return self.text_memo(opcode),
+            _ => return Err(refuse(opcode)),
+        })
+    }
+
+    fn protocol(&mut self) -> Result<(), TraceError> {
+        match self.input.byte()? {
+            0..=5 => Ok(()),
+            version => Err(TraceError::malformed(format!(
+                "pickle protocol {version} is not known; up to 5 is"
+            ))),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, value: Value) -> Result<(), TraceError> {
+        self.stack.push(value);
+        Ok(())
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Result<Value, TraceError> {
+        let height = self.height_below(1)?;
+        let value = self.stack[height];
+        self.stack.truncate(height);
+        Ok(value)
+    }
+
+    /// Returns where the topmost `count` values begin; they must be above the last mark.
+    fn height_below(&self, count: usize) -> Result<usize, TraceError> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count) {
+            Some(height) if height >= floor => Ok(height),
+            _ => Err(stack_is_empty()),
+        }
+    }
+
+    #[inline]
+    fn mark(&mut self) -> Result<(), TraceError> {
+        if self.marks.len() == NESTING_MAX {
+            let what = format!("containers are nested deeper than {NESTING_MAX}");
+            return Err(TraceError::new(ErrorKind::Limit, what));
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    #[inline]
+    fn unmark(&mut self) -> Result<usize, TraceError> {
+        self.marks
+            .pop()
+            .ok_or_else(|| TraceError::malformed("a container ends that never began"))
+    }
+
+    #[inline]
+    fn get(&mut self, index: u32) -> Result<(), TraceError> {
+        let value = match self.memo.get(index as usize) {
+            Some(&value) => value,
+            None => *self.sparse_memo.get(&index).ok_or_else(|| {
+                TraceError::malformed(format!("refers to object {index}, which is not there"))
+            })?,
+        };
+        self.push(value)
+    }
+
+    #[inline]
+    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+        let value = *self.stack.last().ok_or_else(stack_is_empty)?;
+        match (index as usize).cmp(&self.memo.len()) {
+            std::cmp::Ordering::Less => self.memo[index as usize] = value,
+            std::cmp::Ordering::Equal => self.memo.push(value),
+            std::cmp::Ordering::Greater => {
+                self.sparse_memo.insert(index, value);
+            }
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, items: &[Value]) -> Result<(), TraceError> {
+        match self.stack.get(self.height_below(1)?) {
+            Some(&Value::List(list)) if self.heap.extend_list(list, items) => Ok(()),
+            Some(Value::List(_)) => Err(TraceError::malformed("a stack grows after it was used")),
+            _ => Err(TraceError::malformed(
+                "appends to something that is no list",
+            )),
+        }
+    }
+
+    /// Puts the keys and values from `height` up into the dict below them.
+    #[inline]
+    fn set_items(&mut self, height: usize) -> Result<(), TraceError> {
+        let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
+        let below = height.checked_sub(1).map(|below| self.stack[below]);
+        let Some(Value::Dict(dict)) = below else {
+            return Err(TraceError::malformed(
+                "sets an item of something that is no dict",
+            ));
+        };
+        if !items.len().is_multiple_of(2) {
+            return Err(TraceError::malformed("a dict has a key without a value"));
+        }
+        let record = match self.heap.dict(dict) {
+            Dict::Empty => self.recogniser.recognise(&mut self.heap, items)?,
+            Dict::Pairs(_) | Dict::Record(_) => None,
+        };
+        if let Some(record) = record {
+            self.heap.set_record(dict, record);
+        } else if !self.heap.extend_dict(dict, items) {
+            return Err(TraceError::malformed(
+                "a record changes after it was complete",
+            ));
+        }
+        self.stack.truncate(height);
+        Ok(())
+    }
+
+    fn tuple_of(&mut self, count: usize) -> Result<(), TraceError> {
+        self.tuple(self.height_below(count)?)
+    }
+
+    fn tuple(&mut self, height: usize) -> Result<(), TraceError> {
+        let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
+        let tuple = self.heap.new_tuple(items);
+        self.stack.truncate(height);
+        self.push(tuple)
+    }
+
+    fn string(&mut self, count: u64) -> Result<Value, TraceError> {
+        let bytes = self.input.long_bytes(count)?;
+        Ok(Value::String(self.heap.strings.intern(utf8(&bytes)?)))
+    }
+
+    fn skip(&mut self, count: u64) -> Result<Value, TraceError> {
+        self.input.long_bytes(count)?;
+        Ok(Value::Opaque)
+    }
+
+    fn text(&mut self, opcode: u8) -> Result<Value, TraceError> {
+        let line = self.input.line()?;
+        let line = utf8(&line)?;
+        let not_a_number = || TraceError::malformed(format!("`{line}` is not a number"));
+        Ok(match opcode {
+            op::INT if line == "00" => Value::Bool(false),
+            op::INT if line == "01" => Value::Bool(true),
+            op::INT | op::LONG => {
+                let digits = line.trim_end_matches('L');
+                match (digits.parse(), digits.parse()) {
+                    (Ok(value), _) => Value::Int(value),
+                    (_, Ok(value)) => Value::Natural(value),
+                    _ => return Err(not_a_number()),
+                }
+            }
+            op::FLOAT => Value::Float(line.parse().map_err(|_| not_a_number())?),
+            op::STRING => {
+                let text = line.trim_matches(['\'', '"']);
+                Value::String(self.heap.strings.intern(text))
+            }
+            _ => Value::String(self.heap.strings.intern(line)),
+        })
+    }
+
+    fn text_memo(&mut self, opcode: u8) -> Result<Value, TraceError> {
+        let line = self.input.line()?;
+        let index = utf8(&line)?
+            .parse()
+            .map_err(|_| TraceError::malformed("an object's number is not a number"))?;
+        match opcode {
+            op::GET => self.get(index)?,
+            _ => self.put(index)?,
+        }
+        self.pop()
+    }
+
+    #[cold]
+    fn check_memory(&mut self, offset: u64) -> Result<(), TraceError> {
+        self.check_at = offset + CHECK_EVERY_BYTES;
+        let values = self.stack.len() + self.memo.len() + 2 * self.sparse_memo.len();
+        let retained = (values * size_of::<Value>()) as u64
+            + self.heap.retained_bytes()
+            + self.recogniser.retained_bytes();
+        if retained > self.input.retained_bytes_max() {
+            return Err(too_much_memory().at_byte(offset));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the little-endian two's complement integer that `bytes` hold.
+#[inline]
+fn integer(bytes: &[u8]) -> Value {
+    match bytes.len() {
+        0 => Value::Int(0),
+        count @ 1..=8 => {
+            let mut padded = if bytes[count - 1] < 0x80 {
+                [0; 8]
+            } else {
+                [0xff; 8]
+            };
+            padded[..count].copy_from_slice(bytes);
+            Value::Int(i64::from_le_bytes(padded))
+        }
+        9 if bytes[8] == 0 => {
+            let mut natural = [0; 8];
+            natural.copy_from_slice(&bytes[..8]);
+            Value::Natural(u64::from_le_bytes(natural))
+        }
+        _ => Value::Opaque,
+    }
+}
+
+#[inline]
+fn utf8(bytes: &[u8]) -> Result<&str, TraceError> {
+    std::str::from_utf8(bytes).map_err(|_| TraceError::malformed("a string is not UTF-8"))
+}
+
+#[cold]
+fn stack_is_empty() -> TraceError {
+    TraceError::malformed("the pickle takes a value that is not there")
+}
+
+#[cold]
+fn refuse(opcode: u8) -> TraceError {
+    if let Some(name) = code_name(opcode) {
+        let what =
+            format!("this pickle wants to run code (opcode {name}); lowtide reads data only");
+        return TraceError::new(ErrorKind::Code, what);
+    }
+    TraceError::malformed(match foreign_name(opcode) {
+        Some(name) => format!("opcode {name} is for data that no recording holds"),
+        None => format!("{opcode:#04x} is not an opcode of a pickle"),
+    })
+}

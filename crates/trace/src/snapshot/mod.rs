@@ -1,0 +1,6 @@
+//! PyTorch's memory snapshots.
+
+mod read;
+mod records;
+
+pub(crate) use read::read;

@@ -1,0 +1,373 @@
+//! Replaces the dicts that snapshots have many of by fixed records: events, blocks, frames.
+
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
+
+use crate::error::TraceError;
+use crate::model::TraceEvent;
+use crate::pickle::{Dict, Heap, Recogniser, Strings, Value};
+use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
+
+/// The keys of the dicts that become records. Their strings are interned first, in this order, so
+/// that the number of a key's string is the number of its field.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Action,
+    Addr,
+    Size,
+    Stream,
+    TimeUs,
+    Frames,
+    PoolId,
+    DeviceFree,
+    Address,
+    RequestedSize,
+    State,
+    History,
+    RealSize,
+    Name,
+    Filename,
+    Line,
+}
+
+const FIELD_NAMES: [&str; 16] = [
+    "action",
+    "addr",
+    "size",
+    "stream",
+    "time_us",
+    "frames",
+    "pool_id",
+    "device_free",
+    "address",
+    "requested_size",
+    "state",
+    "history",
+    "real_size",
+    "name",
+    "filename",
+    "line",
+];
+
+/// What a dict was replaced by.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Record {
+    /// The event of this number.
+    Event(u32),
+    /// An entry of a trace whose action is not one of [`Action`].
+    SkippedEvent,
+    /// The block of this number.
+    Block(u32),
+    Frame(FrameId),
+}
+
+/// A block, as a segment lists it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockRecord {
+    /// Missing in old recordings: blocks tile their segment.
+    pub(super) address: Option<DeviceAddress>,
+    pub(super) size: Bytes,
+    pub(super) requested: Bytes,
+    pub(super) status: BlockStatus,
+    pub(super) stack: StackId,
+}
+
+/// The records of a file.
+#[derive(Default)]
+pub(super) struct Records {
+    pub(super) events: Vec<TraceEvent>,
+    pub(super) blocks: Vec<BlockRecord>,
+    pub(super) stacks: StackTable,
+    /// The frames of the stack being read, here to be allocated once.
+    frames: Vec<FrameId>,
+}
+
+/// Returns the strings whose numbers [`Records`] knows.
+pub(super) fn known_strings() -> Strings {
+    let mut strings = Strings::default();
+    for name in FIELD_NAMES {
+        strings.intern(name);
+    }
+    for action in Action::ALL {
+        strings.intern(action.name());
+    }
+    strings
+}
+
+/// The values of a dict's known keys.
+struct Fields([Value; FIELD_NAMES.len()]);
+
+impl Fields {
+    #[inline]
+    fn of(items: &[Value]) -> Fields {
+        let mut fields = Fields([Value::None; FIELD_NAMES.len()]);
+        for pair in items.chunks_exact(2) {
+            if let Value::String(key) = pair[0]
+                && let Some(field) = fields.0.get_mut(key.0 as usize)
+            {
+                *field = pair[1];
+            }
+        }
+        fields
+    }
+
+    #[inline]
+    fn get(&self, field: Field) -> Value {
+        self.0[field as usize]
+    }
+
+    #[inline]
+    fn has(&self, field: Field) -> bool {
+        self.get(field) != Value::None
+    }
+
+    #[inline]
+    fn natural(&self, field: Field) -> Result<u64, TraceError> {
+        natural(self.get(field)).ok_or_else(|| {
+            let name = FIELD_NAMES[field as usize];
+            TraceError::malformed(format!("`{name}` is not a number from 0 to 2^64"))
+        })
+    }
+}
+
+impl Recogniser for Records {
+    type Record = Record;
+
+    #[inline]
+    fn recognise(
+        &mut self,
+        heap: &mut Heap<Record>,
+        items: &[Value],
+    ) -> Result<Option<Record>, TraceError> {
+        let fields = Fields::of(items);
+        if fields.has(Field::Action) && (fields.has(Field::Addr) || fields.has(Field::DeviceFree)) {
+            return self.event(heap, &fields).map(Some);
+        }
+        if fields.has(Field::State) && fields.has(Field::Size) {
+            return self.block(heap, &fields).map(Some);
+        }
+        Ok(self.frame(&fields).map(Record::Frame))
+    }
+
+    fn retained_bytes(&self) -> u64 {
+        (self.events.len() * size_of::<TraceEvent>() + self.blocks.len() * size_of::<BlockRecord>())
+            as u64
+            + self.stacks.retained_bytes()
+    }
+}
+
+impl Records {
+    /// Returns the record of a dict that was not built in one go, or `None` where it is of no known
+    /// shape.
+    pub(super) fn resolve(
+        &mut self,
+        heap: &mut Heap<Record>,
+        value: Value,
+    ) -> Result<Option<Record>, TraceError> {
+        let Value::Dict(dict) = value else {
+            return Ok(None);
+        };
+        match heap.dict(dict) {
+            Dict::Record(record) => Ok(Some(record)),
+            Dict::Empty => Ok(None),
+            Dict::Pairs(_) => {
+                let items = heap.pairs(value).to_vec();
+                self.recognise(heap, &items)
+            }
+        }
+    }
+
+    #[inline]
+    fn event(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record, TraceError> {
+        let Some(action) = action(fields.get(Field::Action)) else {
+            return Ok(Record::SkippedEvent);
+        };
+        let address = match action {
+            Action::OutOfMemory if fields.has(Field::DeviceFree) => Field::DeviceFree,
+            _ => Field::Addr,
+        };
+        let pool = match fields.get(Field::PoolId) {
+            Value::None => None,
+            value => Some(pool_id(heap, value)?),
+        };
+        let time_us = match fields.get(Field::TimeUs) {
+            Value::Int(time_us) => time_us,
+            _ => 0,
+        };
+        let event = TraceEvent {
+            event: Event {
+                action,
+                pool: pool.unwrap_or_default(),
+                address: DeviceAddress(fields.natural(address)?),
+                size: Bytes(fields.natural(Field::Size)?),
+                stream: stream(fields.get(Field::Stream))?,
+            },
+            time_us,
+            stack: self.stack(heap, fields.get(Field::Frames)),
+            pool_known: pool.is_some(),
+        };
+        let number =
+            u32::try_from(self.events.len()).expect("the budget of a file ends before 2^32 events");
+        self.events.push(event);
+        Ok(Record::Event(number))
+    }
+
+    fn block(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record, TraceError> {
+        let status = match heap.text(fields.get(Field::State)) {
+            Some("active_allocated") => BlockStatus::Allocated,
+            // The documentation calls it by the second name.
+            Some("active_pending_free" | "active_awaiting_free") => BlockStatus::PendingFree,
+            Some("inactive") => BlockStatus::Inactive,
+            _ => return Err(TraceError::malformed("a block has an unknown `state`")),
+        };
+        // Recordings up to torch 2.1 list the holders of a block, newest first.
+        let history = heap
+            .items(fields.get(Field::History))
+            .and_then(|history| history.first());
+        let holder = history.map(|&holder| Fields::of(heap.pairs(holder)));
+        let size = Bytes(fields.natural(Field::Size)?);
+        let requested = if fields.has(Field::RequestedSize) {
+            Bytes(fields.natural(Field::RequestedSize)?)
+        } else if let Some(holder) = &holder
+            && holder.has(Field::RealSize)
+        {
+            Bytes(holder.natural(Field::RealSize)?)
+        } else {
+            size
+        };
+        let address = match fields.get(Field::Address) {
+            Value::None => None,
+            _ => Some(DeviceAddress(fields.natural(Field::Address)?)),
+        };
+        let frames = match holder {
+            Some(holder) if !fields.has(Field::Frames) => holder.get(Field::Frames),
+            _ => fields.get(Field::Frames),
+        };
+        let stack = match status {
+            BlockStatus::Inactive => StackId::NONE,
+            BlockStatus::Allocated | BlockStatus::PendingFree => self.stack(heap, frames),
+        };
+        let block = BlockRecord {
+            address,
+            size,
+            requested,
+            status,
+            stack,
+        };
+        let number =
+            u32::try_from(self.blocks.len()).expect("the budget of a file ends before 2^32 blocks");
+        self.blocks.push(block);
+        Ok(Record::Block(number))
+    }
+
+    fn frame(&mut self, fields: &Fields) -> Option<FrameId> {
+        let Value::String(name) = fields.get(Field::Name) else {
+            return None;
+        };
+        let Value::String(filename) = fields.get(Field::Filename) else {
+            return None;
+        };
+        let line = natural(fields.get(Field::Line)).unwrap_or(0);
+        let line = u32::try_from(line).unwrap_or(0);
+        Some(self.stacks.intern_frame(FrameRecord {
+            name,
+            filename,
+            line,
+        }))
+    }
+
+    /// Returns the stack of a list of frames, and seals the list: it may be shared by many events.
+    #[inline]
+    fn stack(&mut self, heap: &mut Heap<Record>, list: Value) -> StackId {
+        if list == Value::None {
+            return StackId::NONE;
+        }
+        if let Some(stack) = heap.seal(list) {
+            return StackId(stack);
+        }
+        self.new_stack(heap, list)
+    }
+
+    fn new_stack(&mut self, heap: &mut Heap<Record>, list: Value) -> StackId {
+        let mut frames = std::mem::take(&mut self.frames);
+        frames.clear();
+        for &item in heap.items(list).unwrap_or_default() {
+            let frame = match item {
+                Value::Dict(dict) => match heap.dict(dict) {
+                    Dict::Record(Record::Frame(frame)) => Some(frame),
+                    Dict::Record(_) | Dict::Empty => None,
+                    Dict::Pairs(_) => self.frame(&Fields::of(heap.pairs(item))),
+                },
+                _ => None,
+            };
+            frames.extend(frame);
+        }
+        let stack = self.stacks.intern_stack(&frames);
+        self.frames = frames;
+        if stack != StackId::NONE {
+            heap.seal_list(list, stack.0);
+        }
+        stack
+    }
+}
+
+/// Returns the number that `value` is, where it is one from 0 to 2^64.
+pub(super) fn natural(value: Value) -> Option<u64> {
+    match value {
+        Value::Int(value) => u64::try_from(value).ok(),
+        Value::Natural(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// Returns the stream with the handle `value`, which is a pointer that some writers give a sign.
+pub(super) fn stream(value: Value) -> Result<Stream, TraceError> {
+    match value {
+        Value::Int(value) => Ok(Stream(value.cast_unsigned())),
+        Value::Natural(value) => Ok(Stream(value)),
+        Value::None => Ok(Stream::DEFAULT),
+        _ => Err(TraceError::malformed("`stream` is not a number")),
+    }
+}
+
+/// Returns the pool with the identity `value`, a pair of numbers.
+pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId, TraceError> {
+    if let Some(&[first, second]) = heap.items(value)
+        && let (Some(first), Some(second)) = (natural(first), natural(second))
+    {
+        return Ok(MempoolId(first, second));
+    }
+    Err(TraceError::malformed(
+        "the identity of a pool is not a pair of numbers",
+    ))
+}
+
+/// Returns the action that the known string `value` names.
+fn action(value: Value) -> Option<Action> {
+    match value {
+        Value::String(id) => Action::ALL
+            .get((id.0 as usize).checked_sub(FIELD_NAMES.len())?)
+            .copied(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pickle::StringId;
+
+    #[test]
+    fn known_strings_have_the_numbers_of_their_fields_and_actions() {
+        let strings = known_strings();
+        assert_eq!(strings.get(StringId(Field::Action as u32)), "action");
+        assert_eq!(
+            strings.get(StringId(Field::DeviceFree as u32)),
+            "device_free"
+        );
+        assert_eq!(strings.get(StringId(Field::Line as u32)), "line");
+        for (number, expected) in (16..).zip(Action::ALL) {
+            assert_eq!(action(Value::String(StringId(number))), Some(expected));
+        }
+        assert_eq!(strings.len(), 16 + Action::ALL.len());
+    }
+}

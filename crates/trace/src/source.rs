@@ -1,0 +1,247 @@
+//! Where the bytes come from: sniffs the compression, decompresses as it goes, counts.
+//!
+//! Nothing here holds more than one buffer of the decompressed data. A compressed file is trusted
+//! to expand only so far: [`Input`] stops at [`expanded_bytes_max`].
+
+use std::cell::Cell;
+use std::io::{self, BufReader, Read};
+use std::rc::Rc;
+
+use crate::error::{ErrorKind, TraceError};
+
+/// How much is decompressed at a time. Larger than any number or key in a recording, and small
+/// enough to stay in the second-level cache together with the tables that it is read into.
+const BUFFER_BYTES: usize = 128 << 10;
+
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Returns to how many bytes a compressed file may expand of which `file_bytes` have been read.
+///
+/// Recordings shrink by a factor of 10 to 40; a file that claims a thousand is a mistake or an
+/// attack.
+fn expanded_bytes_max(file_bytes: u64) -> u64 {
+    (1 << 30) + file_bytes.saturating_mul(1024)
+}
+
+/// Returns how much memory may be spent on what a file says of which `file_bytes` have been read.
+pub(crate) fn retained_bytes_max(file_bytes: u64) -> u64 {
+    (1 << 30) + file_bytes.saturating_mul(256)
+}
+
+/// The decompressed bytes of a file, one buffer at a time.
+pub(crate) struct Input<'r> {
+    reader: Box<dyn Read + 'r>,
+    /// The compression, for messages.
+    compression: &'static str,
+    /// Bytes read from the file itself, before decompression.
+    file_bytes: Rc<Cell<u64>>,
+    buffer: Box<[u8]>,
+    /// What has not been taken yet is `buffer[start..end]`.
+    start: usize,
+    end: usize,
+    /// The offset of `buffer[0]` in the decompressed file.
+    buffer_offset: u64,
+}
+
+impl<'r> Input<'r> {
+    /// Returns the decompressed contents of `reader`, whose compression is told by its first bytes.
+    pub(crate) fn open(mut reader: impl Read + 'r) -> Result<Input<'r>, TraceError> {
+        let mut magic = Vec::with_capacity(4);
+        reader.by_ref().take(4).read_to_end(&mut magic)?;
+        let is_zstd = magic == ZSTD_MAGIC;
+        let is_gzip = magic.starts_with(&GZIP_MAGIC);
+        let file_bytes = Rc::new(Cell::new(0));
+        let file = Counted {
+            reader: io::Cursor::new(magic).chain(reader),
+            bytes: Rc::clone(&file_bytes),
+        };
+        let (reader, compression): (Box<dyn Read + 'r>, _) = if is_zstd {
+            (zstd_reader(file)?, "zstd")
+        } else if is_gzip {
+            let file = BufReader::with_capacity(BUFFER_BYTES, file);
+            (Box::new(flate2::bufread::MultiGzDecoder::new(file)), "gzip")
+        } else {
+            (Box::new(file), "")
+        };
+        Ok(Input {
+            reader,
+            compression,
+            file_bytes,
+            buffer: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+            buffer_offset: 0,
+        })
+    }
+
+    /// Returns the offset of the next byte in the decompressed file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.buffer_offset + self.start as u64
+    }
+
+    /// Returns how much memory may be spent on what has been read so far.
+    pub(crate) fn retained_bytes_max(&self) -> u64 {
+        retained_bytes_max(self.file_bytes.get())
+    }
+
+    /// Returns the bytes that are in the buffer, at least one unless the file is at its end.
+    pub(crate) fn peek(&mut self) -> Result<&[u8], TraceError> {
+        if self.start == self.end {
+            self.refill()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// Takes one byte.
+    #[inline]
+    pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
+        Ok(self.bytes(1)?[0])
+    }
+
+    /// Takes `N` bytes.
+    #[inline]
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TraceError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.bytes(N)?);
+        Ok(array)
+    }
+
+    /// Takes `count` bytes, which must fit the buffer: for counts of at most a few hundred.
+    #[inline]
+    pub(crate) fn bytes(&mut self, count: usize) -> Result<&[u8], TraceError> {
+        assert!(count <= BUFFER_BYTES, "takes more than the buffer holds");
+        if self.end - self.start < count {
+            self.require(count)?;
+        }
+        let taken = self.start..self.start + count;
+        self.start = taken.end;
+        Ok(&self.buffer[taken])
+    }
+
+    /// Takes `count` bytes, however many a file claims: memory grows with what is really there.
+    pub(crate) fn long_bytes(&mut self, count: u64) -> Result<Vec<u8>, TraceError> {
+        let mut taken = Vec::new();
+        while (taken.len() as u64) < count {
+            let wanted = count - taken.len() as u64;
+            let retained_max = self.retained_bytes_max();
+            if taken.len() as u64 > retained_max {
+                return Err(self.fail(too_much_memory()));
+            }
+            let ready = self.peek()?;
+            if ready.is_empty() {
+                return Err(self.truncated());
+            }
+            let part =
+                usize::try_from(wanted).map_or(ready.len(), |wanted| wanted.min(ready.len()));
+            taken.extend_from_slice(&ready[..part]);
+            self.start += part;
+        }
+        Ok(taken)
+    }
+
+    /// Takes the bytes before the next line feed, and the line feed.
+    pub(crate) fn line(&mut self) -> Result<Vec<u8>, TraceError> {
+        let mut line = Vec::new();
+        loop {
+            match self.byte()? {
+                b'\n' => return Ok(line),
+                _ if line.len() == BUFFER_BYTES => {
+                    return Err(self.fail(TraceError::malformed("a line of text has no end")));
+                }
+                byte => line.push(byte),
+            }
+        }
+    }
+
+    /// Says where `error` is: at the next byte.
+    pub(crate) fn fail(&self, error: TraceError) -> TraceError {
+        error.at_byte(self.offset())
+    }
+
+    /// Says that the file ends too early.
+    pub(crate) fn truncated(&self) -> TraceError {
+        let what = "the file ends in the middle: was it copied whole?";
+        TraceError::new(ErrorKind::Truncated, what).at_byte(self.buffer_offset + self.end as u64)
+    }
+
+    #[cold]
+    fn require(&mut self, count: usize) -> Result<(), TraceError> {
+        while self.end - self.start < count {
+            if self.refill()? == 0 {
+                return Err(self.truncated());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads more behind what has not been taken yet; returns how much.
+    fn refill(&mut self) -> Result<usize, TraceError> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.buffer_offset += self.start as u64;
+        self.end -= self.start;
+        self.start = 0;
+        let count = loop {
+            match self.reader.read(&mut self.buffer[self.end..]) {
+                Ok(count) => break count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.read_failed(error)),
+            }
+        };
+        self.end += count;
+        let expanded = self.buffer_offset + self.end as u64;
+        if expanded > expanded_bytes_max(self.file_bytes.get()) {
+            let what = "the compressed file expands more than a thousandfold; no recording does";
+            return Err(self.fail(TraceError::new(ErrorKind::Limit, what)));
+        }
+        Ok(count)
+    }
+
+    fn read_failed(&self, error: io::Error) -> TraceError {
+        match (self.compression, error.kind()) {
+            (_, io::ErrorKind::UnexpectedEof) => self.truncated(),
+            ("", _) => self.fail(error.into()),
+            // Decoders report damage as an i/o error without a number of the operating system.
+            (name, _) if error.raw_os_error().is_none() => {
+                let what = format!("the {name} data is damaged: {error}");
+                self.fail(TraceError::malformed(what))
+            }
+            _ => self.fail(error.into()),
+        }
+    }
+}
+
+/// Says that a file would take more memory than its size justifies.
+pub(crate) fn too_much_memory() -> TraceError {
+    let what = "the file is made to take far more memory than its size; no recording does";
+    TraceError::new(ErrorKind::Limit, what)
+}
+
+#[cfg(feature = "zstd")]
+fn zstd_reader<'r>(file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
+    let file = BufReader::with_capacity(BUFFER_BYTES, file);
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
+    // 128 MiB: the most that the format's default and `--ultra` levels use.
+    decoder.window_log_max(27)?;
+    Ok(Box::new(decoder))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn zstd_reader<'r>(_file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
+    let what = "the file is compressed with zstd, which this build leaves out; run `zstd -d` on it";
+    Err(TraceError::new(ErrorKind::Foreign, what))
+}
+
+/// Counts what passes through.
+struct Counted<R> {
+    reader: R,
+    bytes: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.bytes.set(self.bytes.get() + count as u64);
+        Ok(count)
+    }
+}

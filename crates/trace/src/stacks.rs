@@ -1,0 +1,158 @@
+//! Call stacks, each distinct one once.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+
+use crate::pickle::{StringId, Strings};
+
+/// The number of a call stack in a [`StackTable`]: equal stacks have equal numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct StackId(pub(crate) u32);
+
+impl StackId {
+    /// The stack without frames: that of an event recorded without one.
+    pub const NONE: StackId = StackId(0);
+}
+
+/// A function on a call stack.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Frame<'t> {
+    /// The function's name.
+    pub name: &'t str,
+    /// The file it is in, as the interpreter or the debug information calls it.
+    pub filename: &'t str,
+    /// The line that was being run, from 1; 0 where it is not known.
+    pub line: u32,
+}
+
+/// The number of a frame in its table.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct FrameId(pub(crate) u32);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct FrameRecord {
+    pub(crate) name: StringId,
+    pub(crate) filename: StringId,
+    pub(crate) line: u32,
+}
+
+/// The distinct call stacks of a recording.
+#[derive(Clone, Debug, Default)]
+pub struct StackTable {
+    pub(crate) strings: Strings,
+    frames: Vec<FrameRecord>,
+    frame_ids: HashMap<FrameRecord, FrameId>,
+    /// The frames of stack 1, of stack 2, …, innermost function first.
+    stack_frames: Vec<FrameId>,
+    /// Where the frames of each stack end; they start where those of the one before end.
+    ends: Vec<usize>,
+    stack_ids: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl StackTable {
+    /// Returns a table that has only the empty stack.
+    pub fn new() -> StackTable {
+        StackTable::default()
+    }
+
+    /// Returns the number of the stack of `frames`, innermost first: a new one where it has none
+    /// yet.
+    pub fn intern<'f>(&mut self, frames: impl IntoIterator<Item = Frame<'f>>) -> StackId {
+        let ids: Vec<FrameId> = frames
+            .into_iter()
+            .map(|frame| {
+                let name = self.strings.intern(frame.name);
+                let filename = self.strings.intern(frame.filename);
+                self.intern_frame(FrameRecord {
+                    name,
+                    filename,
+                    line: frame.line,
+                })
+            })
+            .collect();
+        self.intern_stack(&ids)
+    }
+
+    /// Returns the frames of a stack, innermost first.
+    ///
+    /// # Panics
+    ///
+    /// If `stack` is from another table.
+    pub fn frames(&self, stack: StackId) -> impl ExactSizeIterator<Item = Frame<'_>> {
+        self.frame_ids(stack).iter().map(|&frame| self.frame(frame))
+    }
+
+    /// Returns how many distinct stacks there are, the empty one not counted.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Returns whether there is no stack but the empty one.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    pub(crate) fn frame(&self, frame: FrameId) -> Frame<'_> {
+        let record = self.frames[frame.0 as usize];
+        Frame {
+            name: self.strings.get(record.name),
+            filename: self.strings.get(record.filename),
+            line: record.line,
+        }
+    }
+
+    pub(crate) fn frame_ids(&self, stack: StackId) -> &[FrameId] {
+        match stack {
+            StackId::NONE => &[],
+            StackId(number) => slice(&self.stack_frames, &self.ends, number),
+        }
+    }
+
+    pub(crate) fn intern_frame(&mut self, record: FrameRecord) -> FrameId {
+        let next = FrameId(number(self.frames.len()));
+        let id = *self.frame_ids.entry(record).or_insert(next);
+        if id == next {
+            self.frames.push(record);
+        }
+        id
+    }
+
+    pub(crate) fn intern_stack(&mut self, frames: &[FrameId]) -> StackId {
+        if frames.is_empty() {
+            return StackId::NONE;
+        }
+        let hash = self.hasher.hash_one(frames);
+        let (all, ends, hasher) = (&self.stack_frames, &self.ends, &self.hasher);
+        if let Some(&id) = self
+            .stack_ids
+            .find(hash, |&id| slice(all, ends, id) == frames)
+        {
+            return StackId(id);
+        }
+        self.stack_frames.extend_from_slice(frames);
+        self.ends.push(self.stack_frames.len());
+        let id = number(self.ends.len());
+        let (all, ends) = (&self.stack_frames, &self.ends);
+        self.stack_ids
+            .insert_unique(hash, id, |&id| hasher.hash_one(slice(all, ends, id)));
+        StackId(id)
+    }
+
+    /// Returns about how much memory the table takes, without its strings.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        (self.frames.len() * 32 + self.stack_frames.len() * 4 + self.ends.len() * 16) as u64
+    }
+}
+
+/// Returns the frames of stack `id`, which is at least 1.
+fn slice<'t>(frames: &'t [FrameId], ends: &[usize], id: u32) -> &'t [FrameId] {
+    let id = id as usize;
+    let start = if id == 1 { 0 } else { ends[id - 2] };
+    &frames[start..ends[id - 1]]
+}
+
+fn number(position: usize) -> u32 {
+    u32::try_from(position).expect("the budget of a file ends before 2^32 frames")
+}
