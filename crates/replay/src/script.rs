@@ -1,8 +1,6 @@
 //! A driver that does what a recording says the driver did.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::rc::Rc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
 use lowtide_sim::{AddressSource, FirstFit};
@@ -25,9 +23,20 @@ pub(crate) struct Script {
     elsewhere: FirstFit,
 }
 
-/// The same script for the driver and for the replay that moves it on.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedScript(pub(crate) Rc<RefCell<Script>>);
+/// Where a replay's addresses come from.
+#[derive(Debug)]
+pub(crate) enum Addresses {
+    /// The simulator chooses.
+    Simulated(FirstFit),
+    /// The recording says.
+    Recorded(Script),
+}
+
+impl Default for Addresses {
+    fn default() -> Addresses {
+        Addresses::Simulated(FirstFit::new())
+    }
+}
 
 impl Script {
     pub(crate) fn new(events: &[TraceEvent]) -> Script {
@@ -72,50 +81,86 @@ impl Script {
     }
 }
 
-impl AddressSource for SharedScript {
+impl AddressSource for Script {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        let mut script = self.0.borrow_mut();
-        if script.refuses() {
+        if self.refuses() {
             return Err(DriverError::OutOfMemory);
         }
-        let recorded = script.next_in_step();
-        let same = recorded
-            .filter(|event| event.action == Action::SegmentAlloc && event.size == size);
-        match same {
+        let recorded = self.next_in_step();
+        let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
+        match recorded.filter(same) {
             Some(event) => {
-                script.next += 1;
+                self.next += 1;
                 Ok(event.address)
             }
-            None => script.elsewhere.allocate(size),
+            None => self.elsewhere.allocate(size),
         }
     }
 
     fn freed(&mut self, _address: DeviceAddress, _size: Bytes) {
-        self.0.borrow_mut().pass(Action::SegmentFree);
+        self.pass(Action::SegmentFree);
     }
 
     /// A range begins where the recording maps memory into it first.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        let mut script = self.0.borrow_mut();
-        let recorded = script.events[script.next..].iter();
-        let mapped = recorded.map(|&(_, event)| event).find(|event| event.action == Action::SegmentMap);
-        match mapped {
+        let recorded = self.events[self.next..].iter().map(|&(_, event)| event);
+        match { recorded }.find(|event| event.action == Action::SegmentMap) {
             Some(event) => Ok(event.address),
-            None => script.elsewhere.reserve(size),
+            None => self.elsewhere.reserve(size),
         }
     }
 
     fn unreserved(&mut self, _address: DeviceAddress, _size: Bytes) {}
 
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
-        if self.0.borrow().refuses() { Err(DriverError::OutOfMemory) } else { Ok(()) }
+        if self.refuses() { Err(DriverError::OutOfMemory) } else { Ok(()) }
     }
 
     fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {
-        self.0.borrow_mut().pass(Action::SegmentMap);
+        self.pass(Action::SegmentMap);
     }
 
     fn unmapped(&mut self, _address: DeviceAddress, _size: Bytes) {
-        self.0.borrow_mut().pass(Action::SegmentUnmap);
+        self.pass(Action::SegmentUnmap);
+    }
+}
+
+/// Calls a method of whichever source there is.
+macro_rules! forward {
+    ($addresses:expr, $source:ident => $call:expr) => {
+        match $addresses {
+            Addresses::Simulated($source) => $call,
+            Addresses::Recorded($source) => $call,
+        }
+    };
+}
+
+impl AddressSource for Addresses {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        forward!(self, source => source.allocate(size))
+    }
+
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.freed(address, size));
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        forward!(self, source => source.reserve(size))
+    }
+
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.unreserved(address, size));
+    }
+
+    fn create(&mut self, size: Bytes) -> Result<(), DriverError> {
+        forward!(self, source => source.create(size))
+    }
+
+    fn mapped(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.mapped(address, size));
+    }
+
+    fn unmapped(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.unmapped(address, size));
     }
 }
