@@ -61,7 +61,11 @@ impl ReplayError {
 
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the replay broke off at event {}: {}", self.event, self.error)
+        write!(
+            f,
+            "the replay broke off at event {}: {}",
+            self.event, self.error
+        )
     }
 }
 

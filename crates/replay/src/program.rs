@@ -14,9 +14,18 @@ use lowtide_trace::{Trace, TraceEvent};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Asks for a block and keeps it in a slot.
-    Allocate { slot: Slot, size: Bytes, stream: Stream, pool: MempoolId },
+    Allocate {
+        slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
     /// Asks for a block that PyTorch could not serve.
-    AllocateInVain { size: Bytes, stream: Stream, pool: MempoolId },
+    AllocateInVain {
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
     /// Frees the block in a slot, which nothing uses any more.
     Free { slot: Slot },
     /// Frees the block in a slot, which work in another stream still uses: the stream that stands for
@@ -121,7 +130,12 @@ struct Group {
 
 impl<'a> Compiler<'a> {
     fn new(trace: &'a Trace) -> Compiler<'a> {
-        let initial = trace.initial.segments.iter().map(|segment| segment.size).sum();
+        let initial = trace
+            .initial
+            .segments
+            .iter()
+            .map(|segment| segment.size)
+            .sum();
         Compiler {
             trace,
             program: Program::default(),
@@ -144,7 +158,15 @@ impl<'a> Compiler<'a> {
             let pool = block.pool.unwrap_or_default();
             self.hold_pool(pool);
             let (size, stream) = (block.requested, block.stream);
-            self.push(0, Step::Allocate { slot, size, stream, pool });
+            self.push(
+                0,
+                Step::Allocate {
+                    slot,
+                    size,
+                    stream,
+                    pool,
+                },
+            );
         }
         for block in &self.trace.initial.blocks {
             if block.status == BlockStatus::PendingFree {
@@ -155,14 +177,28 @@ impl<'a> Compiler<'a> {
 
     fn compile_event(&mut self, index: usize) {
         let recorded = &self.trace.events[index];
-        let Event { action, address, size, stream, pool } = recorded.event;
+        let Event {
+            action,
+            address,
+            size,
+            stream,
+            pool,
+        } = recorded.event;
         let end = index + 1;
         match action {
             Action::Alloc => {
                 self.end_group(index, true);
                 self.hold_pool(pool);
                 let slot = self.occupy(address);
-                self.push(end, Step::Allocate { slot, size, stream, pool });
+                self.push(
+                    end,
+                    Step::Allocate {
+                        slot,
+                        size,
+                        stream,
+                        pool,
+                    },
+                );
                 self.finish_uses();
             }
             Action::OutOfMemory => {
@@ -198,9 +234,7 @@ impl<'a> Compiler<'a> {
         };
         let end = index.map_or(0, |index| index + 1);
         let next = self.trace.events.get(end).map(|next| next.event);
-        let at_once = |next: Event| {
-            next.action == Action::FreeCompleted && next.address == address
-        };
+        let at_once = |next: Event| next.action == Action::FreeCompleted && next.address == address;
         if index.is_some() && next.is_some_and(at_once) {
             self.vacate(address);
             self.push(end + 1, Step::Free { slot });

@@ -11,7 +11,7 @@ use lowtide_trace::Trace;
 
 use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
-use crate::script::{Addresses, Script};
+use crate::script::{Addresses, Likely, Script};
 use crate::verify::Comparison;
 use crate::{Options, Progress, ReplayError};
 
@@ -50,9 +50,12 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         let addresses = match options.verify {
             true => Addresses::Recorded(Script::new(&trace.events)),
-            false => Addresses::default(),
+            false => Addresses::Likely(Likely::new(&trace.events)),
         };
-        let sim = SimConfig { capacity: options.capacity, ..SimConfig::default() };
+        let sim = SimConfig {
+            capacity: options.capacity,
+            ..SimConfig::default()
+        };
         let mut driver = SimDriver::with_addresses(sim, addresses);
         for index in 0..program.users {
             driver.hold_stream(stream_of(index));
@@ -99,7 +102,9 @@ impl<'a> Run<'a> {
         if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
             script.begin_step(end);
         }
-        let progressed = self.act(step, end).map_err(|error| ReplayError::at(end, error))?;
+        let progressed = self
+            .act(step, end)
+            .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
             comparison.compare(self.allocator.take_events(), end);
         }
@@ -111,13 +116,18 @@ impl<'a> Run<'a> {
 
     fn act(&mut self, step: Step, end: usize) -> Result<Progressed, AllocError> {
         match step {
-            Step::Allocate { slot, size, stream, pool } => {
-                match self.allocator.allocate_in(pool, size, stream) {
-                    Ok(address) => self.addresses[slot.index()] = address,
-                    Err(error) => return self.refuse(end, error, Progressed::Ended),
-                }
+            Step::Allocate {
+                slot,
+                size,
+                stream,
+                pool,
+            } => match self.allocator.allocate_in(pool, size, stream) {
+                Ok(address) => self.addresses[slot.index()] = address,
+                Err(error) => return self.refuse(end, error, Progressed::Ended),
+            },
+            Step::AllocateInVain { size, stream, pool } => {
+                return self.try_again(end, size, stream, pool);
             }
-            Step::AllocateInVain { size, stream, pool } => return self.try_again(end, size, stream, pool),
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
@@ -161,7 +171,8 @@ impl<'a> Run<'a> {
 
     fn free_while_used(&mut self, slot: Slot, user: User) -> Result<(), AllocError> {
         let address = self.addresses[slot.index()];
-        self.allocator.record_stream(address, stream_of(user.index()))?;
+        self.allocator
+            .record_stream(address, stream_of(user.index()))?;
         let event = self.allocator.driver().next_event();
         self.waits[user.index()].push_back(event);
         self.allocator.free(address)
@@ -200,7 +211,10 @@ impl<'a> Run<'a> {
             driver_time_us: float(driver.driver_time_ns()) / 1e3,
             ns_per_op: elapsed_ns / float(taken.max(1) as u64),
             verified: self.comparison.map(Comparison::finish),
-            timeline: self.timeline.map(|timeline| timeline.points).unwrap_or_default(),
+            timeline: self
+                .timeline
+                .map(|timeline| timeline.points)
+                .unwrap_or_default(),
         }
     }
 }
@@ -246,15 +260,26 @@ impl<'a> Timeline<'a> {
             _ => {}
         }
         let part = end.saturating_sub(1) / self.part_events;
-        let event = ((part + 1) * self.part_events).min(self.trace.events.len()).max(1) - 1;
+        let event = ((part + 1) * self.part_events)
+            .min(self.trace.events.len())
+            .max(1)
+            - 1;
         if self.points.last().is_none_or(|last| last.event != event) {
-            let time_us = self.trace.events.get(event).map_or(0, |event| event.time_us);
-            self.points.push(Point { event, time_us, live_bytes: self.live, reserved_bytes: reserved });
+            let time_us = self
+                .trace
+                .events
+                .get(event)
+                .map_or(0, |event| event.time_us);
+            self.points.push(Point {
+                event,
+                time_us,
+                live_bytes: self.live,
+                reserved_bytes: reserved,
+            });
         }
         if let Some(point) = self.points.last_mut() {
             point.live_bytes = point.live_bytes.max(self.live);
             point.reserved_bytes = point.reserved_bytes.max(reserved);
         }
     }
-
 }

@@ -1,5 +1,6 @@
-//! A driver that does what a recording says the driver did.
+//! Where a replay's segments lie: where the recorded driver put them, as far as that can be told.
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
@@ -26,15 +27,48 @@ pub(crate) struct Script {
 /// Where a replay's addresses come from.
 #[derive(Debug)]
 pub(crate) enum Addresses {
-    /// The simulator chooses.
-    Simulated(FirstFit),
+    /// The recording helps where it can.
+    Likely(Likely),
     /// The recording says.
     Recorded(Script),
 }
 
-impl Default for Addresses {
-    fn default() -> Addresses {
-        Addresses::Simulated(FirstFit::new())
+/// The addresses that the recorded driver would likely have given: a segment lies where the recording
+/// has one of its size, in the recorded order, and elsewhere once those are taken.
+///
+/// Of several free blocks of one size the allocators take the one at the lowest address, so what a job
+/// takes depends a little on where the driver puts segments. With this, PyTorch's allocator takes in a
+/// replay what it took in the recording.
+#[derive(Debug)]
+pub(crate) struct Likely {
+    /// The recorded segments of each size that are not taken, next first.
+    vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
+    /// The recorded places that are taken, from start to end.
+    taken: BTreeMap<DeviceAddress, DeviceAddress>,
+    elsewhere: FirstFit,
+}
+
+impl Likely {
+    pub(crate) fn new(events: &[TraceEvent]) -> Likely {
+        let mut vacant: HashMap<Bytes, VecDeque<DeviceAddress>> = HashMap::new();
+        for TraceEvent { event, .. } in events {
+            if event.action == Action::SegmentAlloc {
+                vacant
+                    .entry(event.size)
+                    .or_default()
+                    .push_back(event.address);
+            }
+        }
+        Likely {
+            vacant,
+            taken: BTreeMap::new(),
+            elsewhere: FirstFit::new(),
+        }
+    }
+
+    fn is_free(&self, address: DeviceAddress, end: DeviceAddress) -> bool {
+        let before = self.taken.range(..end).next_back();
+        before.is_none_or(|(_, &taken_end)| taken_end <= address)
     }
 }
 
@@ -44,7 +78,9 @@ impl Script {
         let concerns_driver =
             |event: &Event| event.action.is_segment() || event.action == Action::OutOfMemory;
         Script {
-            events: indexed.filter(|(_, event)| concerns_driver(event)).collect(),
+            events: indexed
+                .filter(|(_, event)| concerns_driver(event))
+                .collect(),
             next: 0,
             step: 0..0,
             elsewhere: FirstFit::new(),
@@ -54,7 +90,11 @@ impl Script {
     /// Goes on to the step that the recorded events up to `end` belong to.
     pub(crate) fn begin_step(&mut self, end: usize) {
         self.step = self.step.end..end.max(self.step.end);
-        while self.events.get(self.next).is_some_and(|&(index, _)| index < self.step.start) {
+        while self
+            .events
+            .get(self.next)
+            .is_some_and(|&(index, _)| index < self.step.start)
+        {
             self.next += 1;
         }
     }
@@ -66,7 +106,10 @@ impl Script {
     }
 
     fn pass(&mut self, action: Action) {
-        if self.next_in_step().is_some_and(|event| event.action == action) {
+        if self
+            .next_in_step()
+            .is_some_and(|event| event.action == action)
+        {
             self.next += 1;
         }
     }
@@ -113,7 +156,11 @@ impl AddressSource for Script {
     fn unreserved(&mut self, _address: DeviceAddress, _size: Bytes) {}
 
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
-        if self.refuses() { Err(DriverError::OutOfMemory) } else { Ok(()) }
+        if self.refuses() {
+            Err(DriverError::OutOfMemory)
+        } else {
+            Ok(())
+        }
     }
 
     fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {
@@ -125,11 +172,39 @@ impl AddressSource for Script {
     }
 }
 
+impl AddressSource for Likely {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
+        match next.filter(|&address| self.is_free(address, address + size)) {
+            Some(address) => {
+                self.taken.insert(address, address + size);
+                Ok(address)
+            }
+            None => self.elsewhere.allocate(size),
+        }
+    }
+
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
+        match self.taken.remove(&address) {
+            Some(_) => self.vacant.entry(size).or_default().push_front(address),
+            None => self.elsewhere.freed(address, size),
+        }
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.elsewhere.reserve(size)
+    }
+
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        self.elsewhere.unreserved(address, size);
+    }
+}
+
 /// Calls a method of whichever source there is.
 macro_rules! forward {
     ($addresses:expr, $source:ident => $call:expr) => {
         match $addresses {
-            Addresses::Simulated($source) => $call,
+            Addresses::Likely($source) => $call,
             Addresses::Recorded($source) => $call,
         }
     };
