@@ -1,2 +1,57 @@
-//! cargo xtask
-fn main() {}
+//! The project's own commands: `cargo xtask test | tidy | fuzz | miri | bench`.
+//!
+//! `test` needs only what rustup installs; a tool that another command needs and does not find is
+//! named in one line. Nothing is ever installed from here.
+#![forbid(unsafe_code)]
+
+mod command;
+mod tidy;
+
+use std::env;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use command::{Command, Stop};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test                 formatting, tidy, clippy, documentation, then all tests
+  tidy                 the project's own rules, which no other tool checks
+  fuzz [--minutes N]   every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
+  miri                 lowtide-core's unit tests under Miri; needs nightly with the miri component
+  bench [ARGS]         the benchmarks, and a record of them; with ARGS for `cargo bench`, no record
+";
+
+#[expect(
+    clippy::print_stdout,
+    reason = "help that was asked for is the command's output"
+)]
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let outcome = match Command::parse(&arguments) {
+        Err(message) => Err(Stop::new(2, format!("{message}; see `cargo xtask --help`"))),
+        Ok(Command::Help) => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Ok(command) => root().and_then(|root| command.run(&root)),
+    };
+    let Err(stop) = outcome else {
+        return ExitCode::SUCCESS;
+    };
+    if let Some(line) = &stop.line {
+        eprintln!("xtask: {line}");
+    }
+    ExitCode::from(stop.status)
+}
+
+/// Returns the directory of the workspace.
+///
+/// Read from the environment and not compiled in: a build directory may be carried to another
+/// checkout, and the binary in it must then look at that one.
+fn root() -> Result<PathBuf, Stop> {
+    env::var_os("CARGO_MANIFEST_DIR")
+        .and_then(|xtask| Some(PathBuf::from(xtask).parent()?.to_path_buf()))
+        .ok_or_else(|| Stop::new(1, "start this by `cargo xtask`"))
+}

@@ -342,22 +342,46 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.release_cached()?)
     }
 
+    /// Gives what one private pool holds free back to the driver, if nothing holds the pool any more,
+    /// and leaves the others alone.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::Driver`] when the
+    /// driver refuses a call.
+    pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.reclaim_all()?;
+        Ok(self.release_unused_pool(index)?)
+    }
+
     fn release_cached(&mut self) -> Result<(), DriverError> {
+        self.reclaim_all()?;
+        self.heap.release_detached()?;
+        self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
+        let pools = self.heap.domains.pools().map(|(index, _)| index);
+        for index in pools.collect::<Vec<_>>() {
+            self.release_unused_pool(index)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for every event that a freed block waits for.
+    fn reclaim_all(&mut self) -> Result<(), DriverError> {
         self.heap.stats.num_sync_all_streams += 1;
         self.uses.end_deferral(&mut self.heap.driver)?;
         self.uses.synchronize(&mut self.heap.driver)?;
-        self.reclaim_passed()?;
-        self.heap.release_detached()?;
-        self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
-        let unused = |(index, pool): (PoolIndex, &crate::domain::Pool)| {
-            (pool.use_count == 0).then_some(index)
-        };
-        let unused: Vec<PoolIndex> = self.heap.domains.pools().filter_map(unused).collect();
-        for pool in unused {
-            self.strategy.release(&mut self.heap, pool)?;
-            if self.heap.domains.pool(pool).reserved_bytes.current == 0 {
-                self.heap.domains.remove_pool(pool);
-            }
+        self.reclaim_passed()
+    }
+
+    /// Gives the free segments of a pool back if nothing holds it, and ends it with the last one.
+    fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
+        if self.heap.domains.pool(index).use_count > 0 {
+            return Ok(());
+        }
+        self.strategy.release(&mut self.heap, index)?;
+        if self.heap.domains.pool(index).reserved_bytes.current == 0 {
+            self.heap.domains.remove_pool(index);
         }
         Ok(())
     }

@@ -1,2 +1,93 @@
-//! lowtide replay.
+//! Replays a recording through an allocator: what would this job have taken?
+//!
+//! [`replay`] turns a [`Trace`](lowtide_trace::Trace) into steps, takes them with any strategy on the
+//! simulator, and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
+//! recorded one did, and every event is compared with the recorded one: the proof that `caching` is
+//! PyTorch's allocator.
+//!
+//! The path of one replay, downward: [`replay`] → `program.rs` (the recording as steps) → `run.rs`
+//! (takes them) → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from
+//! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
+
+mod outcome;
+mod program;
+mod run;
+mod script;
+mod verify;
+
+use std::fmt;
+
+use lowtide_core::{AllocError, Bytes, Config};
+use lowtide_trace::Trace;
+
+pub use outcome::{Difference, Outcome, Point, Verified};
+use program::Program;
+use run::Run;
+
+/// How to replay.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Options {
+    /// The memory of the device, and the allocator's limit; `None` for no end.
+    pub capacity: Option<Bytes>,
+    /// Whether the driver does what was recorded and events are compared with the recorded ones.
+    pub verify: bool,
+    /// The most points of [`Outcome::timeline`]; 0 for none.
+    pub timeline_points: usize,
+}
+
+/// Hears how far a replay is. `()` does not listen.
+pub trait Progress: Sync {
+    /// Says that `events` more recorded events have been replayed.
+    fn advance(&self, events: u64);
+}
+
+impl Progress for () {
+    fn advance(&self, _events: u64) {}
+}
+
+/// Why a replay could not go on. A job that does not fit is no error.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReplayError {
+    event: usize,
+    error: AllocError,
+}
+
+impl ReplayError {
+    fn at(event: usize, error: AllocError) -> ReplayError {
+        ReplayError { event, error }
+    }
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the replay broke off at event {}: {}",
+            self.event, self.error
+        )
+    }
+}
+
+impl std::error::Error for ReplayError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Replays a recording with the strategy that `config` names and returns what became of the job.
+/// Time and memory are linear in the events.
+///
+/// # Errors
+///
+/// When the simulated device fails otherwise than by running out of memory, which only a fault in
+/// the allocator can bring about.
+pub fn replay(
+    trace: &Trace,
+    config: &Config,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Outcome, ReplayError> {
+    let program = Program::new(trace);
+    Run::new(trace, &program, config, options).finish(config, progress)
+}

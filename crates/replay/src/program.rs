@@ -1,0 +1,404 @@
+//! A recording as a list of steps that any allocator can take.
+//!
+//! A recording names blocks by the addresses that PyTorch gave them. Another allocator gives other
+//! addresses, so a program names them by slots, small numbers that are used again. This is also
+//! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
+//! a private pool was let go of, and which freed blocks other streams still used.
+
+use std::collections::HashMap;
+
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_trace::{Trace, TraceEvent};
+
+/// What a [`Program`] does with a block or with everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// Asks for a block and keeps it in a slot.
+    Allocate {
+        slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
+    /// Asks for a block that PyTorch could not serve.
+    AllocateInVain {
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
+    /// Frees the block in a slot, which nothing uses any more.
+    Free { slot: Slot },
+    /// Frees the block in a slot, which work in another stream still uses: the stream that stands for
+    /// it is `user`.
+    FreeWhileUsed { slot: Slot, user: User },
+    /// The work that used the oldest block of a user is done.
+    FinishUse { user: User },
+    /// `torch.cuda.empty_cache()`.
+    EmptyCache,
+    /// The same for what one private pool holds.
+    EmptyPool { pool: MempoolId },
+    /// A graph or `MemPool` takes hold of a private pool that nothing held.
+    HoldPool { pool: MempoolId },
+    /// The last holder of a private pool lets go of it.
+    ReleasePool { pool: MempoolId },
+}
+
+/// The number of a place for a block that is in use.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Slot(u32);
+
+impl Slot {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The number of a stream that stands for whatever work used blocks of other streams. A recording
+/// does not name those streams, only when their work was done; blocks whose work was done in the order
+/// in which they were freed share one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct User(u32);
+
+impl User {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A recording as steps.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) steps: Vec<Step>,
+    /// For each step, the number of recorded events up to and including what it stands for. The
+    /// events from one end to the next are those that PyTorch wrote down during the step; a step that
+    /// says what no event says has the end of the step before it.
+    pub(crate) event_ends: Vec<u32>,
+    /// Steps that stand for what was there before the first event.
+    pub(crate) initial_steps: usize,
+    pub(crate) slots: usize,
+    pub(crate) users: usize,
+}
+
+impl Program {
+    /// Returns the steps of a recording. Takes one look at each event and a hash for each block.
+    pub(crate) fn new(trace: &Trace) -> Program {
+        let mut compiler = Compiler::new(trace);
+        compiler.compile_initial_state();
+        compiler.program.initial_steps = compiler.program.steps.len();
+        for index in 0..trace.events.len() {
+            compiler.compile_event(index);
+        }
+        compiler.end_group(trace.events.len(), false);
+        compiler.program
+    }
+}
+
+/// Makes a [`Program`], event by event.
+struct Compiler<'a> {
+    trace: &'a Trace,
+    program: Program,
+    /// The blocks in use, by their recorded addresses.
+    in_use: HashMap<DeviceAddress, Slot>,
+    vacant: Vec<Slot>,
+    /// The users of freed blocks that are still used.
+    used: HashMap<DeviceAddress, User>,
+    /// For each user, the event at which its latest block will be free.
+    users: Vec<usize>,
+    /// When freed blocks that are still used will be free: (address, the event of the free).
+    completions: HashMap<(DeviceAddress, usize), usize>,
+    /// Private pools, and whether something holds them.
+    pools: HashMap<MempoolId, bool>,
+    group: Group,
+    reserved: Bytes,
+    reserved_max: Bytes,
+}
+
+/// What happened between the allocator and the driver since the last step.
+#[derive(Default)]
+struct Group {
+    /// Whether, and from which pools, segments or pages went back.
+    released_from: Vec<MempoolId>,
+    /// The number of events up to and including the last of them.
+    release_end: usize,
+    /// How much was held from the driver before the first of them went back.
+    reserved_before: Bytes,
+    /// Bytes of segments or pages that came, after any that went back.
+    came: Bytes,
+    /// Blocks that became free in it.
+    finished: Vec<User>,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(trace: &'a Trace) -> Compiler<'a> {
+        let initial = trace
+            .initial
+            .segments
+            .iter()
+            .map(|segment| segment.size)
+            .sum();
+        Compiler {
+            trace,
+            program: Program::default(),
+            in_use: HashMap::new(),
+            vacant: Vec::new(),
+            used: HashMap::new(),
+            users: Vec::new(),
+            completions: find_completions(&trace.events),
+            pools: HashMap::new(),
+            group: Group::default(),
+            reserved: initial,
+            reserved_max: reserved_max(initial, &trace.events),
+        }
+    }
+
+    /// Blocks in use before the first event are asked for in the order of their addresses.
+    fn compile_initial_state(&mut self) {
+        for block in &self.trace.initial.blocks {
+            let slot = self.occupy(block.address);
+            let pool = block.pool.unwrap_or_default();
+            self.hold_pool(pool);
+            let (size, stream) = (block.requested, block.stream);
+            self.push(
+                0,
+                Step::Allocate {
+                    slot,
+                    size,
+                    stream,
+                    pool,
+                },
+            );
+        }
+        for block in &self.trace.initial.blocks {
+            if block.status == BlockStatus::PendingFree {
+                self.compile_free(block.address, None);
+            }
+        }
+    }
+
+    fn compile_event(&mut self, index: usize) {
+        let recorded = &self.trace.events[index];
+        let Event {
+            action,
+            address,
+            size,
+            stream,
+            pool,
+        } = recorded.event;
+        let end = index + 1;
+        match action {
+            Action::Alloc => {
+                self.end_group(index, true);
+                self.hold_pool(pool);
+                let slot = self.occupy(address);
+                self.push(
+                    end,
+                    Step::Allocate {
+                        slot,
+                        size,
+                        stream,
+                        pool,
+                    },
+                );
+                self.finish_uses();
+            }
+            Action::OutOfMemory => {
+                self.end_group(index, true);
+                self.push(end, Step::AllocateInVain { size, stream, pool });
+                self.finish_uses();
+            }
+            Action::FreeRequested => {
+                self.end_group(index, false);
+                self.compile_free(address, Some(index));
+            }
+            Action::FreeCompleted => {
+                // Most were compiled with the request.
+                if let Some(user) = self.used.remove(&address) {
+                    self.vacate(address);
+                    self.group.finished.push(user);
+                }
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.reserved += size;
+                self.group.came += size;
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(recorded, index),
+            Action::Snapshot => {}
+        }
+    }
+
+    /// A block that is free right after it was freed was used by no other stream: PyTorch writes both
+    /// down under one lock.
+    fn compile_free(&mut self, address: DeviceAddress, index: Option<usize>) {
+        let Some(&slot) = self.in_use.get(&address) else {
+            return;
+        };
+        let end = index.map_or(0, |index| index + 1);
+        let next = self.trace.events.get(end).map(|next| next.event);
+        let at_once = |next: Event| next.action == Action::FreeCompleted && next.address == address;
+        if index.is_some() && next.is_some_and(at_once) {
+            self.vacate(address);
+            self.push(end + 1, Step::Free { slot });
+        } else {
+            let user = self.user_until(self.completion(address, index));
+            self.used.insert(address, user);
+            self.push(end, Step::FreeWhileUsed { slot, user });
+        }
+    }
+
+    fn completion(&self, address: DeviceAddress, index: Option<usize>) -> usize {
+        let key = (address, index.map_or(0, |index| index + 1));
+        self.completions.get(&key).copied().unwrap_or(usize::MAX)
+    }
+
+    /// Returns a user all of whose blocks are free before `completion`, a new one if need be.
+    fn user_until(&mut self, completion: usize) -> User {
+        let fitting = self.users.iter().position(|&latest| latest <= completion);
+        let index = fitting.unwrap_or_else(|| {
+            self.users.push(0);
+            self.program.users += 1;
+            self.users.len() - 1
+        });
+        self.users[index] = completion;
+        User(number(index))
+    }
+
+    fn compile_release(&mut self, recorded: &TraceEvent, index: usize) {
+        let Event { size, pool, .. } = recorded.event;
+        // Memory that came before the release belongs to a request that had it, and still failed.
+        if self.group.released_from.is_empty() {
+            self.group.reserved_before = self.reserved;
+            self.group.came = Bytes::ZERO;
+        }
+        self.group.release_end = index + 1;
+        if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
+            self.push_silent(Step::ReleasePool { pool });
+        }
+        if !self.group.released_from.contains(&pool) {
+            self.group.released_from.push(pool);
+        }
+        self.reserved = self.reserved.saturating_sub(size);
+    }
+
+    /// Ends what happened since the last step, before the event at `end`, which is a request or a
+    /// free: tells whether memory went back because the program said so.
+    ///
+    /// A request that fails lets memory go back and then gets new memory; only then did it fail, and
+    /// only if with that new memory more would have been held than was ever held, which is the least
+    /// that the limit can have been. Everything else was `empty_cache`.
+    fn end_group(&mut self, end: usize, before_request: bool) {
+        let mut group = std::mem::take(&mut self.group);
+        self.group.finished = std::mem::take(&mut group.finished);
+        if before_request && self.failed_first(&group, end) {
+            // The wait for other streams was part of the request.
+            return;
+        }
+        self.finish_uses();
+        let end = group.release_end;
+        match group.released_from[..] {
+            [] => {}
+            [pool] if !pool.is_default() => self.push(end, Step::EmptyPool { pool }),
+            _ => self.push(end, Step::EmptyCache),
+        }
+    }
+
+    /// Returns whether the request at event `index` let memory go back because it had failed.
+    fn failed_first(&self, group: &Group, index: usize) -> bool {
+        let fits_no_more = group.reserved_before + group.came > self.reserved_max;
+        let grew = !group.came.is_zero();
+        !group.released_from.is_empty()
+            && (grew && fits_no_more || !grew && self.is_out_of_memory(index))
+    }
+
+    fn is_out_of_memory(&self, index: usize) -> bool {
+        let recorded = self.trace.events.get(index);
+        recorded.is_some_and(|recorded| recorded.event.action == Action::OutOfMemory)
+    }
+
+    fn finish_uses(&mut self) {
+        for user in std::mem::take(&mut self.group.finished) {
+            self.push_silent(Step::FinishUse { user });
+        }
+    }
+
+    fn hold_pool(&mut self, pool: MempoolId) {
+        // A pool that is new is held by its first request.
+        if !pool.is_default() && self.pools.insert(pool, true) == Some(false) {
+            self.push_silent(Step::HoldPool { pool });
+        }
+    }
+
+    fn occupy(&mut self, address: DeviceAddress) -> Slot {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.program.slots += 1;
+            Slot(number(self.program.slots - 1))
+        });
+        self.in_use.insert(address, slot);
+        slot
+    }
+
+    fn vacate(&mut self, address: DeviceAddress) {
+        self.vacant.extend(self.in_use.remove(&address));
+    }
+
+    /// Adds a step that no recorded event stands for.
+    fn push_silent(&mut self, step: Step) {
+        let end = self.program.event_ends.last().copied().unwrap_or(0);
+        self.program.steps.push(step);
+        self.program.event_ends.push(end);
+    }
+
+    fn push(&mut self, end: usize, step: Step) {
+        self.program.steps.push(step);
+        self.program.event_ends.push(number(end));
+    }
+}
+
+/// Returns when each freed block became free, for those where that was later: by address and the
+/// event behind the free.
+fn find_completions(events: &[TraceEvent]) -> HashMap<(DeviceAddress, usize), usize> {
+    let mut requested = HashMap::new();
+    let mut completions = HashMap::new();
+    for (index, TraceEvent { event, .. }) in events.iter().enumerate() {
+        let previous = index.checked_sub(1).map(|previous| events[previous].event);
+        let follows_its_request = previous.is_some_and(|previous| {
+            previous.action == Action::FreeRequested && previous.address == event.address
+        });
+        match event.action {
+            Action::FreeRequested => {
+                let next = events.get(index + 1).map(|next| next.event);
+                let at_once = next.is_some_and(|next| {
+                    next.action == Action::FreeCompleted && next.address == event.address
+                });
+                if !at_once {
+                    requested.insert(event.address, index + 1);
+                }
+            }
+            Action::FreeCompleted if !follows_its_request => {
+                let start = requested.remove(&event.address).unwrap_or(0);
+                completions.insert((event.address, start), index);
+            }
+            _ => {}
+        }
+    }
+    completions
+}
+
+/// Returns the most bytes that were ever held from the driver.
+fn reserved_max(initial: Bytes, events: &[TraceEvent]) -> Bytes {
+    let (mut reserved, mut max) = (initial, initial);
+    for TraceEvent { event, .. } in events {
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => reserved += event.size,
+            Action::SegmentFree | Action::SegmentUnmap => {
+                reserved = reserved.saturating_sub(event.size);
+            }
+            _ => {}
+        }
+        max = max.max(reserved);
+    }
+    max
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("a recording has fewer than 2^32 events")
+}

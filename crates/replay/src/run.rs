@@ -1,0 +1,285 @@
+//! Takes a program's steps with one allocator on the simulator.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId, Stream,
+};
+use lowtide_sim::{Call, SimConfig, SimDriver};
+use lowtide_trace::Trace;
+
+use crate::outcome::{Outcome, Point};
+use crate::program::{Program, Slot, Step, User};
+use crate::script::{Addresses, Likely, Script};
+use crate::verify::Comparison;
+use crate::{Options, Progress, ReplayError};
+
+/// How many steps pass between two reports of progress.
+const PROGRESS_STEPS: usize = 1 << 14;
+
+/// A replay under way.
+pub(crate) struct Run<'a> {
+    trace: &'a Trace,
+    program: &'a Program,
+    allocator: DeviceAllocator<SimDriver<Addresses>>,
+    /// Where the blocks in the slots are; null where a request was refused.
+    addresses: Vec<DeviceAddress>,
+    /// The events that the blocks of each user wait for, oldest first.
+    waits: Vec<VecDeque<EventHandle>>,
+    comparison: Option<Comparison<'a>>,
+    timeline: Option<Timeline<'a>>,
+    /// The recorded event of the first refusal, and what it said.
+    refused: Option<(usize, AllocError)>,
+}
+
+/// What a step means for the rest.
+enum Progressed {
+    /// The job goes on.
+    On,
+    /// A request was refused that PyTorch served: the job would have ended here.
+    Ended,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(
+        trace: &'a Trace,
+        program: &'a Program,
+        config: &Config,
+        options: &Options,
+    ) -> Run<'a> {
+        let addresses = match options.verify {
+            true => Addresses::Recorded(Script::new(&trace.events)),
+            false => Addresses::Likely(Likely::new(&trace.events)),
+        };
+        let sim = SimConfig {
+            capacity: options.capacity,
+            ..SimConfig::default()
+        };
+        let mut driver = SimDriver::with_addresses(sim, addresses);
+        for index in 0..program.users {
+            driver.hold_stream(stream_of(index));
+        }
+        let mut allocator = DeviceAllocator::new(driver, trace.device, config);
+        allocator.set_limit(options.capacity);
+        allocator.record_events(options.verify);
+        Run {
+            trace,
+            program,
+            allocator,
+            addresses: vec![DeviceAddress::NULL; program.slots],
+            waits: vec![VecDeque::new(); program.users],
+            comparison: options.verify.then(|| Comparison::new(&trace.events)),
+            timeline: Timeline::new(trace, program, options.timeline_points),
+            refused: None,
+        }
+    }
+
+    /// Takes every step and returns what became of the job.
+    pub(crate) fn finish(
+        mut self,
+        config: &Config,
+        progress: &dyn Progress,
+    ) -> Result<Outcome, ReplayError> {
+        let started = Instant::now();
+        let (mut taken, mut reported) = (0, 0);
+        for (&step, &end) in self.program.steps.iter().zip(&self.program.event_ends) {
+            if taken % PROGRESS_STEPS == 0 {
+                progress.advance(u64::from(end) - reported);
+                reported = u64::from(end);
+            }
+            taken += 1;
+            if let Progressed::Ended = self.take(step, end as usize)? {
+                break;
+            }
+        }
+        let elapsed_ns = started.elapsed().as_secs_f64() * 1e9;
+        progress.advance(self.trace.events.len() as u64 - reported);
+        Ok(self.outcome(config, elapsed_ns, taken))
+    }
+
+    fn take(&mut self, step: Step, end: usize) -> Result<Progressed, ReplayError> {
+        if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+            script.begin_step(end);
+        }
+        let progressed = self
+            .act(step, end)
+            .map_err(|error| ReplayError::at(end, error))?;
+        if let Some(comparison) = &mut self.comparison {
+            comparison.compare(self.allocator.take_events(), end);
+        }
+        if let Some(timeline) = &mut self.timeline {
+            timeline.add(step, end, self.allocator.stats().reserved());
+        }
+        Ok(progressed)
+    }
+
+    fn act(&mut self, step: Step, end: usize) -> Result<Progressed, AllocError> {
+        match step {
+            Step::Allocate {
+                slot,
+                size,
+                stream,
+                pool,
+            } => match self.allocator.allocate_in(pool, size, stream) {
+                Ok(address) => self.addresses[slot.index()] = address,
+                Err(error) => return self.refuse(end, error, Progressed::Ended),
+            },
+            Step::AllocateInVain { size, stream, pool } => {
+                return self.try_again(end, size, stream, pool);
+            }
+            Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
+            Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
+            Step::FinishUse { user } => self.finish_use(user)?,
+            Step::EmptyCache => self.allocator.empty_cache()?,
+            Step::EmptyPool { pool } => self.allocator.empty_pool(pool)?,
+            Step::HoldPool { pool } => self.allocator.create_or_retain_pool(pool),
+            // A pool that ended already had nothing left to let go of.
+            Step::ReleasePool { pool } => drop(self.allocator.release_pool(pool)),
+        }
+        Ok(Progressed::On)
+    }
+
+    /// A request that PyTorch refused: where this allocator serves it, the block is freed at once,
+    /// because the recorded program went on without it.
+    fn try_again(
+        &mut self,
+        end: usize,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    ) -> Result<Progressed, AllocError> {
+        match self.allocator.allocate_in(pool, size, stream) {
+            Ok(address) => self.allocator.free(address).map(|()| Progressed::On),
+            // The recording shows how the program went on.
+            Err(error) => self.refuse(end, error, Progressed::On),
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        end: usize,
+        error: AllocError,
+        progressed: Progressed,
+    ) -> Result<Progressed, AllocError> {
+        if !error.is_out_of_memory() {
+            return Err(error);
+        }
+        self.refused.get_or_insert((end.saturating_sub(1), error));
+        Ok(progressed)
+    }
+
+    fn free_while_used(&mut self, slot: Slot, user: User) -> Result<(), AllocError> {
+        let address = self.addresses[slot.index()];
+        self.allocator
+            .record_stream(address, stream_of(user.index()))?;
+        let event = self.allocator.driver().next_event();
+        self.waits[user.index()].push_back(event);
+        self.allocator.free(address)
+    }
+
+    fn finish_use(&mut self, user: User) -> Result<(), AllocError> {
+        if let Some(event) = self.waits[user.index()].pop_front() {
+            // It has passed already where the allocator waited for it.
+            self.allocator.driver_mut().complete_event(event);
+        }
+        self.allocator.process_events()
+    }
+
+    fn outcome(self, config: &Config, elapsed_ns: f64, taken: usize) -> Outcome {
+        let stats = *self.allocator.stats();
+        let driver = self.allocator.driver();
+        let done = |call: Call| driver.stats(call).count - driver.stats(call).failures;
+        let peak_reserved = stats.reserved_bytes.all.peak.unsigned_abs();
+        #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+        let float = |number: u64| number as f64;
+        Outcome {
+            strategy: config.name(),
+            config: config.to_conf(),
+            completed: self.refused.is_none(),
+            oom_at_event: self.refused.as_ref().map(|&(event, _)| event),
+            oom_message: self.refused.as_ref().map(|(_, error)| error.to_string()),
+            peak_reserved_bytes: Bytes(peak_reserved),
+            peak_allocated_bytes: Bytes(stats.allocated_bytes.all.peak.unsigned_abs()),
+            reserved_ratio: float(peak_reserved) / float(self.trace.peak_live_bytes().get().max(1)),
+            device_allocs: done(Call::Allocate),
+            device_frees: done(Call::Free),
+            maps: done(Call::SetAccess),
+            unmaps: done(Call::Unmap),
+            remapped_bytes: driver.stats(Call::Unmap).bytes,
+            retries: stats.num_alloc_retries.unsigned_abs(),
+            driver_time_us: float(driver.driver_time_ns()) / 1e3,
+            ns_per_op: elapsed_ns / float(taken.max(1) as u64),
+            verified: self.comparison.map(Comparison::finish),
+            timeline: self
+                .timeline
+                .map(|timeline| timeline.points)
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// Returns the stream that stands for a user: handles of real streams are small or addresses.
+fn stream_of(index: usize) -> Stream {
+    Stream(u64::MAX - index as u64)
+}
+
+/// Bytes over time, in a limited number of parts.
+struct Timeline<'a> {
+    trace: &'a Trace,
+    /// How many recorded events are one part.
+    part_events: usize,
+    points: Vec<Point>,
+    /// What each slot's block counts for.
+    sizes: Vec<Bytes>,
+    live: Bytes,
+}
+
+impl<'a> Timeline<'a> {
+    fn new(trace: &'a Trace, program: &'a Program, points: usize) -> Option<Timeline<'a>> {
+        let part_events = trace.events.len().max(1).div_ceil(points.max(1));
+        (points > 0).then(|| Timeline {
+            trace,
+            part_events,
+            points: Vec::new(),
+            sizes: vec![Bytes::ZERO; program.slots],
+            live: Bytes::ZERO,
+        })
+    }
+
+    /// Keeps the most of each part, so that no peak falls between two points.
+    fn add(&mut self, step: Step, end: usize, reserved: Bytes) {
+        match step {
+            Step::Allocate { slot, size, .. } => {
+                self.sizes[slot.index()] = size.round_up(Bytes(512));
+                self.live += self.sizes[slot.index()];
+            }
+            Step::Free { slot } | Step::FreeWhileUsed { slot, .. } => {
+                self.live -= self.sizes[slot.index()];
+            }
+            _ => {}
+        }
+        let part = end.saturating_sub(1) / self.part_events;
+        let event = ((part + 1) * self.part_events)
+            .min(self.trace.events.len())
+            .max(1)
+            - 1;
+        if self.points.last().is_none_or(|last| last.event != event) {
+            let time_us = self
+                .trace
+                .events
+                .get(event)
+                .map_or(0, |event| event.time_us);
+            self.points.push(Point {
+                event,
+                time_us,
+                live_bytes: self.live,
+                reserved_bytes: reserved,
+            });
+        }
+        if let Some(point) = self.points.last_mut() {
+            point.live_bytes = point.live_bytes.max(self.live);
+            point.reserved_bytes = point.reserved_bytes.max(reserved);
+        }
+    }
+}

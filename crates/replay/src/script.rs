@@ -1,0 +1,241 @@
+//! Where a replay's segments lie: where the recorded driver put them, as far as that can be told.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
+use lowtide_sim::{AddressSource, FirstFit};
+use lowtide_trace::TraceEvent;
+
+/// What PyTorch's driver did, step by step: the source of a simulated device's addresses, and of its
+/// refusals.
+///
+/// During a step the driver gives the addresses that were recorded for it. Where the recording shows
+/// memory going back next, it refuses: that is why memory went back. What the recording does not have
+/// gets an address of its own, and the comparison of events shows the difference.
+#[derive(Debug)]
+pub(crate) struct Script {
+    /// Recorded events between the allocator and the driver, and requests that failed.
+    events: Vec<(usize, Event)>,
+    /// The first of them that has not happened.
+    next: usize,
+    /// The recorded events of the step being taken.
+    step: Range<usize>,
+    elsewhere: FirstFit,
+}
+
+/// Where a replay's addresses come from.
+#[derive(Debug)]
+pub(crate) enum Addresses {
+    /// The recording helps where it can.
+    Likely(Likely),
+    /// The recording says.
+    Recorded(Script),
+}
+
+/// The addresses that the recorded driver would likely have given: a segment lies where the recording
+/// has one of its size, in the recorded order, and elsewhere once those are taken.
+///
+/// Of several free blocks of one size the allocators take the one at the lowest address, so what a job
+/// takes depends a little on where the driver puts segments. With this, PyTorch's allocator takes in a
+/// replay what it took in the recording.
+#[derive(Debug)]
+pub(crate) struct Likely {
+    /// The recorded segments of each size that are not taken, next first.
+    vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
+    /// The recorded places that are taken, from start to end.
+    taken: BTreeMap<DeviceAddress, DeviceAddress>,
+    elsewhere: FirstFit,
+}
+
+impl Likely {
+    pub(crate) fn new(events: &[TraceEvent]) -> Likely {
+        let mut vacant: HashMap<Bytes, VecDeque<DeviceAddress>> = HashMap::new();
+        for TraceEvent { event, .. } in events {
+            if event.action == Action::SegmentAlloc {
+                vacant
+                    .entry(event.size)
+                    .or_default()
+                    .push_back(event.address);
+            }
+        }
+        Likely {
+            vacant,
+            taken: BTreeMap::new(),
+            elsewhere: FirstFit::new(),
+        }
+    }
+
+    fn is_free(&self, address: DeviceAddress, end: DeviceAddress) -> bool {
+        let before = self.taken.range(..end).next_back();
+        before.is_none_or(|(_, &taken_end)| taken_end <= address)
+    }
+}
+
+impl Script {
+    pub(crate) fn new(events: &[TraceEvent]) -> Script {
+        let indexed = events.iter().map(|recorded| recorded.event).enumerate();
+        let concerns_driver =
+            |event: &Event| event.action.is_segment() || event.action == Action::OutOfMemory;
+        Script {
+            events: indexed
+                .filter(|(_, event)| concerns_driver(event))
+                .collect(),
+            next: 0,
+            step: 0..0,
+            elsewhere: FirstFit::new(),
+        }
+    }
+
+    /// Goes on to the step that the recorded events up to `end` belong to.
+    pub(crate) fn begin_step(&mut self, end: usize) {
+        self.step = self.step.end..end.max(self.step.end);
+        while self
+            .events
+            .get(self.next)
+            .is_some_and(|&(index, _)| index < self.step.start)
+        {
+            self.next += 1;
+        }
+    }
+
+    /// Returns what the recording says comes next in this step.
+    fn next_in_step(&self) -> Option<Event> {
+        let &(index, event) = self.events.get(self.next)?;
+        self.step.contains(&index).then_some(event)
+    }
+
+    fn pass(&mut self, action: Action) {
+        if self
+            .next_in_step()
+            .is_some_and(|event| event.action == action)
+        {
+            self.next += 1;
+        }
+    }
+
+    fn refuses(&self) -> bool {
+        self.next_in_step().is_some_and(|event| {
+            matches!(
+                event.action,
+                Action::SegmentFree | Action::SegmentUnmap | Action::OutOfMemory
+            )
+        })
+    }
+}
+
+impl AddressSource for Script {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        if self.refuses() {
+            return Err(DriverError::OutOfMemory);
+        }
+        let recorded = self.next_in_step();
+        let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
+        match recorded.filter(same) {
+            Some(event) => {
+                self.next += 1;
+                Ok(event.address)
+            }
+            None => self.elsewhere.allocate(size),
+        }
+    }
+
+    fn freed(&mut self, _address: DeviceAddress, _size: Bytes) {
+        self.pass(Action::SegmentFree);
+    }
+
+    /// A range begins where the recording maps memory into it first.
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let recorded = self.events[self.next..].iter().map(|&(_, event)| event);
+        match { recorded }.find(|event| event.action == Action::SegmentMap) {
+            Some(event) => Ok(event.address),
+            None => self.elsewhere.reserve(size),
+        }
+    }
+
+    fn unreserved(&mut self, _address: DeviceAddress, _size: Bytes) {}
+
+    fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
+        if self.refuses() {
+            Err(DriverError::OutOfMemory)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {
+        self.pass(Action::SegmentMap);
+    }
+
+    fn unmapped(&mut self, _address: DeviceAddress, _size: Bytes) {
+        self.pass(Action::SegmentUnmap);
+    }
+}
+
+impl AddressSource for Likely {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
+        match next.filter(|&address| self.is_free(address, address + size)) {
+            Some(address) => {
+                self.taken.insert(address, address + size);
+                Ok(address)
+            }
+            None => self.elsewhere.allocate(size),
+        }
+    }
+
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
+        match self.taken.remove(&address) {
+            Some(_) => self.vacant.entry(size).or_default().push_front(address),
+            None => self.elsewhere.freed(address, size),
+        }
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.elsewhere.reserve(size)
+    }
+
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        self.elsewhere.unreserved(address, size);
+    }
+}
+
+/// Calls a method of whichever source there is.
+macro_rules! forward {
+    ($addresses:expr, $source:ident => $call:expr) => {
+        match $addresses {
+            Addresses::Likely($source) => $call,
+            Addresses::Recorded($source) => $call,
+        }
+    };
+}
+
+impl AddressSource for Addresses {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        forward!(self, source => source.allocate(size))
+    }
+
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.freed(address, size));
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        forward!(self, source => source.reserve(size))
+    }
+
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.unreserved(address, size));
+    }
+
+    fn create(&mut self, size: Bytes) -> Result<(), DriverError> {
+        forward!(self, source => source.create(size))
+    }
+
+    fn mapped(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.mapped(address, size));
+    }
+
+    fn unmapped(&mut self, address: DeviceAddress, size: Bytes) {
+        forward!(self, source => source.unmapped(address, size));
+    }
+}

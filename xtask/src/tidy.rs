@@ -1,0 +1,121 @@
+//! The project's own rules: what rustfmt, clippy and the compiler do not check.
+//!
+//! Each rule is a function from the [`Tree`] to its [`Finding`]s, with a test on a good and a bad
+//! example beside it; `the_tree_is_tidy` applies them all to the project.
+
+mod documents;
+mod manifests;
+mod mask;
+mod rust;
+mod text;
+mod tree;
+
+use std::fmt;
+use std::path::Path;
+
+use crate::command::Stop;
+use tree::Tree;
+
+const RULES: [fn(&Tree) -> Vec<Finding>; 15] = [
+    documents::changes_are_listed,
+    documents::life_of_one_allocation_is_short,
+    documents::licences_are_here,
+    documents::paths_exist,
+    manifests::crates_are_described,
+    manifests::dependencies_point_down,
+    manifests::lints_are_inherited,
+    rust::files_can_be_held,
+    rust::lints_are_switched_off_with_a_reason,
+    rust::nothing_is_unfinished,
+    rust::unsafe_is_confined,
+    rust::words_are_the_vocabulary,
+    text::machine_paths_are_absent,
+    text::notes_to_self_are_absent,
+    text::whitespace_is_clean,
+];
+
+/// One place where the tree breaks a rule.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    path: String,
+    /// From 1; `None` if the finding is about the file.
+    line: Option<usize>,
+    message: String,
+}
+
+impl Finding {
+    fn in_file(path: &str, message: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            line: None,
+            message: message.into(),
+        }
+    }
+
+    fn at_line(path: &str, line: usize, message: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            line: Some(line),
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(formatter, "{}:{line}: {}", self.path, self.message),
+            None => write!(formatter, "{}: {}", self.path, self.message),
+        }
+    }
+}
+
+/// Prints every finding in the project at `root`; fails if there is one.
+pub(crate) fn run(root: &Path) -> Result<(), Stop> {
+    eprintln!("xtask: tidy");
+    let tree = Tree::read(root).map_err(|error| Stop::new(1, format!("tidy: {error}")))?;
+    for warning in rust::files_grow_long(&tree) {
+        eprintln!("warning: {warning}");
+    }
+    let findings = check(&tree);
+    for finding in &findings {
+        eprintln!("{finding}");
+    }
+    match findings.len() {
+        0 => Ok(()),
+        1 => Err(Stop::new(1, "tidy: 1 finding")),
+        count => Err(Stop::new(1, format!("tidy: {count} findings"))),
+    }
+}
+
+/// Returns what every rule finds, sorted by place.
+fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(tree)).collect();
+    findings.sort();
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_tidy() {
+        let root = crate::root().expect("cargo runs the tests");
+        let findings = check(&Tree::read(&root).expect("the project can be read"));
+        let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+        assert!(lines.is_empty(), "{}", lines.join("\n"));
+    }
+
+    #[test]
+    fn findings_are_sorted_and_name_their_place() {
+        let tree = Tree::of(&[("b.rs", "\tx\n"), ("a.rs", "x\ndbg!(x);\n")]);
+        let lines: Vec<String> = check(&tree).iter().map(Finding::to_string).collect();
+        let place = |start| lines.iter().position(|line| line.starts_with(start));
+        assert!(
+            place("a.rs:2: ").expect("dbg! is found")
+                < place("b.rs:1: ").expect("the tab is found")
+        );
+        assert!(place("CHANGELOG.md: ").is_some());
+    }
+}
