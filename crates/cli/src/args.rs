@@ -250,6 +250,8 @@ fn one_line(error: &clap::Error) -> String {
     let (what, _) = what.split_once("\n\nFor more").unwrap_or((what, ""));
     let paragraphs: Vec<String> = what
         .split("\n\n")
+        // No argument here looks like an option.
+        .filter(|paragraph| !paragraph.contains("tip: to pass"))
         .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect();
     let what = paragraphs.join("; ");

@@ -198,3 +198,53 @@ fn duration_us(trace: &Trace) -> Option<f64> {
     let duration_us = last.checked_sub(first)? as f64;
     (first > 0 && duration_us > 0.0).then_some(duration_us)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_while_the_job_ran_counts() {
+        let mut settings = AllocatorSettings {
+            conf: "roundup_power2_divisions:2,garbage_collection_threshold:0.5".into(),
+            ..AllocatorSettings::default()
+        };
+        let config = recorded_config(&settings).unwrap();
+        assert_eq!(config.roundup_power2_divisions, [2; 16]);
+        assert!(!config.expandable_segments);
+
+        settings.expandable_segments = true;
+        settings.max_split_size = Some(Bytes::mib(64));
+        settings.garbage_collection_threshold = 0.75;
+        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
+        let config = recorded_config(&settings).unwrap();
+        assert!(config.expandable_segments);
+        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
+        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
+        let divisions = config.roundup_power2_divisions;
+        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 2, 4));
+    }
+
+    #[test]
+    fn a_recording_without_times_has_no_duration() {
+        let mut trace = Trace::default();
+        assert_eq!(duration_us(&trace), None);
+        let event = lowtide_core::Event {
+            action: lowtide_core::Action::Alloc,
+            pool: lowtide_core::MempoolId::DEFAULT,
+            address: lowtide_core::DeviceAddress(0),
+            size: Bytes(1),
+            stream: lowtide_core::Stream::DEFAULT,
+        };
+        let at = |time_us| lowtide_trace::TraceEvent {
+            event,
+            time_us,
+            stack: lowtide_trace::StackId::default(),
+            pool_known: false,
+        };
+        trace.events = vec![at(0), at(0)];
+        assert_eq!(duration_us(&trace), None);
+        trace.events = vec![at(1_000), at(3_500)];
+        assert_eq!(duration_us(&trace), Some(2_500.0));
+    }
+}
