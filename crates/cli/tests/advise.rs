@@ -10,7 +10,7 @@ fn recorded_with(scratch: &Scratch, conf: &str) -> String {
     let mut snapshot = read_sample(GPT2);
     snapshot.traces[0].settings.conf = conf.into();
     let path = scratch.write_snapshot("recorded.lowtide", &snapshot);
-    path.into_os_string().into_string().unwrap()
+    path.display().to_string()
 }
 
 #[test]
