@@ -111,6 +111,8 @@ struct Compiler<'a> {
     group: Group,
     reserved: Bytes,
     reserved_max: Bytes,
+    /// Whether the program calls `empty_cache` somewhere.
+    empties_cache: bool,
 }
 
 /// What happened between the allocator and the driver since the last step.
@@ -126,6 +128,13 @@ struct Group {
     came: Bytes,
     /// Blocks that became free in it.
     finished: Vec<User>,
+}
+
+impl Group {
+    /// Returns whether more than `limit` would have been held, had nothing gone back.
+    fn passes(&self, limit: Bytes) -> bool {
+        !self.came.is_zero() && self.reserved_before + self.came > limit
+    }
 }
 
 impl<'a> Compiler<'a> {
@@ -148,6 +157,7 @@ impl<'a> Compiler<'a> {
             group: Group::default(),
             reserved: initial,
             reserved_max: reserved_max(initial, &trace.events),
+            empties_cache: empties_cache(initial, &trace.events),
         }
     }
 
@@ -282,13 +292,14 @@ impl<'a> Compiler<'a> {
     /// Ends what happened since the last step, before the event at `end`, which is a request or a
     /// free: tells whether memory went back because the program said so.
     ///
-    /// A request that fails lets memory go back and then gets new memory; only then did it fail, and
-    /// only if with that new memory more would have been held than was ever held, which is the least
-    /// that the limit can have been. Everything else was `empty_cache`.
+    /// A request that fails lets memory go back and then gets new memory. It did fail only if with
+    /// the new memory more would have been held than ever was, because the limit was at least that;
+    /// and where some memory went back that no request can have let go, the program is one that calls
+    /// `empty_cache`, and did so here too. Requests that collect garbage do not fail first.
     fn end_group(&mut self, end: usize, before_request: bool) {
         let mut group = std::mem::take(&mut self.group);
         self.group.finished = std::mem::take(&mut group.finished);
-        if before_request && self.failed_first(&group, end) {
+        if before_request && self.let_go_first(&group, end) {
             // The wait for other streams was part of the request.
             return;
         }
@@ -301,12 +312,16 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns whether the request at event `index` let memory go back because it had failed.
-    fn failed_first(&self, group: &Group, index: usize) -> bool {
-        let fits_no_more = group.reserved_before + group.came > self.reserved_max;
-        let grew = !group.came.is_zero();
-        !group.released_from.is_empty()
-            && (grew && fits_no_more || !grew && self.is_out_of_memory(index))
+    /// Returns whether the request at event `index` let memory go back itself.
+    fn let_go_first(&self, group: &Group, index: usize) -> bool {
+        if group.released_from.is_empty() {
+            return false;
+        }
+        if group.came.is_zero() {
+            return self.is_out_of_memory(index);
+        }
+        let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
+        collects_garbage || !self.empties_cache && group.passes(self.reserved_max)
     }
 
     fn is_out_of_memory(&self, index: usize) -> bool {
@@ -397,6 +412,38 @@ fn reserved_max(initial: Bytes, events: &[TraceEvent]) -> Bytes {
         max = max.max(reserved);
     }
     max
+}
+
+/// Returns whether memory went back somewhere although no request can have asked for that.
+fn empties_cache(initial: Bytes, events: &[TraceEvent]) -> bool {
+    let reserved_max = reserved_max(initial, events);
+    let mut reserved = initial;
+    let mut group = Group::default();
+    for TraceEvent { event, .. } in events {
+        match event.action {
+            Action::SegmentFree | Action::SegmentUnmap => {
+                if group.released_from.is_empty() {
+                    group = Group { reserved_before: reserved, ..Group::default() };
+                    group.released_from.push(event.pool);
+                }
+                reserved = reserved.saturating_sub(event.size);
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                reserved += event.size;
+                group.came += event.size;
+            }
+            Action::Alloc | Action::FreeRequested | Action::OutOfMemory => {
+                let own = event.action == Action::OutOfMemory
+                    || event.action == Action::Alloc && group.passes(reserved_max);
+                if !group.released_from.is_empty() && !own {
+                    return true;
+                }
+                group = Group::default();
+            }
+            Action::FreeCompleted | Action::Snapshot => {}
+        }
+    }
+    false
 }
 
 fn number(index: usize) -> u32 {
