@@ -10,6 +10,7 @@
 //! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
 
+mod initial;
 mod outcome;
 mod program;
 mod run;

@@ -73,8 +73,6 @@ pub(crate) struct Program {
     /// events from one end to the next are those that PyTorch wrote down during the step; a step that
     /// says what no event says has the end of the step before it.
     pub(crate) event_ends: Vec<u32>,
-    /// Steps that stand for what was there before the first event.
-    pub(crate) initial_steps: usize,
     pub(crate) slots: usize,
     pub(crate) users: usize,
 }
@@ -84,7 +82,6 @@ impl Program {
     pub(crate) fn new(trace: &Trace) -> Program {
         let mut compiler = Compiler::new(trace);
         compiler.compile_initial_state();
-        compiler.program.initial_steps = compiler.program.steps.len();
         for index in 0..trace.events.len() {
             compiler.compile_event(index);
         }
@@ -161,12 +158,13 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Blocks in use before the first event are asked for in the order of their addresses.
+    /// Blocks in use before the first event are asked for in the order of their addresses: the first
+    /// steps, one for each.
     fn compile_initial_state(&mut self) {
         for block in &self.trace.initial.blocks {
             let slot = self.occupy(block.address);
             let pool = block.pool.unwrap_or_default();
-            self.hold_pool(pool);
+            self.pools.insert(pool, true);
             let (size, stream) = (block.requested, block.stream);
             self.push(
                 0,

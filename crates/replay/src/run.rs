@@ -9,6 +9,7 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
+use crate::initial;
 use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
@@ -81,9 +82,11 @@ impl<'a> Run<'a> {
         config: &Config,
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
+        let adopted = self.adopt_initial_state()?;
         let started = Instant::now();
         let (mut taken, mut reported) = (0, 0);
-        for (&step, &end) in self.program.steps.iter().zip(&self.program.event_ends) {
+        let steps = self.program.steps.iter().zip(&self.program.event_ends);
+        for (&step, &end) in steps.skip(adopted) {
             if taken % PROGRESS_STEPS == 0 {
                 progress.advance(u64::from(end) - reported);
                 reported = u64::from(end);
@@ -98,6 +101,31 @@ impl<'a> Run<'a> {
         Ok(self.outcome(config, elapsed_ns, taken))
     }
 
+    /// Where events are compared, begins with the segments and blocks that were there before the first
+    /// event, exactly as they were, and returns how many steps that stands for.
+    fn adopt_initial_state(&mut self) -> Result<usize, ReplayError> {
+        if self.comparison.is_none() {
+            return Ok(0);
+        }
+        for segment in initial::segments(self.trace) {
+            if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+                script.place_next(segment.address);
+            }
+            let adopted = self.allocator.adopt(&segment);
+            if !adopted.map_err(|error| ReplayError::at(0, error))? {
+                return Ok(0);
+            }
+        }
+        self.allocator.take_events();
+        let allocations = self.program.steps.iter().zip(&self.trace.initial.blocks);
+        for (step, block) in allocations {
+            if let &Step::Allocate { slot, .. } = step {
+                self.addresses[slot.index()] = block.address;
+            }
+        }
+        Ok(self.trace.initial.blocks.len())
+    }
+
     fn take(&mut self, step: Step, end: usize) -> Result<Progressed, ReplayError> {
         if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
             script.begin_step(end);
@@ -106,7 +134,9 @@ impl<'a> Run<'a> {
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            comparison.compare(self.allocator.take_events(), end);
+            // What was there before the first event was not recorded.
+            let replayed = self.allocator.take_events();
+            comparison.compare(replayed.filter(|_| end > 0), end);
         }
         if let Some(timeline) = &mut self.timeline {
             timeline.add(step, end, self.allocator.stats().reserved());

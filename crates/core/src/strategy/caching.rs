@@ -17,6 +17,7 @@ use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Heap, signed};
+use crate::snapshot::{BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
@@ -217,7 +218,7 @@ impl<D: Driver> Strategy<D> for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         let divisions = self.config.divisions_for(requested);
-        if divisions > 1 && requested > Bytes(ROUNDING.get() * divisions) {
+        if divisions > 1 && requested.get() > ROUNDING.get().saturating_mul(divisions) {
             round_up_to_division(requested, divisions)
         } else {
             requested.round_up(ROUNDING)
@@ -374,6 +375,38 @@ impl<D: Driver> Strategy<D> for Caching {
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
         self.release_kind(heap, pool, SizeKind::Large)?;
         self.release_kind(heap, pool, SizeKind::Small)
+    }
+
+    fn adopt(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        let kind = if segment.is_large { SizeKind::Large } else { SizeKind::Small };
+        let mut rest = if segment.is_expandable {
+            self.adopt_expandable(heap, domain, kind, segment)?
+        } else {
+            let id = heap.allocate_segment(domain, segment.size, kind)?;
+            heap.insert_whole_block(id)
+        };
+        let mut in_use = Vec::new();
+        for block in &segment.blocks {
+            let id = rest;
+            if block.size < heap.blocks[id].size {
+                rest = heap.blocks.split(id, block.size);
+            }
+            if block.status == BlockStatus::Inactive {
+                self.insert_free(heap, id);
+                if heap.blocks[id].is_split() && !segment.is_expandable {
+                    heap.stats.inactive_split.increase(kind, 1);
+                    heap.stats.inactive_split_bytes.increase(kind, signed(block.size));
+                }
+            } else {
+                in_use.push((id, block.requested));
+            }
+        }
+        Ok(Some(in_use))
     }
 
     /// PyTorch does not look among the free blocks again (pytorch#189504), so this does not either:
