@@ -10,7 +10,11 @@ fn main() {
         let snapshot = lowtide_trace::read(path.as_ref()).unwrap();
         let read = t.elapsed();
         for trace in &snapshot.traces {
-            let config: lowtide_core::Config = if name == "auto" { lowtide_core::Config::parse("caching", &trace.settings.conf).unwrap() } else { name.parse().unwrap() };
+            let config: lowtide_core::Config = if name == "auto" {
+                lowtide_core::Config::parse("caching", &trace.settings.conf).unwrap()
+            } else {
+                name.parse().unwrap()
+            };
             let t = Instant::now();
             let out = replay(
                 trace,

@@ -9,7 +9,9 @@ const UNSPLIT_END_MAX: Bytes = Bytes::mib(1);
 /// Returns the segments that were there before the first event, their blocks tiling them.
 pub(crate) fn segments(trace: &Trace) -> Vec<SegmentSnapshot> {
     let segments = trace.initial.segments.iter();
-    segments.map(|segment| picture(segment, &trace.initial.blocks)).collect()
+    segments
+        .map(|segment| picture(segment, &trace.initial.blocks))
+        .collect()
 }
 
 fn picture(segment: &InitialSegment, blocks: &[InitialBlock]) -> SegmentSnapshot {
@@ -23,7 +25,12 @@ fn picture(segment: &InitialSegment, blocks: &[InitialBlock]) -> SegmentSnapshot
         push_gap(&mut tiles, segment, at, block.address);
         let size = block.size.min(end.offset_from(block.address));
         let (address, requested) = (block.address, block.requested);
-        tiles.push(BlockSnapshot { address, size, requested, status: BlockStatus::Allocated });
+        tiles.push(BlockSnapshot {
+            address,
+            size,
+            requested,
+            status: BlockStatus::Allocated,
+        });
         at = address + size;
         debug_assert!(blocks.get(index + 1).is_none_or(|next| at <= next.address));
     }

@@ -12,6 +12,7 @@
 
 mod initial;
 mod outcome;
+mod pools;
 mod program;
 mod run;
 mod script;

@@ -10,6 +10,8 @@ use std::collections::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Trace, TraceEvent};
 
+use crate::pools;
+
 /// What a [`Program`] does with a block or with everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
@@ -93,6 +95,8 @@ impl Program {
 /// Makes a [`Program`], event by event.
 struct Compiler<'a> {
     trace: &'a Trace,
+    /// The pool of each event, where the recording does not say.
+    told_pools: Option<Vec<MempoolId>>,
     program: Program,
     /// The blocks in use, by their recorded addresses.
     in_use: HashMap<DeviceAddress, Slot>,
@@ -144,6 +148,7 @@ impl<'a> Compiler<'a> {
             .sum();
         Compiler {
             trace,
+            told_pools: pools::tell(trace),
             program: Program::default(),
             in_use: HashMap::new(),
             vacant: Vec::new(),
@@ -190,8 +195,9 @@ impl<'a> Compiler<'a> {
             address,
             size,
             stream,
-            pool,
+            ..
         } = recorded.event;
+        let pool = self.pool_of(index);
         let end = index + 1;
         match action {
             Action::Alloc => {
@@ -229,7 +235,7 @@ impl<'a> Compiler<'a> {
                 self.reserved += size;
                 self.group.came += size;
             }
-            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(recorded, index),
+            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(size, pool, index),
             Action::Snapshot => {}
         }
     }
@@ -270,8 +276,7 @@ impl<'a> Compiler<'a> {
         User(number(index))
     }
 
-    fn compile_release(&mut self, recorded: &TraceEvent, index: usize) {
-        let Event { size, pool, .. } = recorded.event;
+    fn compile_release(&mut self, size: Bytes, pool: MempoolId, index: usize) {
         // Memory that came before the release belongs to a request that had it, and still failed.
         if self.group.released_from.is_empty() {
             self.group.reserved_before = self.reserved;
@@ -302,11 +307,12 @@ impl<'a> Compiler<'a> {
             return;
         }
         self.finish_uses();
-        let end = group.release_end;
-        match group.released_from[..] {
-            [] => {}
-            [pool] if !pool.is_default() => self.push(end, Step::EmptyPool { pool }),
-            _ => self.push(end, Step::EmptyCache),
+        for pool in group.released_from {
+            let step = match pool.is_default() {
+                true => Step::EmptyCache,
+                false => Step::EmptyPool { pool },
+            };
+            self.push(group.release_end, step);
         }
     }
 
@@ -320,6 +326,11 @@ impl<'a> Compiler<'a> {
         }
         let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
         collects_garbage || !self.empties_cache && group.passes(self.reserved_max)
+    }
+
+    fn pool_of(&self, index: usize) -> MempoolId {
+        let told = self.told_pools.as_ref().map(|pools| pools[index]);
+        told.unwrap_or(self.trace.events[index].event.pool)
     }
 
     fn is_out_of_memory(&self, index: usize) -> bool {
@@ -421,7 +432,10 @@ fn empties_cache(initial: Bytes, events: &[TraceEvent]) -> bool {
         match event.action {
             Action::SegmentFree | Action::SegmentUnmap => {
                 if group.released_from.is_empty() {
-                    group = Group { reserved_before: reserved, ..Group::default() };
+                    group = Group {
+                        reserved_before: reserved,
+                        ..Group::default()
+                    };
                     group.released_from.push(event.pool);
                 }
                 reserved = reserved.saturating_sub(event.size);

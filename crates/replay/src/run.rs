@@ -162,10 +162,9 @@ impl<'a> Run<'a> {
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
             Step::EmptyCache => self.allocator.empty_cache()?,
-            Step::EmptyPool { pool } => self.allocator.empty_pool(pool)?,
+            Step::EmptyPool { pool } => unless_ended(self.allocator.empty_pool(pool))?,
             Step::HoldPool { pool } => self.allocator.create_or_retain_pool(pool),
-            // A pool that ended already had nothing left to let go of.
-            Step::ReleasePool { pool } => drop(self.allocator.release_pool(pool)),
+            Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
         }
         Ok(Progressed::On)
     }
@@ -246,6 +245,14 @@ impl<'a> Run<'a> {
                 .map(|timeline| timeline.points)
                 .unwrap_or_default(),
         }
+    }
+}
+
+/// A pool that has ended has nothing more to let go of.
+fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
+    match result {
+        Err(AllocError::NoSuchPool { .. }) => Ok(()),
+        result => result,
     }
 }
 

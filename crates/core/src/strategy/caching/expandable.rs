@@ -64,10 +64,13 @@ impl Caching {
         let found = self.find_room(heap, request);
         let mut candidate = match found {
             Some(candidate) => candidate,
-            None => match unless_out_of_memory(self.reserve_room(heap, request.domain, kind_of(size)))? {
-                Some(candidate) => candidate,
-                None => return Ok(None),
-            },
+            None => {
+                match unless_out_of_memory(self.reserve_room(heap, request.domain, kind_of(size)))?
+                {
+                    Some(candidate) => candidate,
+                    None => return Ok(None),
+                }
+            }
         };
         if heap.blocks[candidate].state == BlockState::Unmapped {
             match self.map_some(heap, candidate, size)? {
@@ -120,7 +123,11 @@ impl Caching {
         segment: &SegmentSnapshot,
     ) -> Result<BlockId, DriverError> {
         let pool = self.pool_of(domain, kind);
-        let around = pool.unmapped.range(..=segment.address).next_back().map(|(_, &id)| id);
+        let around = pool
+            .unmapped
+            .range(..=segment.address)
+            .next_back()
+            .map(|(_, &id)| id);
         let around = around.filter(|&id| segment.address < heap.blocks[id].end());
         let mut id = match around {
             Some(id) => id,
