@@ -16,17 +16,20 @@ const BUFFER_BYTES: usize = 128 << 10;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Returns to how many bytes a compressed file may expand of which `file_bytes` have been read.
+/// Returns to how many bytes a file may expand of which `file_bytes` have been read.
 ///
 /// Recordings shrink by a factor of 10 to 40; a file that claims a thousand is a mistake or an
 /// attack.
 fn expanded_bytes_max(file_bytes: u64) -> u64 {
-    (1 << 30) + file_bytes.saturating_mul(1024)
+    (64 << 20) + file_bytes.saturating_mul(1024)
 }
 
 /// Returns how much memory may be spent on what a file says of which `file_bytes` have been read.
-pub(crate) fn retained_bytes_max(file_bytes: u64) -> u64 {
-    (1 << 30) + file_bytes.saturating_mul(256)
+///
+/// A recording takes about 3 bytes for each of its pickle, and so about 100 for each of the
+/// compressed file. No more than 32 GiB in all: then no table has 2^32 entries.
+fn retained_bytes_max(file_bytes: u64) -> u64 {
+    (32 << 30).min((256 << 20) + file_bytes.saturating_mul(256))
 }
 
 /// The decompressed bytes of a file, one buffer at a time.
