@@ -79,18 +79,19 @@ fn a_real_recording_without_its_beginning() {
         let mut held = BTreeMap::new();
         let mut segments = BTreeMap::new();
         for event in whole.events[..lost].iter().map(|event| event.event) {
-            match event.action {
-                Action::SegmentAlloc => drop(segments.insert(event.address, event.size)),
-                Action::Alloc => {
-                    drop(held.insert(event.address, (event.size, BlockStatus::Allocated)))
+            let status = match event.action {
+                Action::Alloc => BlockStatus::Allocated,
+                Action::FreeRequested => BlockStatus::PendingFree,
+                Action::FreeCompleted => BlockStatus::Inactive,
+                Action::SegmentAlloc => {
+                    segments.insert(event.address, event.size);
+                    continue;
                 }
-                Action::FreeRequested => {
-                    drop(held.insert(event.address, (event.size, BlockStatus::PendingFree)))
-                }
-                Action::FreeCompleted => drop(held.remove(&event.address)),
-                _ => {}
-            }
+                other => panic!("the sample has no {other:?}"),
+            };
+            held.insert(event.address, (event.size, status));
         }
+        held.retain(|_, &mut (_, status)| status != BlockStatus::Inactive);
         let mut rest = whole.clone();
         rest.events.drain(..lost);
         let rest = Snapshot {
