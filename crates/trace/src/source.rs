@@ -94,6 +94,36 @@ impl<'r> Input<'r> {
         Ok(&self.buffer[self.start..self.end])
     }
 
+    /// Returns the next byte and the eight after it as a little-endian number, without taking them.
+    /// Beyond the end of the file there are zeros.
+    #[inline]
+    pub(crate) fn head(&mut self) -> Result<(u8, u64), TraceError> {
+        match self.buffer[self.start..self.end].first_chunk::<9>() {
+            Some(&[first, ref next @ ..]) => Ok((first, u64::from_le_bytes(*next))),
+            None => self.head_at_end(),
+        }
+    }
+
+    #[cold]
+    fn head_at_end(&mut self) -> Result<(u8, u64), TraceError> {
+        let rest = self.peek(9)?;
+        let count = rest.len().min(9);
+        let mut head = [0; 9];
+        head[..count].copy_from_slice(&rest[..count]);
+        let [first, next @ ..] = head;
+        Ok((first, u64::from_le_bytes(next)))
+    }
+
+    /// Takes `count` of the bytes that [`Input::head`] returned.
+    #[inline]
+    pub(crate) fn advance(&mut self, count: usize) -> Result<(), TraceError> {
+        if self.end - self.start < count {
+            return Err(self.truncated());
+        }
+        self.start += count;
+        Ok(())
+    }
+
     /// Takes one byte.
     #[inline]
     pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
