@@ -314,4 +314,9 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
             .iter()
             .all(|event| event.pool() == Some(MempoolId(0, 5)))
     );
+    // A range that went from the end of another was of its pool.
+    let events = [event(SegmentUnmap, EXPANDABLE + mib(20), mib(20))];
+    let recovered = run(&[range(EXPANDABLE, mib(20))], &events).unwrap();
+    assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
+    assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
 }
