@@ -93,8 +93,8 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
-    /// recording, which knows the pool of each block, is replayed. A pool that does not exist yet is
-    /// made, held once.
+    /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
+    /// one that nothing holds is held once from then on.
     ///
     /// # Errors
     ///
@@ -107,6 +107,9 @@ impl<D: Driver> DeviceAllocator<D> {
     ) -> Result<DeviceAddress, AllocError> {
         let known = self.heap.domains.find_pool(pool);
         let pool = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
+        // Otherwise the pool could end while its own request waits for memory.
+        let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
+        *use_count = (*use_count).max(1);
         self.allocate_from(pool, requested, stream)
     }
 
@@ -374,9 +377,12 @@ impl<D: Driver> DeviceAllocator<D> {
         self.reclaim_passed()
     }
 
-    /// Gives the free segments of a pool back if nothing holds it, and ends it with the last one.
+    /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
+    /// to it, and ends it with the last one.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        if self.heap.domains.pool(index).use_count > 0 {
+        let is_held = self.heap.domains.pool(index).use_count > 0;
+        let is_routed = self.routes.iter().any(|route| route.pool == index);
+        if is_held || is_routed || index == PoolIndex::DEFAULT {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
