@@ -126,9 +126,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::TooLarge { requested });
         }
         // What other streams have finished with can be used from here on.
-        if self.captures == 0 {
-            self.process_events()?;
-        }
+        self.process_events()?;
         let size = Strategy::<D>::block_size(&self.strategy, requested);
         let domain = self.heap.domains.find_or_insert(pool, stream);
         let request = Request {
@@ -307,15 +305,15 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns blocks whose other streams have passed their events to the strategy. Every
-    /// [`DeviceAllocator::allocate`] does this first.
+    /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
+    /// in which events may not be queried, none. Every [`DeviceAllocator::allocate`] does this first.
     ///
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
     #[inline]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
-        if self.uses.none_wait() {
+        if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
         self.uses.end_deferral(&mut self.heap.driver)?;
@@ -336,7 +334,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives everything that is not in use back to the driver, after the events that freed blocks
-    /// wait for. Private pools that are still held keep theirs.
+    /// wait for, unless a capture forbids the wait. Private pools that are still held keep theirs.
     ///
     /// # Errors
     ///
@@ -369,8 +367,12 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Waits for every event that a freed block waits for.
+    /// Waits for every event that a freed block waits for; during a capture, in which that is not
+    /// allowed, for none.
     fn reclaim_all(&mut self) -> Result<(), DriverError> {
+        if self.captures > 0 {
+            return Ok(());
+        }
         self.heap.stats.num_sync_all_streams += 1;
         self.uses.end_deferral(&mut self.heap.driver)?;
         self.uses.synchronize(&mut self.heap.driver)?;
