@@ -105,8 +105,7 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
-        let known = self.heap.domains.find_pool(pool);
-        let pool = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
+        let pool = self.find_or_insert_pool(pool);
         // Otherwise the pool could end while its own request waits for memory.
         let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
         *use_count = (*use_count).max(1);
@@ -189,6 +188,25 @@ impl<D: Driver> DeviceAllocator<D> {
             self.strategy
                 .take(&mut self.heap, &Request { domain, ..*request })
         })
+    }
+
+    /// Takes a segment from the driver and lays it out as `segment` shows it, its active blocks in
+    /// use: how the replay of a recording that lost its beginning starts. Returns whether it did;
+    /// only `caching` lays segments out as PyTorch does.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the driver has no such segment; nothing has then changed.
+    pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
+        let pool = self.find_or_insert_pool(segment.pool);
+        let domain = self.heap.domains.find_or_insert(pool, segment.stream);
+        let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
+            return Ok(false);
+        };
+        for (block, requested) in in_use {
+            self.hand_out(block, requested);
+        }
+        Ok(true)
     }
 
     /// Gives a found block to the program.
@@ -546,6 +564,11 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Says that a capture has ended.
     pub fn capture_end(&mut self) {
         self.captures = self.captures.saturating_sub(1);
+    }
+
+    fn find_or_insert_pool(&mut self, pool: MempoolId) -> PoolIndex {
+        let known = self.heap.domains.find_pool(pool);
+        known.unwrap_or_else(|| self.heap.domains.insert_pool(pool))
     }
 
     fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {

@@ -10,7 +10,9 @@
 //! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
 
+mod initial;
 mod outcome;
+mod pools;
 mod program;
 mod run;
 mod script;
@@ -61,7 +63,11 @@ impl ReplayError {
 
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the replay broke off at event {}: {}", self.event, self.error)
+        write!(
+            f,
+            "the replay broke off at event {}: {}",
+            self.event, self.error
+        )
     }
 }
 

@@ -72,13 +72,28 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let describe = |event: Option<Event>| match event {
-            Some(Event { action, address, size, stream, .. }) => {
-                format!("{} of {} bytes at {address} on stream {}", action.name(), size.get(), stream.0)
+            Some(Event {
+                action,
+                address,
+                size,
+                stream,
+                ..
+            }) => {
+                format!(
+                    "{} of {} bytes at {address} on stream {}",
+                    action.name(),
+                    size.get(),
+                    stream.0
+                )
             }
             None => "nothing".to_owned(),
         };
         let (recorded, replayed) = (describe(self.recorded), describe(self.replayed));
-        write!(f, "event {}: recorded {recorded}, replayed {replayed}", self.event)
+        write!(
+            f,
+            "event {}: recorded {recorded}, replayed {replayed}",
+            self.event
+        )
     }
 }
 

@@ -10,13 +10,24 @@ use std::collections::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Trace, TraceEvent};
 
+use crate::pools;
+
 /// What a [`Program`] does with a block or with everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Asks for a block and keeps it in a slot.
-    Allocate { slot: Slot, size: Bytes, stream: Stream, pool: MempoolId },
+    Allocate {
+        slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
     /// Asks for a block that PyTorch could not serve.
-    AllocateInVain { size: Bytes, stream: Stream, pool: MempoolId },
+    AllocateInVain {
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
     /// Frees the block in a slot, which nothing uses any more.
     Free { slot: Slot },
     /// Frees the block in a slot, which work in another stream still uses: the stream that stands for
@@ -64,8 +75,6 @@ pub(crate) struct Program {
     /// events from one end to the next are those that PyTorch wrote down during the step; a step that
     /// says what no event says has the end of the step before it.
     pub(crate) event_ends: Vec<u32>,
-    /// Steps that stand for what was there before the first event.
-    pub(crate) initial_steps: usize,
     pub(crate) slots: usize,
     pub(crate) users: usize,
 }
@@ -75,7 +84,6 @@ impl Program {
     pub(crate) fn new(trace: &Trace) -> Program {
         let mut compiler = Compiler::new(trace);
         compiler.compile_initial_state();
-        compiler.program.initial_steps = compiler.program.steps.len();
         for index in 0..trace.events.len() {
             compiler.compile_event(index);
         }
@@ -87,6 +95,8 @@ impl Program {
 /// Makes a [`Program`], event by event.
 struct Compiler<'a> {
     trace: &'a Trace,
+    /// The pool of each event, where the recording does not say.
+    told_pools: Option<Vec<MempoolId>>,
     program: Program,
     /// The blocks in use, by their recorded addresses.
     in_use: HashMap<DeviceAddress, Slot>,
@@ -102,6 +112,8 @@ struct Compiler<'a> {
     group: Group,
     reserved: Bytes,
     reserved_max: Bytes,
+    /// Whether the program calls `empty_cache` somewhere.
+    empties_cache: bool,
 }
 
 /// What happened between the allocator and the driver since the last step.
@@ -119,11 +131,24 @@ struct Group {
     finished: Vec<User>,
 }
 
+impl Group {
+    /// Returns whether more than `limit` would have been held, had nothing gone back.
+    fn passes(&self, limit: Bytes) -> bool {
+        !self.came.is_zero() && self.reserved_before + self.came > limit
+    }
+}
+
 impl<'a> Compiler<'a> {
     fn new(trace: &'a Trace) -> Compiler<'a> {
-        let initial = trace.initial.segments.iter().map(|segment| segment.size).sum();
+        let initial = trace
+            .initial
+            .segments
+            .iter()
+            .map(|segment| segment.size)
+            .sum();
         Compiler {
             trace,
+            told_pools: pools::tell(trace),
             program: Program::default(),
             in_use: HashMap::new(),
             vacant: Vec::new(),
@@ -134,17 +159,27 @@ impl<'a> Compiler<'a> {
             group: Group::default(),
             reserved: initial,
             reserved_max: reserved_max(initial, &trace.events),
+            empties_cache: empties_cache(initial, &trace.events),
         }
     }
 
-    /// Blocks in use before the first event are asked for in the order of their addresses.
+    /// Blocks in use before the first event are asked for in the order of their addresses: the first
+    /// steps, one for each.
     fn compile_initial_state(&mut self) {
         for block in &self.trace.initial.blocks {
             let slot = self.occupy(block.address);
             let pool = block.pool.unwrap_or_default();
-            self.hold_pool(pool);
+            self.pools.insert(pool, true);
             let (size, stream) = (block.requested, block.stream);
-            self.push(0, Step::Allocate { slot, size, stream, pool });
+            self.push(
+                0,
+                Step::Allocate {
+                    slot,
+                    size,
+                    stream,
+                    pool,
+                },
+            );
         }
         for block in &self.trace.initial.blocks {
             if block.status == BlockStatus::PendingFree {
@@ -155,14 +190,29 @@ impl<'a> Compiler<'a> {
 
     fn compile_event(&mut self, index: usize) {
         let recorded = &self.trace.events[index];
-        let Event { action, address, size, stream, pool } = recorded.event;
+        let Event {
+            action,
+            address,
+            size,
+            stream,
+            ..
+        } = recorded.event;
+        let pool = self.pool_of(index);
         let end = index + 1;
         match action {
             Action::Alloc => {
                 self.end_group(index, true);
                 self.hold_pool(pool);
                 let slot = self.occupy(address);
-                self.push(end, Step::Allocate { slot, size, stream, pool });
+                self.push(
+                    end,
+                    Step::Allocate {
+                        slot,
+                        size,
+                        stream,
+                        pool,
+                    },
+                );
                 self.finish_uses();
             }
             Action::OutOfMemory => {
@@ -185,7 +235,7 @@ impl<'a> Compiler<'a> {
                 self.reserved += size;
                 self.group.came += size;
             }
-            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(recorded, index),
+            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(size, pool, index),
             Action::Snapshot => {}
         }
     }
@@ -198,9 +248,7 @@ impl<'a> Compiler<'a> {
         };
         let end = index.map_or(0, |index| index + 1);
         let next = self.trace.events.get(end).map(|next| next.event);
-        let at_once = |next: Event| {
-            next.action == Action::FreeCompleted && next.address == address
-        };
+        let at_once = |next: Event| next.action == Action::FreeCompleted && next.address == address;
         if index.is_some() && next.is_some_and(at_once) {
             self.vacate(address);
             self.push(end + 1, Step::Free { slot });
@@ -228,8 +276,7 @@ impl<'a> Compiler<'a> {
         User(number(index))
     }
 
-    fn compile_release(&mut self, recorded: &TraceEvent, index: usize) {
-        let Event { size, pool, .. } = recorded.event;
+    fn compile_release(&mut self, size: Bytes, pool: MempoolId, index: usize) {
         // Memory that came before the release belongs to a request that had it, and still failed.
         if self.group.released_from.is_empty() {
             self.group.reserved_before = self.reserved;
@@ -248,31 +295,42 @@ impl<'a> Compiler<'a> {
     /// Ends what happened since the last step, before the event at `end`, which is a request or a
     /// free: tells whether memory went back because the program said so.
     ///
-    /// A request that fails lets memory go back and then gets new memory; only then did it fail, and
-    /// only if with that new memory more would have been held than was ever held, which is the least
-    /// that the limit can have been. Everything else was `empty_cache`.
+    /// A request that fails lets memory go back and then gets new memory. It did fail only if with
+    /// the new memory more would have been held than ever was, because the limit was at least that;
+    /// and where some memory went back that no request can have let go, the program is one that calls
+    /// `empty_cache`, and did so here too. Requests that collect garbage do not fail first.
     fn end_group(&mut self, end: usize, before_request: bool) {
         let mut group = std::mem::take(&mut self.group);
         self.group.finished = std::mem::take(&mut group.finished);
-        if before_request && self.failed_first(&group, end) {
+        if before_request && self.let_go_first(&group, end) {
             // The wait for other streams was part of the request.
             return;
         }
         self.finish_uses();
-        let end = group.release_end;
-        match group.released_from[..] {
-            [] => {}
-            [pool] if !pool.is_default() => self.push(end, Step::EmptyPool { pool }),
-            _ => self.push(end, Step::EmptyCache),
+        for pool in group.released_from {
+            let step = match pool.is_default() {
+                true => Step::EmptyCache,
+                false => Step::EmptyPool { pool },
+            };
+            self.push(group.release_end, step);
         }
     }
 
-    /// Returns whether the request at event `index` let memory go back because it had failed.
-    fn failed_first(&self, group: &Group, index: usize) -> bool {
-        let fits_no_more = group.reserved_before + group.came > self.reserved_max;
-        let grew = !group.came.is_zero();
-        !group.released_from.is_empty()
-            && (grew && fits_no_more || !grew && self.is_out_of_memory(index))
+    /// Returns whether the request at event `index` let memory go back itself.
+    fn let_go_first(&self, group: &Group, index: usize) -> bool {
+        if group.released_from.is_empty() {
+            return false;
+        }
+        if group.came.is_zero() {
+            return self.is_out_of_memory(index);
+        }
+        let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
+        collects_garbage || !self.empties_cache && group.passes(self.reserved_max)
+    }
+
+    fn pool_of(&self, index: usize) -> MempoolId {
+        let told = self.told_pools.as_ref().map(|pools| pools[index]);
+        told.unwrap_or(self.trace.events[index].event.pool)
     }
 
     fn is_out_of_memory(&self, index: usize) -> bool {
@@ -363,6 +421,41 @@ fn reserved_max(initial: Bytes, events: &[TraceEvent]) -> Bytes {
         max = max.max(reserved);
     }
     max
+}
+
+/// Returns whether memory went back somewhere although no request can have asked for that.
+fn empties_cache(initial: Bytes, events: &[TraceEvent]) -> bool {
+    let reserved_max = reserved_max(initial, events);
+    let mut reserved = initial;
+    let mut group = Group::default();
+    for TraceEvent { event, .. } in events {
+        match event.action {
+            Action::SegmentFree | Action::SegmentUnmap => {
+                if group.released_from.is_empty() {
+                    group = Group {
+                        reserved_before: reserved,
+                        ..Group::default()
+                    };
+                    group.released_from.push(event.pool);
+                }
+                reserved = reserved.saturating_sub(event.size);
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                reserved += event.size;
+                group.came += event.size;
+            }
+            Action::Alloc | Action::FreeRequested | Action::OutOfMemory => {
+                let own = event.action == Action::OutOfMemory
+                    || event.action == Action::Alloc && group.passes(reserved_max);
+                if !group.released_from.is_empty() && !own {
+                    return true;
+                }
+                group = Group::default();
+            }
+            Action::FreeCompleted | Action::Snapshot => {}
+        }
+    }
+    false
 }
 
 fn number(index: usize) -> u32 {

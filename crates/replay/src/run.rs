@@ -9,9 +9,10 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
+use crate::initial;
 use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
-use crate::script::{Addresses, Script};
+use crate::script::{Addresses, Likely, Script};
 use crate::verify::Comparison;
 use crate::{Options, Progress, ReplayError};
 
@@ -50,9 +51,12 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         let addresses = match options.verify {
             true => Addresses::Recorded(Script::new(&trace.events)),
-            false => Addresses::default(),
+            false => Addresses::Likely(Likely::new(&trace.events)),
         };
-        let sim = SimConfig { capacity: options.capacity, ..SimConfig::default() };
+        let sim = SimConfig {
+            capacity: options.capacity,
+            ..SimConfig::default()
+        };
         let mut driver = SimDriver::with_addresses(sim, addresses);
         for index in 0..program.users {
             driver.hold_stream(stream_of(index));
@@ -78,9 +82,11 @@ impl<'a> Run<'a> {
         config: &Config,
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
+        let adopted = self.adopt_initial_state()?;
         let started = Instant::now();
         let (mut taken, mut reported) = (0, 0);
-        for (&step, &end) in self.program.steps.iter().zip(&self.program.event_ends) {
+        let steps = self.program.steps.iter().zip(&self.program.event_ends);
+        for (&step, &end) in steps.skip(adopted) {
             if taken % PROGRESS_STEPS == 0 {
                 progress.advance(u64::from(end) - reported);
                 reported = u64::from(end);
@@ -95,13 +101,42 @@ impl<'a> Run<'a> {
         Ok(self.outcome(config, elapsed_ns, taken))
     }
 
+    /// Where events are compared, begins with the segments and blocks that were there before the first
+    /// event, exactly as they were, and returns how many steps that stands for.
+    fn adopt_initial_state(&mut self) -> Result<usize, ReplayError> {
+        if self.comparison.is_none() {
+            return Ok(0);
+        }
+        for segment in initial::segments(self.trace) {
+            if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+                script.place_next(segment.address);
+            }
+            let adopted = self.allocator.adopt(&segment);
+            if !adopted.map_err(|error| ReplayError::at(0, error))? {
+                return Ok(0);
+            }
+        }
+        self.allocator.take_events();
+        let allocations = self.program.steps.iter().zip(&self.trace.initial.blocks);
+        for (step, block) in allocations {
+            if let &Step::Allocate { slot, .. } = step {
+                self.addresses[slot.index()] = block.address;
+            }
+        }
+        Ok(self.trace.initial.blocks.len())
+    }
+
     fn take(&mut self, step: Step, end: usize) -> Result<Progressed, ReplayError> {
         if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
             script.begin_step(end);
         }
-        let progressed = self.act(step, end).map_err(|error| ReplayError::at(end, error))?;
+        let progressed = self
+            .act(step, end)
+            .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            comparison.compare(self.allocator.take_events(), end);
+            // What was there before the first event was not recorded.
+            let replayed = self.allocator.take_events();
+            comparison.compare(replayed.filter(|_| end > 0), end);
         }
         if let Some(timeline) = &mut self.timeline {
             timeline.add(step, end, self.allocator.stats().reserved());
@@ -111,21 +146,25 @@ impl<'a> Run<'a> {
 
     fn act(&mut self, step: Step, end: usize) -> Result<Progressed, AllocError> {
         match step {
-            Step::Allocate { slot, size, stream, pool } => {
-                match self.allocator.allocate_in(pool, size, stream) {
-                    Ok(address) => self.addresses[slot.index()] = address,
-                    Err(error) => return self.refuse(end, error, Progressed::Ended),
-                }
+            Step::Allocate {
+                slot,
+                size,
+                stream,
+                pool,
+            } => match self.allocator.allocate_in(pool, size, stream) {
+                Ok(address) => self.addresses[slot.index()] = address,
+                Err(error) => return self.refuse(end, error, Progressed::Ended),
+            },
+            Step::AllocateInVain { size, stream, pool } => {
+                return self.try_again(end, size, stream, pool);
             }
-            Step::AllocateInVain { size, stream, pool } => return self.try_again(end, size, stream, pool),
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
             Step::EmptyCache => self.allocator.empty_cache()?,
-            Step::EmptyPool { pool } => self.allocator.empty_pool(pool)?,
+            Step::EmptyPool { pool } => unless_ended(self.allocator.empty_pool(pool))?,
             Step::HoldPool { pool } => self.allocator.create_or_retain_pool(pool),
-            // A pool that ended already had nothing left to let go of.
-            Step::ReleasePool { pool } => drop(self.allocator.release_pool(pool)),
+            Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
         }
         Ok(Progressed::On)
     }
@@ -161,7 +200,8 @@ impl<'a> Run<'a> {
 
     fn free_while_used(&mut self, slot: Slot, user: User) -> Result<(), AllocError> {
         let address = self.addresses[slot.index()];
-        self.allocator.record_stream(address, stream_of(user.index()))?;
+        self.allocator
+            .record_stream(address, stream_of(user.index()))?;
         let event = self.allocator.driver().next_event();
         self.waits[user.index()].push_back(event);
         self.allocator.free(address)
@@ -200,8 +240,19 @@ impl<'a> Run<'a> {
             driver_time_us: float(driver.driver_time_ns()) / 1e3,
             ns_per_op: elapsed_ns / float(taken.max(1) as u64),
             verified: self.comparison.map(Comparison::finish),
-            timeline: self.timeline.map(|timeline| timeline.points).unwrap_or_default(),
+            timeline: self
+                .timeline
+                .map(|timeline| timeline.points)
+                .unwrap_or_default(),
         }
+    }
+}
+
+/// A pool that has ended has nothing more to let go of.
+fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
+    match result {
+        Err(AllocError::NoSuchPool { .. }) => Ok(()),
+        result => result,
     }
 }
 
@@ -246,15 +297,26 @@ impl<'a> Timeline<'a> {
             _ => {}
         }
         let part = end.saturating_sub(1) / self.part_events;
-        let event = ((part + 1) * self.part_events).min(self.trace.events.len()).max(1) - 1;
+        let event = ((part + 1) * self.part_events)
+            .min(self.trace.events.len())
+            .max(1)
+            - 1;
         if self.points.last().is_none_or(|last| last.event != event) {
-            let time_us = self.trace.events.get(event).map_or(0, |event| event.time_us);
-            self.points.push(Point { event, time_us, live_bytes: self.live, reserved_bytes: reserved });
+            let time_us = self
+                .trace
+                .events
+                .get(event)
+                .map_or(0, |event| event.time_us);
+            self.points.push(Point {
+                event,
+                time_us,
+                live_bytes: self.live,
+                reserved_bytes: reserved,
+            });
         }
         if let Some(point) = self.points.last_mut() {
             point.live_bytes = point.live_bytes.max(self.live);
             point.reserved_bytes = point.reserved_bytes.max(reserved);
         }
     }
-
 }

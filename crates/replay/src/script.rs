@@ -1,5 +1,6 @@
-//! A driver that does what a recording says the driver did.
+//! Where a replay's segments lie: where the recorded driver put them, as far as that can be told.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
@@ -20,21 +21,75 @@ pub(crate) struct Script {
     next: usize,
     /// The recorded events of the step being taken.
     step: Range<usize>,
+    /// Where the next segment goes, before the first step.
+    place: Option<DeviceAddress>,
+    taken: Taken,
+    /// The starts of reserved ranges.
+    reserved: BTreeSet<DeviceAddress>,
     elsewhere: FirstFit,
 }
 
 /// Where a replay's addresses come from.
 #[derive(Debug)]
 pub(crate) enum Addresses {
-    /// The simulator chooses.
-    Simulated(FirstFit),
+    /// The recording helps where it can.
+    Likely(Likely),
     /// The recording says.
     Recorded(Script),
 }
 
-impl Default for Addresses {
-    fn default() -> Addresses {
-        Addresses::Simulated(FirstFit::new())
+/// The addresses that the recorded driver would likely have given: a segment lies where the recording
+/// has one of its size, in the recorded order, and elsewhere once those are taken.
+///
+/// Of several free blocks of one size the allocators take the one at the lowest address, so what a job
+/// takes depends a little on where the driver puts segments. With this, PyTorch's allocator takes in a
+/// replay what it took in the recording.
+#[derive(Debug)]
+pub(crate) struct Likely {
+    /// The recorded segments of each size that are not taken, next first.
+    vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
+    taken: Taken,
+    elsewhere: FirstFit,
+}
+
+/// The recorded places that segments lie at, from start to end.
+#[derive(Debug, Default)]
+struct Taken(BTreeMap<DeviceAddress, DeviceAddress>);
+
+impl Taken {
+    /// Takes a place, unless a part of it is taken; returns whether it did.
+    fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
+        let end = start + size;
+        let before = self.0.range(..end).next_back();
+        let free = before.is_none_or(|(_, &taken_end)| taken_end <= start);
+        if free {
+            self.0.insert(start, end);
+        }
+        free
+    }
+
+    /// Gives a place back, and returns whether it was taken.
+    fn give(&mut self, start: DeviceAddress) -> bool {
+        self.0.remove(&start).is_some()
+    }
+}
+
+impl Likely {
+    pub(crate) fn new(events: &[TraceEvent]) -> Likely {
+        let mut vacant: HashMap<Bytes, VecDeque<DeviceAddress>> = HashMap::new();
+        for TraceEvent { event, .. } in events {
+            if event.action == Action::SegmentAlloc {
+                vacant
+                    .entry(event.size)
+                    .or_default()
+                    .push_back(event.address);
+            }
+        }
+        Likely {
+            vacant,
+            taken: Taken::default(),
+            elsewhere: FirstFit::new(),
+        }
     }
 }
 
@@ -44,17 +99,31 @@ impl Script {
         let concerns_driver =
             |event: &Event| event.action.is_segment() || event.action == Action::OutOfMemory;
         Script {
-            events: indexed.filter(|(_, event)| concerns_driver(event)).collect(),
+            events: indexed
+                .filter(|(_, event)| concerns_driver(event))
+                .collect(),
             next: 0,
             step: 0..0,
+            place: None,
+            taken: Taken::default(),
+            reserved: BTreeSet::new(),
             elsewhere: FirstFit::new(),
         }
+    }
+
+    /// Puts the next segment, or the next range of addresses, at `address`.
+    pub(crate) fn place_next(&mut self, address: DeviceAddress) {
+        self.place = Some(address);
     }
 
     /// Goes on to the step that the recorded events up to `end` belong to.
     pub(crate) fn begin_step(&mut self, end: usize) {
         self.step = self.step.end..end.max(self.step.end);
-        while self.events.get(self.next).is_some_and(|&(index, _)| index < self.step.start) {
+        while self
+            .events
+            .get(self.next)
+            .is_some_and(|&(index, _)| index < self.step.start)
+        {
             self.next += 1;
         }
     }
@@ -66,7 +135,10 @@ impl Script {
     }
 
     fn pass(&mut self, action: Action) {
-        if self.next_in_step().is_some_and(|event| event.action == action) {
+        if self
+            .next_in_step()
+            .is_some_and(|event| event.action == action)
+        {
             self.next += 1;
         }
     }
@@ -83,37 +155,51 @@ impl Script {
 
 impl AddressSource for Script {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        if self.refuses() {
+        let placed = self.place.take();
+        if placed.is_none() && self.refuses() {
             return Err(DriverError::OutOfMemory);
         }
-        let recorded = self.next_in_step();
         let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
-        match recorded.filter(same) {
-            Some(event) => {
-                self.next += 1;
-                Ok(event.address)
+        let recorded = placed.or_else(|| Some(self.next_in_step().filter(same)?.address));
+        match recorded.filter(|&address| self.taken.take(address, size)) {
+            Some(address) => {
+                self.pass(Action::SegmentAlloc);
+                Ok(address)
             }
             None => self.elsewhere.allocate(size),
         }
     }
 
-    fn freed(&mut self, _address: DeviceAddress, _size: Bytes) {
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
         self.pass(Action::SegmentFree);
+        if !self.taken.give(address) {
+            self.elsewhere.freed(address, size);
+        }
     }
 
     /// A range begins where the recording maps memory into it first.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let recorded = self.events[self.next..].iter().map(|&(_, event)| event);
-        match { recorded }.find(|event| event.action == Action::SegmentMap) {
-            Some(event) => Ok(event.address),
+        let mapped = { recorded }.find(|event| event.action == Action::SegmentMap);
+        let start = self.place.take().or_else(|| Some(mapped?.address));
+        match start.filter(|&address| self.reserved.insert(address)) {
+            Some(address) => Ok(address),
             None => self.elsewhere.reserve(size),
         }
     }
 
-    fn unreserved(&mut self, _address: DeviceAddress, _size: Bytes) {}
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        if !self.reserved.remove(&address) {
+            self.elsewhere.unreserved(address, size);
+        }
+    }
 
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
-        if self.refuses() { Err(DriverError::OutOfMemory) } else { Ok(()) }
+        if self.refuses() {
+            Err(DriverError::OutOfMemory)
+        } else {
+            Ok(())
+        }
     }
 
     fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {
@@ -125,11 +211,37 @@ impl AddressSource for Script {
     }
 }
 
+impl AddressSource for Likely {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
+        match next.filter(|&address| self.taken.take(address, size)) {
+            Some(address) => Ok(address),
+            None => self.elsewhere.allocate(size),
+        }
+    }
+
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
+        if self.taken.give(address) {
+            self.vacant.entry(size).or_default().push_front(address);
+        } else {
+            self.elsewhere.freed(address, size);
+        }
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.elsewhere.reserve(size)
+    }
+
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        self.elsewhere.unreserved(address, size);
+    }
+}
+
 /// Calls a method of whichever source there is.
 macro_rules! forward {
     ($addresses:expr, $source:ident => $call:expr) => {
         match $addresses {
-            Addresses::Simulated($source) => $call,
+            Addresses::Likely($source) => $call,
             Addresses::Recorded($source) => $call,
         }
     };

@@ -18,8 +18,17 @@ pub(crate) struct Comparison<'a> {
 
 impl<'a> Comparison<'a> {
     pub(crate) fn new(recorded: &'a [TraceEvent]) -> Comparison<'a> {
-        let result = Verified { compared: 0, same_address: 0, first_difference: None };
-        Comparison { recorded, start: 0, replayed: Vec::new(), result }
+        let result = Verified {
+            compared: 0,
+            same_address: 0,
+            first_difference: None,
+        };
+        Comparison {
+            recorded,
+            start: 0,
+            replayed: Vec::new(),
+            result,
+        }
     }
 
     /// Compares what happened since the last call with the recorded events up to `end`. Events of a
@@ -43,11 +52,14 @@ impl<'a> Comparison<'a> {
 
     /// Counts the allocations, of which a step has at most one.
     fn compare_addresses(&mut self, recorded: &[(usize, Event)]) {
-        let allocation = recorded.iter().find(|(_, event)| event.action == Action::Alloc);
+        let allocation = recorded
+            .iter()
+            .find(|(_, event)| event.action == Action::Alloc);
         if let Some((_, recorded)) = allocation {
-            let same = self.replayed.iter().any(|event| {
-                event.action == Action::Alloc && event.address == recorded.address
-            });
+            let same = self
+                .replayed
+                .iter()
+                .any(|event| event.action == Action::Alloc && event.address == recorded.address);
             self.result.compared += 1;
             self.result.same_address += u64::from(same);
         }
@@ -71,7 +83,11 @@ fn first_difference(
     end: usize,
 ) -> Option<Difference> {
     let mut replayed = replayed.to_vec();
-    if recorded.iter().map(|(_, event)| key(event)).eq(replayed.iter().map(key)) {
+    if recorded
+        .iter()
+        .map(|(_, event)| key(event))
+        .eq(replayed.iter().map(key))
+    {
         return None;
     }
     recorded.sort_by_key(|(_, event)| key(event));

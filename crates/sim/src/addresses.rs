@@ -30,6 +30,21 @@ pub trait AddressSource {
 
     /// Takes a range back that [`AddressSource::reserve`] placed.
     fn unreserved(&mut self, address: DeviceAddress, size: Bytes);
+
+    /// Is asked before `size` bytes of physical memory are created.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the caller of [`lowtide_core::Driver::create`] shall see.
+    fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Hears of a range that was mapped and made accessible.
+    fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {}
+
+    /// Hears of a range that was unmapped.
+    fn unmapped(&mut self, _address: DeviceAddress, _size: Bytes) {}
 }
 
 /// The lowest free addresses, in units of 2 MiB; up to 1 MiB, in units of 512 bytes.

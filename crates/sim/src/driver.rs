@@ -301,6 +301,7 @@ impl<A: AddressSource> Driver for SimDriver<A> {
     fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
         self.call(Call::Create, size, |device| {
             device.check_virtual(Call::Create, size)?;
+            device.addresses.create(size)?;
             let handle = device.memory.create(size)?;
             Ok((handle, cost_ns(Call::Create, size)))
         })
@@ -328,14 +329,18 @@ impl<A: AddressSource> Driver for SimDriver<A> {
     fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         self.call(Call::SetAccess, size, |device| {
             device.check_virtual(Call::SetAccess, size)?;
-            Ok(((), device.memory.set_access(address, size)?))
+            let cost_ns = device.memory.set_access(address, size)?;
+            device.addresses.mapped(address, size);
+            Ok(((), cost_ns))
         })
     }
 
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         self.call(Call::Unmap, size, |device| {
             device.check_virtual(Call::Unmap, size)?;
-            Ok(((), device.memory.unmap(address, size)?))
+            let cost_ns = device.memory.unmap(address, size)?;
+            device.addresses.unmapped(address, size);
+            Ok(((), cost_ns))
         })
     }
 

@@ -285,6 +285,17 @@ fn several_handles_are_opened_and_unmapped_in_one_call() {
 }
 
 #[test]
+fn addresses_are_used_again() {
+    let mut driver = SimDriver::default();
+    let range = driver.reserve(PAGE).unwrap();
+    driver.unreserve(range, PAGE).unwrap();
+    assert_eq!(driver.reserve(Bytes::mib(4)), Ok(range));
+    let memory = driver.allocate(PAGE).unwrap();
+    driver.free(memory, PAGE).unwrap();
+    assert_eq!(driver.allocate(Bytes::mib(4)), Ok(memory));
+}
+
+#[test]
 fn the_device_is_as_large_as_it_was_said_to_be() {
     let mut driver = device_of(Bytes::mib(10));
     let a = driver.allocate(Bytes::mib(4)).unwrap();
@@ -364,7 +375,7 @@ fn an_old_device_has_no_virtual_memory() {
     assert!(driver.violations().is_empty());
 }
 
-/// Gives every allocation the same address, and every range the next page.
+/// Gives every allocation the same address, and ranges the first page or, later, the second.
 #[derive(Default)]
 struct Recorded {
     reserved: u64,
@@ -386,7 +397,7 @@ impl AddressSource for Recorded {
     }
 
     fn reserve(&mut self, _size: Bytes) -> Result<DeviceAddress, DriverError> {
-        self.reserved += 1;
+        self.reserved = (self.reserved + 1).min(2);
         Ok(DeviceAddress(self.reserved * PAGE.get()))
     }
 
@@ -413,9 +424,11 @@ fn reserved_ranges_of_a_recording_may_overlap() {
     let first = driver.reserve(Bytes::mib(8)).unwrap();
     let second = driver.reserve(Bytes::mib(8)).unwrap();
     assert_eq!(second, first + PAGE);
+    assert_eq!(driver.reserve(Bytes::mib(8)), Ok(second));
     let handle = driver.create(PAGE).unwrap();
     driver.map(second, PAGE, handle).unwrap();
-    // The first range still holds it; the last one may not go.
+    // The first range still holds it; the last one around it may not go.
+    driver.unreserve(second, Bytes::mib(8)).unwrap();
     driver.unreserve(second, Bytes::mib(8)).unwrap();
     assert!(driver.unreserve(first, Bytes::mib(8)).is_err());
     driver.unmap(second, PAGE).unwrap();

@@ -17,11 +17,12 @@ use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Heap, signed};
+use crate::snapshot::{BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
-/// Sizes are rounded up to this, and no block is smaller.
-const ROUNDING: Bytes = Bytes(512);
+/// No block is smaller.
+const BLOCK_MIN: Bytes = Bytes(512);
 /// The largest request that small segments serve. What is left of a large block is split off only
 /// if it is larger.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
@@ -142,7 +143,7 @@ impl Caching {
     #[inline]
     fn should_split<D>(&self, heap: &Heap<D>, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
-        if rest < ROUNDING
+        if rest < BLOCK_MIN
             || heap
                 .domains
                 .pool(heap.domains.domain(block.domain).pool)
@@ -219,12 +220,7 @@ impl Caching {
 impl<D: Driver> Strategy<D> for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        let divisions = self.config.divisions_for(requested);
-        if divisions > 1 && requested > Bytes(ROUNDING.get() * divisions) {
-            round_up_to_division(requested, divisions)
-        } else {
-            requested.round_up(ROUNDING)
-        }
+        self.config.block_size(requested)
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {
@@ -379,6 +375,44 @@ impl<D: Driver> Strategy<D> for Caching {
         self.release_kind(heap, pool, SizeKind::Small)
     }
 
+    fn adopt(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        let kind = if segment.is_large {
+            SizeKind::Large
+        } else {
+            SizeKind::Small
+        };
+        let mut rest = if segment.is_expandable {
+            self.adopt_expandable(heap, domain, kind, segment)?
+        } else {
+            let id = heap.allocate_segment(domain, segment.size, kind)?;
+            heap.insert_whole_block(id)
+        };
+        let mut in_use = Vec::new();
+        for block in &segment.blocks {
+            let id = rest;
+            if block.size < heap.blocks[id].size {
+                rest = heap.blocks.split(id, block.size);
+            }
+            if block.status == BlockStatus::Inactive {
+                self.insert_free(heap, id);
+                if heap.blocks[id].is_split() && !segment.is_expandable {
+                    heap.stats.inactive_split.increase(kind, 1);
+                    heap.stats
+                        .inactive_split_bytes
+                        .increase(kind, signed(block.size));
+                }
+            } else {
+                in_use.push((id, block.requested));
+            }
+        }
+        Ok(Some(in_use))
+    }
+
     /// PyTorch does not look among the free blocks again (pytorch#189504), so this does not either:
     /// a job that runs out of memory there runs out of memory here.
     fn retry(
@@ -486,16 +520,6 @@ fn free_block(id: BlockId, block: &Block) -> FreeBlock {
         size: block.size,
         address: block.address,
         id,
-    }
-}
-
-/// Rounds up to the next of `divisions` equal steps between two powers of two: with 4, 1200 becomes
-/// 1280. `divisions` is a power of two.
-fn round_up_to_division(size: Bytes, divisions: u64) -> Bytes {
-    let floor = 1_u64 << size.get().ilog2();
-    match floor / divisions {
-        0 => Bytes(floor << 1),
-        step => size.round_up(Bytes(step)),
     }
 }
 

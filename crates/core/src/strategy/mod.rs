@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Heap, signed};
+use crate::snapshot::SegmentSnapshot;
 use crate::stats::{SizeKind, Stats};
 use crate::units::Bytes;
 
@@ -99,6 +100,22 @@ pub(crate) trait Strategy<D: Driver> {
             Some(block) => Ok(Some(block)),
             None => self.grow(heap, request),
         }
+    }
+
+    /// Takes a segment from the driver and cuts it into blocks as a picture of one shows it, and
+    /// returns the blocks that are in use there, each with what was asked for. `None` from a strategy
+    /// that lays segments out in its own way, which then has done nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; nothing has then been taken.
+    fn adopt(
+        &mut self,
+        _heap: &mut Heap<D>,
+        _domain: DomainId,
+        _segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        Ok(None)
     }
 
     /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
@@ -211,6 +228,15 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         dispatch!(self, strategy => strategy.retry(heap, request))
+    }
+
+    fn adopt(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        dispatch!(self, strategy => strategy.adopt(heap, domain, segment))
     }
 
     fn largest_free(&self, heap: &Heap<D>, domain: DomainId) -> Bytes {
