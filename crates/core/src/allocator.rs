@@ -93,8 +93,8 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
-    /// recording, which knows the pool of each block, is replayed. A pool that does not exist yet is
-    /// made, held once.
+    /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
+    /// one that nothing holds is held once from then on.
     ///
     /// # Errors
     ///
@@ -106,6 +106,9 @@ impl<D: Driver> DeviceAllocator<D> {
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
         let pool = self.find_or_insert_pool(pool);
+        // Otherwise the pool could end while its own request waits for memory.
+        let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
+        *use_count = (*use_count).max(1);
         self.allocate_from(pool, requested, stream)
     }
 
@@ -144,9 +147,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::TooLarge { requested });
         }
         // What other streams have finished with can be used from here on.
-        if self.captures == 0 {
-            self.process_events()?;
-        }
+        self.process_events()?;
         let size = Strategy::<D>::block_size(&self.strategy, requested);
         let domain = self.heap.domains.find_or_insert(pool, stream);
         let request = Request {
@@ -344,15 +345,15 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns blocks whose other streams have passed their events to the strategy. Every
-    /// [`DeviceAllocator::allocate`] does this first.
+    /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
+    /// in which events may not be queried, none. Every [`DeviceAllocator::allocate`] does this first.
     ///
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
     #[inline]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
-        if self.uses.none_wait() {
+        if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
         self.uses.end_deferral(&mut self.heap.driver)?;
@@ -373,7 +374,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives everything that is not in use back to the driver, after the events that freed blocks
-    /// wait for. Private pools that are still held keep theirs.
+    /// wait for, unless a capture forbids the wait. Private pools that are still held keep theirs.
     ///
     /// # Errors
     ///
@@ -406,17 +407,24 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Waits for every event that a freed block waits for.
+    /// Waits for every event that a freed block waits for; during a capture, in which that is not
+    /// allowed, for none.
     fn reclaim_all(&mut self) -> Result<(), DriverError> {
+        if self.captures > 0 {
+            return Ok(());
+        }
         self.heap.stats.num_sync_all_streams += 1;
         self.uses.end_deferral(&mut self.heap.driver)?;
         self.uses.synchronize(&mut self.heap.driver)?;
         self.reclaim_passed()
     }
 
-    /// Gives the free segments of a pool back if nothing holds it, and ends it with the last one.
+    /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
+    /// to it, and ends it with the last one.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        if self.heap.domains.pool(index).use_count > 0 {
+        let is_held = self.heap.domains.pool(index).use_count > 0;
+        let is_routed = self.routes.iter().any(|route| route.pool == index);
+        if is_held || is_routed || index == PoolIndex::DEFAULT {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;

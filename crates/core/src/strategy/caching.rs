@@ -202,6 +202,9 @@ impl Caching {
                 self.unmap_free_pages(heap, id)?;
             }
         }
+        for domain in heap.domains.of_pool(pool) {
+            self.unreserve_unmapped(heap, domain, kind)?;
+        }
         Ok(())
     }
 

@@ -82,15 +82,21 @@ impl FreeBlocks {
 
     /// Returns the blocks from the smallest of at least `size` on, in order.
     pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
-        let index = bin_of(size).min(self.bins.len());
-        let bins = self.bins[index..].iter();
-        bins.flat_map(Bin::iter)
+        self.bins_from(bin_of(size))
+            .flat_map(Bin::iter)
             .skip_while(move |block| block.size < size)
     }
 
     /// Returns every block in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        self.bins.iter().flat_map(Bin::iter)
+        self.bins_from(0).flat_map(Bin::iter)
+    }
+
+    /// Returns the bins that hold anything, from one on. There are hundreds of others.
+    fn bins_from(&self, index: usize) -> impl Iterator<Item = &Bin> {
+        let next = |&index: &usize| self.next_occupied(index + 1);
+        let occupied = std::iter::successors(self.next_occupied(index), next);
+        occupied.map(|index| &self.bins[index])
     }
 
     /// Returns the largest block, of several the one at the highest address.

@@ -204,8 +204,7 @@ impl Caching {
         Ok(Some(id))
     }
 
-    /// Gives back the memory of the whole pages in a free block, and the segment's addresses when
-    /// nothing is mapped in it any more.
+    /// Gives back the memory of the whole pages in a free block.
     pub(super) fn unmap_free_pages<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
@@ -236,17 +235,33 @@ impl Caching {
             let after = heap.blocks.split(middle, size);
             self.insert_free(heap, after);
         }
-        let unmapped = self.merge_unmapped(heap, middle);
-        if !heap.blocks[unmapped].is_split() {
-            heap.unreserve_segment(segment)?;
-            self.remove_unmapped(heap, unmapped);
-            heap.blocks.remove(unmapped);
+        self.merge_unmapped(heap, middle);
+        Ok(())
+    }
+
+    /// Gives back the addresses of the segments in which nothing is mapped: nothing any more, or
+    /// nothing yet, because the driver had no memory when they were reserved.
+    pub(super) fn unreserve_unmapped<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        kind: SizeKind,
+    ) -> Result<(), DriverError> {
+        let unmapped = self.pool_of(domain, kind).unmapped.values();
+        let whole: Vec<BlockId> = unmapped
+            .copied()
+            .filter(|&id| !heap.blocks[id].is_split())
+            .collect();
+        for id in whole {
+            heap.unreserve_segment(heap.blocks[id].segment)?;
+            self.remove_unmapped(heap, id);
+            heap.blocks.remove(id);
         }
         Ok(())
     }
 
     /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
-    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> BlockId {
+    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
         heap.blocks[id].state = BlockState::Unmapped;
         if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Unmapped) {
             self.remove_unmapped(heap, next);
@@ -259,7 +274,6 @@ impl Caching {
             id = previous;
         }
         self.insert_unmapped(heap, id);
-        id
     }
 
     fn neighbour<D>(
