@@ -1,5 +1,7 @@
 //! Sets of small numbers that answer "which is the first?" in a few loads.
 
+use std::iter::successors;
+
 /// A set of numbers, as bits under summaries.
 ///
 /// Above the bits stands a level with a bit for each of their words that is not zero, above that
@@ -59,6 +61,15 @@ impl BitSet {
         Some(index)
     }
 
+    /// Returns whether a number is in the set.
+    ///
+    /// # Panics
+    ///
+    /// If there is no room for it.
+    pub(super) fn contains(&self, number: usize) -> bool {
+        self.words()[number / 64] >> (number % 64) & 1 == 1
+    }
+
     /// Puts a number in that may be in the set already.
     ///
     /// # Panics
@@ -108,13 +119,14 @@ impl BitSet {
 
     /// Returns the members in rising order. Linear in the capacity.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
-        let members = self.levels.last();
-        let words = members.map_or(std::slice::from_ref(&self.root), Vec::as_slice);
         let bits = |(index, &word): (usize, &u64)| {
-            let set = move |bit: &usize| word >> bit & 1 == 1;
-            (0..64).filter(set).map(move |bit| index * 64 + bit)
+            let unless_empty = |word: u64| (word != 0).then_some(word);
+            let rests = successors(unless_empty(word), move |&word| {
+                unless_empty(word & (word - 1))
+            });
+            rests.map(move |word| index * 64 + word.trailing_zeros() as usize)
         };
-        words.iter().enumerate().flat_map(bits)
+        self.words().iter().enumerate().flat_map(bits)
     }
 
     /// Checks that each bit of a summary is set exactly where the word below is not zero.
@@ -133,6 +145,12 @@ impl BitSet {
             above = words;
         }
         Ok(())
+    }
+
+    /// Returns the bits of the members.
+    fn words(&self) -> &[u64] {
+        let members = self.levels.last();
+        members.map_or(std::slice::from_ref(&self.root), Vec::as_slice)
     }
 
     fn depth(&self) -> u32 {
@@ -175,6 +193,7 @@ mod tests {
                 }
                 prop_assert_eq!(set.first(), model.first().copied());
                 prop_assert_eq!(set.is_empty(), model.is_empty());
+                prop_assert_eq!(set.contains(number), model.contains(&number));
                 prop_assert_eq!(set.check(), Ok(()));
             }
             prop_assert!(set.iter().eq(model));

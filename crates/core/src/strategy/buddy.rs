@@ -13,6 +13,7 @@ pub(super) mod forest;
 use arenas::{Arenas, GRANULE, is_own_segment};
 use forest::Run;
 
+use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
 use crate::block::BlockId;
 use crate::config::BuddyConfig;
@@ -26,13 +27,22 @@ use crate::units::Bytes;
 #[derive(Debug)]
 pub(crate) struct Buddy {
     arenas: Arenas,
+    /// By order.
+    recent: RecentBlocks,
 }
 
 impl Buddy {
     pub(crate) fn new(config: &BuddyConfig) -> Buddy {
         Buddy {
             arenas: Arenas::new(config.arena_size),
+            recent: RecentBlocks::default(),
         }
+    }
+
+    /// Merges every free block of a domain with its buddies, and returns whether any had yet to be.
+    fn merge_recent<D: Driver>(&mut self, heap: &mut Heap<D>, domain: DomainId) -> bool {
+        let arenas = &mut self.arenas;
+        (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
     }
 
     #[inline]
@@ -57,12 +67,19 @@ impl<D: Driver> Strategy<D> for Buddy {
 
     #[inline]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        if self.has_own_segment(request.size) {
-            self.arenas.take_own_segment(request)
-        } else {
-            self.arenas
-                .take_block(heap, request.domain, run_of(request.size))
+        let &Request { size, domain, .. } = request;
+        if self.has_own_segment(size) {
+            return self.arenas.take_own_segment(request);
         }
+        if let Some(id) = self.recent.take(heap, domain, class_of(size)) {
+            return Some(id);
+        }
+        let run = run_of(size);
+        let block = self.arenas.take_block(heap, domain, run);
+        block.or_else(|| {
+            let merged = self.merge_recent(heap, domain);
+            merged.then(|| self.arenas.take_block(heap, domain, run))?
+        })
     }
 
     fn grow(
@@ -82,11 +99,21 @@ impl<D: Driver> Strategy<D> for Buddy {
 
     #[inline]
     fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
-        self.arenas.put_block(heap, block, run_of);
+        let arenas = &mut self.arenas;
+        if is_own_segment(&heap.blocks[block]) {
+            arenas.put_own_segment(heap, block);
+        } else {
+            let class = class_of(heap.blocks[block].size);
+            let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);
+            self.recent.put(heap, class, block, merge);
+        }
         Ok(())
     }
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        for domain in heap.domains.of_pool(pool) {
+            self.merge_recent(heap, domain);
+        }
         self.arenas.release(heap, pool)
     }
 
@@ -99,8 +126,9 @@ impl<D: Driver> Strategy<D> for Buddy {
         let in_arenas = blocks.filter(|block| !is_own_segment(block));
         let taken = in_arenas.map(|block| (block.address, block.size));
         let (free, nodes, node_bytes) = self.arenas.check(heap, taken)?;
-        check_inactive_split(&heap.stats, nodes, node_bytes)?;
-        Ok(free)
+        let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
+        check_inactive_split(&heap.stats, nodes + recent, node_bytes + recent_bytes)?;
+        Ok(free + recent_bytes)
     }
 }
 
@@ -124,8 +152,18 @@ pub(super) fn check_inactive_split(stats: &Stats, count: i64, bytes: Bytes) -> R
 fn run_of(size: Bytes) -> Run {
     Run {
         units: 1,
-        order: (size.get() / GRANULE.get()).ilog2(),
+        order: order_of(size),
     }
+}
+
+#[inline]
+fn class_of(size: Bytes) -> usize {
+    order_of(size) as usize
+}
+
+#[inline]
+fn order_of(size: Bytes) -> u32 {
+    (size.get() / GRANULE.get()).ilog2()
 }
 
 #[cfg(test)]

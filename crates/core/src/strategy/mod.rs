@@ -10,6 +10,8 @@ mod caching;
 mod direct;
 mod free_blocks;
 mod pool;
+mod recent_blocks;
+mod slab;
 
 #[cfg(test)]
 mod test_driver;
@@ -142,6 +144,7 @@ pub(crate) enum ActiveStrategy {
     Direct(direct::Direct),
     Pool(pool::Pool),
     Buddy(buddy::Buddy),
+    Slab(slab::Slabs),
     Caching(caching::Caching),
 }
 
@@ -152,6 +155,7 @@ macro_rules! dispatch {
             ActiveStrategy::Direct($strategy) => $call,
             ActiveStrategy::Pool($strategy) => $call,
             ActiveStrategy::Buddy($strategy) => $call,
+            ActiveStrategy::Slab($strategy) => $call,
             ActiveStrategy::Caching($strategy) => $call,
         }
     };
@@ -169,7 +173,8 @@ impl ActiveStrategy {
                 stats.max_split_size = config.max_split_size.map_or(-1, signed);
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
-            Config::Slab(_) | Config::Bfc(_) => unreachable!("being built"),
+            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
+            Config::Bfc(_) => unreachable!("being built"),
         }
     }
 }

@@ -119,7 +119,7 @@ impl Arenas {
         Some(id)
     }
 
-    /// Puts a block back that is a run, or a segment of its own. `run_of` returns the run of a size.
+    /// Puts a block back that is a run. `run_of` returns the run of a size.
     #[inline]
     pub(in crate::strategy) fn put_block<D: Driver>(
         &mut self,
@@ -128,11 +128,7 @@ impl Arenas {
         run_of: impl Fn(Bytes) -> Run,
     ) {
         let block = &heap.blocks[id];
-        let domain = &mut self.domains[block.domain.index()];
-        if block.mark == OWN_SEGMENT {
-            domain.own_segments.insert(free_block(id, block));
-            return;
-        }
+        let domain = &self.domains[block.domain.index()];
         let arena = domain.arenas[index(block.mark)];
         let place = (block.mark, block.address.offset_from(arena.address));
         let (domain, run) = (block.domain, run_of(block.size));
@@ -182,6 +178,13 @@ impl Arenas {
         }
         own_segments.remove(best);
         Some(best.id)
+    }
+
+    /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
+    pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+        let block = &heap.blocks[id];
+        let domain = &mut self.domains[block.domain.index()];
+        domain.own_segments.insert(free_block(id, block));
     }
 
     /// Adds a block that is a segment, of the request's size.
