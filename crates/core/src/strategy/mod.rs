@@ -7,6 +7,8 @@
 mod caching;
 mod direct;
 mod free_blocks;
+#[cfg(test)]
+mod test_driver;
 
 use crate::block::BlockId;
 use crate::config::Config;
