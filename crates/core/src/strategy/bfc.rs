@@ -81,18 +81,16 @@ struct SplitChange {
 impl SplitChange {
     #[inline]
     fn add(&mut self, chunk: &Block) {
-        if chunk.is_split() {
-            self.chunks += 1;
-            self.bytes += signed(chunk.size);
-        }
+        let count = i64::from(chunk.is_split());
+        self.chunks += count;
+        self.bytes += count * signed(chunk.size);
     }
 
     #[inline]
     fn subtract(&mut self, chunk: &Block) {
-        if chunk.is_split() {
-            self.chunks -= 1;
-            self.bytes -= signed(chunk.size);
-        }
+        let count = i64::from(chunk.is_split());
+        self.chunks -= count;
+        self.bytes -= count * signed(chunk.size);
     }
 
     #[inline]
@@ -122,7 +120,7 @@ impl Bfc {
         allow_retry_on_failure.then_some(retry_ms)
     }
 
-    #[inline]
+    /// Returns the free memory of a domain that may have none yet.
     fn chunks_of(&mut self, domain: DomainId) -> &mut DomainChunks {
         if domain.index() >= self.domains.len() {
             self.domains
@@ -136,7 +134,7 @@ impl Bfc {
     fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
         let chunk = &heap.blocks[id];
         change.add(chunk);
-        let chunks = self.chunks_of(chunk.domain);
+        let chunks = &mut self.domains[chunk.domain.index()];
         chunks.free.insert(free_chunk(id, chunk));
         if chunk.mark != 0 {
             chunks.recent.insert((chunk.mark, chunk.address));
@@ -147,7 +145,7 @@ impl Bfc {
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
         let chunk = &heap.blocks[id];
         change.subtract(chunk);
-        let chunks = self.chunks_of(chunk.domain);
+        let chunks = &mut self.domains[chunk.domain.index()];
         chunks.free.remove(free_chunk(id, chunk));
         if chunk.mark != 0 {
             chunks.recent.remove(&(chunk.mark, chunk.address));
@@ -239,7 +237,7 @@ impl<D: Driver> Strategy<D> for Bfc {
 
     #[inline]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        let free = &self.chunks_of(request.domain).free;
+        let free = &self.domains.get(request.domain.index())?.free;
         let best = match request.freed_before {
             None => free.first_at_least(request.size),
             Some(mark) => free
