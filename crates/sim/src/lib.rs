@@ -1,2 +1,39 @@
-//! lowtide sim.
+//! A device without a device: [`SimDriver`] answers every call of [`lowtide_core::Driver`] as a GPU's
+//! driver would, holds no memory, and checks the rules that a real driver leaves to its caller.
+//!
+//! ```
+//! use lowtide_core::{Bytes, Driver, DriverError, Stream};
+//! use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+//!
+//! let mut driver = SimDriver::new(SimConfig {
+//!     capacity: Some(Bytes::gib(1)),
+//!     ..SimConfig::default()
+//! });
+//! let address = driver.allocate(Bytes::mib(20))?;
+//! driver.launch(Stream::DEFAULT, 400_000_000);
+//! driver.free(address, Bytes::mib(20))?;
+//! // cudaFree waits for the device's work.
+//! assert!(driver.now_ns() > 400_000_000);
+//!
+//! driver.set_faults(FaultPlan::nth(Call::Create, 1, DriverError::OutOfMemory));
+//! assert_eq!(driver.create(Bytes::mib(2)), Err(DriverError::OutOfMemory));
+//! assert!(driver.leaks().is_empty() && driver.violations().is_empty());
+//! # Ok::<(), DriverError>(())
+//! ```
+//!
+//! What it does not model: peers and sharing between processes, graph capture, the contents of memory,
+//! and the gaps that a real driver leaves between large allocations to align them.
 #![forbid(unsafe_code)]
+
+mod addresses;
+mod call;
+mod clock;
+mod cost;
+mod driver;
+mod fault;
+mod memory;
+
+pub use addresses::{AddressSource, FirstFit};
+pub use call::{Call, CallStats};
+pub use driver::{SimConfig, SimDriver};
+pub use fault::FaultPlan;

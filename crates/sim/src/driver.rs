@@ -1,0 +1,426 @@
+//! The simulated driver: faults first, then the rules, then the books.
+
+use lowtide_core::{
+    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+};
+
+use crate::addresses::{AddressSource, FirstFit};
+use crate::call::{Call, CallStats};
+use crate::clock::Clock;
+use crate::cost::{SHARED_NS, cost_ns};
+use crate::fault::FaultPlan;
+use crate::memory::{Memory, PAGE, Refusal, broken_rule};
+
+/// What device is simulated.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SimConfig {
+    /// How much memory the device has; `None`, or more than that: 64 TiB, which stands for no limit.
+    pub capacity: Option<Bytes>,
+    /// Whether the device can reserve addresses and map memory, as all but old ones can.
+    pub virtual_memory: bool,
+}
+
+impl Default for SimConfig {
+    fn default() -> SimConfig {
+        SimConfig {
+            capacity: None,
+            virtual_memory: true,
+        }
+    }
+}
+
+/// A driver without a device.
+///
+/// It keeps to the contract of [`Driver`] and checks that its caller does: a broken rule is answered
+/// with [`DriverError::Failed`], never with a panic, and noted in [`SimDriver::violations`]. The same
+/// calls always have the same answers.
+///
+/// Time is logical: the host's clock moves by what each call costs, by what a call waits for, and by
+/// [`SimDriver::advance`]; each stream works off what [`SimDriver::launch`] queued.
+#[derive(Debug)]
+pub struct SimDriver<A = FirstFit> {
+    device: Device<A>,
+    faults: FaultPlan,
+    stats: [CallStats; Call::ALL.len()],
+    violations: Vec<String>,
+}
+
+/// Everything that calls change.
+#[derive(Debug)]
+struct Device<A> {
+    addresses: A,
+    memory: Memory,
+    clock: Clock,
+    virtual_memory: bool,
+}
+
+impl SimDriver {
+    /// Returns a device that gives out the lowest free addresses.
+    pub fn new(config: SimConfig) -> SimDriver {
+        SimDriver::with_addresses(config, FirstFit::new())
+    }
+}
+
+impl Default for SimDriver {
+    fn default() -> SimDriver {
+        SimDriver::new(SimConfig::default())
+    }
+}
+
+impl<A: AddressSource> SimDriver<A> {
+    /// Returns a device that gives out the addresses that `addresses` chooses.
+    pub fn with_addresses(config: SimConfig, addresses: A) -> SimDriver<A> {
+        let capacity = config
+            .capacity
+            .map_or(NO_LIMIT, |capacity| capacity.min(NO_LIMIT));
+        SimDriver {
+            device: Device {
+                addresses,
+                memory: Memory::new(capacity),
+                clock: Clock::default(),
+                virtual_memory: config.virtual_memory,
+            },
+            faults: FaultPlan::none(),
+            stats: [CallStats::default(); Call::ALL.len()],
+            violations: Vec::new(),
+        }
+    }
+
+    /// Returns what chooses the addresses.
+    pub fn addresses_mut(&mut self) -> &mut A {
+        &mut self.device.addresses
+    }
+
+    /// Replaces the plan of failures; it counts calls from here.
+    pub fn set_faults(&mut self, faults: FaultPlan) {
+        self.faults = faults;
+    }
+
+    /// Returns the host's clock, in nanoseconds since the start.
+    pub fn now_ns(&self) -> u64 {
+        self.device.clock.now_ns()
+    }
+
+    /// Moves the host's clock on, as work on the host would.
+    pub fn advance(&mut self, ns: u64) {
+        self.device.clock.advance(ns);
+    }
+
+    /// Queues work of `ns` nanoseconds on a stream, as starting a kernel does.
+    pub fn launch(&mut self, stream: Stream, ns: u64) {
+        self.device.clock.launch(stream, ns);
+    }
+
+    /// Makes the events recorded in `stream` from now on pass only when [`SimDriver::complete_event`]
+    /// says so, or when the host waits for them: a replay knows when they passed.
+    pub fn hold_stream(&mut self, stream: Stream) {
+        self.device.clock.hold(stream);
+    }
+
+    /// Lets the events of `stream`, those recorded before too, pass by time again.
+    pub fn resume_stream(&mut self, stream: Stream) {
+        self.device.clock.resume(stream);
+    }
+
+    /// Returns the handle that the next event will have; handles count up.
+    pub fn next_event(&self) -> EventHandle {
+        self.device.clock.next_event()
+    }
+
+    /// Makes an event pass now; returns whether there is such an event.
+    pub fn complete_event(&mut self, event: EventHandle) -> bool {
+        self.device.clock.complete(event)
+    }
+
+    /// Checks what a kernel would find that reads and writes `size` bytes at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::Failed`] where a byte has no memory or the device may not touch it; that is a
+    /// violation.
+    pub fn access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let answer = self.device.memory.check_access(address, size);
+        answer.map_err(|refusal| self.refuse("kernel", refusal))
+    }
+
+    /// Returns what is known about the calls of one kind.
+    pub fn stats(&self, call: Call) -> CallStats {
+        self.stats[call as usize]
+    }
+
+    /// Returns what all calls cost the host, in nanoseconds, without the time they waited for the
+    /// device's work.
+    pub fn driver_time_ns(&self) -> u64 {
+        self.stats.iter().map(|stats| stats.cost_ns).sum()
+    }
+
+    /// Returns the physical memory under allocations, in whole pages of 2 MiB.
+    pub fn allocated_bytes(&self) -> Bytes {
+        self.device.memory.allocated()
+    }
+
+    /// Returns the physical memory of handles, mapped or not.
+    pub fn created_bytes(&self) -> Bytes {
+        self.device.memory.created()
+    }
+
+    /// Returns the physical memory in use: allocations and handles.
+    pub fn physical_bytes(&self) -> Bytes {
+        self.device.memory.physical()
+    }
+
+    /// Returns the most physical memory that was ever in use.
+    pub fn physical_bytes_max(&self) -> Bytes {
+        self.device.memory.physical_max()
+    }
+
+    /// Returns one line for each rule that was broken, in order.
+    pub fn violations(&self) -> &[String] {
+        &self.violations
+    }
+
+    /// Returns one line for each thing that was not given back: memory, mappings, handles, reserved
+    /// ranges, events.
+    pub fn leaks(&self) -> Vec<String> {
+        let events = self.device.clock.events();
+        let events =
+            events.map(|(event, stream)| format!("{event:?} in {stream:?} is not released"));
+        self.device.memory.leaks().chain(events).collect()
+    }
+
+    /// Makes a call: fails it if the plan says so, keeps the books, moves the clock.
+    ///
+    /// `act` returns the answer and what the call costs, in nanoseconds.
+    fn call<T>(
+        &mut self,
+        call: Call,
+        size: Bytes,
+        act: impl FnOnce(&mut Device<A>) -> Result<(T, u64), Refusal>,
+    ) -> Result<T, DriverError> {
+        let before_ns = self.now_ns();
+        let outcome = match self.faults.next(call) {
+            Some(fault) => Err(Refusal::Driver(fault)),
+            None => act(&mut self.device),
+        };
+        let wait_ns = self.now_ns() - before_ns;
+        let (answer, cost_ns) = match outcome {
+            Ok((answer, cost_ns)) => (Ok(answer), cost_ns),
+            // A refusal takes about as long as the smallest success.
+            Err(refusal) => (
+                Err(self.refuse(call.name(), refusal)),
+                cost_ns(call, Bytes::ZERO),
+            ),
+        };
+        self.device.clock.advance(cost_ns);
+
+        let stats = &mut self.stats[call as usize];
+        stats.count += 1;
+        stats.cost_ns += cost_ns;
+        stats.wait_ns += wait_ns;
+        match answer {
+            Ok(_) => stats.bytes = stats.bytes.saturating_add(size),
+            Err(_) => stats.failures += 1,
+        }
+        answer
+    }
+
+    /// Returns the error that the caller sees; a broken rule is noted.
+    fn refuse(&mut self, call: &'static str, refusal: Refusal) -> DriverError {
+        match refusal {
+            Refusal::Driver(error) => error,
+            Refusal::Rule { code, message } => {
+                self.violations.push(format!("{call}: {message}"));
+                DriverError::Failed {
+                    call,
+                    code,
+                    message,
+                }
+            }
+        }
+    }
+}
+
+/// The capacity of a device without a limit.
+const NO_LIMIT: Bytes = Bytes::gib(64 << 10);
+
+impl<A: AddressSource> Driver for SimDriver<A> {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.call(Call::Allocate, size, |device| {
+            device.memory.check_size(size)?;
+            let address = device.addresses.allocate(size)?;
+            match device.memory.allocate(address, size) {
+                Ok(taken) => Ok((address, cost_of_pages(Call::Allocate, taken))),
+                Err(refusal) => {
+                    device.addresses.freed(address, size);
+                    Err(refusal)
+                }
+            }
+        })
+    }
+
+    fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.call(Call::Free, size, |device| {
+            let returned = device.memory.free(address, size)?;
+            device.addresses.freed(address, size);
+            device.clock.wait_for_device();
+            Ok(((), cost_of_pages(Call::Free, returned)))
+        })
+    }
+
+    fn supports_virtual_memory(&self) -> bool {
+        self.device.virtual_memory
+    }
+
+    fn granularity(&self) -> Bytes {
+        PAGE
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.call(Call::Reserve, size, |device| {
+            device.check_virtual(Call::Reserve, size)?;
+            let address = device.addresses.reserve(size)?;
+            match device.memory.reserve(address, size) {
+                Ok(()) => Ok((address, cost_ns(Call::Reserve, size))),
+                Err(refusal) => {
+                    device.addresses.unreserved(address, size);
+                    Err(refusal)
+                }
+            }
+        })
+    }
+
+    fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.call(Call::Unreserve, size, |device| {
+            device.check_virtual(Call::Unreserve, size)?;
+            device.memory.unreserve(address, size)?;
+            device.addresses.unreserved(address, size);
+            Ok(((), cost_ns(Call::Unreserve, size)))
+        })
+    }
+
+    fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
+        self.call(Call::Create, size, |device| {
+            device.check_virtual(Call::Create, size)?;
+            let handle = device.memory.create(size)?;
+            Ok((handle, cost_ns(Call::Create, size)))
+        })
+    }
+
+    fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
+        self.call(Call::Release, Bytes::ZERO, |device| {
+            Ok(((), device.memory.release(handle)?))
+        })
+    }
+
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError> {
+        self.call(Call::Map, size, |device| {
+            device.check_virtual(Call::Map, size)?;
+            device.memory.map(address, size, handle)?;
+            Ok(((), cost_ns(Call::Map, size)))
+        })
+    }
+
+    fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.call(Call::SetAccess, size, |device| {
+            device.check_virtual(Call::SetAccess, size)?;
+            Ok(((), device.memory.set_access(address, size)?))
+        })
+    }
+
+    fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.call(Call::Unmap, size, |device| {
+            device.check_virtual(Call::Unmap, size)?;
+            Ok(((), device.memory.unmap(address, size)?))
+        })
+    }
+
+    fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
+        self.call(Call::RecordEvent, Bytes::ZERO, |device| {
+            Ok((
+                device.clock.record(stream),
+                cost_ns(Call::RecordEvent, Bytes::ZERO),
+            ))
+        })
+    }
+
+    fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
+        self.call(Call::QueryEvent, Bytes::ZERO, |device| {
+            match device.clock.passed(event) {
+                Some(passed) => Ok((passed, cost_ns(Call::QueryEvent, Bytes::ZERO))),
+                None => no_event(event),
+            }
+        })
+    }
+
+    fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
+        self.call(Call::SynchronizeEvent, Bytes::ZERO, |device| {
+            if !device.clock.wait_for_event(event) {
+                return no_event(event);
+            }
+            Ok(((), cost_ns(Call::SynchronizeEvent, Bytes::ZERO)))
+        })
+    }
+
+    fn release_event(&mut self, event: EventHandle) {
+        let cost_ns = cost_ns(Call::ReleaseEvent, Bytes::ZERO);
+        self.device.clock.advance(cost_ns);
+        let known = self.device.clock.release(event);
+        let stats = &mut self.stats[Call::ReleaseEvent as usize];
+        stats.count += 1;
+        stats.cost_ns += cost_ns;
+        if !known {
+            stats.failures += 1;
+            self.violations
+                .push(format!("{}: {event:?} does not exist", Call::ReleaseEvent));
+        }
+    }
+
+    fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        self.call(Call::SynchronizeStream, Bytes::ZERO, |device| {
+            device.clock.wait_for_stream(stream);
+            Ok(((), cost_ns(Call::SynchronizeStream, Bytes::ZERO)))
+        })
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.call(Call::MemoryInfo, Bytes::ZERO, |device| {
+            let total = device.memory.capacity();
+            let free = total - device.memory.physical();
+            Ok((
+                MemoryInfo { free, total },
+                cost_ns(Call::MemoryInfo, Bytes::ZERO),
+            ))
+        })
+    }
+}
+
+impl<A> Device<A> {
+    /// Checks what all calls about virtual memory have in common.
+    fn check_virtual(&self, call: Call, size: Bytes) -> Result<(), Refusal> {
+        if !self.virtual_memory {
+            return Err(DriverError::Unsupported { call: call.name() }.into());
+        }
+        if size.is_zero() || !(size % PAGE).is_zero() {
+            return broken_rule(format!("{size:?} are not a multiple of {PAGE}"));
+        }
+        Ok(())
+    }
+}
+
+/// Returns what allocating or freeing costs that takes or returns `pages` of physical memory.
+fn cost_of_pages(call: Call, pages: Bytes) -> u64 {
+    if pages.is_zero() {
+        SHARED_NS
+    } else {
+        cost_ns(call, pages)
+    }
+}
+
+fn no_event<T>(event: EventHandle) -> Result<T, Refusal> {
+    broken_rule(format!("{event:?} does not exist"))
+}
