@@ -4,6 +4,7 @@
 //! [`Heap`], and the order in which things are tried is that of
 //! [`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate).
 
+mod bfc;
 mod bit_set;
 mod buddy;
 mod caching;
@@ -37,6 +38,9 @@ pub(crate) struct Request {
     pub(crate) size: Bytes,
     /// Whose memory may serve it.
     pub(crate) domain: DomainId,
+    /// A mark before which the memory that serves it must have been freed, where the program
+    /// demands one; see [`DeviceAllocator::mark_frees`](crate::DeviceAllocator::mark_frees).
+    pub(crate) freed_before: Option<u64>,
 }
 
 /// A policy for one device.
@@ -92,6 +96,12 @@ pub(crate) trait Strategy<D: Driver> {
         _request: &Request,
     ) -> Result<bool, DriverError> {
         Ok(false)
+    }
+
+    /// Returns whether every wholly free segment is to go back before the request fails. Only BFC
+    /// may be told not to.
+    fn gains_by_release(&self, _heap: &Heap<D>, _request: &Request) -> bool {
+        true
     }
 
     /// Gives back every wholly free segment of a pool.
@@ -168,6 +178,7 @@ pub(crate) enum ActiveStrategy {
     Pool(pool::Pool),
     Buddy(buddy::Buddy),
     Slab(slab::Slabs),
+    Bfc(bfc::Bfc),
     Caching(caching::Caching),
 }
 
@@ -179,6 +190,7 @@ macro_rules! dispatch {
             ActiveStrategy::Pool($strategy) => $call,
             ActiveStrategy::Buddy($strategy) => $call,
             ActiveStrategy::Slab($strategy) => $call,
+            ActiveStrategy::Bfc($strategy) => $call,
             ActiveStrategy::Caching($strategy) => $call,
         }
     };
@@ -192,12 +204,28 @@ impl ActiveStrategy {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
             Config::Buddy(config) => ActiveStrategy::Buddy(buddy::Buddy::new(config)),
+            Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
                 stats.max_split_size = config.max_split_size.map_or(-1, signed);
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
             Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
-            Config::Bfc(_) => unreachable!("being built"),
+        }
+    }
+
+    /// Returns the strategy if it is BFC, which alone has a safe frontier.
+    pub(crate) fn as_bfc_mut(&mut self) -> Option<&mut bfc::Bfc> {
+        match self {
+            ActiveStrategy::Bfc(bfc) => Some(bfc),
+            _ => None,
+        }
+    }
+
+    /// Returns how long a request is to be tried again before it fails, in milliseconds, if at all.
+    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
+        match self {
+            ActiveStrategy::Bfc(bfc) => bfc.retry_wait_ms(),
+            _ => None,
         }
     }
 }
@@ -240,6 +268,10 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
 
     fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
         dispatch!(self, strategy => strategy.release_for(heap, request))
+    }
+
+    fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {
+        dispatch!(self, strategy => strategy.gains_by_release(heap, request))
     }
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
