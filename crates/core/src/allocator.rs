@@ -89,12 +89,32 @@ impl<D: Driver> DeviceAllocator<D> {
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
         let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream)
+        self.allocate_from(pool, requested, stream, None)
+    }
+
+    /// As [`DeviceAllocator::allocate`], but `None` when memory has run out, which no figure counts
+    /// and no event tells of: for a caller that will try again.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], but for [`AllocError::OutOfMemory`].
+    pub fn try_allocate(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        if requested.is_zero() {
+            return Ok(Some(DeviceAddress::NULL));
+        }
+        let pool = self.route(stream);
+        let request = self.prepare(pool, requested, stream, None)?;
+        let block = self.find_block(&request)?;
+        Ok(block.map(|block| self.hand_out(block, requested)))
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
-    /// recording, which knows the pool of each block, is replayed. A pool that does not exist yet is
-    /// made, held once.
+    /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
+    /// one that nothing holds is held once from then on.
     ///
     /// # Errors
     ///
@@ -105,38 +125,75 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
-        let known = self.heap.domains.find_pool(pool);
-        let pool = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
-        self.allocate_from(pool, requested, stream)
+        let pool = self.find_or_insert_pool(pool);
+        // Otherwise the pool could end while its own request waits for memory.
+        let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
+        *use_count = (*use_count).max(1);
+        self.allocate_from(pool, requested, stream, None)
     }
 
+    /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
+    /// is restored to a checkpoint, block by block.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotFree`] where no free block begins, where it is smaller, or from a strategy
+    /// whose blocks have sizes of their own: all but `caching`.
+    pub fn allocate_at(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<DeviceAddress, AllocError> {
+        let found = self.heap.blocks.find(address);
+        let free = found.filter(|&id| self.heap.blocks[id].state == BlockState::Free);
+        let id = free.ok_or(AllocError::NotFree { address, size })?;
+        let rounded = size.round_up(Bytes(512));
+        if size.is_zero() || !self.strategy.take_at(&mut self.heap, id, rounded) {
+            return Err(AllocError::NotFree { address, size });
+        }
+        Ok(self.hand_out(id, size))
+    }
+
+    #[inline]
     fn allocate_from(
         &mut self,
         pool: PoolIndex,
         requested: Bytes,
         stream: Stream,
+        freed_before: Option<u64>,
     ) -> Result<DeviceAddress, AllocError> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
-        if requested > Bytes::REQUEST_MAX {
-            return Err(AllocError::TooLarge { requested });
-        }
-        // What other streams have finished with can be used from here on.
-        if self.captures == 0 {
-            self.process_events()?;
-        }
-        let size = Strategy::<D>::block_size(&self.strategy, requested);
-        let domain = self.heap.domains.find_or_insert(pool, stream);
-        let request = Request {
-            requested,
-            size,
-            domain,
-        };
+        let request = self.prepare(pool, requested, stream, freed_before)?;
         match self.find_block(&request)? {
             Some(block) => Ok(self.hand_out(block, requested)),
             None => Err(self.out_of_memory(&request)?),
         }
+    }
+
+    /// What is done before anything is looked for.
+    #[inline]
+    fn prepare(
+        &mut self,
+        pool: PoolIndex,
+        requested: Bytes,
+        stream: Stream,
+        freed_before: Option<u64>,
+    ) -> Result<Request, AllocError> {
+        if requested > Bytes::REQUEST_MAX {
+            return Err(AllocError::TooLarge { requested });
+        }
+        // What other streams have finished with can be used from here on.
+        self.process_events()?;
+        let size = Strategy::<D>::block_size(&self.strategy, requested);
+        let domain = self.heap.domains.find_or_insert(pool, stream);
+        Ok(Request {
+            requested,
+            size,
+            domain,
+            freed_before,
+        })
     }
 
     /// Everything that may serve a request, in order.
@@ -167,7 +224,10 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures > 0 {
             return Ok(None);
         }
-        self.release_cached()?;
+        self.reclaim_pending()?;
+        if self.strategy.gains_by_release(&self.heap, request) {
+            self.release_cached()?;
+        }
         self.heap.stats.num_alloc_retries += 1;
         self.strategy.retry(&mut self.heap, request)
     }
@@ -188,6 +248,25 @@ impl<D: Driver> DeviceAllocator<D> {
             self.strategy
                 .take(&mut self.heap, &Request { domain, ..*request })
         })
+    }
+
+    /// Takes a segment from the driver and lays it out as `segment` shows it, its active blocks in
+    /// use: how the replay of a recording that lost its beginning starts. Returns whether it did;
+    /// only `caching` lays segments out as PyTorch does.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the driver has no such segment; nothing has then changed.
+    pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
+        let pool = self.find_or_insert_pool(segment.pool);
+        let domain = self.heap.domains.find_or_insert(pool, segment.stream);
+        let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
+            return Ok(false);
+        };
+        for (block, requested) in in_use {
+            self.hand_out(block, requested);
+        }
+        Ok(true)
     }
 
     /// Gives a found block to the program.
@@ -304,15 +383,15 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns blocks whose other streams have passed their events to the strategy. Every
-    /// [`DeviceAllocator::allocate`] does this first.
+    /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
+    /// in which events may not be queried, none. Every [`DeviceAllocator::allocate`] does this first.
     ///
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
     #[inline]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
-        if self.uses.none_wait() {
+        if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
         self.uses.end_deferral(&mut self.heap.driver)?;
@@ -333,12 +412,13 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives everything that is not in use back to the driver, after the events that freed blocks
-    /// wait for. Private pools that are still held keep theirs.
+    /// wait for, unless a capture forbids the wait. Private pools that are still held keep theirs.
     ///
     /// # Errors
     ///
     /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
+        self.reclaim_pending()?;
         Ok(self.release_cached()?)
     }
 
@@ -351,12 +431,11 @@ impl<D: Driver> DeviceAllocator<D> {
     /// driver refuses a call.
     pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.reclaim_all()?;
+        self.reclaim_pending()?;
         Ok(self.release_unused_pool(index)?)
     }
 
     fn release_cached(&mut self) -> Result<(), DriverError> {
-        self.reclaim_all()?;
         self.heap.release_detached()?;
         self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
         let pools = self.heap.domains.pools().map(|(index, _)| index);
@@ -366,17 +445,24 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Waits for every event that a freed block waits for.
-    fn reclaim_all(&mut self) -> Result<(), DriverError> {
+    /// Waits for every event that a freed block waits for; during a capture, in which that is not
+    /// allowed, for none.
+    fn reclaim_pending(&mut self) -> Result<(), DriverError> {
+        if self.captures > 0 {
+            return Ok(());
+        }
         self.heap.stats.num_sync_all_streams += 1;
         self.uses.end_deferral(&mut self.heap.driver)?;
         self.uses.synchronize(&mut self.heap.driver)?;
         self.reclaim_passed()
     }
 
-    /// Gives the free segments of a pool back if nothing holds it, and ends it with the last one.
+    /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
+    /// to it, and ends it with the last one.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        if self.heap.domains.pool(index).use_count > 0 {
+        let is_held = self.heap.domains.pool(index).use_count > 0;
+        let is_routed = self.routes.iter().any(|route| route.pool == index);
+        if is_held || is_routed || index == PoolIndex::DEFAULT {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
@@ -540,6 +626,11 @@ impl<D: Driver> DeviceAllocator<D> {
         self.captures = self.captures.saturating_sub(1);
     }
 
+    fn find_or_insert_pool(&mut self, pool: MempoolId) -> PoolIndex {
+        let known = self.heap.domains.find_pool(pool);
+        known.unwrap_or_else(|| self.heap.domains.insert_pool(pool))
+    }
+
     fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {
         self.heap
             .domains
@@ -550,6 +641,64 @@ impl<D: Driver> DeviceAllocator<D> {
     fn position_of_route(&self, pool: MempoolId) -> Option<usize> {
         let index = self.heap.domains.find_pool(pool)?;
         self.routes.iter().position(|route| route.pool == index)
+    }
+}
+
+/// The safe frontier and the wait: what only BFC has.
+impl<D: Driver> DeviceAllocator<D> {
+    /// Returns a mark: blocks freed earlier count as freed before it, later ones do not. From the
+    /// first mark on, what is freed is handed out again but not merged until
+    /// [`DeviceAllocator::set_safe_frontier`] has passed it, so that
+    /// [`DeviceAllocator::allocate_freed_before`] can tell it apart. Constant time.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
+    pub fn mark_frees(&mut self) -> Result<u64, AllocError> {
+        let bfc = self.strategy.as_bfc_mut();
+        Ok(bfc.ok_or(AllocError::NoSafeFrontier)?.mark_frees())
+    }
+
+    /// Says that the device has passed everything queued before `mark`: what was freed before it can
+    /// be merged, and is. A frontier never goes back: an earlier mark changes nothing. Takes
+    /// O(log n) for each block that becomes safe.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
+    pub fn set_safe_frontier(&mut self, mark: u64) -> Result<(), AllocError> {
+        let bfc = self.strategy.as_bfc_mut();
+        let bfc = bfc.ok_or(AllocError::NoSafeFrontier)?;
+        bfc.set_safe_frontier(&mut self.heap, mark);
+        Ok(())
+    }
+
+    /// As [`DeviceAllocator::allocate`], but only from memory that was freed before `mark`, or that
+    /// the safe frontier has passed, or that is new. Linear in the free blocks that fit and are
+    /// neither.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], and [`AllocError::NoSafeFrontier`] from every strategy but
+    /// BFC: none of the others could keep the promise.
+    pub fn allocate_freed_before(
+        &mut self,
+        mark: u64,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        if self.strategy.as_bfc_mut().is_none() {
+            return Err(AllocError::NoSafeFrontier);
+        }
+        let pool = self.route(stream);
+        self.allocate_from(pool, requested, stream, Some(mark))
+    }
+
+    /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before
+    /// it fails, in the hope that another thread frees some; `None` where it is to fail at once. Who
+    /// shares the allocator between threads does the waiting, as there is no clock here.
+    pub fn retry_wait_ms(&self) -> Option<u64> {
+        self.strategy.retry_wait_ms()
     }
 }
 

@@ -23,6 +23,13 @@ pub enum AllocError {
         /// The address.
         address: DeviceAddress,
     },
+    /// No free block of that size begins at the address.
+    NotFree {
+        /// The address.
+        address: DeviceAddress,
+        /// What was asked for.
+        size: Bytes,
+    },
     /// There is no such pool.
     NoSuchPool {
         /// The pool that was named.
@@ -33,6 +40,8 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// The strategy has no safe frontier: BFC alone has.
+    NoSafeFrontier,
     /// A call to the device failed for another reason than lack of memory.
     Driver(DriverError),
 }
@@ -94,6 +103,13 @@ impl fmt::Display for AllocError {
                     "{address} is not an allocated block: it was freed before or never handed out"
                 )
             }
+            AllocError::NotFree { address, size } => {
+                write!(
+                    f,
+                    "no free block of {} bytes begins at {address}",
+                    size.get()
+                )
+            }
             AllocError::NoSuchPool { pool } => {
                 write!(f, "there is no memory pool ({}, {})", pool.0, pool.1)
             }
@@ -104,6 +120,7 @@ impl fmt::Display for AllocError {
                     pool.0, pool.1
                 )
             }
+            AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),
         }
     }

@@ -2,7 +2,7 @@ use lowtide_replay::*;
 use std::time::Instant;
 fn main() {
     let mut args = std::env::args().skip(1);
-    let config: lowtide_core::Config = args.next().unwrap().parse().unwrap();
+    let name = args.next().unwrap();
     let verify = args.next().unwrap() == "verify";
     let cap: u64 = args.next().unwrap().parse().unwrap();
     for path in args {
@@ -10,6 +10,11 @@ fn main() {
         let snapshot = lowtide_trace::read(path.as_ref()).unwrap();
         let read = t.elapsed();
         for trace in &snapshot.traces {
+            let config: lowtide_core::Config = if name == "auto" {
+                lowtide_core::Config::parse("caching", &trace.settings.conf).unwrap()
+            } else {
+                name.parse().unwrap()
+            };
             let t = Instant::now();
             let out = replay(
                 trace,

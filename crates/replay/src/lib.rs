@@ -10,7 +10,9 @@
 //! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
 
+mod initial;
 mod outcome;
+mod pools;
 mod program;
 mod run;
 mod script;

@@ -5,10 +5,12 @@
 //! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
 //! a private pool was let go of, and which freed blocks other streams still used.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Trace, TraceEvent};
+
+use crate::pools;
 
 /// What a [`Program`] does with a block or with everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +18,15 @@ pub(crate) enum Step {
     /// Asks for a block and keeps it in a slot.
     Allocate {
         slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
+    /// Asks for the block at an address: PyTorch restores a private pool to a checkpoint so. Where
+    /// addresses are others, any block will do.
+    AllocateAt {
+        slot: Slot,
+        address: DeviceAddress,
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
@@ -71,10 +82,12 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     /// For each step, the number of recorded events up to and including what it stands for. The
     /// events from one end to the next are those that PyTorch wrote down during the step; a step that
-    /// says what no event says has the end of the step before it.
+    /// says what no event says has the end of the step that it belongs to.
     pub(crate) event_ends: Vec<u32>,
-    /// Steps that stand for what was there before the first event.
+    /// How many steps, the first ones, stand for what was there before the first event.
     pub(crate) initial_steps: usize,
+    /// The pools of the segments that were there then, where only their addresses tell.
+    pub(crate) initial_pools: Option<Vec<MempoolId>>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
 }
@@ -89,6 +102,7 @@ impl Program {
             compiler.compile_event(index);
         }
         compiler.end_group(trace.events.len(), false);
+        compiler.flush(trace.events.len());
         compiler.program
     }
 }
@@ -96,6 +110,8 @@ impl Program {
 /// Makes a [`Program`], event by event.
 struct Compiler<'a> {
     trace: &'a Trace,
+    /// The pool of each event, where the recording does not say.
+    told_pools: Option<Vec<MempoolId>>,
     program: Program,
     /// The blocks in use, by their recorded addresses.
     in_use: HashMap<DeviceAddress, Slot>,
@@ -109,8 +125,16 @@ struct Compiler<'a> {
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
     group: Group,
+    /// The recorded segments, from start to size.
+    segments: BTreeMap<DeviceAddress, Bytes>,
+    /// The first event behind the requests that restore a segment to a checkpoint.
+    restored_until: usize,
+    /// Steps to be taken right before the next.
+    silent: Vec<Step>,
     reserved: Bytes,
     reserved_max: Bytes,
+    /// Whether the program calls `empty_cache` somewhere.
+    empties_cache: bool,
 }
 
 /// What happened between the allocator and the driver since the last step.
@@ -128,17 +152,27 @@ struct Group {
     finished: Vec<User>,
 }
 
+impl Group {
+    /// Returns whether more than `limit` would have been held, had nothing gone back.
+    fn passes(&self, limit: Bytes) -> bool {
+        !self.came.is_zero() && self.reserved_before + self.came > limit
+    }
+}
+
 impl<'a> Compiler<'a> {
     fn new(trace: &'a Trace) -> Compiler<'a> {
-        let initial = trace
-            .initial
-            .segments
-            .iter()
-            .map(|segment| segment.size)
-            .sum();
+        let told = pools::tell(trace)
+            .map(|told| (told.initial, told.events))
+            .unzip();
+        let segments = &trace.initial.segments;
+        let initial = segments.iter().map(|segment| segment.size).sum();
         Compiler {
             trace,
-            program: Program::default(),
+            told_pools: told.1,
+            program: Program {
+                initial_pools: told.0,
+                ..Program::default()
+            },
             in_use: HashMap::new(),
             vacant: Vec::new(),
             used: HashMap::new(),
@@ -146,17 +180,25 @@ impl<'a> Compiler<'a> {
             completions: find_completions(&trace.events),
             pools: HashMap::new(),
             group: Group::default(),
+            segments: segments
+                .iter()
+                .map(|segment| (segment.address, segment.size))
+                .collect(),
+            restored_until: 0,
+            silent: Vec::new(),
             reserved: initial,
             reserved_max: reserved_max(initial, &trace.events),
+            empties_cache: empties_cache(initial, &trace.events),
         }
     }
 
-    /// Blocks in use before the first event are asked for in the order of their addresses.
+    /// Blocks in use before the first event are asked for in the order of their addresses: the first
+    /// steps, one for each.
     fn compile_initial_state(&mut self) {
         for block in &self.trace.initial.blocks {
             let slot = self.occupy(block.address);
             let pool = block.pool.unwrap_or_default();
-            self.hold_pool(pool);
+            self.pools.insert(pool, true);
             let (size, stream) = (block.requested, block.stream);
             self.push(
                 0,
@@ -182,29 +224,37 @@ impl<'a> Compiler<'a> {
             address,
             size,
             stream,
-            pool,
+            ..
         } = recorded.event;
+        let pool = self.pool_of(index);
         let end = index + 1;
         match action {
             Action::Alloc => {
                 self.end_group(index, true);
                 self.hold_pool(pool);
                 let slot = self.occupy(address);
-                self.push(
-                    end,
-                    Step::Allocate {
+                let step = match self.restores(index, pool) {
+                    true => Step::AllocateAt {
+                        slot,
+                        address,
+                        size,
+                        stream,
+                        pool,
+                    },
+                    false => Step::Allocate {
                         slot,
                         size,
                         stream,
                         pool,
                     },
-                );
-                self.finish_uses();
+                };
+                self.push(end, step);
+                self.finish_uses(end);
             }
             Action::OutOfMemory => {
                 self.end_group(index, true);
                 self.push(end, Step::AllocateInVain { size, stream, pool });
-                self.finish_uses();
+                self.finish_uses(end);
             }
             Action::FreeRequested => {
                 self.end_group(index, false);
@@ -218,10 +268,11 @@ impl<'a> Compiler<'a> {
                 }
             }
             Action::SegmentAlloc | Action::SegmentMap => {
+                self.segments.insert(address, size);
                 self.reserved += size;
                 self.group.came += size;
             }
-            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(recorded, index),
+            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(size, pool, index),
             Action::Snapshot => {}
         }
     }
@@ -262,8 +313,7 @@ impl<'a> Compiler<'a> {
         User(number(index))
     }
 
-    fn compile_release(&mut self, recorded: &TraceEvent, index: usize) {
-        let Event { size, pool, .. } = recorded.event;
+    fn compile_release(&mut self, size: Bytes, pool: MempoolId, index: usize) {
         // Memory that came before the release belongs to a request that had it, and still failed.
         if self.group.released_from.is_empty() {
             self.group.reserved_before = self.reserved;
@@ -282,31 +332,76 @@ impl<'a> Compiler<'a> {
     /// Ends what happened since the last step, before the event at `end`, which is a request or a
     /// free: tells whether memory went back because the program said so.
     ///
-    /// A request that fails lets memory go back and then gets new memory; only then did it fail, and
-    /// only if with that new memory more would have been held than was ever held, which is the least
-    /// that the limit can have been. Everything else was `empty_cache`.
+    /// A request that fails lets memory go back and then gets new memory. It did fail only if with
+    /// the new memory more would have been held than ever was, because the limit was at least that;
+    /// and where some memory went back that no request can have let go, the program is one that calls
+    /// `empty_cache`, and did so here too. Requests that collect garbage do not fail first.
     fn end_group(&mut self, end: usize, before_request: bool) {
         let mut group = std::mem::take(&mut self.group);
         self.group.finished = std::mem::take(&mut group.finished);
-        if before_request && self.failed_first(&group, end) {
+        if before_request && self.let_go_first(&group, end) {
             // The wait for other streams was part of the request.
             return;
         }
-        self.finish_uses();
-        let end = group.release_end;
-        match group.released_from[..] {
-            [] => {}
-            [pool] if !pool.is_default() => self.push(end, Step::EmptyPool { pool }),
-            _ => self.push(end, Step::EmptyCache),
+        for user in std::mem::take(&mut self.group.finished) {
+            self.push_silent(Step::FinishUse { user });
+        }
+        for pool in group.released_from {
+            let step = match pool.is_default() {
+                true => Step::EmptyCache,
+                false => Step::EmptyPool { pool },
+            };
+            self.push(group.release_end, step);
         }
     }
 
-    /// Returns whether the request at event `index` let memory go back because it had failed.
-    fn failed_first(&self, group: &Group, index: usize) -> bool {
-        let fits_no_more = group.reserved_before + group.came > self.reserved_max;
-        let grew = !group.came.is_zero();
-        !group.released_from.is_empty()
-            && (grew && fits_no_more || !grew && self.is_out_of_memory(index))
+    /// Returns whether the request at event `index` let memory go back itself.
+    fn let_go_first(&self, group: &Group, index: usize) -> bool {
+        if group.released_from.is_empty() {
+            return false;
+        }
+        if group.came.is_zero() {
+            return self.is_out_of_memory(index);
+        }
+        let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
+        collects_garbage || !self.empties_cache && group.passes(self.reserved_max)
+    }
+
+    /// Returns whether the request at event `index` is one of those that restore a segment of a private
+    /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
+    /// go to the best fit, do not do.
+    fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
+        if index < self.restored_until {
+            return true;
+        }
+        let start = self.trace.events[index].event.address;
+        let Some(&size) = self.segments.get(&start).filter(|_| !pool.is_default()) else {
+            return false;
+        };
+        let fresh = index > 0 && self.trace.events[index - 1].event.action.is_segment();
+        let mut end = start;
+        let tiles = self.trace.events[index..]
+            .iter()
+            .map(|recorded| recorded.event);
+        let tiles = tiles.take_while(|event| {
+            let follows = event.action == Action::Alloc && event.address == end;
+            end = if follows {
+                end + event.size.round_up(Bytes(512))
+            } else {
+                end
+            };
+            follows
+        });
+        let count = tiles.count();
+        if !fresh && end == start + size {
+            self.restored_until = index + count;
+        }
+        index < self.restored_until
+    }
+
+    fn pool_of(&self, index: usize) -> MempoolId {
+        let told = self.told_pools.as_ref().map(|pools| pools[index]);
+        told.unwrap_or(self.trace.events[index].event.pool)
     }
 
     fn is_out_of_memory(&self, index: usize) -> bool {
@@ -314,9 +409,10 @@ impl<'a> Compiler<'a> {
         recorded.is_some_and(|recorded| recorded.event.action == Action::OutOfMemory)
     }
 
-    fn finish_uses(&mut self) {
+    /// Work that is done by the event at `end - 1`.
+    fn finish_uses(&mut self, end: usize) {
         for user in std::mem::take(&mut self.group.finished) {
-            self.push_silent(Step::FinishUse { user });
+            self.push(end, Step::FinishUse { user });
         }
     }
 
@@ -340,16 +436,21 @@ impl<'a> Compiler<'a> {
         self.vacant.extend(self.in_use.remove(&address));
     }
 
-    /// Adds a step that no recorded event stands for.
+    /// Adds a step that no recorded event stands for, to be taken right before the next that one does.
     fn push_silent(&mut self, step: Step) {
-        let end = self.program.event_ends.last().copied().unwrap_or(0);
-        self.program.steps.push(step);
-        self.program.event_ends.push(end);
+        self.silent.push(step);
     }
 
     fn push(&mut self, end: usize, step: Step) {
-        self.program.steps.push(step);
-        self.program.event_ends.push(number(end));
+        self.push_silent(step);
+        self.flush(end);
+    }
+
+    fn flush(&mut self, end: usize) {
+        self.program
+            .event_ends
+            .extend(self.silent.iter().map(|_| number(end)));
+        self.program.steps.append(&mut self.silent);
     }
 }
 
@@ -397,6 +498,41 @@ fn reserved_max(initial: Bytes, events: &[TraceEvent]) -> Bytes {
         max = max.max(reserved);
     }
     max
+}
+
+/// Returns whether memory went back somewhere although no request can have asked for that.
+fn empties_cache(initial: Bytes, events: &[TraceEvent]) -> bool {
+    let reserved_max = reserved_max(initial, events);
+    let mut reserved = initial;
+    let mut group = Group::default();
+    for TraceEvent { event, .. } in events {
+        match event.action {
+            Action::SegmentFree | Action::SegmentUnmap => {
+                if group.released_from.is_empty() {
+                    group = Group {
+                        reserved_before: reserved,
+                        ..Group::default()
+                    };
+                    group.released_from.push(event.pool);
+                }
+                reserved = reserved.saturating_sub(event.size);
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                reserved += event.size;
+                group.came += event.size;
+            }
+            Action::Alloc | Action::FreeRequested | Action::OutOfMemory => {
+                let own = event.action == Action::OutOfMemory
+                    || event.action == Action::Alloc && group.passes(reserved_max);
+                if !group.released_from.is_empty() && !own {
+                    return true;
+                }
+                group = Group::default();
+            }
+            Action::FreeCompleted | Action::Snapshot => {}
+        }
+    }
+    false
 }
 
 fn number(index: usize) -> u32 {

@@ -9,6 +9,7 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
+use crate::initial;
 use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
@@ -81,15 +82,17 @@ impl<'a> Run<'a> {
         config: &Config,
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
+        let adopted = self.adopt_initial_state()?;
         let started = Instant::now();
         let (mut taken, mut reported) = (0, 0);
-        for (&step, &end) in self.program.steps.iter().zip(&self.program.event_ends) {
+        for index in adopted..self.program.steps.len() {
             if taken % PROGRESS_STEPS == 0 {
-                progress.advance(u64::from(end) - reported);
-                reported = u64::from(end);
+                let done = u64::from(self.program.event_ends[index]);
+                progress.advance(done - reported);
+                reported = done;
             }
             taken += 1;
-            if let Progressed::Ended = self.take(step, end as usize)? {
+            if let Progressed::Ended = self.take(index)? {
                 break;
             }
         }
@@ -98,7 +101,36 @@ impl<'a> Run<'a> {
         Ok(self.outcome(config, elapsed_ns, taken))
     }
 
-    fn take(&mut self, step: Step, end: usize) -> Result<Progressed, ReplayError> {
+    /// Where events are compared, begins with the segments and blocks that were there before the first
+    /// event, exactly as they were, and returns how many steps that stands for.
+    fn adopt_initial_state(&mut self) -> Result<usize, ReplayError> {
+        if self.comparison.is_none() {
+            return Ok(0);
+        }
+        for segment in initial::segments(self.trace, self.program.initial_pools.as_deref()) {
+            if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+                script.place_next(segment.address);
+            }
+            let adopted = self.allocator.adopt(&segment);
+            if !adopted.map_err(|error| ReplayError::at(0, error))? {
+                return Ok(0);
+            }
+        }
+        self.allocator.take_events();
+        let allocations = self.program.steps.iter().zip(&self.trace.initial.blocks);
+        for (step, block) in allocations {
+            if let &Step::Allocate { slot, .. } = step {
+                self.addresses[slot.index()] = block.address;
+            }
+        }
+        Ok(self.trace.initial.blocks.len())
+    }
+
+    fn take(&mut self, index: usize) -> Result<Progressed, ReplayError> {
+        let (step, end) = (
+            self.program.steps[index],
+            self.program.event_ends[index] as usize,
+        );
         if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
             script.begin_step(end);
         }
@@ -106,7 +138,13 @@ impl<'a> Run<'a> {
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            comparison.compare(self.allocator.take_events(), end);
+            let replayed = self.allocator.take_events();
+            // What was there before the first event was not recorded.
+            comparison.add(replayed.filter(|_| index >= self.program.initial_steps));
+            let next_end = self.program.event_ends.get(index + 1);
+            if next_end.is_none_or(|&next_end| next_end as usize > end) {
+                comparison.compare(end);
+            }
         }
         if let Some(timeline) = &mut self.timeline {
             timeline.add(step, end, self.allocator.stats().reserved());
@@ -121,10 +159,23 @@ impl<'a> Run<'a> {
                 size,
                 stream,
                 pool,
-            } => match self.allocator.allocate_in(pool, size, stream) {
-                Ok(address) => self.addresses[slot.index()] = address,
-                Err(error) => return self.refuse(end, error, Progressed::Ended),
-            },
+            } => {
+                let result = self.allocator.allocate_in(pool, size, stream);
+                return self.keep(slot, result, end);
+            }
+            Step::AllocateAt {
+                slot,
+                address,
+                size,
+                stream,
+                pool,
+            } => {
+                let result = match self.comparison {
+                    Some(_) => self.allocator.allocate_at(address, size),
+                    None => self.allocator.allocate_in(pool, size, stream),
+                };
+                return self.keep(slot, result, end);
+            }
             Step::AllocateInVain { size, stream, pool } => {
                 return self.try_again(end, size, stream, pool);
             }
@@ -132,12 +183,27 @@ impl<'a> Run<'a> {
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
             Step::EmptyCache => self.allocator.empty_cache()?,
-            Step::EmptyPool { pool } => self.allocator.empty_pool(pool)?,
+            Step::EmptyPool { pool } => unless_ended(self.allocator.empty_pool(pool))?,
             Step::HoldPool { pool } => self.allocator.create_or_retain_pool(pool),
-            // A pool that ended already had nothing left to let go of.
-            Step::ReleasePool { pool } => drop(self.allocator.release_pool(pool)),
+            Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
         }
         Ok(Progressed::On)
+    }
+
+    /// Keeps what a request that PyTorch served was answered with.
+    fn keep(
+        &mut self,
+        slot: Slot,
+        result: Result<DeviceAddress, AllocError>,
+        end: usize,
+    ) -> Result<Progressed, AllocError> {
+        match result {
+            Ok(address) => {
+                self.addresses[slot.index()] = address;
+                Ok(Progressed::On)
+            }
+            Err(error) => self.refuse(end, error, Progressed::Ended),
+        }
     }
 
     /// A request that PyTorch refused: where this allocator serves it, the block is freed at once,
@@ -219,6 +285,14 @@ impl<'a> Run<'a> {
     }
 }
 
+/// A pool that has ended has nothing more to let go of.
+fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
+    match result {
+        Err(AllocError::NoSuchPool { .. }) => Ok(()),
+        result => result,
+    }
+}
+
 /// Returns the stream that stands for a user: handles of real streams are small or addresses.
 fn stream_of(index: usize) -> Stream {
     Stream(u64::MAX - index as u64)
@@ -250,7 +324,7 @@ impl<'a> Timeline<'a> {
     /// Keeps the most of each part, so that no peak falls between two points.
     fn add(&mut self, step: Step, end: usize, reserved: Bytes) {
         match step {
-            Step::Allocate { slot, size, .. } => {
+            Step::Allocate { slot, size, .. } | Step::AllocateAt { slot, size, .. } => {
                 self.sizes[slot.index()] = size.round_up(Bytes(512));
                 self.live += self.sizes[slot.index()];
             }

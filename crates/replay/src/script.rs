@@ -1,6 +1,6 @@
 //! Where a replay's segments lie: where the recorded driver put them, as far as that can be told.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
@@ -21,6 +21,11 @@ pub(crate) struct Script {
     next: usize,
     /// The recorded events of the step being taken.
     step: Range<usize>,
+    /// Where the next segment goes, before the first step.
+    place: Option<DeviceAddress>,
+    taken: Taken,
+    /// The starts of reserved ranges.
+    reserved: BTreeSet<DeviceAddress>,
     elsewhere: FirstFit,
 }
 
@@ -43,9 +48,30 @@ pub(crate) enum Addresses {
 pub(crate) struct Likely {
     /// The recorded segments of each size that are not taken, next first.
     vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
-    /// The recorded places that are taken, from start to end.
-    taken: BTreeMap<DeviceAddress, DeviceAddress>,
+    taken: Taken,
     elsewhere: FirstFit,
+}
+
+/// The recorded places that segments lie at, from start to end.
+#[derive(Debug, Default)]
+struct Taken(BTreeMap<DeviceAddress, DeviceAddress>);
+
+impl Taken {
+    /// Takes a place, unless a part of it is taken; returns whether it did.
+    fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
+        let end = start + size;
+        let before = self.0.range(..end).next_back();
+        let free = before.is_none_or(|(_, &taken_end)| taken_end <= start);
+        if free {
+            self.0.insert(start, end);
+        }
+        free
+    }
+
+    /// Gives a place back, and returns whether it was taken.
+    fn give(&mut self, start: DeviceAddress) -> bool {
+        self.0.remove(&start).is_some()
+    }
 }
 
 impl Likely {
@@ -61,14 +87,9 @@ impl Likely {
         }
         Likely {
             vacant,
-            taken: BTreeMap::new(),
+            taken: Taken::default(),
             elsewhere: FirstFit::new(),
         }
-    }
-
-    fn is_free(&self, address: DeviceAddress, end: DeviceAddress) -> bool {
-        let before = self.taken.range(..end).next_back();
-        before.is_none_or(|(_, &taken_end)| taken_end <= address)
     }
 }
 
@@ -83,13 +104,23 @@ impl Script {
                 .collect(),
             next: 0,
             step: 0..0,
+            place: None,
+            taken: Taken::default(),
+            reserved: BTreeSet::new(),
             elsewhere: FirstFit::new(),
         }
     }
 
-    /// Goes on to the step that the recorded events up to `end` belong to.
+    /// Puts the next segment, or the next range of addresses, at `address`.
+    pub(crate) fn place_next(&mut self, address: DeviceAddress) {
+        self.place = Some(address);
+    }
+
+    /// Goes on to a step with the recorded events up to `end`. Steps with the same end share them.
     pub(crate) fn begin_step(&mut self, end: usize) {
-        self.step = self.step.end..end.max(self.step.end);
+        if end > self.step.end {
+            self.step = self.step.end..end;
+        }
         while self
             .events
             .get(self.next)
@@ -126,34 +157,44 @@ impl Script {
 
 impl AddressSource for Script {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        if self.refuses() {
+        let placed = self.place.take();
+        if placed.is_none() && self.refuses() {
             return Err(DriverError::OutOfMemory);
         }
-        let recorded = self.next_in_step();
         let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
-        match recorded.filter(same) {
-            Some(event) => {
-                self.next += 1;
-                Ok(event.address)
+        let recorded = placed.or_else(|| Some(self.next_in_step().filter(same)?.address));
+        match recorded.filter(|&address| self.taken.take(address, size)) {
+            Some(address) => {
+                self.pass(Action::SegmentAlloc);
+                Ok(address)
             }
             None => self.elsewhere.allocate(size),
         }
     }
 
-    fn freed(&mut self, _address: DeviceAddress, _size: Bytes) {
+    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
         self.pass(Action::SegmentFree);
+        if !self.taken.give(address) {
+            self.elsewhere.freed(address, size);
+        }
     }
 
     /// A range begins where the recording maps memory into it first.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let recorded = self.events[self.next..].iter().map(|&(_, event)| event);
-        match { recorded }.find(|event| event.action == Action::SegmentMap) {
-            Some(event) => Ok(event.address),
+        let mapped = { recorded }.find(|event| event.action == Action::SegmentMap);
+        let start = self.place.take().or_else(|| Some(mapped?.address));
+        match start.filter(|&address| self.reserved.insert(address)) {
+            Some(address) => Ok(address),
             None => self.elsewhere.reserve(size),
         }
     }
 
-    fn unreserved(&mut self, _address: DeviceAddress, _size: Bytes) {}
+    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
+        if !self.reserved.remove(&address) {
+            self.elsewhere.unreserved(address, size);
+        }
+    }
 
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
         if self.refuses() {
@@ -175,19 +216,17 @@ impl AddressSource for Script {
 impl AddressSource for Likely {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
-        match next.filter(|&address| self.is_free(address, address + size)) {
-            Some(address) => {
-                self.taken.insert(address, address + size);
-                Ok(address)
-            }
+        match next.filter(|&address| self.taken.take(address, size)) {
+            Some(address) => Ok(address),
             None => self.elsewhere.allocate(size),
         }
     }
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {
-        match self.taken.remove(&address) {
-            Some(_) => self.vacant.entry(size).or_default().push_front(address),
-            None => self.elsewhere.freed(address, size),
+        if self.taken.give(address) {
+            self.vacant.entry(size).or_default().push_front(address);
+        } else {
+            self.elsewhere.freed(address, size);
         }
     }
 

@@ -85,7 +85,7 @@ impl Default for FaultPlan {
 }
 
 /// Returns the next number of Steele, Lea and Flood's SplitMix64.
-fn random(state: &mut u64) -> u64 {
+pub(crate) fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

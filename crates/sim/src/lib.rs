@@ -32,6 +32,7 @@ mod cost;
 mod driver;
 mod fault;
 mod memory;
+pub mod program;
 
 pub use addresses::{AddressSource, FirstFit};
 pub use call::{Call, CallStats};

@@ -24,8 +24,9 @@
 //!
 //! # What a file can cost
 //!
-//! Memory is limited to 1 GiB plus 256 bytes for each byte of the file, expansion to 1 GiB plus a
-//! thousandfold; nothing is allocated because a file claims a length. There is no recursion.
+//! Memory is limited to 256 MiB plus 256 bytes for each byte of the file and 32 GiB in all,
+//! decompression to 64 MiB plus a thousandfold. Nothing is allocated because a file claims a
+//! length, and there is no recursion.
 #![forbid(unsafe_code)]
 
 mod compact;

@@ -187,12 +187,14 @@ impl Trace {
             .blocks
             .iter()
             .filter(|block| held(block.status));
-        let mut live: Bytes = initial.map(|block| bytes(block.requested)).sum();
+        let mut live = initial.fold(Bytes::ZERO, |live, block| {
+            live.saturating_add(bytes(block.requested))
+        });
         let mut peak = live;
         for TraceEvent { event, .. } in &self.events {
             match event.action {
                 Action::Alloc => {
-                    live += bytes(event.size);
+                    live = live.saturating_add(bytes(event.size));
                     peak = peak.max(live);
                 }
                 Action::FreeRequested => live = live.saturating_sub(bytes(event.size)),

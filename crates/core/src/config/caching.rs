@@ -37,6 +37,9 @@ pub struct CachingConfig {
     pub graph_capture_record_stream_reuse: bool,
 }
 
+/// Blocks are multiples of this.
+const ROUNDING: Bytes = Bytes(512);
+
 impl Default for CachingConfig {
     fn default() -> CachingConfig {
         CachingConfig {
@@ -60,6 +63,17 @@ impl CachingConfig {
     pub fn divisions_for(&self, size: Bytes) -> u64 {
         let exponent = size.get().checked_ilog2().unwrap_or(0);
         self.roundup_power2_divisions[exponent.saturating_sub(20).min(15) as usize]
+    }
+
+    /// Returns the size of the block that a request is answered with: the request rounded up to the
+    /// next step between two powers of two where that is set, else to 512 bytes.
+    pub fn block_size(&self, requested: Bytes) -> Bytes {
+        let divisions = self.divisions_for(requested);
+        let divides = divisions > 1 && requested.get() > ROUNDING.get().saturating_mul(divisions);
+        match divides {
+            true => round_up_to_division(requested, divisions),
+            false => requested.max(ROUNDING).round_up(ROUNDING),
+        }
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
@@ -360,4 +374,14 @@ fn divisions_text(divisions: &[u64; 16]) -> String {
         entries.push(format!(">:{last}"));
     }
     format!("[{}]", entries.join(","))
+}
+
+/// Rounds up to the next of `divisions` equal steps between two powers of two: with 4, 1200 becomes
+/// 1280. `divisions` is a power of two.
+fn round_up_to_division(size: Bytes, divisions: u64) -> Bytes {
+    let floor = 1_u64 << size.get().ilog2();
+    match floor / divisions {
+        0 => Bytes(floor << 1),
+        step => size.round_up(Bytes(step)),
+    }
 }

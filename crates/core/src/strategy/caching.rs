@@ -17,11 +17,12 @@ use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Heap, signed};
+use crate::snapshot::{BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
-/// Sizes are rounded up to this, and no block is smaller.
-const ROUNDING: Bytes = Bytes(512);
+/// No block is smaller.
+const BLOCK_MIN: Bytes = Bytes(512);
 /// The largest request that small segments serve. What is left of a large block is split off only
 /// if it is larger.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
@@ -113,19 +114,26 @@ impl Caching {
     /// Cuts a block that is in no list down to a request and returns it.
     #[inline]
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
+        let split = self.should_split(heap, &heap.blocks[id], request.size);
+        self.cut(heap, id, request.size, split);
+        id
+    }
+
+    /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes.
+    #[inline]
+    fn cut<D>(&mut self, heap: &mut Heap<D>, id: BlockId, wanted: Bytes, split: bool) {
         let block = &heap.blocks[id];
         let (kind, size, was_split) = (block.kind, block.size, block.is_split());
         let counts = !self.is_expandable(heap, block);
-        let split = self.should_split(heap, block, request.size);
         if split {
-            let rest = heap.blocks.split(id, request.size);
+            let rest = heap.blocks.split(id, wanted);
             self.insert_free(heap, rest);
         }
         if counts {
             let split_off = size - heap.blocks[id].size;
             let (blocks, bytes) = match (was_split, split) {
                 // Of a part that was free, some stays free.
-                (true, true) => (0, -signed(request.size)),
+                (true, true) => (0, -signed(wanted)),
                 // All of it comes into use.
                 (true, false) => (-1, -signed(size)),
                 // A whole segment now has a free part that keeps it from going back.
@@ -135,14 +143,13 @@ impl Caching {
             heap.stats.inactive_split.change(kind, blocks);
             heap.stats.inactive_split_bytes.change(kind, bytes);
         }
-        id
     }
 
     /// Returns whether what a request leaves of a block becomes a block of its own.
     #[inline]
     fn should_split<D>(&self, heap: &Heap<D>, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
-        if rest < ROUNDING
+        if rest < BLOCK_MIN
             || heap
                 .domains
                 .pool(heap.domains.domain(block.domain).pool)
@@ -195,6 +202,9 @@ impl Caching {
                 self.unmap_free_pages(heap, id)?;
             }
         }
+        for domain in heap.domains.of_pool(pool) {
+            self.unreserve_unmapped(heap, domain, kind)?;
+        }
         Ok(())
     }
 
@@ -216,12 +226,7 @@ impl Caching {
 impl<D: Driver> Strategy<D> for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        let divisions = self.config.divisions_for(requested);
-        if divisions > 1 && requested > Bytes(ROUNDING.get() * divisions) {
-            round_up_to_division(requested, divisions)
-        } else {
-            requested.round_up(ROUNDING)
-        }
+        self.config.block_size(requested)
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {
@@ -376,6 +381,53 @@ impl<D: Driver> Strategy<D> for Caching {
         self.release_kind(heap, pool, SizeKind::Small)
     }
 
+    fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
+        let fits = size <= heap.blocks[id].size && (size % BLOCK_MIN).is_zero();
+        if fits {
+            self.remove_free(heap, id);
+            self.cut(heap, id, size, size < heap.blocks[id].size);
+        }
+        fits
+    }
+
+    fn adopt(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        let kind = if segment.is_large {
+            SizeKind::Large
+        } else {
+            SizeKind::Small
+        };
+        let mut rest = if segment.is_expandable {
+            self.adopt_expandable(heap, domain, kind, segment)?
+        } else {
+            let id = heap.allocate_segment(domain, segment.size, kind)?;
+            heap.insert_whole_block(id)
+        };
+        let mut in_use = Vec::new();
+        for block in &segment.blocks {
+            let id = rest;
+            if block.size < heap.blocks[id].size {
+                rest = heap.blocks.split(id, block.size);
+            }
+            if block.status == BlockStatus::Inactive {
+                self.insert_free(heap, id);
+                if heap.blocks[id].is_split() && !segment.is_expandable {
+                    heap.stats.inactive_split.increase(kind, 1);
+                    heap.stats
+                        .inactive_split_bytes
+                        .increase(kind, signed(block.size));
+                }
+            } else {
+                in_use.push((id, block.requested));
+            }
+        }
+        Ok(Some(in_use))
+    }
+
     /// PyTorch does not look among the free blocks again (pytorch#189504), so this does not either:
     /// a job that runs out of memory there runs out of memory here.
     fn retry(
@@ -483,16 +535,6 @@ fn free_block(id: BlockId, block: &Block) -> FreeBlock {
         size: block.size,
         address: block.address,
         id,
-    }
-}
-
-/// Rounds up to the next of `divisions` equal steps between two powers of two: with 4, 1200 becomes
-/// 1280. `divisions` is a power of two.
-fn round_up_to_division(size: Bytes, divisions: u64) -> Bytes {
-    let floor = 1_u64 << size.get().ilog2();
-    match floor / divisions {
-        0 => Bytes(floor << 1),
-        step => size.round_up(Bytes(step)),
     }
 }
 

@@ -217,7 +217,7 @@ impl<R: Copy> Heap<R> {
     /// Returns about how much memory all of it takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let containers = 24 * (self.lists.len() + self.pairs.len() + 3 * self.tuples.len());
-        let dicts = self.dicts.len() * size_of::<Dict<R>>();
+        let dicts = self.dicts.len() * 2 * size_of::<Dict<R>>();
         (self.values + self.scalars.len() as u64) * size_of::<Value>() as u64
             + (containers + dicts) as u64
             + self.strings.retained_bytes()

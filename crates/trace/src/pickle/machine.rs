@@ -74,65 +74,82 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             if offset >= machine.check_at {
                 machine.check_memory(offset)?;
             }
-            let opcode = machine.input.byte()?;
+            let (opcode, operand) = machine.input.head()?;
             if opcode == op::STOP {
+                machine.input.advance(1)?;
                 let value = machine.pop().map_err(|error| error.at_byte(offset))?;
                 return Ok((value, machine.heap));
             }
             machine
-                .step(opcode)
+                .step(opcode, operand)
                 .map_err(|error| error.at_byte(offset))?;
         }
     }
 
-    /// Carries out the opcodes that recordings consist of, most frequent first.
+    /// Carries out the opcodes that recordings consist of. `operand` is the eight bytes after the
+    /// opcode, lowest first: more than the operand itself where that is shorter.
     #[inline]
-    fn step(&mut self, opcode: u8) -> Result<(), TraceError> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "takes the lower bytes of the operand"
+    )]
+    fn step(&mut self, opcode: u8, operand: u64) -> Result<(), TraceError> {
         match opcode {
             op::BINGET => {
-                let index = self.input.byte()?;
-                self.get(u32::from(index))
+                self.input.advance(2)?;
+                self.get(u32::from(operand as u8))
             }
             op::LONG_BINGET => {
-                let index = u32::from_le_bytes(self.input.array()?);
-                self.get(index)
+                self.input.advance(5)?;
+                self.get(operand as u32)
             }
-            op::MEMOIZE => self.memoize(),
-            op::LONG1 => {
-                let count = self.input.byte()?;
-                let value = integer(self.input.bytes(usize::from(count))?);
-                self.push(value)
+            op::MEMOIZE => {
+                self.input.advance(1)?;
+                self.memoize()
+            }
+            op::LONG1 if matches!(operand as u8, 1..=7) => {
+                let count = operand as u8;
+                self.input.advance(2 + usize::from(count))?;
+                let unused_bits = 64 - 8 * u32::from(count);
+                let value = (operand >> 8).cast_signed() << unused_bits >> unused_bits;
+                self.push(Value::Int(value))
             }
             op::BININT1 => {
-                let value = self.input.byte()?;
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(2)?;
+                self.push(Value::Int(i64::from(operand as u8)))
             }
             op::BININT2 => {
-                let value = u16::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(3)?;
+                self.push(Value::Int(i64::from(operand as u16)))
             }
             op::BININT => {
-                let value = i32::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(5)?;
+                self.push(Value::Int(i64::from(operand as i32)))
             }
             op::SHORT_BINUNICODE => {
-                let count = self.input.byte()?;
-                let id = self
-                    .heap
-                    .strings
-                    .intern(utf8(self.input.bytes(usize::from(count))?)?);
+                self.input.advance(2)?;
+                let text = utf8(self.input.bytes(usize::from(operand as u8))?)?;
+                let id = self.heap.strings.intern(text);
                 self.push(Value::String(id))
             }
             op::EMPTY_DICT => {
+                self.input.advance(1)?;
                 let dict = self.heap.new_dict();
                 self.push(dict)
             }
-            op::MARK => self.mark(),
+            op::MARK => {
+                self.input.advance(1)?;
+                self.mark()
+            }
             op::SETITEMS => {
+                self.input.advance(1)?;
                 let height = self.unmark()?;
                 self.set_items(height)
             }
-            _ => self.step_rare(opcode),
+            _ => {
+                self.input.advance(1)?;
+                self.step_rare(opcode)
+            }
         }
     }
 
@@ -208,6 +225,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             op::NEWTRUE => Value::Bool(true),
             op::NEWFALSE => Value::Bool(false),
             op::BINFLOAT => Value::Float(f64::from_be_bytes(self.input.array()?)),
+            op::LONG1 => {
+                let count = self.input.byte()?;
+                integer(self.input.bytes(usize::from(count))?)
+            }
             op::LONG4 => {
                 let count = u32::from_le_bytes(self.input.array()?);
                 integer(&self.input.long_bytes(u64::from(count))?)
@@ -443,7 +464,6 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 }
 
 /// Returns the little-endian two's complement integer that `bytes` hold.
-#[inline]
 fn integer(bytes: &[u8]) -> Value {
     match bytes.len() {
         0 => Value::Int(0),

@@ -112,7 +112,19 @@ impl Past {
             past.segments
                 .insert(segment.address, Segment::from_snapshot(segment))?;
             let in_use = |status| status != BlockStatus::Inactive;
+            if !is_memory(segment.address, segment.size) {
+                return Err(contradiction(format!(
+                    "a segment of {} at {} is no memory",
+                    segment.size, segment.address
+                )));
+            }
             for block in segment.blocks.iter().filter(|block| in_use(block.status)) {
+                if block.requested > block.size {
+                    return Err(contradiction(format!(
+                        "the block of {} at {} is for a request of {}",
+                        block.size, block.address, block.requested
+                    )));
+                }
                 past.blocks.insert(
                     block.address.get(),
                     Block {
@@ -132,7 +144,20 @@ impl Past {
 
     /// Undoes one event, and notes in it the pool it happened in.
     fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<(), TraceError> {
-        match event.event.action {
+        let Event {
+            action,
+            address,
+            size,
+            ..
+        } = event.event;
+        let has_place = !matches!(action, Action::Snapshot | Action::OutOfMemory);
+        if has_place && !is_memory(address, size) {
+            return Err(contradiction(format!(
+                "{} of {size} at {address} is no memory",
+                action.name()
+            )));
+        }
+        match action {
             Action::Alloc => self.undo_alloc(event),
             Action::FreeRequested => self.undo_free_requested(index, event),
             Action::FreeCompleted => self.undo_free_completed(index, event),
@@ -239,9 +264,9 @@ impl Past {
 
     /// Returns a block that overlaps the `size` bytes at `address`, or the one at `address`.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, &Block)> {
-        let end = address.get().saturating_add(size.get().max(1));
+        let end = address.get() + size.get().max(1);
         let (&start, block) = self.blocks.range(..end).next_back()?;
-        let reaches = start.saturating_add(block.size.get().max(1)) > address.get();
+        let reaches = start + block.size.get().max(1) > address.get();
         reaches.then_some((DeviceAddress(start), block))
     }
 
@@ -294,6 +319,11 @@ impl Past {
         initial.segments = self.segments.into_initial();
         Ok(initial)
     }
+}
+
+/// Returns whether a device can have memory there: far from where sums of addresses overflow.
+fn is_memory(address: DeviceAddress, size: Bytes) -> bool {
+    address.get() < 1 << 63 && size <= Bytes::REQUEST_MAX
 }
 
 #[cold]

@@ -58,11 +58,7 @@ impl Segments {
         mut segment: Segment,
     ) -> Result<Option<MempoolId>, TraceError> {
         let mut start = address.get();
-        let Some(end) = start.checked_add(segment.size) else {
-            return Err(contradiction(format!(
-                "the segment at {address} reaches beyond all addresses"
-            )));
-        };
+        let end = start + segment.size;
         if let Some((&other, &before)) = self.0.range(..end.max(start + 1)).next_back() {
             let other_end = other + before.size;
             if other_end > start || other == start {
@@ -164,7 +160,7 @@ impl Segments {
         knows_end: bool,
     ) -> Result<(), TraceError> {
         let Event { address, size, .. } = event.event;
-        let (start, end) = (address.get(), address.get().saturating_add(size.get()));
+        let (start, end) = (address.get(), address.get() + size.get());
         let around = self.0.range(..=start).next_back();
         match around.map(|(&around, &segment)| (around, around + segment.size, segment)) {
             Some((around, around_end, segment)) if around_end >= end && around_end > start => {
@@ -202,7 +198,7 @@ impl Segments {
     pub(super) fn cover(&mut self, block: &InitialBlock) -> Result<(), TraceError> {
         let address = block.address.get();
         if let Some((&start, segment)) = self.0.range(..=address).next_back()
-            && address.saturating_add(block.size.get()) <= start + segment.size
+            && address + block.size.get() <= start + segment.size
         {
             return Ok(());
         }

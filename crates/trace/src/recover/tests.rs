@@ -177,8 +177,26 @@ fn segments_that_overlap() {
         at_the_end.to_string(),
         "the segments at 0x100000 (2.00 MiB) and 0x100000 (2.00 MiB) overlap"
     );
-    let beyond = [event(SegmentFree, u64::MAX - 4095, 8192)];
-    assert!(run(&[], &beyond).unwrap_err().is_contradiction());
+}
+
+#[test]
+fn places_that_are_no_memory() {
+    check_contradiction(
+        &[],
+        &[event(SegmentFree, u64::MAX - 4095, 8192)],
+        "device 0, event 0: segment_free of 8.00 KiB at 0xfffffffffffff000 is no memory",
+    );
+    check_contradiction(
+        &[],
+        &[event(Alloc, SEGMENT, u64::MAX)],
+        "device 0, event 0: alloc of 17179869184.00 GiB at 0x100000 is no memory",
+    );
+    let mut small = segment(&[Allocated]);
+    small.blocks[0].requested = Bytes(513);
+    assert_eq!(
+        run(&[small], &[]).unwrap_err().to_string(),
+        "the block of 512 bytes at 0x100000 is for a request of 513 bytes"
+    );
 }
 
 #[test]
@@ -296,4 +314,9 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
             .iter()
             .all(|event| event.pool() == Some(MempoolId(0, 5)))
     );
+    // A range that went from the end of another was of its pool.
+    let events = [event(SegmentUnmap, EXPANDABLE + mib(20), mib(20))];
+    let recovered = run(&[range(EXPANDABLE, mib(20))], &events).unwrap();
+    assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
+    assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
 }

@@ -3,8 +3,10 @@
 
 use super::{Caching, SizeKind};
 use crate::block::{BlockId, BlockState};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Backing, Heap};
+use crate::snapshot::SegmentSnapshot;
 use crate::strategy::free_blocks::FreeBlock;
 use crate::strategy::{Request, kind_of, unless_out_of_memory};
 use crate::units::Bytes;
@@ -62,10 +64,13 @@ impl Caching {
         let found = self.find_room(heap, request);
         let mut candidate = match found {
             Some(candidate) => candidate,
-            None => match unless_out_of_memory(self.reserve_room(heap, request))? {
-                Some(candidate) => candidate,
-                None => return Ok(None),
-            },
+            None => {
+                match unless_out_of_memory(self.reserve_room(heap, request.domain, kind_of(size)))?
+                {
+                    Some(candidate) => candidate,
+                    None => return Ok(None),
+                }
+            }
         };
         if heap.blocks[candidate].state == BlockState::Unmapped {
             match self.map_some(heap, candidate, size)? {
@@ -108,21 +113,59 @@ impl Caching {
         starts.into_iter().find(|&first| has_room(first))
     }
 
+    /// Maps a range as a picture of a segment shows it and returns its block, which is in no list: in
+    /// the range of addresses that the domain has, where it lies there, or in a new one.
+    pub(super) fn adopt_expandable<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        kind: SizeKind,
+        segment: &SegmentSnapshot,
+    ) -> Result<BlockId, DriverError> {
+        let pool = self.pool_of(domain, kind);
+        let around = pool
+            .unmapped
+            .range(..=segment.address)
+            .next_back()
+            .map(|(_, &id)| id);
+        let around = around.filter(|&id| segment.address < heap.blocks[id].end());
+        let mut id = match around {
+            Some(id) => id,
+            None => self.reserve_room(heap, domain, kind)?,
+        };
+        // Where the driver put a new range elsewhere, the picture is laid out from its start.
+        let start = heap.blocks[id].address;
+        let before = segment.address.max(start).offset_from(start);
+        if around.is_some() && !before.is_zero() {
+            id = heap.blocks.split(id, before);
+            self.insert_unmapped(heap, id);
+        }
+        let (address, whole) = (heap.blocks[id].address, heap.blocks[id].segment);
+        heap.map(whole, address, segment.size)?;
+        self.remove_unmapped(heap, id);
+        if segment.size < heap.blocks[id].size {
+            let rest = heap.blocks.split(id, segment.size);
+            self.insert_unmapped(heap, rest);
+        }
+        heap.blocks[id].state = BlockState::Free;
+        Ok(id)
+    }
+
     /// Reserves addresses for more than the device's memory, so that holes left by unmapping do not
     /// keep the segment from growing, and returns the unmapped block that covers them.
     fn reserve_room<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
-        request: &Request,
+        domain: DomainId,
+        kind: SizeKind,
     ) -> Result<BlockId, DriverError> {
-        let kind = kind_of(request.size);
         let page_size = match kind {
             SizeKind::Small => SMALL_PAGE,
             SizeKind::Large => self.config.large_segment_size,
         };
         let total = heap.driver.memory_info()?.total;
         let room = Bytes(total.get() + total.get() / 8).round_up(page_size);
-        let segment = heap.reserve_segment(request.domain, room, page_size, kind)?;
+        let segment = heap.reserve_segment(domain, room, page_size, kind)?;
         self.has_expandable = true;
         let id = heap.insert_whole_block(segment);
         self.insert_unmapped(heap, id);
@@ -161,8 +204,7 @@ impl Caching {
         Ok(Some(id))
     }
 
-    /// Gives back the memory of the whole pages in a free block, and the segment's addresses when
-    /// nothing is mapped in it any more.
+    /// Gives back the memory of the whole pages in a free block.
     pub(super) fn unmap_free_pages<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
@@ -193,17 +235,33 @@ impl Caching {
             let after = heap.blocks.split(middle, size);
             self.insert_free(heap, after);
         }
-        let unmapped = self.merge_unmapped(heap, middle);
-        if !heap.blocks[unmapped].is_split() {
-            heap.unreserve_segment(segment)?;
-            self.remove_unmapped(heap, unmapped);
-            heap.blocks.remove(unmapped);
+        self.merge_unmapped(heap, middle);
+        Ok(())
+    }
+
+    /// Gives back the addresses of the segments in which nothing is mapped: nothing any more, or
+    /// nothing yet, because the driver had no memory when they were reserved.
+    pub(super) fn unreserve_unmapped<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        kind: SizeKind,
+    ) -> Result<(), DriverError> {
+        let unmapped = self.pool_of(domain, kind).unmapped.values();
+        let whole: Vec<BlockId> = unmapped
+            .copied()
+            .filter(|&id| !heap.blocks[id].is_split())
+            .collect();
+        for id in whole {
+            heap.unreserve_segment(heap.blocks[id].segment)?;
+            self.remove_unmapped(heap, id);
+            heap.blocks.remove(id);
         }
         Ok(())
     }
 
     /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
-    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> BlockId {
+    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
         heap.blocks[id].state = BlockState::Unmapped;
         if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Unmapped) {
             self.remove_unmapped(heap, next);
@@ -216,7 +274,6 @@ impl Caching {
             id = previous;
         }
         self.insert_unmapped(heap, id);
-        id
     }
 
     fn neighbour<D>(

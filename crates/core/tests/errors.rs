@@ -1,0 +1,196 @@
+//! What users read when a request fails: PyTorch's words, with figures that are true.
+
+use std::error::Error;
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId, OutOfMemory,
+    Stream,
+};
+use lowtide_sim::program::configs;
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+
+fn allocator(config: &Config, capacity: Bytes) -> DeviceAllocator<SimDriver> {
+    let capacity = Some(capacity);
+    DeviceAllocator::new(
+        SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        }),
+        3,
+        config,
+    )
+}
+
+fn out_of_memory(result: Result<DeviceAddress, AllocError>) -> OutOfMemory {
+    match result {
+        Err(AllocError::OutOfMemory(error)) => *error,
+        other => panic!("expected too little memory, got {other:?}"),
+    }
+}
+
+#[test]
+fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::mib(100));
+    let block = allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
+    allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?;
+    let error = allocator
+        .allocate(Bytes::mib(61), Stream::DEFAULT)
+        .unwrap_err();
+    assert!(error.is_out_of_memory());
+    assert_eq!(
+        error.to_string(),
+        "CUDA out of memory. Tried to allocate 62.00 MiB. GPU 3 has a total capacity of 100.00 MiB \
+         of which 50.00 MiB is free. Of the allocated memory 33.00 MiB is allocated by PyTorch, and \
+         17.00 MiB is reserved by PyTorch but unallocated. The largest free block has 17.00 MiB."
+    );
+
+    allocator.set_limit(Some(Bytes::mib(80)));
+    allocator.free(block)?;
+    let error = allocator
+        .allocate(Bytes::mib(61), Stream::DEFAULT)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "CUDA out of memory. Tried to allocate 62.00 MiB. GPU 3 has a total capacity of 100.00 MiB \
+         of which 80.00 MiB is free. 80.00 MiB allowed; Of the allocated memory 3.00 MiB is \
+         allocated by PyTorch, and 17.00 MiB is reserved by PyTorch but unallocated. The largest \
+         free block has 17.00 MiB."
+    );
+    Ok(())
+}
+
+#[test]
+fn memory_in_private_pools_is_named() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::mib(100));
+    let pool = MempoolId(1, 0);
+    let block = allocator.allocate_in(pool, Bytes::mib(40), Stream::DEFAULT)?;
+    allocator.free(block)?;
+    allocator.allocate_in(pool, Bytes::mib(3), Stream::DEFAULT)?;
+    let error = out_of_memory(allocator.allocate(Bytes::mib(70), Stream::DEFAULT));
+    assert_eq!(error.free_in_private_pools, Bytes::mib(37));
+    assert!(
+        error
+            .to_string()
+            .contains("with 37.00 MiB allocated in private pools (e.g., CUDA Graphs), ")
+    );
+    Ok(())
+}
+
+#[test]
+fn the_fields_are_those_of_the_moment() -> Result<(), AllocError> {
+    for config in configs() {
+        let mut allocator = allocator(&config, Bytes::mib(128));
+        let block = allocator.allocate(Bytes::mib(5), Stream(1))?;
+        allocator.allocate(Bytes::mib(5), Stream(1))?;
+        allocator.free(block)?;
+        allocator.set_limit(Some(Bytes::mib(100)));
+        let error = out_of_memory(allocator.allocate(Bytes::mib(101), Stream(1)));
+        let stats = allocator.stats();
+        assert_eq!(error.device, 3);
+        assert_eq!(error.requested, Bytes::mib(101));
+        assert_eq!(
+            (error.allocated, error.reserved),
+            (stats.allocated(), stats.reserved()),
+            "{config}"
+        );
+        assert_eq!(
+            (error.limit, error.device_total),
+            (Some(Bytes::mib(100)), Bytes::mib(128))
+        );
+        let device = allocator.driver();
+        let in_use = device.allocated_bytes() + device.created_bytes();
+        assert_eq!(error.device_free, Bytes::mib(128) - in_use, "{config}");
+        assert_eq!(stats.num_ooms, 1);
+    }
+    Ok(())
+}
+
+#[test]
+fn more_than_there_can_be_is_refused_before_anything_else() {
+    for config in configs() {
+        let mut allocator = allocator(&config, Bytes::mib(128));
+        for requested in [Bytes(Bytes::REQUEST_MAX.get() + 1), Bytes(u64::MAX)] {
+            let error = allocator.allocate(requested, Stream::DEFAULT).unwrap_err();
+            assert_eq!(error, AllocError::TooLarge { requested });
+            let text = format!(
+                "CUDA out of memory. Tried to allocate more than 1EB memory: {} bytes",
+                requested.get()
+            );
+            assert_eq!(error.to_string(), text);
+        }
+        assert_eq!(
+            allocator.driver().physical_bytes_max(),
+            Bytes::ZERO,
+            "{config}"
+        );
+        out_of_memory(allocator.allocate(Bytes::REQUEST_MAX, Stream::DEFAULT));
+    }
+}
+
+#[test]
+fn zero_bytes_are_nowhere() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::mib(128));
+    assert_eq!(
+        allocator.allocate(Bytes::ZERO, Stream::DEFAULT)?,
+        DeviceAddress::NULL
+    );
+    allocator.record_stream(DeviceAddress::NULL, Stream(1))?;
+    allocator.free(DeviceAddress::NULL)?;
+    assert_eq!(allocator.stats().allocation.all.allocated, 0);
+    Ok(())
+}
+
+#[test]
+fn what_is_not_held_cannot_be_freed() -> Result<(), AllocError> {
+    for config in configs() {
+        let mut allocator = allocator(&config, Bytes::mib(128));
+        let block = allocator.allocate(Bytes::mib(1), Stream(1))?;
+        for address in [block + Bytes(512), DeviceAddress(1)] {
+            assert_eq!(
+                allocator.free(address),
+                Err(AllocError::NotAllocated { address }),
+                "{config}"
+            );
+        }
+        allocator.record_stream(block, Stream(2))?;
+        allocator.driver_mut().launch(Stream(2), u64::MAX / 4);
+        allocator.free(block)?;
+        let twice = allocator.free(block).unwrap_err();
+        assert_eq!(
+            twice,
+            AllocError::NotAllocated { address: block },
+            "{config}: it still waits"
+        );
+        let text =
+            format!("{block} is not an allocated block: it was freed before or never handed out");
+        assert_eq!(twice.to_string(), text);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_failing_driver_is_quoted() {
+    let broken = DriverError::Failed {
+        call: "cudaMalloc",
+        code: 700,
+        message: "an illegal access".into(),
+    };
+    let mut allocator = allocator(&Config::default(), Bytes::mib(128));
+    allocator
+        .driver_mut()
+        .set_faults(FaultPlan::nth(Call::Allocate, 1, broken.clone()));
+    let error = allocator
+        .allocate(Bytes::mib(1), Stream::DEFAULT)
+        .unwrap_err();
+    assert_eq!(error, AllocError::Driver(broken));
+    assert!(!error.is_out_of_memory());
+    assert_eq!(
+        error.to_string(),
+        "cudaMalloc failed with error 700: an illegal access"
+    );
+    assert!(error.source().is_some());
+    assert!(
+        allocator.allocate(Bytes::mib(1), Stream::DEFAULT).is_ok(),
+        "the next one is served"
+    );
+}

@@ -1,0 +1,172 @@
+//! Every program of up to six operations, from alphabets of six, on a device with room for two large
+//! segments of PyTorch's; for options that are not a strategy's defaults, of up to five.
+//!
+//! Four alphabets, each about one thing: sizes, streams, pools, failures. Programs that name a block
+//! where none is held are left out, being programs of fewer operations. After each operation the
+//! answer, the events and the figures are checked; after the last, everything, and that the device gets
+//! everything back.
+//!
+//! Not covered: what takes seven operations, or two of these alphabets at once; `programs.rs` and
+//! `million.rs` look there at random.
+
+use lowtide_core::{Bytes, Config, MempoolId, Stream};
+use lowtide_sim::program::{Effect, Op, Runner, configs};
+
+const CAPACITY: Bytes = Bytes::mib(44);
+const LETTERS: usize = 6;
+
+const POOL: MempoolId = MempoolId(0, 1);
+const OTHER: Stream = Stream(1);
+
+const fn alloc(size: Bytes) -> Op {
+    Op::Alloc {
+        size,
+        stream: Stream::DEFAULT,
+        pool: None,
+    }
+}
+
+/// Small, medium and large requests; two large ones fill the device.
+const SIZES: [Op; LETTERS] = [
+    alloc(Bytes(513)),
+    alloc(Bytes::kib(1536)),
+    alloc(Bytes::mib(21)),
+    Op::Free { index: 0 },
+    Op::Free { index: 1 },
+    Op::EmptyCache,
+];
+
+/// Work of other streams, and captures.
+const STREAMS: [Op; LETTERS] = [
+    alloc(Bytes::mib(21)),
+    Op::Free { index: 0 },
+    Op::RecordStream {
+        index: 0,
+        stream: OTHER,
+    },
+    Op::Launch {
+        stream: OTHER,
+        ns: 10_000_000,
+    },
+    Op::CaptureBegin,
+    Op::CaptureEnd,
+];
+
+/// The life of a private pool.
+const POOLS: [Op; LETTERS] = [
+    Op::BeginPool {
+        pool: POOL,
+        stream: Stream::DEFAULT,
+    },
+    alloc(Bytes::mib(21)),
+    Op::EndPool { pool: POOL },
+    Op::Free { index: 0 },
+    Op::ReleasePool { pool: POOL },
+    Op::UseOnOom {
+        pool: POOL,
+        allow: true,
+    },
+];
+
+/// Driver calls that fail.
+const FAILURES: [Op; LETTERS] = [
+    Op::Fault {
+        nth: 1,
+        out_of_memory: false,
+    },
+    Op::Fault {
+        nth: 2,
+        out_of_memory: true,
+    },
+    alloc(Bytes::mib(21)),
+    Op::RecordStream {
+        index: 0,
+        stream: OTHER,
+    },
+    Op::Free { index: 0 },
+    Op::EmptyCache,
+];
+
+/// Executes every program of `length` letters and returns how many there were.
+fn run_all(config: &Config, alphabet: &[Op; LETTERS], length: usize) -> u64 {
+    let mut letters = vec![0; length];
+    let mut programs = 0;
+    loop {
+        let program = letters.iter().map(|&letter| alphabet[letter]);
+        let last = match run(config, program) {
+            Ok(None) => {
+                programs += 1;
+                length - 1
+            }
+            // Nothing that begins like this says anything new.
+            Ok(Some(idle)) => {
+                letters[idle + 1..].fill(0);
+                idle
+            }
+            Err(error) => {
+                let program: Vec<_> = letters.iter().map(|&letter| alphabet[letter]).collect();
+                panic!("{config}: {program:?}: {error}");
+            }
+        };
+        let Some(turning) = (0..=last).rev().find(|&place| letters[place] + 1 < LETTERS) else {
+            return programs;
+        };
+        letters[turning] += 1;
+        letters[turning + 1..].fill(0);
+    }
+}
+
+/// Executes a program, or returns the place of the first operation that does nothing.
+fn run(config: &Config, program: impl Iterator<Item = Op>) -> Result<Option<usize>, String> {
+    let mut runner = Runner::new(config, CAPACITY);
+    for (place, op) in program.enumerate() {
+        if runner.apply(&op)? == Effect::Nothing {
+            return Ok(Some(place));
+        }
+    }
+    runner.check()?;
+    runner.finish()?;
+    Ok(None)
+}
+
+fn length_max(config: &Config) -> usize {
+    match config.to_conf().as_str() {
+        _ if cfg!(miri) => 2,
+        // Another strategy in all but name.
+        "" | "expandable_segments:True" => 6,
+        _ => 5,
+    }
+}
+
+fn run_alphabet(alphabet: &[Op; LETTERS]) {
+    for config in configs() {
+        let lengths = 1..=length_max(&config);
+        let programs: u64 = lengths
+            .map(|length| run_all(&config, alphabet, length))
+            .sum();
+        assert!(
+            programs > 6,
+            "{config}: only {programs} programs make sense"
+        );
+    }
+}
+
+#[test]
+fn sizes() {
+    run_alphabet(&SIZES);
+}
+
+#[test]
+fn streams_and_captures() {
+    run_alphabet(&STREAMS);
+}
+
+#[test]
+fn private_pools() {
+    run_alphabet(&POOLS);
+}
+
+#[test]
+fn failures() {
+    run_alphabet(&FAILURES);
+}

@@ -1,0 +1,254 @@
+//! Private pools: routing, life cycle, sharing when memory runs out.
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, SegmentSnapshot, Stream,
+};
+use lowtide_sim::program::configs;
+use lowtide_sim::{SimConfig, SimDriver};
+
+const POOL: MempoolId = MempoolId(0, 1);
+const CAPACITY: Bytes = Bytes::mib(128);
+const ROUTED: Stream = Stream(1);
+const OTHER: Stream = Stream(2);
+
+type Outcome = Result<(), AllocError>;
+
+fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
+    let capacity = Some(CAPACITY);
+    DeviceAllocator::new(
+        SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        }),
+        0,
+        config,
+    )
+}
+
+fn pool_of(allocator: &DeviceAllocator<SimDriver>, address: DeviceAddress) -> MempoolId {
+    allocator
+        .allocation(address)
+        .expect("the block is held")
+        .pool
+}
+
+fn reserved_in(allocator: &mut DeviceAllocator<SimDriver>, pool: MempoolId) -> Bytes {
+    let segments = allocator.snapshot();
+    let in_pool = segments.iter().filter(|segment| segment.pool == pool);
+    in_pool.map(|segment: &SegmentSnapshot| segment.size).sum()
+}
+
+#[test]
+fn requests_go_where_they_are_routed() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        let before = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
+        let inside = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        let beside = allocator.allocate(Bytes::mib(3), OTHER)?;
+        allocator.end_allocate_to_pool(POOL)?;
+        let after = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        let pools = [before, inside, beside, after].map(|address| pool_of(&allocator, address));
+        let default = MempoolId::DEFAULT;
+        assert_eq!(pools, [default, POOL, default, default], "{config}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_freed_block_serves_only_its_pool() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    let inside = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
+    allocator.free(inside)?;
+    assert_ne!(allocator.allocate(Bytes::mib(3), ROUTED)?, inside);
+    assert_eq!(allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?, inside);
+    Ok(())
+}
+
+#[test]
+fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        allocator.create_or_retain_pool(POOL);
+        allocator.begin_allocate_to_pool(POOL, |_| true)?;
+        assert_eq!(allocator.pool_use_count(POOL), Ok(2));
+        let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        allocator.end_allocate_to_pool(POOL)?;
+        allocator.release_pool(POOL)?;
+        allocator.empty_cache()?;
+        assert_eq!(allocator.pool_use_count(POOL), Ok(1), "{config}");
+
+        allocator.release_pool(POOL)?;
+        assert_eq!(
+            allocator.release_pool(POOL),
+            Err(AllocError::NoSuchPool { pool: POOL })
+        );
+        allocator.empty_cache()?;
+        assert_eq!(
+            allocator.pool_use_count(POOL),
+            Ok(0),
+            "{config}: a block is still held"
+        );
+        allocator.free(block)?;
+        allocator.empty_cache()?;
+        assert_eq!(
+            allocator.pool_use_count(POOL),
+            Err(AllocError::NoSuchPool { pool: POOL })
+        );
+        assert!(allocator.driver().leaks().is_empty(), "{config}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_held_pool_keeps_its_free_memory() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
+    allocator.free(block)?;
+    allocator.empty_cache()?;
+    assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
+    allocator.release_pool(POOL)?;
+    allocator.empty_cache()?;
+    assert_eq!(reserved_in(&mut allocator, POOL), Bytes::ZERO);
+    Ok(())
+}
+
+/// Found by a random program: the route then led to a pool that was no more, or to another.
+#[test]
+fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        allocator.begin_allocate_to_pool(POOL, |_| true)?;
+        allocator.release_pool(POOL)?;
+        allocator.empty_cache()?;
+        let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        assert_eq!(pool_of(&allocator, block), POOL, "{config}");
+    }
+    Ok(())
+}
+
+/// Found by a random program: the default pool ended.
+#[test]
+fn releasing_the_default_pool_changes_nothing() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        allocator.release_pool(MempoolId::DEFAULT)?;
+        allocator.empty_cache()?;
+        let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        assert_eq!(pool_of(&allocator, block), MempoolId::DEFAULT, "{config}");
+    }
+    Ok(())
+}
+
+/// Found by a random program: the pool ended while its own request made room.
+#[test]
+fn a_request_in_a_pool_holds_it() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        allocator.create_or_retain_pool(POOL);
+        allocator.release_pool(POOL)?;
+        let too_much = allocator.allocate_in(POOL, Bytes::gib(1), ROUTED);
+        assert!(
+            too_much.is_err_and(|error| error.is_out_of_memory()),
+            "{config}"
+        );
+        assert_eq!(allocator.pool_use_count(POOL), Ok(1), "{config}");
+    }
+    Ok(())
+}
+
+#[test]
+fn routing_twice_and_ending_twice_are_errors() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    allocator.begin_allocate_to_pool(POOL, |_| true)?;
+    let again = allocator.begin_allocate_to_pool(POOL, |_| true);
+    assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
+    assert_eq!(
+        allocator.pool_use_count(POOL),
+        Ok(1),
+        "what is refused holds nothing"
+    );
+    allocator.end_allocate_to_pool(POOL)?;
+    let absent = Err(AllocError::NoSuchPool { pool: POOL });
+    assert_eq!(allocator.end_allocate_to_pool(POOL), absent);
+    let unknown = MempoolId(9, 9);
+    let absent = Err(AllocError::NoSuchPool { pool: unknown });
+    assert_eq!(allocator.end_allocate_to_pool(unknown), absent);
+    assert_eq!(allocator.release_pool(unknown), absent);
+    assert_eq!(allocator.set_use_on_oom(unknown, true), absent);
+    assert_eq!(allocator.set_no_split(unknown), absent);
+    assert_eq!(allocator.empty_pool(unknown), absent);
+    Ok(())
+}
+
+#[test]
+fn the_first_route_that_matches_decides() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    let second = MempoolId(0, 2);
+    allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
+    allocator.begin_allocate_to_pool(second, |_| true)?;
+    let blocks = [
+        allocator.allocate(Bytes(1), ROUTED)?,
+        allocator.allocate(Bytes(1), OTHER)?,
+    ];
+    assert_eq!(
+        blocks.map(|block| pool_of(&allocator, block)),
+        [POOL, second]
+    );
+    Ok(())
+}
+
+/// Fills the device from a private pool, frees that, and asks for some of it from outside.
+fn ask_from_outside(config: &Config, use_on_oom: bool) -> Result<DeviceAddress, AllocError> {
+    let mut allocator = allocator(config);
+    let inside = allocator.allocate_in(POOL, Bytes::mib(100), ROUTED)?;
+    allocator.set_use_on_oom(POOL, use_on_oom)?;
+    allocator.free(inside)?;
+    allocator.allocate(Bytes::mib(100), ROUTED)
+}
+
+#[test]
+fn a_pool_serves_others_only_if_it_is_open_to_them() {
+    for config in ["caching", "caching:expandable_segments:True"] {
+        let config = config.parse().unwrap();
+        assert!(ask_from_outside(&config, true).is_ok(), "{config}");
+        let refused = ask_from_outside(&config, false);
+        assert!(
+            refused.is_err_and(|error| error.is_out_of_memory()),
+            "{config}"
+        );
+    }
+}
+
+#[test]
+fn a_pool_without_splitting_hands_blocks_out_whole() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    allocator.create_or_retain_pool(POOL);
+    allocator.set_no_split(POOL)?;
+    let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
+    assert_eq!(allocator.allocation(block)?.size, Bytes::mib(20));
+    Ok(())
+}
+
+/// What a captured graph needs: the addresses of its pool stay its own between replays.
+#[test]
+fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
+        allocator.capture_begin();
+        let captured = allocator.allocate(Bytes::mib(5), ROUTED)?;
+        allocator.free(captured)?;
+        let reused = allocator.allocate(Bytes::mib(5), ROUTED)?;
+        allocator.capture_end();
+        allocator.end_allocate_to_pool(POOL)?;
+        allocator.free(reused)?;
+        let reserved = reserved_in(&mut allocator, POOL);
+        allocator.empty_cache()?;
+        assert_eq!(reserved_in(&mut allocator, POOL), reserved, "{config}");
+        allocator.release_pool(POOL)?;
+        allocator.empty_cache()?;
+        assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
+    }
+    Ok(())
+}

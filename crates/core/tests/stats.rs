@@ -1,0 +1,222 @@
+//! The figures: PyTorch's keys, what they say, and what resetting does to them.
+
+use std::collections::BTreeSet;
+
+use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stat, Stats, Stream};
+use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
+use lowtide_sim::{SimConfig, SimDriver};
+
+/// The keys of `torch.cuda.memory_stats()` in PyTorch 2.12 and later, but for those that it adds for
+/// private pools by name.
+fn pytorch_keys() -> BTreeSet<String> {
+    let by_pool = [
+        "active",
+        "active_bytes",
+        "allocated_bytes",
+        "allocation",
+        "inactive_split",
+        "inactive_split_bytes",
+        "requested_bytes",
+        "reserved_bytes",
+        "segment",
+    ];
+    let pools = ["all", "large_pool", "small_pool"];
+    let by_pool = by_pool
+        .iter()
+        .flat_map(|name| pools.map(|pool| format!("{name}.{pool}")));
+    let alone = ["oversize_allocations", "oversize_segments"].map(str::to_owned);
+    let kinds = ["current", "peak", "allocated", "freed"];
+    let stats = by_pool
+        .chain(alone)
+        .flat_map(|name| kinds.map(|kind| format!("{name}.{kind}")));
+    let numbers = [
+        "max_split_size",
+        "num_alloc_retries",
+        "num_device_alloc",
+        "num_device_free",
+        "num_oom_rejections",
+        "num_ooms",
+        "num_sync_all_streams",
+    ];
+    stats.chain(numbers.map(str::to_owned)).collect()
+}
+
+#[test]
+fn the_keys_are_pytorchs_in_order() {
+    let entries = Stats::default().entries();
+    let keys: Vec<&String> = entries.iter().map(|(key, _)| key).collect();
+    let expected = pytorch_keys();
+    assert_eq!(keys, expected.iter().collect::<Vec<_>>());
+}
+
+/// Each entry is the figure that its key names, told apart by giving every field another value.
+#[test]
+fn entries_are_the_fields_they_are_named_after() {
+    let mut stats = Stats::default();
+    stats.allocation.all = Stat {
+        current: 1,
+        peak: 2,
+        allocated: 3,
+        freed: 4,
+    };
+    stats.segment.large_pool.peak = 5;
+    stats.active.small_pool.freed = 6;
+    stats.inactive_split.all.allocated = 7;
+    stats.allocated_bytes.all.current = 8;
+    stats.reserved_bytes.small_pool.current = 9;
+    stats.active_bytes.all.peak = 10;
+    stats.inactive_split_bytes.large_pool.freed = 11;
+    stats.requested_bytes.all.allocated = 12;
+    stats.oversize_allocations.current = 13;
+    stats.oversize_segments.peak = 14;
+    stats.num_alloc_retries = 15;
+    stats.num_ooms = 16;
+    stats.num_sync_all_streams = 17;
+    stats.num_device_alloc = 18;
+    stats.num_device_free = 19;
+    stats.num_oom_rejections = 20;
+    stats.max_split_size = 21;
+    let mut told: Vec<_> = stats
+        .entries()
+        .into_iter()
+        .filter(|&(_, value)| value != 0)
+        .collect();
+    told.sort_by_key(|&(_, value)| value);
+    let keys: Vec<&str> = told.iter().map(|(key, _)| key.as_str()).collect();
+    let expected = [
+        "allocation.all.current",
+        "allocation.all.peak",
+        "allocation.all.allocated",
+        "allocation.all.freed",
+        "segment.large_pool.peak",
+        "active.small_pool.freed",
+        "inactive_split.all.allocated",
+        "allocated_bytes.all.current",
+        "reserved_bytes.small_pool.current",
+        "active_bytes.all.peak",
+        "inactive_split_bytes.large_pool.freed",
+        "requested_bytes.all.allocated",
+        "oversize_allocations.current",
+        "oversize_segments.peak",
+        "num_alloc_retries",
+        "num_ooms",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        "num_oom_rejections",
+        "max_split_size",
+    ];
+    assert_eq!(keys, expected);
+}
+
+fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
+    let capacity = Some(CAPACITY);
+    DeviceAllocator::new(
+        SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        }),
+        0,
+        config,
+    )
+}
+
+/// What PyTorch 2.11 reports for the same calls.
+#[test]
+fn the_figures_of_a_small_job() -> Result<(), AllocError> {
+    let mut allocator = allocator(&"caching:max_split_size_mb:30".parse().unwrap());
+    let small = allocator.allocate(Bytes(1000), Stream::DEFAULT)?;
+    let large = allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?;
+    let oversize = allocator.allocate(Bytes::mib(40), Stream::DEFAULT)?;
+    allocator.free(large)?;
+    let stats = allocator.stats();
+    let bytes = |mib: i64| mib << 20;
+    let figure = |current, peak, allocated, freed| Stat {
+        current,
+        peak,
+        allocated,
+        freed,
+    };
+    assert_eq!(stats.allocation.all, figure(2, 3, 3, 1));
+    assert_eq!(stats.segment.all, figure(3, 3, 3, 0));
+    let rounded = bytes(43) + 1024;
+    assert_eq!(
+        stats.allocated_bytes.all,
+        figure(bytes(40) + 1024, rounded, rounded, bytes(3))
+    );
+    assert_eq!(
+        stats.requested_bytes.small_pool,
+        figure(1000, 1000, 1000, 0)
+    );
+    assert_eq!(stats.reserved_bytes.all.current, bytes(2 + 20 + 40));
+    assert_eq!(
+        stats.inactive_split.all.current, 1,
+        "the large segment is whole again"
+    );
+    assert_eq!(
+        stats.inactive_split_bytes.small_pool.current,
+        bytes(2) - 1024
+    );
+    assert_eq!(stats.oversize_allocations, figure(1, 1, 1, 0));
+    assert_eq!(stats.oversize_segments, figure(1, 1, 1, 0));
+    assert_eq!(stats.max_split_size, bytes(30));
+    assert_eq!(stats.num_device_alloc, 3);
+
+    allocator.free(small)?;
+    allocator.free(oversize)?;
+    allocator.empty_cache()?;
+    let stats = allocator.stats();
+    assert_eq!(
+        stats.reserved_bytes.all,
+        figure(0, bytes(62), bytes(62), bytes(62))
+    );
+    assert_eq!(stats.oversize_segments, figure(0, 1, 1, 1));
+    assert_eq!(stats.num_device_free, 3);
+    assert_eq!(stats.num_sync_all_streams, 1);
+    Ok(())
+}
+
+#[test]
+fn resets_change_only_what_they_name() {
+    for config in configs() {
+        let mut runner = Runner::new(&config, CAPACITY);
+        for op in random_program(3).take(300) {
+            runner.apply(&op).unwrap();
+        }
+        let before = *runner.allocator().stats();
+        assert_ne!(before.num_device_alloc, 0);
+        runner.apply(&Op::ResetPeaks).unwrap();
+        let mut expected = before;
+        expected.reset_peaks();
+        assert_eq!(*runner.allocator().stats(), expected);
+        for (key, value) in before.entries() {
+            let now = value_of(&expected, &key);
+            match key.strip_suffix(".peak") {
+                Some(name) => {
+                    assert_eq!(now, value_of(&before, &format!("{name}.current")), "{key}")
+                }
+                None => assert_eq!(now, value, "{key}"),
+            }
+        }
+
+        runner.apply(&Op::ResetSums).unwrap();
+        let after = runner.allocator().stats();
+        for (key, value) in expected.entries() {
+            let is_sum =
+                key.ends_with(".allocated") || key.ends_with(".freed") || key.starts_with("num_");
+            assert_eq!(
+                value_of(after, &key),
+                if is_sum { 0 } else { value },
+                "{key}"
+            );
+        }
+    }
+}
+
+fn value_of(stats: &Stats, key: &str) -> i64 {
+    let entries = stats.entries();
+    let found = entries.iter().find(|(other, _)| other == key);
+    found
+        .map(|&(_, value)| value)
+        .expect("the keys are always the same")
+}

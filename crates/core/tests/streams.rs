@@ -1,0 +1,163 @@
+//! Many streams at once: work queued everywhere, blocks shared between streams, captures.
+//!
+//! The model keeps its own clocks and objects to memory that is handed out, or given back to the
+//! driver, while work may still touch it. Not covered: streams that are destroyed.
+
+use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stream};
+use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
+use lowtide_sim::{Call, SimConfig, SimDriver};
+
+const STREAMS: usize = 9;
+const OPERATIONS: usize = if cfg!(miri) { 30 } else { 6_000 };
+
+/// A random program in which every request is for another stream than the last, every block is used by
+/// a third one, and streams are behind by hundreds of microseconds.
+fn busy_program(seed: u64) -> impl Iterator<Item = Op> {
+    random_program(seed)
+        .enumerate()
+        .flat_map(|(index, op)| match op {
+            Op::Alloc { size, pool, .. } => {
+                let stream = |step: usize| Stream((index / step % STREAMS) as u64);
+                let newest = u16::MAX;
+                vec![
+                    Op::Alloc {
+                        size,
+                        stream: stream(1),
+                        pool,
+                    },
+                    Op::RecordStream {
+                        index: newest,
+                        stream: stream(3),
+                    },
+                    Op::Launch {
+                        stream: stream(5),
+                        ns: 300_000,
+                    },
+                    Op::Launch {
+                        stream: stream(3),
+                        ns: 100_000,
+                    },
+                    Op::Advance { ns: 50_000 },
+                ]
+            }
+            op => vec![op],
+        })
+}
+
+#[test]
+fn busy_streams_share_blocks() {
+    for config in configs() {
+        for seed in 0..3 {
+            let mut runner = Runner::new(&config, CAPACITY);
+            for (index, op) in busy_program(seed).take(OPERATIONS).enumerate() {
+                let outcome = runner.apply(&op).map(drop);
+                let everything = |()| {
+                    if index % 97 == 0 {
+                        runner.check()
+                    } else {
+                        Ok(())
+                    }
+                };
+                let outcome = outcome.and_then(everything);
+                assert_eq!(
+                    outcome,
+                    Ok(()),
+                    "{config}, seed {seed}, operation {index}, {op:?}"
+                );
+            }
+            assert_eq!(runner.finish(), Ok(()), "{config}, seed {seed}");
+        }
+    }
+}
+
+fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
+    let capacity = Some(CAPACITY);
+    DeviceAllocator::new(
+        SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        }),
+        0,
+        config,
+    )
+}
+
+/// Returns how often the driver was asked whether an event has passed, or to wait for one.
+fn questions(allocator: &DeviceAllocator<SimDriver>) -> u64 {
+    let count = |call| allocator.driver().stats(call).count;
+    count(Call::QueryEvent) + count(Call::SynchronizeEvent)
+}
+
+#[test]
+fn a_shared_block_is_reused_after_the_other_streams_work() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default());
+    let (own, other) = (Stream(1), Stream(2));
+    let shared = allocator.allocate(Bytes::mib(4), own)?;
+    allocator.record_stream(shared, other)?;
+    allocator.driver_mut().launch(other, 1_000_000);
+    allocator.free(shared)?;
+
+    let meanwhile = allocator.allocate(Bytes::mib(4), own)?;
+    assert_ne!(meanwhile, shared);
+    allocator.driver_mut().advance(1_000_000);
+    assert_eq!(allocator.allocate(Bytes::mib(4), own)?, shared);
+    Ok(())
+}
+
+#[test]
+fn a_busy_stream_holds_up_no_other() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default());
+    let own = Stream(1);
+    let [first, second] = [
+        allocator.allocate(Bytes::mib(2), own)?,
+        allocator.allocate(Bytes::mib(2), own)?,
+    ];
+    allocator.record_stream(first, Stream(2))?;
+    allocator.record_stream(second, Stream(3))?;
+    allocator.driver_mut().launch(Stream(2), u64::MAX / 4);
+    allocator.free(first)?;
+    allocator.free(second)?;
+    assert_eq!(allocator.allocate(Bytes::mib(2), own)?, second);
+    Ok(())
+}
+
+/// Asking about an event while a stream is captured ends the capture with an error.
+#[test]
+fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        let before = allocator.allocate(Bytes::mib(4), Stream(1))?;
+        allocator.record_stream(before, Stream(2))?;
+        allocator.free(before)?;
+        allocator.capture_begin();
+        let during = allocator.allocate(Bytes::mib(4), Stream(1))?;
+        allocator.record_stream(during, Stream(2))?;
+        allocator.free(during)?;
+        let asked = questions(&allocator);
+        allocator.process_events()?;
+        allocator.empty_cache()?;
+        let too_much = allocator.allocate(Bytes::gib(1), Stream(1));
+        assert!(too_much.is_err_and(|error| error.is_out_of_memory()));
+        assert_eq!(questions(&allocator), asked, "{config}");
+
+        allocator.capture_end();
+        allocator.empty_cache()?;
+        assert_eq!(allocator.stats().active_bytes.all.current, 0, "{config}");
+    }
+    Ok(())
+}
+
+/// The graph orders its own streams, so that a block which only a capture shared needs no event.
+#[test]
+fn what_only_a_capture_shared_is_free_when_it_ends() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default());
+    let block = allocator.allocate(Bytes::mib(4), Stream(1))?;
+    allocator.capture_begin();
+    allocator.record_stream(block, Stream(2))?;
+    allocator.driver_mut().launch(Stream(2), u64::MAX / 4);
+    allocator.free(block)?;
+    assert_ne!(allocator.allocate(Bytes::mib(4), Stream(1))?, block);
+    allocator.capture_end();
+    assert_eq!(allocator.allocate(Bytes::mib(4), Stream(1))?, block);
+    Ok(())
+}

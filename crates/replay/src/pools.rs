@@ -1,0 +1,432 @@
+//! Which pool each recorded segment belonged to, where a recording does not say.
+//!
+//! Up to torch 2.14 a recording names the pools only of the segments that are there at the end. But
+//! the addresses tell: a request takes the smallest free block of its pool that fits, so a free block
+//! that would have fitted better than the one taken lies in a segment of another pool; and when a pool
+//! is emptied, its wholly free segments go, so one that stays belongs to another. Segments that such
+//! evidence tells apart get different pools, and all others the same: in those pools, PyTorch's
+//! allocator does what was recorded.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use lowtide_core::{
+    Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::Trace;
+
+use crate::initial;
+
+/// The largest request that small segments serve, and the largest end that is left on a large block.
+const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
+const BLOCK_MIN: Bytes = Bytes(512);
+const SMALL_SEGMENT: Bytes = Bytes::mib(2);
+
+/// Returns the pools of a recording's segments and events; `None` where the recording says them, or
+/// contradicts itself. Takes O(n log n) for n events, more for each free block that
+/// proves to be in another pool.
+pub(crate) fn tell(trace: &Trace) -> Option<Told> {
+    let mut released = trace.events.iter().filter(|recorded| {
+        matches!(
+            recorded.event.action,
+            Action::SegmentFree | Action::SegmentUnmap
+        )
+    });
+    if released.all(|recorded| recorded.pool_known) {
+        return None;
+    }
+    let config = config_of(trace);
+    let mut layout = Layout {
+        config,
+        ..Layout::default()
+    };
+    for (segment, known) in initial::segments(trace, None)
+        .iter()
+        .zip(&trace.initial.segments)
+    {
+        layout.adopt(segment, known.pool);
+    }
+    let mut owners = Vec::with_capacity(trace.events.len());
+    for recorded in &trace.events {
+        owners.push(layout.apply(recorded.event, recorded.pool())?);
+    }
+    layout.end_release();
+    let pools = layout.pools();
+    let initial = pools[..trace.initial.segments.len()].to_vec();
+    let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
+    Some(Told {
+        initial,
+        events: owners.into_iter().map(pool_of).collect(),
+    })
+}
+
+/// The pools that a recording's addresses tell.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// Of each segment that was there before the first event.
+    pub(crate) initial: Vec<MempoolId>,
+    /// Of each event that takes a block or concerns a segment.
+    pub(crate) events: Vec<MempoolId>,
+}
+
+/// Returns the options that the recording was made with, the defaults where it does not say.
+fn config_of(trace: &Trace) -> CachingConfig {
+    match lowtide_core::Config::parse("caching", &trace.settings.conf) {
+        Ok(lowtide_core::Config::Caching(config)) => config,
+        _ => CachingConfig::default(),
+    }
+}
+
+/// Memory as the recording lays it out.
+#[derive(Default)]
+struct Layout {
+    config: CachingConfig,
+    segments: Vec<Segment>,
+    /// Every block, by address.
+    blocks: BTreeMap<DeviceAddress, Block>,
+    /// The free ones, by who may use them.
+    free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
+    /// Pairs of segments that are in different pools, the earlier first.
+    apart: HashSet<(usize, usize)>,
+    /// The segment that came for the request that is next.
+    fresh: Option<usize>,
+    /// The segments that memory went back from since the last request or free.
+    released: BTreeSet<usize>,
+}
+
+/// The requests that a segment serves, but for its pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Owner {
+    stream: Stream,
+    is_large: bool,
+}
+
+struct Segment {
+    owner: Owner,
+    pool: Option<MempoolId>,
+    start: DeviceAddress,
+    /// The end of what was ever mapped, for an expandable one.
+    end: DeviceAddress,
+    is_expandable: bool,
+    held_bytes: Bytes,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    size: Bytes,
+    segment: usize,
+    is_free: bool,
+}
+
+impl Layout {
+    /// Takes what an event says into account, and returns the segment it happened in. `None` where it
+    /// contradicts what was recorded before.
+    fn apply(&mut self, event: Event, pool: Option<MempoolId>) -> Option<Option<usize>> {
+        let Event {
+            action,
+            address,
+            size,
+            stream,
+            ..
+        } = event;
+        let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+        if !is_release && action != Action::FreeCompleted {
+            self.end_release();
+        }
+        match action {
+            Action::SegmentAlloc => {
+                let owner = Owner {
+                    stream,
+                    is_large: size > SMALL_SEGMENT,
+                };
+                let segment = self.insert_segment(owner, pool, address, size, false);
+                self.insert_free(address, size, segment);
+                self.fresh = Some(segment);
+                Some(Some(segment))
+            }
+            Action::SegmentMap => self.map(address, size, stream, pool).map(Some),
+            Action::Alloc => self.take(address, size).map(Some),
+            Action::FreeCompleted => self.give(address).map(Some),
+            Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
+            Action::FreeRequested | Action::Snapshot | Action::OutOfMemory => Some(None),
+        }
+    }
+
+    fn adopt(&mut self, picture: &SegmentSnapshot, pool: Option<MempoolId>) {
+        let &SegmentSnapshot {
+            stream,
+            is_large,
+            is_expandable,
+            ..
+        } = picture;
+        let owner = Owner { stream, is_large };
+        let segment =
+            self.insert_segment(owner, pool, picture.address, picture.size, is_expandable);
+        for block in &picture.blocks {
+            if block.status == BlockStatus::Inactive {
+                self.insert_free(block.address, block.size, segment);
+            } else {
+                let taken = Block {
+                    size: block.size,
+                    segment,
+                    is_free: false,
+                };
+                self.blocks.insert(block.address, taken);
+            }
+        }
+    }
+
+    fn insert_segment(
+        &mut self,
+        owner: Owner,
+        pool: Option<MempoolId>,
+        start: DeviceAddress,
+        size: Bytes,
+        is_expandable: bool,
+    ) -> usize {
+        let end = start + size;
+        self.segments.push(Segment {
+            owner,
+            pool,
+            start,
+            end,
+            is_expandable,
+            held_bytes: size,
+        });
+        self.segments.len() - 1
+    }
+
+    /// Memory is mapped where a segment begins, or behind a mapped block of it; anywhere else, a new
+    /// segment begins. A pool has one such segment for each stream and kind.
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        stream: Stream,
+        pool: Option<MempoolId>,
+    ) -> Option<usize> {
+        let within = |segment: &Segment| {
+            segment.is_expandable && segment.start <= address && address <= segment.end
+        };
+        let segment = match self.segments.iter().rposition(within) {
+            Some(segment) => {
+                let known = &mut self.segments[segment];
+                known.end = known.end.max(address + size);
+                known.held_bytes += size;
+                segment
+            }
+            None => {
+                let is_large = size > SMALL_SEGMENT;
+                let owner = Owner { stream, is_large };
+                let new = self.insert_segment(owner, pool, address, size, true);
+                for other in 0..new {
+                    let segment = &self.segments[other];
+                    if segment.is_expandable
+                        && segment.owner == owner
+                        && !segment.held_bytes.is_zero()
+                    {
+                        self.apart.insert((other, new));
+                    }
+                }
+                new
+            }
+        };
+        self.insert_free(address, size, segment);
+        Some(segment)
+    }
+
+    /// Takes the block at `address` for a request of `requested` bytes.
+    fn take(&mut self, address: DeviceAddress, requested: Bytes) -> Option<usize> {
+        let block = *self.blocks.get(&address).filter(|block| block.is_free)?;
+        let size = self.config.block_size(requested).min(block.size);
+        let is_fresh = self.fresh.take() == Some(block.segment);
+        if !self.segments[block.segment].is_expandable && self.config.max_split_size.is_none() {
+            self.tell_apart_better(address, block, size, is_fresh);
+        }
+        self.remove_free(address);
+        let rest = block.size - size;
+        let segment = &self.segments[block.segment];
+        let least = match segment.owner.is_large && !segment.is_expandable {
+            true => SMALL_REQUEST_MAX + BLOCK_MIN,
+            false => BLOCK_MIN,
+        };
+        let unsplit =
+            segment.owner.is_large && self.config.max_split_size.is_some_and(|max| size >= max);
+        let taken = if rest >= least && !unsplit {
+            size
+        } else {
+            block.size
+        };
+        self.blocks.insert(
+            address,
+            Block {
+                size: taken,
+                is_free: false,
+                ..block
+            },
+        );
+        if taken < block.size {
+            self.insert_free(address + taken, block.size - taken, block.segment);
+        }
+        Some(block.segment)
+    }
+
+    /// Free blocks that would have been taken instead are in another pool: all that fit, for a request
+    /// that had to get a new segment; else those before the taken one in the order of size and address.
+    fn tell_apart_better(
+        &mut self,
+        address: DeviceAddress,
+        taken: Block,
+        size: Bytes,
+        is_fresh: bool,
+    ) {
+        let owner = self.segments[taken.segment].owner;
+        let Some(free) = self.free.get(&owner) else {
+            return;
+        };
+        for &(candidate_size, candidate) in free.range((size, DeviceAddress::NULL)..) {
+            let is_better = (candidate_size, candidate) < (taken.size, address);
+            if !is_better && !is_fresh {
+                break;
+            }
+            let other = self.blocks[&candidate].segment;
+            if other != taken.segment {
+                self.apart
+                    .insert((other.min(taken.segment), other.max(taken.segment)));
+            }
+        }
+    }
+
+    fn give(&mut self, address: DeviceAddress) -> Option<usize> {
+        let block = *self.blocks.get(&address).filter(|block| !block.is_free)?;
+        self.insert_free(address, block.size, block.segment);
+        Some(block.segment)
+    }
+
+    fn release(&mut self, address: DeviceAddress, size: Bytes) -> Option<usize> {
+        let (&start, &block) = self.blocks.range(..=address).next_back()?;
+        if !block.is_free || start + block.size < address + size {
+            return None;
+        }
+        self.remove_free(start);
+        self.blocks.remove(&start);
+        let (before, end) = (address.offset_from(start), address + size);
+        if !before.is_zero() {
+            self.insert_free(start, before, block.segment);
+        }
+        let after = (start + block.size).offset_from(end);
+        if !after.is_zero() {
+            self.insert_free(end, after, block.segment);
+        }
+        let held = &mut self.segments[block.segment].held_bytes;
+        *held = held.saturating_sub(size);
+        self.released.insert(block.segment);
+        Some(block.segment)
+    }
+
+    /// Ends the events by which memory went back. What could have gone back with it and stayed is in
+    /// another pool, unless only so much went back as was needed.
+    fn end_release(&mut self) {
+        let released = std::mem::take(&mut self.released);
+        let partial =
+            self.config.max_split_size.is_some() || self.config.garbage_collection_threshold > 0.0;
+        if released.is_empty() || partial {
+            return;
+        }
+        let stayed: BTreeSet<usize> = self.releasable().difference(&released).copied().collect();
+        for &gone in &released {
+            for &stayed in &stayed {
+                self.apart.insert((gone.min(stayed), gone.max(stayed)));
+            }
+        }
+    }
+
+    /// Returns the segments that would go back if their pools were emptied.
+    fn releasable(&self) -> BTreeSet<usize> {
+        let free = self.free.values().flatten();
+        let whole = free.filter(|&&(size, address)| {
+            let segment = &self.segments[self.blocks[&address].segment];
+            if !segment.is_expandable {
+                return size == segment.held_bytes;
+            }
+            let page_size = match segment.owner.is_large {
+                true => self.config.large_segment_size,
+                false => SMALL_SEGMENT,
+            };
+            let offset = address.offset_from(segment.start);
+            offset.round_up(page_size) < (offset + size).round_down(page_size)
+        });
+        whole
+            .map(|(_, address)| self.blocks[address].segment)
+            .collect()
+    }
+
+    /// Adds a free block, joined with its free neighbours in the same segment.
+    fn insert_free(&mut self, mut address: DeviceAddress, mut size: Bytes, segment: usize) {
+        let joins = |block: &Block| block.is_free && block.segment == segment;
+        let next = address + size;
+        if let Some(after) = self.blocks.get(&next).copied().filter(joins) {
+            self.remove_free(next);
+            self.blocks.remove(&next);
+            size += after.size;
+        }
+        let before = self
+            .blocks
+            .range(..address)
+            .next_back()
+            .map(|(&at, &block)| (at, block));
+        if let Some((at, block)) = before
+            && joins(&block)
+            && at + block.size == address
+        {
+            self.remove_free(at);
+            self.blocks.remove(&address);
+            (address, size) = (at, size + block.size);
+        }
+        self.blocks.insert(
+            address,
+            Block {
+                size,
+                segment,
+                is_free: true,
+            },
+        );
+        let owner = self.segments[segment].owner;
+        self.free.entry(owner).or_default().insert((size, address));
+    }
+
+    fn remove_free(&mut self, address: DeviceAddress) {
+        let block = self.blocks[&address];
+        if let Some(free) = self.free.get_mut(&self.segments[block.segment].owner) {
+            free.remove(&(block.size, address));
+        }
+    }
+
+    /// Returns a pool for each segment: the known one, else the first in which it meets none that it
+    /// was told apart from.
+    fn pools(&self) -> Vec<MempoolId> {
+        let mut apart_from = vec![Vec::new(); self.segments.len()];
+        for &(one, other) in &self.apart {
+            apart_from[one].push(other);
+            apart_from[other].push(one);
+        }
+        let mut pools: Vec<Option<MempoolId>> =
+            self.segments.iter().map(|segment| segment.pool).collect();
+        let known: BTreeSet<MempoolId> = pools.iter().flatten().copied().collect();
+        let inferred = (0..).map(|number| MempoolId(u64::MAX, number));
+        let candidates = [MempoolId::DEFAULT]
+            .into_iter()
+            .chain(known.iter().copied())
+            .chain(inferred);
+        for segment in 0..pools.len() {
+            if pools[segment].is_none() {
+                let taken: HashSet<MempoolId> = apart_from[segment]
+                    .iter()
+                    .filter_map(|&other| pools[other])
+                    .collect();
+                pools[segment] = candidates.clone().find(|pool| !taken.contains(pool));
+            }
+        }
+        pools.into_iter().map(Option::unwrap_or_default).collect()
+    }
+}

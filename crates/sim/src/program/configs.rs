@@ -1,0 +1,45 @@
+//! The configurations that every suite runs over.
+
+use lowtide_core::{Bytes, Config, StrategyName};
+
+/// The device memory that [`configs`] are meant for: small enough that programs run out of it.
+pub const CAPACITY: Bytes = Bytes::mib(128);
+
+/// Returns every strategy with its defaults, then the variants that take other branches. A new
+/// strategy joins by being in [`StrategyName::ALL`].
+///
+/// # Panics
+///
+/// If a variant is not accepted any more.
+pub fn configs() -> Vec<Config> {
+    let defaults = StrategyName::ALL.iter().map(|name| name.as_str());
+    let texts = defaults.chain(VARIANTS.iter().copied());
+    let parse = |text: &str| {
+        text.parse()
+            .unwrap_or_else(|error| panic!("{text}: {error}"))
+    };
+    texts
+        .map(parse)
+        .filter(|config| matches!(config, Config::Direct | Config::Caching(_)))
+        .collect()
+}
+
+/// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
+const VARIANTS: [&str; 16] = [
+    "pool:slab_size_mb:2",
+    "pool:slab_size_mb:32",
+    "buddy:arena_size_mb:8",
+    "slab:arena_size_mb:8",
+    "bfc:allow_growth:False",
+    "bfc:garbage_collection:False,initial_region_mb:1",
+    "bfc:fragmentation_fraction:0.1,initial_region_mb:16",
+    "bfc:allow_retry_on_failure:False",
+    "caching:expandable_segments:True",
+    "caching:large_segment_size_mb:11,max_split_size_mb:12",
+    "caching:max_split_size_mb:20,max_non_split_rounding_mb:30",
+    "caching:max_split_size_mb:20,expandable_segments:True",
+    "caching:garbage_collection_threshold:0.5",
+    "caching:roundup_power2_divisions:4",
+    "caching:roundup_power2_divisions:[1:8,4:2,>:1],expandable_segments:True",
+    "caching:per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
+];

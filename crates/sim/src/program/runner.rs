@@ -1,0 +1,462 @@
+//! Executes programs and compares the allocator with what must be true of it.
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, Event, MempoolId,
+    OutOfMemory, StrategyName, Stream,
+};
+
+use super::Op;
+use super::checks::{ensure, ensure_equal, ensure_unchanged};
+use super::ledger::Ledger;
+use super::shadow::{Pools, Shadow};
+use crate::{Call, FaultPlan, SimConfig, SimDriver};
+
+/// An allocator on a simulated device, and the model that it is checked against.
+///
+/// Every check answers with a sentence that says what is wrong; only what the allocator itself asserts
+/// panics.
+#[derive(Debug)]
+pub struct Runner {
+    pub(super) allocator: DeviceAllocator<SimDriver>,
+    strategy: StrategyName,
+    pub(super) shadow: Shadow,
+    pub(super) pools: Pools,
+    pub(super) ledger: Ledger,
+    /// The fault that may strike: only then may a call fail that way.
+    pub(super) fault: Option<DriverError>,
+    /// Whether a fault was planned: memory may be kept that the driver did not take back.
+    pub(super) had_fault: bool,
+    /// Whether the program reset the sums, which then no longer make up the current figures.
+    pub(super) had_reset: bool,
+    /// Requests that ran out of memory.
+    pub(super) ooms: u64,
+    /// Kept for its capacity.
+    events: Vec<Event>,
+}
+
+/// What an operation did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// What it says.
+    Done,
+    /// Nothing: it named a block where none is held.
+    Nothing,
+    /// The allocator refused it, as it should.
+    Refused,
+}
+
+impl Runner {
+    /// Executes a program on a new device with `capacity` bytes, checks everything, takes everything
+    /// apart again and checks that nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the operation and says what is wrong.
+    pub fn run(config: &Config, capacity: Bytes, program: &[Op]) -> Result<(), String> {
+        let mut runner = Runner::new(config, capacity);
+        for (index, op) in program.iter().enumerate() {
+            let outcome = runner.apply(op).and_then(|_| runner.check());
+            outcome.map_err(|error| format!("{config}: operation {index}, {op:?}: {error}"))?;
+        }
+        runner
+            .finish()
+            .map_err(|error| format!("{config}: at the end: {error}"))
+    }
+
+    /// Returns an allocator that holds nothing yet, on a device with `capacity` bytes.
+    pub fn new(config: &Config, capacity: Bytes) -> Runner {
+        let capacity = Some(capacity);
+        let driver = SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        });
+        let mut allocator = DeviceAllocator::new(driver, 0, config);
+        allocator.record_events(true);
+        Runner {
+            allocator,
+            strategy: config.name(),
+            shadow: Shadow::default(),
+            pools: Pools::default(),
+            ledger: Ledger::default(),
+            fault: None,
+            had_fault: false,
+            had_reset: false,
+            ooms: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// Executes one operation, and checks what can be checked in about constant time: the answer, the
+    /// new block's place and its neighbours in use, the events, the figures.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong.
+    pub fn apply(&mut self, op: &Op) -> Result<Effect, String> {
+        let asked = self.event_questions();
+        let effect = self.perform(op)?;
+        self.read_events()?;
+        self.shadow.forget_idle(self.now_ns());
+        if self.shadow.captures > 0 {
+            ensure_equal(
+                "questions about events in a capture",
+                self.event_questions(),
+                asked,
+            )?;
+        }
+        self.check_figures()?;
+        self.check_device()?;
+        Ok(effect)
+    }
+
+    /// Returns how many driver calls that can fail were made so far.
+    pub fn driver_calls(&self) -> u64 {
+        let calls = Call::ALL
+            .into_iter()
+            .filter(|&call| call != Call::ReleaseEvent);
+        calls
+            .map(|call| self.allocator.driver().stats(call).count)
+            .sum()
+    }
+
+    /// Returns how many events the allocator wrote down so far.
+    pub fn events(&self) -> u64 {
+        self.ledger.events
+    }
+
+    /// Returns the allocator.
+    pub fn allocator(&self) -> &DeviceAllocator<SimDriver> {
+        &self.allocator
+    }
+
+    fn perform(&mut self, op: &Op) -> Result<Effect, String> {
+        match *op {
+            Op::Alloc { size, stream, pool } => self.allocate(size, stream, pool),
+            Op::Free { index } => self.free(index),
+            Op::FreeStray { index } => self.free_stray(index),
+            Op::RecordStream { index, stream } => self.record_stream(index, stream),
+            Op::ProcessEvents => {
+                let result = self.allocator.process_events();
+                self.unless_fault(result)
+            }
+            Op::EmptyCache => {
+                let result = self.allocator.empty_cache();
+                self.unless_fault(result)
+            }
+            Op::BeginPool { .. }
+            | Op::EndPool { .. }
+            | Op::RetainPool { .. }
+            | Op::ReleasePool { .. }
+            | Op::UseOnOom { .. }
+            | Op::NoSplit { .. } => self.manage_pool(op),
+            Op::Snapshot => self.check().map(|()| Effect::Done),
+            _ => Ok(self.turn(op)),
+        }
+    }
+
+    /// Operations that cannot fail and say nothing.
+    fn turn(&mut self, op: &Op) -> Effect {
+        match *op {
+            Op::Launch { stream, ns } => {
+                self.shadow.launch(stream, self.now_ns(), ns);
+                self.allocator.driver_mut().launch(stream, ns);
+            }
+            Op::Advance { ns } => self.allocator.driver_mut().advance(ns),
+            Op::CaptureBegin => {
+                self.allocator.capture_begin();
+                self.shadow.captures += 1;
+            }
+            Op::CaptureEnd => {
+                self.allocator.capture_end();
+                self.shadow.captures = self.shadow.captures.saturating_sub(1);
+            }
+            Op::SetLimit { limit } => self.allocator.set_limit(limit),
+            Op::Fault { nth, out_of_memory } => self.set_fault(nth, out_of_memory),
+            Op::ResetPeaks => self.allocator.reset_peak_stats(),
+            Op::ResetSums => {
+                self.allocator.reset_accumulated_stats();
+                self.had_reset = true;
+            }
+            _ => unreachable!("the other operations have answers"),
+        }
+        Effect::Done
+    }
+
+    fn allocate(
+        &mut self,
+        size: Bytes,
+        stream: Stream,
+        named: Option<MempoolId>,
+    ) -> Result<Effect, String> {
+        let before = *self.allocator.stats();
+        let result = match named {
+            Some(pool) => self.allocator.allocate_in(pool, size, stream),
+            None => self.allocator.allocate(size, stream),
+        };
+        // What was freed, mapped and unmapped on the way comes before the new block.
+        self.read_events()?;
+        if let Some(pool) = named {
+            self.adopt_pool(pool)?;
+        }
+        match result {
+            Ok(DeviceAddress::NULL) if size.is_zero() => {
+                ensure_unchanged(&before, self.allocator.stats())?;
+                Ok(Effect::Done)
+            }
+            Ok(address) => {
+                let pool = named.unwrap_or_else(|| self.pools.route(stream));
+                self.check_block(address, size, stream, pool)?;
+                Ok(Effect::Done)
+            }
+            Err(AllocError::TooLarge { requested })
+                if requested == size && size > Bytes::REQUEST_MAX =>
+            {
+                ensure_unchanged(&before, self.allocator.stats())?;
+                Ok(Effect::Refused)
+            }
+            Err(AllocError::OutOfMemory(error))
+                if !size.is_zero() && size <= Bytes::REQUEST_MAX =>
+            {
+                self.ooms += 1;
+                self.check_out_of_memory(&error, size)?;
+                Ok(Effect::Refused)
+            }
+            Err(error) => self.unless_fault(Err(error)),
+        }
+    }
+
+    /// Checks a block that was just handed out, and takes note of it.
+    fn check_block(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    ) -> Result<(), String> {
+        let allocation = self
+            .allocator
+            .allocation(address)
+            .map_err(|error| error.to_string())?;
+        let is_from = |pool| (allocation.stream, allocation.pool) == (stream, pool);
+        let is_from_open = pool.is_default() && self.pools.open.iter().any(|&open| is_from(open));
+        ensure(is_from(pool) || is_from_open, || {
+            format!("{allocation:?} was handed out for {stream:?} and {pool:?}")
+        })?;
+        ensure(
+            allocation.requested == size && allocation.size >= size,
+            || format!("{allocation:?} was handed out for {size:?}"),
+        )?;
+        let alignment = if self.strategy == StrategyName::Bfc {
+            256
+        } else {
+            512
+        };
+        ensure(address.get().is_multiple_of(alignment), || {
+            format!("{address} is not aligned")
+        })?;
+        self.shadow.hand_out(allocation, self.now_ns())?;
+        let access = self.allocator.driver_mut().access(address, allocation.size);
+        access.map_err(|error| error.to_string())
+    }
+
+    fn check_out_of_memory(&self, error: &OutOfMemory, size: Bytes) -> Result<(), String> {
+        let stats = self.allocator.stats();
+        let told = (
+            error.requested,
+            error.allocated,
+            error.reserved,
+            error.limit,
+        );
+        let known = (
+            size,
+            self.shadow.held_bytes,
+            stats.reserved(),
+            self.allocator.limit(),
+        );
+        ensure(told == known, || {
+            format!("the error says {told:?} and not {known:?}")
+        })?;
+        ensure(
+            error.segment_size >= size && error.largest_free <= error.reserved,
+            || format!("the error contradicts itself: {error:?}"),
+        )
+    }
+
+    fn free(&mut self, index: u16) -> Result<Effect, String> {
+        let Some(address) = self.shadow.address(index) else {
+            return Ok(Effect::Nothing);
+        };
+        let result = self.allocator.free(address);
+        if result.is_err() {
+            return self.unless_fault(result);
+        }
+        self.shadow.let_go(address);
+        self.read_events()?;
+        let again = self.allocator.free(address);
+        ensure(again == Err(AllocError::NotAllocated { address }), || {
+            format!("{address} was freed twice: {again:?}")
+        })?;
+        Ok(Effect::Done)
+    }
+
+    fn free_stray(&mut self, index: u16) -> Result<Effect, String> {
+        let held = self.shadow.address(index).unwrap_or(DeviceAddress(1 << 41));
+        let address = held + Bytes(1);
+        let before = *self.allocator.stats();
+        let refused = Err(AllocError::NotAllocated { address });
+        let answers = [
+            self.allocator.free(address),
+            self.allocator.record_stream(address, Stream(1)),
+            self.allocator.allocation(address).map(drop),
+        ];
+        ensure(answers.iter().all(|answer| *answer == refused), || {
+            format!("{address} is no block's: {answers:?}")
+        })?;
+        let nulls = [
+            self.allocator.free(DeviceAddress::NULL),
+            self.allocator.record_stream(DeviceAddress::NULL, Stream(1)),
+        ];
+        ensure(nulls == [Ok(()), Ok(())], || {
+            format!("null may be freed and used: {nulls:?}")
+        })?;
+        ensure_unchanged(&before, self.allocator.stats())?;
+        Ok(Effect::Refused)
+    }
+
+    fn record_stream(&mut self, index: u16, stream: Stream) -> Result<Effect, String> {
+        let Some(address) = self.shadow.address(index) else {
+            return Ok(Effect::Nothing);
+        };
+        self.allocator
+            .record_stream(address, stream)
+            .map_err(|error| error.to_string())?;
+        self.shadow.record_stream(address, stream);
+        Ok(Effect::Done)
+    }
+
+    fn manage_pool(&mut self, op: &Op) -> Result<Effect, String> {
+        let pools = &mut self.pools;
+        let (pool, result, expected) = match *op {
+            Op::BeginPool { pool, stream } => {
+                let accepts = move |other| other == stream;
+                let result = self.allocator.begin_allocate_to_pool(pool, accepts);
+                let is_routed = pools.is_routed(pool);
+                if !is_routed {
+                    pools.routes.push((pool, stream));
+                }
+                let expected = (!is_routed)
+                    .then_some(())
+                    .ok_or(AllocError::PoolInUse { pool });
+                (pool, result, expected)
+            }
+            Op::EndPool { pool } => {
+                let position = pools.routes.iter().position(|&(routed, _)| routed == pool);
+                let route = position.map(|position| pools.routes.remove(position));
+                let expected = route.map(|_| ()).ok_or(AllocError::NoSuchPool { pool });
+                (pool, self.allocator.end_allocate_to_pool(pool), expected)
+            }
+            Op::RetainPool { pool } => {
+                self.allocator.create_or_retain_pool(pool);
+                (pool, Ok(()), Ok(()))
+            }
+            Op::ReleasePool { pool } => {
+                let held = pools.use_count(pool) > 0;
+                let expected = held.then_some(()).ok_or(AllocError::NoSuchPool { pool });
+                (pool, self.allocator.release_pool(pool), expected)
+            }
+            Op::UseOnOom { pool, allow } => {
+                let result = self.allocator.set_use_on_oom(pool, allow);
+                if allow && result.is_ok() {
+                    pools.open.push(pool);
+                }
+                (pool, result, self.allocator.pool_use_count(pool).map(drop))
+            }
+            Op::NoSplit { pool } => {
+                let result = self.allocator.set_no_split(pool);
+                (pool, result, self.allocator.pool_use_count(pool).map(drop))
+            }
+            _ => unreachable!("the other operations are not about pools"),
+        };
+        ensure(result == expected, || {
+            format!("{result:?} instead of {expected:?}")
+        })?;
+        if result.is_ok() {
+            let count = pools.use_count(pool);
+            match op {
+                Op::BeginPool { .. } | Op::RetainPool { .. } => {
+                    pools.use_counts.insert(pool, count + 1)
+                }
+                Op::ReleasePool { .. } => pools.use_counts.insert(pool, count - 1),
+                _ => None,
+            };
+        }
+        self.check_pool(pool)?;
+        Ok(if result.is_ok() {
+            Effect::Done
+        } else {
+            Effect::Refused
+        })
+    }
+
+    /// A request that names a pool makes it if need be, and holds it if nothing else does.
+    fn adopt_pool(&mut self, pool: MempoolId) -> Result<(), String> {
+        let count = self.pools.use_count(pool).max(1);
+        self.pools.use_counts.insert(pool, count);
+        self.check_pool(pool)
+    }
+
+    pub(super) fn check_pool(&self, pool: MempoolId) -> Result<(), String> {
+        let answer = self.allocator.pool_use_count(pool);
+        let count = self.pools.use_count(pool);
+        let has_ended = count == 0 && !self.pools.is_routed(pool) && answer.is_err();
+        ensure(has_ended || answer == Ok(count), || {
+            format!("{pool:?} is held {count} times, and the allocator says {answer:?}")
+        })
+    }
+
+    fn set_fault(&mut self, nth: u64, out_of_memory: bool) {
+        let error = match out_of_memory {
+            true => DriverError::OutOfMemory,
+            false => DriverError::Failed {
+                call: "fault",
+                code: 999,
+                message: "injected".into(),
+            },
+        };
+        let plan = FaultPlan::nth_of_any(nth, error.clone());
+        self.allocator.driver_mut().set_faults(plan);
+        self.fault = Some(error);
+        self.had_fault = true;
+    }
+
+    /// Accepts an error of the driver's only where one was planned.
+    fn unless_fault(&mut self, result: Result<(), AllocError>) -> Result<Effect, String> {
+        match result {
+            Ok(()) => Ok(Effect::Done),
+            Err(AllocError::Driver(error)) if self.fault.as_ref() == Some(&error) => {
+                self.fault = None;
+                Ok(Effect::Refused)
+            }
+            Err(error) => Err(format!("it failed: {error:?}")),
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.allocator.driver().now_ns()
+    }
+
+    fn event_questions(&self) -> u64 {
+        let driver = self.allocator.driver();
+        driver.stats(Call::QueryEvent).count + driver.stats(Call::SynchronizeEvent).count
+    }
+
+    pub(super) fn read_events(&mut self) -> Result<(), String> {
+        self.events.extend(self.allocator.take_events());
+        let now_ns = self.allocator.driver().now_ns();
+        for event in self.events.drain(..) {
+            self.ledger.apply(&event)?;
+            self.shadow.witness(&event, now_ns)?;
+        }
+        Ok(())
+    }
+}
