@@ -16,17 +16,24 @@ fn main() {
                 name.parse().unwrap()
             };
             let t = Instant::now();
-            let out = replay(
-                trace,
-                &config,
-                &Options {
-                    capacity: (cap > 0).then_some(lowtide_core::Bytes(cap)),
-                    verify,
-                    timeline_points: 0,
-                },
-                &(),
-            )
-            .unwrap();
+            let out = Job::new(trace)
+                .replay(
+                    &config,
+                    &Options {
+                        capacity: (cap > 0).then_some(lowtide_core::Bytes(cap)),
+                        verify,
+                        timeline_points: 0,
+                    },
+                    &(),
+                )
+                .unwrap();
+            if let Ok(json) = std::fs::read_to_string(format!("{path}.stats.json")) {
+                let recorded: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&json).unwrap();
+                let ours: std::collections::BTreeMap<String, i64> = out.stats.entries().into_iter().collect();
+                let mut n = 0;
+                for (k, v) in &recorded { n += 1; if ours.get(k).copied() != v.as_i64() { println!("   {k}: recorded {v} ours {:?}", ours.get(k)); } }
+                println!("   {n} keys; ours has extra {:?}", ours.keys().filter(|k| !recorded.contains_key(*k)).collect::<Vec<_>>());
+            }
             let v = out.verified.as_ref().map(|v| {
                 (
                     v.compared,
