@@ -169,11 +169,11 @@ impl ActiveStrategy {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
             Config::Buddy(config) => ActiveStrategy::Buddy(buddy::Buddy::new(config)),
+            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Caching(config) => {
                 stats.max_split_size = config.max_split_size.map_or(-1, signed);
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
-            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(_) => unreachable!("being built"),
         }
     }

@@ -10,7 +10,7 @@ use hashbrown::HashTable;
 use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{BlockId, BlockState};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -21,7 +21,7 @@ use crate::units::{Bytes, DeviceAddress};
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
 
-/// [`Block::mark`] of a rest. Other blocks have the number of their list.
+/// `Block::mark` of a rest. Other blocks have the number of their list.
 const REST: u64 = u64::MAX;
 
 /// The strategy.
@@ -252,7 +252,7 @@ impl SizeLists {
         block.mark = REST;
         if size < whole {
             let rest = heap.blocks.split(id, size);
-            self.rests.insert(free_block(rest, &heap.blocks[rest]));
+            self.rests.insert(FreeBlock::of(rest, &heap.blocks[rest]));
         }
         heap.blocks[id].mark = number as u64;
         let (blocks, bytes) = match (was_split, size < whole) {
@@ -282,7 +282,7 @@ impl SizeLists {
         }
         for rest in self.rests.iter() {
             let block = &heap.blocks[rest.id];
-            let belongs = block.mark == REST && free_block(rest.id, block) == rest;
+            let belongs = block.mark == REST && FreeBlock::of(rest.id, block) == rest;
             if block.state != BlockState::Free || !belongs {
                 return Err(format!("{} is no rest", block.address));
             }
@@ -296,13 +296,13 @@ impl Pool {
     /// Takes free blocks out of the lists of their domains, which are among `domains`, and out of the
     /// table.
     fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
-        /// [`Block::mark`] of a block that leaves its list.
+        /// `Block::mark` of a block that leaves its list.
         const GONE: u64 = REST - 1;
         for &id in gone {
             let block = &mut heap.blocks[id];
             if block.mark == REST {
                 let rests = &mut self.domains[block.domain.index()].rests;
-                rests.remove(free_block(id, block));
+                rests.remove(FreeBlock::of(id, block));
             }
             block.mark = GONE;
             if block.is_split() {
@@ -346,14 +346,6 @@ fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn free_block(id: BlockId, block: &Block) -> FreeBlock {
-    FreeBlock {
-        size: block.size,
-        address: block.address,
-        id,
-    }
 }
 
 /// Sizes are multiples of 1 KiB, and many of them of far more: multiplying moves what differs to the

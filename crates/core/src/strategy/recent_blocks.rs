@@ -16,7 +16,7 @@ const BLOCKS_PER_CLASS_MAX: usize = 8;
 /// Merging a block with its neighbours only to cut it out again is most of what buddies cost, and
 /// what a job frees it soon asks for again. So merging is put off, as in the lazy buddy systems of
 /// Barkley and Lee (1989), for a bounded number of blocks and at most until a request finds nothing
-/// else: these blocks never make a segment grow. They count in `inactive_split`.
+/// else: new memory is asked for only after all of them are merged. They count in `inactive_split`.
 #[derive(Debug, Default)]
 pub(super) struct RecentBlocks {
     /// By [`DomainId::index`], then by class.
