@@ -112,6 +112,28 @@ impl<D: Driver> DeviceAllocator<D> {
         self.allocate_from(pool, requested, stream)
     }
 
+    /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
+    /// is restored to a checkpoint, block by block.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotFree`] where no free block begins, where it is smaller, or from a strategy
+    /// whose blocks have sizes of their own: all but `caching`.
+    pub fn allocate_at(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<DeviceAddress, AllocError> {
+        let found = self.heap.blocks.find(address);
+        let free = found.filter(|&id| self.heap.blocks[id].state == BlockState::Free);
+        let id = free.ok_or(AllocError::NotFree { address, size })?;
+        let rounded = size.round_up(Bytes(512));
+        if size.is_zero() || !self.strategy.take_at(&mut self.heap, id, rounded) {
+            return Err(AllocError::NotFree { address, size });
+        }
+        Ok(self.hand_out(id, size))
+    }
+
     fn allocate_from(
         &mut self,
         pool: PoolIndex,

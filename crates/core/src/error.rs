@@ -23,6 +23,13 @@ pub enum AllocError {
         /// The address.
         address: DeviceAddress,
     },
+    /// No free block of that size begins at the address.
+    NotFree {
+        /// The address.
+        address: DeviceAddress,
+        /// What was asked for.
+        size: Bytes,
+    },
     /// There is no such pool.
     NoSuchPool {
         /// The pool that was named.
@@ -92,6 +99,13 @@ impl fmt::Display for AllocError {
                 write!(
                     f,
                     "{address} is not an allocated block: it was freed before or never handed out"
+                )
+            }
+            AllocError::NotFree { address, size } => {
+                write!(
+                    f,
+                    "no free block of {} bytes begins at {address}",
+                    size.get()
                 )
             }
             AllocError::NoSuchPool { pool } => {

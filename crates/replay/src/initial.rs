@@ -1,16 +1,24 @@
 //! What there was before a recording's first event, as a picture of segments.
 
-use lowtide_core::{BlockSnapshot, BlockStatus, Bytes, DeviceAddress, SegmentSnapshot};
+use lowtide_core::{BlockSnapshot, BlockStatus, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 
 /// Free ends of large blocks up to this size are not split off, so no free block is this small.
 const UNSPLIT_END_MAX: Bytes = Bytes::mib(1);
 
-/// Returns the segments that were there before the first event, their blocks tiling them.
-pub(crate) fn segments(trace: &Trace) -> Vec<SegmentSnapshot> {
-    let segments = trace.initial.segments.iter();
+/// Returns the segments that were there before the first event, their blocks tiling them, in the pools
+/// that the recording says or that were told from its addresses.
+pub(crate) fn segments(trace: &Trace, told: Option<&[MempoolId]>) -> Vec<SegmentSnapshot> {
+    let segments = trace.initial.segments.iter().enumerate();
+    let pool_of = |index: usize| told.map(|pools| pools[index]);
     segments
-        .map(|segment| picture(segment, &trace.initial.blocks))
+        .map(|(index, segment)| {
+            let pool = pool_of(index).or(segment.pool).unwrap_or_default();
+            SegmentSnapshot {
+                pool,
+                ..picture(segment, &trace.initial.blocks)
+            }
+        })
         .collect()
 }
 
@@ -39,7 +47,7 @@ fn picture(segment: &InitialSegment, blocks: &[InitialBlock]) -> SegmentSnapshot
         address: segment.address,
         size: segment.size,
         stream: segment.stream,
-        pool: segment.pool.unwrap_or_default(),
+        pool: MempoolId::DEFAULT,
         is_large: segment.is_large,
         is_expandable: segment.is_expandable,
         blocks: tiles,

@@ -22,10 +22,10 @@ const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
-/// Returns the pool of each recorded event that takes a block or concerns a segment; `None` where the
-/// recording says, or contradicts itself. Takes O(n log n) for n events, more for each free block that
+/// Returns the pools of a recording's segments and events; `None` where the recording says them, or
+/// contradicts itself. Takes O(n log n) for n events, more for each free block that
 /// proves to be in another pool.
-pub(crate) fn tell(trace: &Trace) -> Option<Vec<MempoolId>> {
+pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
             recorded.event.action,
@@ -40,8 +40,11 @@ pub(crate) fn tell(trace: &Trace) -> Option<Vec<MempoolId>> {
         config,
         ..Layout::default()
     };
-    for segment in initial::segments(trace) {
-        layout.adopt(&segment);
+    for (segment, known) in initial::segments(trace, None)
+        .iter()
+        .zip(&trace.initial.segments)
+    {
+        layout.adopt(segment, known.pool);
     }
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
@@ -49,12 +52,21 @@ pub(crate) fn tell(trace: &Trace) -> Option<Vec<MempoolId>> {
     }
     layout.end_release();
     let pools = layout.pools();
-    Some(
-        owners
-            .into_iter()
-            .map(|owner| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]))
-            .collect(),
-    )
+    let initial = pools[..trace.initial.segments.len()].to_vec();
+    let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
+    Some(Told {
+        initial,
+        events: owners.into_iter().map(pool_of).collect(),
+    })
+}
+
+/// The pools that a recording's addresses tell.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// Of each segment that was there before the first event.
+    pub(crate) initial: Vec<MempoolId>,
+    /// Of each event that takes a block or concerns a segment.
+    pub(crate) events: Vec<MempoolId>,
 }
 
 /// Returns the options that the recording was made with, the defaults where it does not say.
@@ -140,14 +152,14 @@ impl Layout {
         }
     }
 
-    fn adopt(&mut self, picture: &SegmentSnapshot) {
+    fn adopt(&mut self, picture: &SegmentSnapshot, pool: Option<MempoolId>) {
         let &SegmentSnapshot {
             stream,
             is_large,
             is_expandable,
             ..
         } = picture;
-        let (owner, pool) = (Owner { stream, is_large }, Some(picture.pool));
+        let owner = Owner { stream, is_large };
         let segment =
             self.insert_segment(owner, pool, picture.address, picture.size, is_expandable);
         for block in &picture.blocks {

@@ -5,7 +5,7 @@
 //! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
 //! a private pool was let go of, and which freed blocks other streams still used.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Trace, TraceEvent};
@@ -18,6 +18,15 @@ pub(crate) enum Step {
     /// Asks for a block and keeps it in a slot.
     Allocate {
         slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
+    /// Asks for the block at an address: PyTorch restores a private pool to a checkpoint so. Where
+    /// addresses are others, any block will do.
+    AllocateAt {
+        slot: Slot,
+        address: DeviceAddress,
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
@@ -73,8 +82,12 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     /// For each step, the number of recorded events up to and including what it stands for. The
     /// events from one end to the next are those that PyTorch wrote down during the step; a step that
-    /// says what no event says has the end of the step before it.
+    /// says what no event says has the end of the step that it belongs to.
     pub(crate) event_ends: Vec<u32>,
+    /// How many steps, the first ones, stand for what was there before the first event.
+    pub(crate) initial_steps: usize,
+    /// The pools of the segments that were there then, where only their addresses tell.
+    pub(crate) initial_pools: Option<Vec<MempoolId>>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
 }
@@ -84,10 +97,12 @@ impl Program {
     pub(crate) fn new(trace: &Trace) -> Program {
         let mut compiler = Compiler::new(trace);
         compiler.compile_initial_state();
+        compiler.program.initial_steps = compiler.program.steps.len();
         for index in 0..trace.events.len() {
             compiler.compile_event(index);
         }
         compiler.end_group(trace.events.len(), false);
+        compiler.flush(trace.events.len());
         compiler.program
     }
 }
@@ -110,6 +125,12 @@ struct Compiler<'a> {
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
     group: Group,
+    /// The recorded segments, from start to size.
+    segments: BTreeMap<DeviceAddress, Bytes>,
+    /// The first event behind the requests that restore a segment to a checkpoint.
+    restored_until: usize,
+    /// Steps to be taken right before the next.
+    silent: Vec<Step>,
     reserved: Bytes,
     reserved_max: Bytes,
     /// Whether the program calls `empty_cache` somewhere.
@@ -140,16 +161,18 @@ impl Group {
 
 impl<'a> Compiler<'a> {
     fn new(trace: &'a Trace) -> Compiler<'a> {
-        let initial = trace
-            .initial
-            .segments
-            .iter()
-            .map(|segment| segment.size)
-            .sum();
+        let told = pools::tell(trace)
+            .map(|told| (told.initial, told.events))
+            .unzip();
+        let segments = &trace.initial.segments;
+        let initial = segments.iter().map(|segment| segment.size).sum();
         Compiler {
             trace,
-            told_pools: pools::tell(trace),
-            program: Program::default(),
+            told_pools: told.1,
+            program: Program {
+                initial_pools: told.0,
+                ..Program::default()
+            },
             in_use: HashMap::new(),
             vacant: Vec::new(),
             used: HashMap::new(),
@@ -157,6 +180,12 @@ impl<'a> Compiler<'a> {
             completions: find_completions(&trace.events),
             pools: HashMap::new(),
             group: Group::default(),
+            segments: segments
+                .iter()
+                .map(|segment| (segment.address, segment.size))
+                .collect(),
+            restored_until: 0,
+            silent: Vec::new(),
             reserved: initial,
             reserved_max: reserved_max(initial, &trace.events),
             empties_cache: empties_cache(initial, &trace.events),
@@ -204,21 +233,28 @@ impl<'a> Compiler<'a> {
                 self.end_group(index, true);
                 self.hold_pool(pool);
                 let slot = self.occupy(address);
-                self.push(
-                    end,
-                    Step::Allocate {
+                let step = match self.restores(index, pool) {
+                    true => Step::AllocateAt {
+                        slot,
+                        address,
+                        size,
+                        stream,
+                        pool,
+                    },
+                    false => Step::Allocate {
                         slot,
                         size,
                         stream,
                         pool,
                     },
-                );
-                self.finish_uses();
+                };
+                self.push(end, step);
+                self.finish_uses(end);
             }
             Action::OutOfMemory => {
                 self.end_group(index, true);
                 self.push(end, Step::AllocateInVain { size, stream, pool });
-                self.finish_uses();
+                self.finish_uses(end);
             }
             Action::FreeRequested => {
                 self.end_group(index, false);
@@ -232,6 +268,7 @@ impl<'a> Compiler<'a> {
                 }
             }
             Action::SegmentAlloc | Action::SegmentMap => {
+                self.segments.insert(address, size);
                 self.reserved += size;
                 self.group.came += size;
             }
@@ -306,7 +343,9 @@ impl<'a> Compiler<'a> {
             // The wait for other streams was part of the request.
             return;
         }
-        self.finish_uses();
+        for user in std::mem::take(&mut self.group.finished) {
+            self.push_silent(Step::FinishUse { user });
+        }
         for pool in group.released_from {
             let step = match pool.is_default() {
                 true => Step::EmptyCache,
@@ -328,6 +367,38 @@ impl<'a> Compiler<'a> {
         collects_garbage || !self.empties_cache && group.passes(self.reserved_max)
     }
 
+    /// Returns whether the request at event `index` is one of those that restore a segment of a private
+    /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
+    /// go to the best fit, do not do.
+    fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
+        if index < self.restored_until {
+            return true;
+        }
+        let start = self.trace.events[index].event.address;
+        let Some(&size) = self.segments.get(&start).filter(|_| !pool.is_default()) else {
+            return false;
+        };
+        let fresh = index > 0 && self.trace.events[index - 1].event.action.is_segment();
+        let mut end = start;
+        let tiles = self.trace.events[index..]
+            .iter()
+            .map(|recorded| recorded.event);
+        let tiles = tiles.take_while(|event| {
+            let follows = event.action == Action::Alloc && event.address == end;
+            end = if follows {
+                end + event.size.round_up(Bytes(512))
+            } else {
+                end
+            };
+            follows
+        });
+        let count = tiles.count();
+        if !fresh && end == start + size {
+            self.restored_until = index + count;
+        }
+        index < self.restored_until
+    }
+
     fn pool_of(&self, index: usize) -> MempoolId {
         let told = self.told_pools.as_ref().map(|pools| pools[index]);
         told.unwrap_or(self.trace.events[index].event.pool)
@@ -338,9 +409,10 @@ impl<'a> Compiler<'a> {
         recorded.is_some_and(|recorded| recorded.event.action == Action::OutOfMemory)
     }
 
-    fn finish_uses(&mut self) {
+    /// Work that is done by the event at `end - 1`.
+    fn finish_uses(&mut self, end: usize) {
         for user in std::mem::take(&mut self.group.finished) {
-            self.push_silent(Step::FinishUse { user });
+            self.push(end, Step::FinishUse { user });
         }
     }
 
@@ -364,16 +436,21 @@ impl<'a> Compiler<'a> {
         self.vacant.extend(self.in_use.remove(&address));
     }
 
-    /// Adds a step that no recorded event stands for.
+    /// Adds a step that no recorded event stands for, to be taken right before the next that one does.
     fn push_silent(&mut self, step: Step) {
-        let end = self.program.event_ends.last().copied().unwrap_or(0);
-        self.program.steps.push(step);
-        self.program.event_ends.push(end);
+        self.silent.push(step);
     }
 
     fn push(&mut self, end: usize, step: Step) {
-        self.program.steps.push(step);
-        self.program.event_ends.push(number(end));
+        self.push_silent(step);
+        self.flush(end);
+    }
+
+    fn flush(&mut self, end: usize) {
+        self.program
+            .event_ends
+            .extend(self.silent.iter().map(|_| number(end)));
+        self.program.steps.append(&mut self.silent);
     }
 }
 

@@ -85,14 +85,14 @@ impl<'a> Run<'a> {
         let adopted = self.adopt_initial_state()?;
         let started = Instant::now();
         let (mut taken, mut reported) = (0, 0);
-        let steps = self.program.steps.iter().zip(&self.program.event_ends);
-        for (&step, &end) in steps.skip(adopted) {
+        for index in adopted..self.program.steps.len() {
             if taken % PROGRESS_STEPS == 0 {
-                progress.advance(u64::from(end) - reported);
-                reported = u64::from(end);
+                let done = u64::from(self.program.event_ends[index]);
+                progress.advance(done - reported);
+                reported = done;
             }
             taken += 1;
-            if let Progressed::Ended = self.take(step, end as usize)? {
+            if let Progressed::Ended = self.take(index)? {
                 break;
             }
         }
@@ -107,7 +107,7 @@ impl<'a> Run<'a> {
         if self.comparison.is_none() {
             return Ok(0);
         }
-        for segment in initial::segments(self.trace) {
+        for segment in initial::segments(self.trace, self.program.initial_pools.as_deref()) {
             if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
                 script.place_next(segment.address);
             }
@@ -126,7 +126,11 @@ impl<'a> Run<'a> {
         Ok(self.trace.initial.blocks.len())
     }
 
-    fn take(&mut self, step: Step, end: usize) -> Result<Progressed, ReplayError> {
+    fn take(&mut self, index: usize) -> Result<Progressed, ReplayError> {
+        let (step, end) = (
+            self.program.steps[index],
+            self.program.event_ends[index] as usize,
+        );
         if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
             script.begin_step(end);
         }
@@ -134,9 +138,13 @@ impl<'a> Run<'a> {
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            // What was there before the first event was not recorded.
             let replayed = self.allocator.take_events();
-            comparison.compare(replayed.filter(|_| end > 0), end);
+            // What was there before the first event was not recorded.
+            comparison.add(replayed.filter(|_| index >= self.program.initial_steps));
+            let next_end = self.program.event_ends.get(index + 1);
+            if next_end.is_none_or(|&next_end| next_end as usize > end) {
+                comparison.compare(end);
+            }
         }
         if let Some(timeline) = &mut self.timeline {
             timeline.add(step, end, self.allocator.stats().reserved());
@@ -151,10 +159,23 @@ impl<'a> Run<'a> {
                 size,
                 stream,
                 pool,
-            } => match self.allocator.allocate_in(pool, size, stream) {
-                Ok(address) => self.addresses[slot.index()] = address,
-                Err(error) => return self.refuse(end, error, Progressed::Ended),
-            },
+            } => {
+                let result = self.allocator.allocate_in(pool, size, stream);
+                return self.keep(slot, result, end);
+            }
+            Step::AllocateAt {
+                slot,
+                address,
+                size,
+                stream,
+                pool,
+            } => {
+                let result = match self.comparison {
+                    Some(_) => self.allocator.allocate_at(address, size),
+                    None => self.allocator.allocate_in(pool, size, stream),
+                };
+                return self.keep(slot, result, end);
+            }
             Step::AllocateInVain { size, stream, pool } => {
                 return self.try_again(end, size, stream, pool);
             }
@@ -167,6 +188,22 @@ impl<'a> Run<'a> {
             Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
         }
         Ok(Progressed::On)
+    }
+
+    /// Keeps what a request that PyTorch served was answered with.
+    fn keep(
+        &mut self,
+        slot: Slot,
+        result: Result<DeviceAddress, AllocError>,
+        end: usize,
+    ) -> Result<Progressed, AllocError> {
+        match result {
+            Ok(address) => {
+                self.addresses[slot.index()] = address;
+                Ok(Progressed::On)
+            }
+            Err(error) => self.refuse(end, error, Progressed::Ended),
+        }
     }
 
     /// A request that PyTorch refused: where this allocator serves it, the block is freed at once,
@@ -287,7 +324,7 @@ impl<'a> Timeline<'a> {
     /// Keeps the most of each part, so that no peak falls between two points.
     fn add(&mut self, step: Step, end: usize, reserved: Bytes) {
         match step {
-            Step::Allocate { slot, size, .. } => {
+            Step::Allocate { slot, size, .. } | Step::AllocateAt { slot, size, .. } => {
                 self.sizes[slot.index()] = size.round_up(Bytes(512));
                 self.live += self.sizes[slot.index()];
             }

@@ -116,9 +116,11 @@ impl Script {
         self.place = Some(address);
     }
 
-    /// Goes on to the step that the recorded events up to `end` belong to.
+    /// Goes on to a step with the recorded events up to `end`. Steps with the same end share them.
     pub(crate) fn begin_step(&mut self, end: usize) {
-        self.step = self.step.end..end.max(self.step.end);
+        if end > self.step.end {
+            self.step = self.step.end..end;
+        }
         while self
             .events
             .get(self.next)

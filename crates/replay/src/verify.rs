@@ -31,13 +31,13 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Compares what happened since the last call with the recorded events up to `end`. Events of a
-    /// step that stands for no recorded event are compared with those of the next step that does.
-    pub(crate) fn compare(&mut self, replayed: impl Iterator<Item = Event>, end: usize) {
+    /// Adds what happened.
+    pub(crate) fn add(&mut self, replayed: impl Iterator<Item = Event>) {
         self.replayed.extend(replayed.filter(is_compared));
-        if end <= self.start {
-            return;
-        }
+    }
+
+    /// Compares what happened since the last call with the recorded events up to `end`.
+    pub(crate) fn compare(&mut self, end: usize) {
         let recorded: Vec<(usize, Event)> = (self.start..end)
             .map(|index| (index, self.recorded[index].event))
             .filter(|(_, event)| is_compared(event))

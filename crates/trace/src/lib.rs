@@ -16,20 +16,23 @@
 //!
 //! # The path of a file
 //!
-//! [`source`] decompresses it, buffer by buffer. The stack machine in [`pickle`] carries out the
+//! `source.rs` decompresses it, buffer by buffer. The stack machine in `pickle` carries out the
 //! opcodes; `snapshot/records.rs` replaces each completed event, block and frame by a fixed record,
 //! so that no tree of a million dicts comes into being; `snapshot/read.rs` picks the records up from
-//! the few dicts above them; and [`recover`] walks the events backwards from the final segments,
+//! the few dicts above them; and `recover` walks the events backwards from the final segments,
 //! which checks the recording and finds what was there before it began.
 //!
 //! # What a file can cost
 //!
-//! Memory is limited to 1 GiB plus 256 bytes for each byte of the file, expansion to 1 GiB plus a
-//! thousandfold; nothing is allocated because a file claims a length. There is no recursion.
+//! Memory is limited to 256 MiB plus 256 bytes for each byte of the file and 32 GiB in all,
+//! decompression to 64 MiB plus a thousandfold. Nothing is allocated because a file claims a
+//! length, and there is no recursion.
 #![forbid(unsafe_code)]
 
+mod compact;
 mod error;
 mod model;
+mod parts;
 mod pickle;
 mod recover;
 mod snapshot;
@@ -40,11 +43,13 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+pub use compact::write_compact;
 pub use error::TraceError;
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,
 };
+pub use snapshot::write_pickle;
 pub use stacks::{Frame, StackId, StackTable};
 
 use source::Input;
@@ -74,5 +79,9 @@ pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
 /// As for [`read`].
 pub fn read_from(reader: impl Read) -> Result<Snapshot, TraceError> {
     let mut input = Input::open(reader)?;
-    snapshot::read(&mut input)
+    if compact::is_compact(&mut input)? {
+        compact::read(&mut input)
+    } else {
+        snapshot::read(&mut input)
+    }
 }

@@ -14,6 +14,10 @@ use crate::stacks::{StackId, StackTable};
 pub struct Snapshot {
     /// One trace for each device that the file says anything about, by device.
     pub traces: Vec<Trace>,
+    /// Whether the recorder was killed before it wrote the end of the file, so that the last events
+    /// and the final segments may be missing. Only of lowtide's own format: a pickle without its end
+    /// is an error.
+    pub is_cut_off: bool,
 }
 
 /// Everything that a recording says about one device.
@@ -183,12 +187,14 @@ impl Trace {
             .blocks
             .iter()
             .filter(|block| held(block.status));
-        let mut live: Bytes = initial.map(|block| bytes(block.requested)).sum();
+        let mut live = initial.fold(Bytes::ZERO, |live, block| {
+            live.saturating_add(bytes(block.requested))
+        });
         let mut peak = live;
         for TraceEvent { event, .. } in &self.events {
             match event.action {
                 Action::Alloc => {
-                    live += bytes(event.size);
+                    live = live.saturating_add(bytes(event.size));
                     peak = peak.max(live);
                 }
                 Action::FreeRequested => live = live.saturating_sub(bytes(event.size)),

@@ -16,17 +16,20 @@ const BUFFER_BYTES: usize = 128 << 10;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Returns to how many bytes a compressed file may expand of which `file_bytes` have been read.
+/// Returns to how many bytes a file may expand of which `file_bytes` have been read.
 ///
 /// Recordings shrink by a factor of 10 to 40; a file that claims a thousand is a mistake or an
 /// attack.
 fn expanded_bytes_max(file_bytes: u64) -> u64 {
-    (1 << 30) + file_bytes.saturating_mul(1024)
+    (64 << 20) + file_bytes.saturating_mul(1024)
 }
 
 /// Returns how much memory may be spent on what a file says of which `file_bytes` have been read.
-pub(crate) fn retained_bytes_max(file_bytes: u64) -> u64 {
-    (1 << 30) + file_bytes.saturating_mul(256)
+///
+/// A recording takes about 3 bytes for each of its pickle, and so about 100 for each of the
+/// compressed file. No more than 32 GiB in all: then no table has 2^32 entries.
+fn retained_bytes_max(file_bytes: u64) -> u64 {
+    (32 << 30).min((256 << 20) + file_bytes.saturating_mul(256))
 }
 
 /// The decompressed bytes of a file, one buffer at a time.
@@ -85,12 +88,40 @@ impl<'r> Input<'r> {
         retained_bytes_max(self.file_bytes.get())
     }
 
-    /// Returns the bytes that are in the buffer, at least one unless the file is at its end.
-    pub(crate) fn peek(&mut self) -> Result<&[u8], TraceError> {
-        if self.start == self.end {
-            self.refill()?;
-        }
+    /// Returns the bytes that are in the buffer, at least `count` unless the file ends before.
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], TraceError> {
+        while self.end - self.start < count && self.refill()? > 0 {}
         Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// Returns the next byte and the eight after it as a little-endian number, without taking them.
+    /// Beyond the end of the file there are zeros.
+    #[inline]
+    pub(crate) fn head(&mut self) -> Result<(u8, u64), TraceError> {
+        match self.buffer[self.start..self.end].first_chunk::<9>() {
+            Some(&[first, ref next @ ..]) => Ok((first, u64::from_le_bytes(*next))),
+            None => self.head_at_end(),
+        }
+    }
+
+    #[cold]
+    fn head_at_end(&mut self) -> Result<(u8, u64), TraceError> {
+        let rest = self.peek(9)?;
+        let count = rest.len().min(9);
+        let mut head = [0; 9];
+        head[..count].copy_from_slice(&rest[..count]);
+        let [first, next @ ..] = head;
+        Ok((first, u64::from_le_bytes(next)))
+    }
+
+    /// Takes `count` of the bytes that [`Input::head`] returned.
+    #[inline]
+    pub(crate) fn advance(&mut self, count: usize) -> Result<(), TraceError> {
+        if self.end - self.start < count {
+            return Err(self.truncated());
+        }
+        self.start += count;
+        Ok(())
     }
 
     /// Takes one byte.
@@ -128,7 +159,7 @@ impl<'r> Input<'r> {
             if taken.len() as u64 > retained_max {
                 return Err(self.fail(too_much_memory()));
             }
-            let ready = self.peek()?;
+            let ready = self.peek(1)?;
             if ready.is_empty() {
                 return Err(self.truncated());
             }

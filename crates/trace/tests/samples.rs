@@ -1,9 +1,10 @@
 //! The project's sample recordings, against counts taken from them with Python's own `pickle`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use lowtide_core::Bytes;
-use lowtide_trace::{Trace, read};
+use lowtide_core::{Action, BlockStatus, Bytes};
+use lowtide_trace::{Snapshot, Trace, read, read_from, write_compact, write_pickle};
 
 fn sample(name: &str) -> Trace {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../traces");
@@ -68,4 +69,55 @@ fn llama_varlen() {
         12_813_298_688,
         12_813_296_152,
     );
+}
+
+/// A ring buffer that lost its beginning: what the lost events left is found again.
+#[test]
+fn a_real_recording_without_its_beginning() {
+    let whole = sample("gpt2_train.pickle.zst");
+    for lost in [1, 1000, 50_001, whole.events.len()] {
+        let mut held = BTreeMap::new();
+        let mut segments = BTreeMap::new();
+        for event in whole.events[..lost].iter().map(|event| event.event) {
+            let status = match event.action {
+                Action::Alloc => BlockStatus::Allocated,
+                Action::FreeRequested => BlockStatus::PendingFree,
+                Action::FreeCompleted => BlockStatus::Inactive,
+                Action::SegmentAlloc => {
+                    segments.insert(event.address, event.size);
+                    continue;
+                }
+                other => panic!("the sample has no {other:?}"),
+            };
+            held.insert(event.address, (event.size, status));
+        }
+        held.retain(|_, &mut (_, status)| status != BlockStatus::Inactive);
+        let mut rest = whole.clone();
+        rest.events.drain(..lost);
+        let rest = Snapshot {
+            traces: vec![rest],
+            is_cut_off: false,
+        };
+        let mut pickle = Vec::new();
+        write_pickle(&rest, &mut pickle).unwrap();
+        let mut compact = Vec::new();
+        write_compact(&rest, &mut compact).unwrap();
+        for bytes in [pickle, compact] {
+            let read_back = &read_from(&bytes[..]).unwrap().traces[0];
+            assert_eq!(read_back.events, rest.traces[0].events);
+            assert_eq!(read_back.segments, whole.segments);
+            let blocks = read_back.initial.blocks.iter();
+            let found: BTreeMap<_, _> = blocks
+                .map(|block| (block.address, (block.requested, block.status)))
+                .collect();
+            assert_eq!(found, held);
+            let found = read_back.initial.segments.iter();
+            assert_eq!(
+                found
+                    .map(|segment| (segment.address, segment.size))
+                    .collect::<BTreeMap<_, _>>(),
+                segments
+            );
+        }
+    }
 }

@@ -114,19 +114,26 @@ impl Caching {
     /// Cuts a block that is in no list down to a request and returns it.
     #[inline]
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
+        let split = self.should_split(heap, &heap.blocks[id], request.size);
+        self.cut(heap, id, request.size, split);
+        id
+    }
+
+    /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes.
+    #[inline]
+    fn cut<D>(&mut self, heap: &mut Heap<D>, id: BlockId, wanted: Bytes, split: bool) {
         let block = &heap.blocks[id];
         let (kind, size, was_split) = (block.kind, block.size, block.is_split());
         let counts = !self.is_expandable(heap, block);
-        let split = self.should_split(heap, block, request.size);
         if split {
-            let rest = heap.blocks.split(id, request.size);
+            let rest = heap.blocks.split(id, wanted);
             self.insert_free(heap, rest);
         }
         if counts {
             let split_off = size - heap.blocks[id].size;
             let (blocks, bytes) = match (was_split, split) {
                 // Of a part that was free, some stays free.
-                (true, true) => (0, -signed(request.size)),
+                (true, true) => (0, -signed(wanted)),
                 // All of it comes into use.
                 (true, false) => (-1, -signed(size)),
                 // A whole segment now has a free part that keeps it from going back.
@@ -136,7 +143,6 @@ impl Caching {
             heap.stats.inactive_split.change(kind, blocks);
             heap.stats.inactive_split_bytes.change(kind, bytes);
         }
-        id
     }
 
     /// Returns whether what a request leaves of a block becomes a block of its own.
@@ -373,6 +379,15 @@ impl<D: Driver> Strategy<D> for Caching {
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
         self.release_kind(heap, pool, SizeKind::Large)?;
         self.release_kind(heap, pool, SizeKind::Small)
+    }
+
+    fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
+        let fits = size <= heap.blocks[id].size && (size % BLOCK_MIN).is_zero();
+        if fits {
+            self.remove_free(heap, id);
+            self.cut(heap, id, size, size < heap.blocks[id].size);
+        }
+        fits
     }
 
     fn adopt(

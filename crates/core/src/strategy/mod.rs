@@ -102,6 +102,12 @@ pub(crate) trait Strategy<D: Driver> {
         }
     }
 
+    /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and
+    /// returns whether it did; `false` from a strategy whose blocks have sizes of their own.
+    fn take_at(&mut self, _heap: &mut Heap<D>, _block: BlockId, _size: Bytes) -> bool {
+        false
+    }
+
     /// Takes a segment from the driver and cuts it into blocks as a picture of one shows it, and
     /// returns the blocks that are in use there, each with what was asked for. `None` from a strategy
     /// that lays segments out in its own way, which then has done nothing.
@@ -228,6 +234,10 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         dispatch!(self, strategy => strategy.retry(heap, request))
+    }
+
+    fn take_at(&mut self, heap: &mut Heap<D>, block: BlockId, size: Bytes) -> bool {
+        dispatch!(self, strategy => strategy.take_at(heap, block, size))
     }
 
     fn adopt(

@@ -23,6 +23,17 @@ pub(crate) enum Value {
     Opaque,
 }
 
+/// A value that something refers to: in eight bytes, because a pickle memoizes millions of them.
+#[derive(Clone, Copy)]
+pub(super) enum Reference {
+    String(StringId),
+    List(u32),
+    Dict(u32),
+    Tuple(u32),
+    /// A value of another kind, in `Heap::scalars`. No known writer memoizes any.
+    Scalar(u32),
+}
+
 /// The contents of a dict; `R` is what the recogniser makes of those it knows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Dict<R> {
@@ -48,6 +59,7 @@ pub(crate) struct Heap<R> {
     tuples: Vec<Box<[Value]>>,
     /// Pairs of integers, which every event of newer recordings has (its pool), once each.
     integer_pairs: HashMap<(i64, i64), u32>,
+    scalars: Vec<Value>,
     /// How many values the containers hold.
     values: u64,
 }
@@ -61,7 +73,33 @@ impl<R: Copy> Heap<R> {
             pairs: Vec::new(),
             tuples: Vec::new(),
             integer_pairs: HashMap::new(),
+            scalars: Vec::new(),
             values: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn reference(&mut self, value: Value) -> Reference {
+        match value {
+            Value::String(string) => Reference::String(string),
+            Value::List(list) => Reference::List(list),
+            Value::Dict(dict) => Reference::Dict(dict),
+            Value::Tuple(tuple) => Reference::Tuple(tuple),
+            _ => {
+                self.scalars.push(value);
+                Reference::Scalar(index(self.scalars.len() - 1))
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn value(&self, reference: Reference) -> Value {
+        match reference {
+            Reference::String(string) => Value::String(string),
+            Reference::List(list) => Value::List(list),
+            Reference::Dict(dict) => Value::Dict(dict),
+            Reference::Tuple(tuple) => Value::Tuple(tuple),
+            Reference::Scalar(scalar) => self.scalars[scalar as usize],
         }
     }
 
@@ -179,8 +217,8 @@ impl<R: Copy> Heap<R> {
     /// Returns about how much memory all of it takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let containers = 24 * (self.lists.len() + self.pairs.len() + 3 * self.tuples.len());
-        let dicts = self.dicts.len() * size_of::<Dict<R>>();
-        self.values * size_of::<Value>() as u64
+        let dicts = self.dicts.len() * 2 * size_of::<Dict<R>>();
+        (self.values + self.scalars.len() as u64) * size_of::<Value>() as u64
             + (containers + dicts) as u64
             + self.strings.retained_bytes()
     }

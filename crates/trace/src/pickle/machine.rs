@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::heap::{Dict, Heap, Value};
+use super::heap::{Dict, Heap, Reference, Value};
 use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
 use crate::error::{ErrorKind, TraceError};
@@ -40,9 +40,9 @@ pub(crate) struct Machine<'m, 'r, R: Recogniser> {
     /// The heights of the stack at which a container was begun, ascending.
     marks: Vec<usize>,
     /// What was memoized under 0, 1, 2, …
-    memo: Vec<Value>,
+    memo: Vec<Reference>,
     /// What was memoized under other numbers: some writers leave gaps.
-    sparse_memo: HashMap<u32, Value>,
+    sparse_memo: HashMap<u32, Reference>,
     /// Where the memory taken is looked at next. Between two looks it can grow only by what
     /// [`CHECK_EVERY_BYTES`] of opcodes make.
     check_at: u64,
@@ -74,68 +74,82 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             if offset >= machine.check_at {
                 machine.check_memory(offset)?;
             }
-            let opcode = machine.input.byte()?;
+            let (opcode, operand) = machine.input.head()?;
             if opcode == op::STOP {
+                machine.input.advance(1)?;
                 let value = machine.pop().map_err(|error| error.at_byte(offset))?;
                 return Ok((value, machine.heap));
             }
             machine
-                .step(opcode)
+                .step(opcode, operand)
                 .map_err(|error| error.at_byte(offset))?;
         }
     }
 
-    /// Carries out the opcodes that recordings consist of, most frequent first.
+    /// Carries out the opcodes that recordings consist of. `operand` is the eight bytes after the
+    /// opcode, lowest first: more than the operand itself where that is shorter.
     #[inline]
-    fn step(&mut self, opcode: u8) -> Result<(), TraceError> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "takes the lower bytes of the operand"
+    )]
+    fn step(&mut self, opcode: u8, operand: u64) -> Result<(), TraceError> {
         match opcode {
             op::BINGET => {
-                let index = self.input.byte()?;
-                self.get(u32::from(index))
+                self.input.advance(2)?;
+                self.get(u32::from(operand as u8))
             }
             op::LONG_BINGET => {
-                let index = u32::from_le_bytes(self.input.array()?);
-                self.get(index)
+                self.input.advance(5)?;
+                self.get(operand as u32)
             }
             op::MEMOIZE => {
-                let index = u32::try_from(self.memo.len()).map_err(|_| too_much_memory())?;
-                self.put(index)
+                self.input.advance(1)?;
+                self.memoize()
             }
-            op::LONG1 => {
-                let count = self.input.byte()?;
-                let value = integer(self.input.bytes(usize::from(count))?);
-                self.push(value)
+            op::LONG1 if matches!(operand as u8, 1..=7) => {
+                let count = operand as u8;
+                self.input.advance(2 + usize::from(count))?;
+                let unused_bits = 64 - 8 * u32::from(count);
+                let value = (operand >> 8).cast_signed() << unused_bits >> unused_bits;
+                self.push(Value::Int(value))
             }
             op::BININT1 => {
-                let value = self.input.byte()?;
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(2)?;
+                self.push(Value::Int(i64::from(operand as u8)))
             }
             op::BININT2 => {
-                let value = u16::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(3)?;
+                self.push(Value::Int(i64::from(operand as u16)))
             }
             op::BININT => {
-                let value = i32::from_le_bytes(self.input.array()?);
-                self.push(Value::Int(i64::from(value)))
+                self.input.advance(5)?;
+                self.push(Value::Int(i64::from(operand as i32)))
             }
             op::SHORT_BINUNICODE => {
-                let count = self.input.byte()?;
-                let id = self
-                    .heap
-                    .strings
-                    .intern(utf8(self.input.bytes(usize::from(count))?)?);
+                self.input.advance(2)?;
+                let text = utf8(self.input.bytes(usize::from(operand as u8))?)?;
+                let id = self.heap.strings.intern(text);
                 self.push(Value::String(id))
             }
             op::EMPTY_DICT => {
+                self.input.advance(1)?;
                 let dict = self.heap.new_dict();
                 self.push(dict)
             }
-            op::MARK => self.mark(),
+            op::MARK => {
+                self.input.advance(1)?;
+                self.mark()
+            }
             op::SETITEMS => {
+                self.input.advance(1)?;
                 let height = self.unmark()?;
                 self.set_items(height)
             }
-            _ => self.step_rare(opcode),
+            _ => {
+                self.input.advance(1)?;
+                self.step_rare(opcode)
+            }
         }
     }
 
@@ -211,6 +225,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             op::NEWTRUE => Value::Bool(true),
             op::NEWFALSE => Value::Bool(false),
             op::BINFLOAT => Value::Float(f64::from_be_bytes(self.input.array()?)),
+            op::LONG1 => {
+                let count = self.input.byte()?;
+                integer(self.input.bytes(usize::from(count))?)
+            }
             op::LONG4 => {
                 let count = u32::from_le_bytes(self.input.array()?);
                 integer(&self.input.long_bytes(u64::from(count))?)
@@ -296,23 +314,40 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     #[inline]
     fn get(&mut self, index: u32) -> Result<(), TraceError> {
-        let value = match self.memo.get(index as usize) {
-            Some(&value) => value,
-            None => *self.sparse_memo.get(&index).ok_or_else(|| {
-                TraceError::malformed(format!("refers to object {index}, which is not there"))
-            })?,
-        };
-        self.push(value)
+        match self.memo.get(index as usize) {
+            Some(&reference) => self.push(self.heap.value(reference)),
+            None => self.get_sparse(index),
+        }
+    }
+
+    #[cold]
+    fn get_sparse(&mut self, index: u32) -> Result<(), TraceError> {
+        match self.sparse_memo.get(&index) {
+            Some(&reference) => self.push(self.heap.value(reference)),
+            None => Err(TraceError::malformed(format!(
+                "refers to object {index}, which is not there"
+            ))),
+        }
     }
 
     #[inline]
-    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+    fn memoize(&mut self) -> Result<(), TraceError> {
         let value = *self.stack.last().ok_or_else(stack_is_empty)?;
-        match (index as usize).cmp(&self.memo.len()) {
-            std::cmp::Ordering::Less => self.memo[index as usize] = value,
-            std::cmp::Ordering::Equal => self.memo.push(value),
-            std::cmp::Ordering::Greater => {
-                self.sparse_memo.insert(index, value);
+        let reference = self.heap.reference(value);
+        self.memo.push(reference);
+        Ok(())
+    }
+
+    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+        if index as usize == self.memo.len() {
+            return self.memoize();
+        }
+        let value = *self.stack.last().ok_or_else(stack_is_empty)?;
+        let reference = self.heap.reference(value);
+        match self.memo.get_mut(index as usize) {
+            Some(place) => *place = reference,
+            None => {
+                self.sparse_memo.insert(index, reference);
             }
         }
         Ok(())
@@ -416,8 +451,9 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     #[cold]
     fn check_memory(&mut self, offset: u64) -> Result<(), TraceError> {
         self.check_at = offset + CHECK_EVERY_BYTES;
-        let values = self.stack.len() + self.memo.len() + 2 * self.sparse_memo.len();
-        let retained = (values * size_of::<Value>()) as u64
+        let references = self.memo.len() + 2 * self.sparse_memo.len();
+        let retained = (self.stack.len() * size_of::<Value>()) as u64
+            + (references * size_of::<Reference>()) as u64
             + self.heap.retained_bytes()
             + self.recogniser.retained_bytes();
         if retained > self.input.retained_bytes_max() {
@@ -428,7 +464,6 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 }
 
 /// Returns the little-endian two's complement integer that `bytes` hold.
-#[inline]
 fn integer(bytes: &[u8]) -> Value {
     match bytes.len() {
         0 => Value::Int(0),

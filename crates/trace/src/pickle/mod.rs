@@ -1,4 +1,4 @@
-//! Reads pickles as plain data, and never runs what is in them.
+//! Reads and writes pickles as plain data, and never runs what is in them.
 //!
 //! A pickle is a program for a stack machine; most of its opcodes push, memoize and combine plain
 //! data, a few call into Python. [`Machine`] carries out the first kind and refuses the second by
@@ -13,8 +13,10 @@ mod heap;
 mod machine;
 mod opcodes;
 mod strings;
+mod writer;
 
 pub(crate) use heap::{Dict, Heap, Value};
 pub(crate) use machine::{Machine, Recogniser};
 pub(crate) use opcodes::data as opcode;
 pub(crate) use strings::{StringId, Strings};
+pub(crate) use writer::{Memo, PickleWriter};

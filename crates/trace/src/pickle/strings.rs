@@ -15,18 +15,29 @@ pub(crate) struct Strings {
     /// Where each string ends in `text`; it starts where the one before ends.
     ends: Vec<usize>,
     by_text: HashTable<u32>,
+    /// The string that was looked up last: writers repeat one (`N/A`) with every event, afresh.
+    recent: u32,
     hasher: DefaultHashBuilder,
 }
 
 impl Strings {
     /// Returns the number of `text`, a new one where it has none yet. Constant time.
+    #[inline]
     pub(crate) fn intern(&mut self, text: &str) -> StringId {
+        let is_recent = !self.ends.is_empty() && self.get(StringId(self.recent)) == text;
+        if !is_recent {
+            self.recent = self.look_up(text);
+        }
+        StringId(self.recent)
+    }
+
+    fn look_up(&mut self, text: &str) -> u32 {
         let hash = self.hasher.hash_one(text);
         let found = self
             .by_text
             .find(hash, |&id| slice(&self.text, &self.ends, id) == text);
         if let Some(&id) = found {
-            return StringId(id);
+            return id;
         }
         let id =
             u32::try_from(self.ends.len()).expect("the budget of a file ends before 2^32 strings");
@@ -35,7 +46,7 @@ impl Strings {
         let (hasher, all, ends) = (&self.hasher, &self.text, &self.ends);
         self.by_text
             .insert_unique(hash, id, |&id| hasher.hash_one(slice(all, ends, id)));
-        StringId(id)
+        id
     }
 
     /// Returns the string that `id` numbers.

@@ -2,5 +2,7 @@
 
 mod read;
 mod records;
+mod write;
 
 pub(crate) use read::read;
+pub use write::write_pickle;

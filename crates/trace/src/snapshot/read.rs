@@ -1,23 +1,22 @@
 //! Picks up what a snapshot says from the dicts above its records.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-use lowtide_core::{BlockSnapshot, BlockStatus, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
+use lowtide_core::{BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
 use super::records::{Record, Records, known_strings, natural, pool_id, stream};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::{Heap, Machine, Value, opcode};
 use crate::recover;
-use crate::source::{Input, too_much_memory};
-use crate::stacks::StackId;
+use crate::source::Input;
 
 /// Returns the snapshot whose pickle is in `input`.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
-    let first = input.peek()?.first().copied();
-    match first {
+    match input.peek(1)?.first().copied() {
         None => return Err(TraceError::new(ErrorKind::Truncated, "the file is empty")),
         Some(opcode::PROTO | opcode::MARK | opcode::EMPTY_DICT | opcode::EMPTY_LIST) => {}
         Some(_) => {
@@ -29,17 +28,6 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     let mut records = Records::default();
     let (root, heap) = Machine::run(input, &mut records, known_strings())?;
     Reader { heap, records }.snapshot(root)
-}
-
-/// The parts of a snapshot that belong to one device.
-#[derive(Default)]
-struct DeviceParts {
-    segments: Vec<SegmentSnapshot>,
-    /// The stacks of the blocks in use, by the address of the block.
-    block_stacks: HashMap<DeviceAddress, StackId>,
-    events: Vec<TraceEvent>,
-    skipped_events: u64,
-    annotations: Vec<Annotation>,
 }
 
 struct Reader {
@@ -61,36 +49,28 @@ impl Reader {
             return Err(TraceError::new(ErrorKind::Foreign, what));
         }
         let settings = self.settings(self.get(root, "allocator_settings"));
-        let mut devices: BTreeMap<u32, DeviceParts> = BTreeMap::new();
+        let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
         self.read_traces(traces, &mut devices)?;
         self.read_annotations(self.get(root, "external_annotations"), &mut devices);
         let Reader { heap, mut records } = self;
         records.stacks.strings = heap.strings;
         let stacks = Arc::new(records.stacks);
-        let mut snapshot = Snapshot::default();
-        for (device, mut parts) in devices {
-            parts.segments.sort_by_key(|segment| segment.address);
-            let recovered =
-                recover::recover(device, parts.events, &parts.segments, &parts.block_stacks)?;
-            snapshot.traces.push(Trace {
-                device,
-                events: recovered.events,
-                initial: recovered.initial,
-                segments: parts.segments,
-                settings: settings.clone(),
-                stacks: Arc::clone(&stacks),
-                annotations: parts.annotations,
-                skipped_events: parts.skipped_events,
-            });
-        }
-        Ok(snapshot)
+        let trace = |(device, mut parts): (u32, Parts)| {
+            parts.settings = settings.clone();
+            parts.into_trace(device, Arc::clone(&stacks))
+        };
+        let traces = devices.into_iter().map(trace).collect::<Result<_, _>>()?;
+        Ok(Snapshot {
+            traces,
+            is_cut_off: false,
+        })
     }
 
     fn read_segments(
         &mut self,
         segments: Value,
-        devices: &mut BTreeMap<u32, DeviceParts>,
+        devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
         let segments = self.heap.items(segments).unwrap_or_default().to_vec();
         for (number, segment) in segments.into_iter().enumerate() {
@@ -99,6 +79,7 @@ impl Reader {
             };
             let device = natural(self.get(segment, "device"))
                 .and_then(|device| u32::try_from(device).ok())
+                .filter(|&device| device < DEVICES_MAX)
                 .ok_or_else(|| in_segment("`device` is not a device's number"))?;
             let parts = devices.entry(device).or_default();
             let address = natural(self.get(segment, "address"))
@@ -133,7 +114,7 @@ impl Reader {
         &mut self,
         blocks: Value,
         segment: &mut SegmentSnapshot,
-        parts: &mut DeviceParts,
+        parts: &mut Parts,
     ) -> Result<(), TraceError> {
         let mut address = segment.address;
         let mut left = segment.size;
@@ -156,9 +137,7 @@ impl Reader {
                 requested: block.requested,
                 status: block.status,
             });
-            if block.status != BlockStatus::Inactive && block.stack != StackId::NONE {
-                parts.block_stacks.insert(address, block.stack);
-            }
+            parts.block_stacks.insert(address, block.stack);
             address = address + block.size;
             left -= block.size;
         }
@@ -173,39 +152,41 @@ impl Reader {
     fn read_traces(
         &mut self,
         traces: Value,
-        devices: &mut BTreeMap<u32, DeviceParts>,
+        devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
         let traces = self.heap.items(traces).unwrap_or_default().to_vec();
         // From the last device to the first, so that each takes its events off the end of the list.
         for (device, trace) in traces.into_iter().enumerate().rev() {
-            let device = u32::try_from(device).map_err(|_| too_much_memory())?;
-            let entries = self.heap.items(trace).ok_or_else(|| {
+            let device = u32::try_from(device)
+                .ok()
+                .filter(|&device| device < DEVICES_MAX)
+                .ok_or_else(|| TraceError::malformed("`device_traces` has too many devices"))?;
+            let count = self.heap.items(trace).map(<[Value]>::len).ok_or_else(|| {
                 TraceError::malformed(format!("the trace of device {device} is not a list"))
             })?;
-            if entries.is_empty() {
+            if count == 0 {
                 continue;
             }
-            let entries = entries.to_vec();
             let parts = devices.entry(device).or_default();
-            let mut numbers = Vec::with_capacity(entries.len());
-            for (index, entry) in entries.into_iter().enumerate() {
+            let mut numbers = Runs::default();
+            for index in 0..count {
+                let entry = self.heap.items(trace).unwrap_or_default()[index];
                 match self.records.resolve(&mut self.heap, entry)? {
-                    Some(Record::Event(number)) => numbers.push(number),
+                    Some(Record::Event(number)) => numbers.push(number as usize),
                     Some(Record::SkippedEvent) => parts.skipped_events += 1,
                     _ if self.get(entry, "action") != Value::None => parts.skipped_events += 1,
                     _ => {
-                        let error =
-                            TraceError::malformed("the entry is not a dict with an `action`");
-                        return Err(error.at_event(device, index));
+                        let what = "the entry is not a dict with an `action`";
+                        return Err(TraceError::malformed(what).at_event(device, index));
                     }
                 }
             }
-            parts.events = take_events(&mut self.records.events, &numbers);
+            parts.events = numbers.take(&mut self.records.events);
         }
         Ok(())
     }
 
-    fn read_annotations(&self, annotations: Value, devices: &mut BTreeMap<u32, DeviceParts>) {
+    fn read_annotations(&self, annotations: Value, devices: &mut BTreeMap<u32, Parts>) {
         let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
         for &annotation in self.heap.items(annotations).unwrap_or_default() {
             let stage = match self.heap.text(self.get(annotation, "stage")) {
@@ -277,21 +258,29 @@ impl Reader {
     }
 }
 
-/// Returns the events of these numbers. Does not copy where they are all that is left of `events`
-/// and in order, as they are for one device, and copies only a tail for the last of several.
-fn take_events(events: &mut Vec<TraceEvent>, numbers: &[u32]) -> Vec<TraceEvent> {
-    let start = numbers.first().map_or(0, |&number| number as usize);
-    let is_tail = start + numbers.len() == events.len()
-        && numbers
-            .iter()
-            .zip(start..)
-            .all(|(&number, expected)| number as usize == expected);
-    match (is_tail, start) {
-        (true, 0) => std::mem::take(events),
-        (true, _) => events.split_off(start),
-        (false, _) => numbers
-            .iter()
-            .map(|&number| events[number as usize])
-            .collect(),
+/// The numbers of a device's events, as runs of consecutive numbers: mostly a single one.
+#[derive(Default)]
+struct Runs(Vec<Range<usize>>);
+
+impl Runs {
+    fn push(&mut self, number: usize) {
+        match self.0.last_mut() {
+            Some(run) if run.end == number => run.end += 1,
+            _ => self.0.push(number..number + 1),
+        }
+    }
+
+    /// Returns the events of these numbers. Moves them where they are all that is left of `events`,
+    /// as they are for one device, or its tail.
+    fn take(self, events: &mut Vec<TraceEvent>) -> Vec<TraceEvent> {
+        match &self.0[..] {
+            [run] if run.end == events.len() && run.start == 0 => std::mem::take(events),
+            [run] if run.end == events.len() => events.split_off(run.start),
+            runs => runs
+                .iter()
+                .flat_map(|run| &events[run.clone()])
+                .copied()
+                .collect(),
+        }
     }
 }

@@ -1,0 +1,96 @@
+//! lowtide's own trace format: about a tenth of a pickle's size, and written as events happen.
+//!
+//! A file is a header and then sections, each complete in itself, so that a job that is killed
+//! leaves a file whose last section alone is lost. All fixed-width numbers are little-endian.
+//!
+//! ```text
+//! header   8 bytes  "lowtide\n"
+//!          2 bytes  the version of the format, 1; a reader refuses higher ones
+//! section  1 byte   what it holds, below; a reader skips those it does not know
+//!          4 bytes  the length of the payload
+//!          …        the payload
+//!          4 bytes  the CRC-32 (as in gzip) of the payload
+//! ```
+//!
+//! In payloads, *n* is an unsigned number as LEB128: seven bits to a byte, lowest first, the high bit
+//! set in all but the last. *z* is a signed number, as the *n* of `(z << 1) ^ (z >> 63)`. Text is an
+//! *n*, its length in bytes, and UTF-8. A payload ends with its last item: where items repeat, they
+//! repeat to the end.
+//!
+//! | section | payload |
+//! |---|---|
+//! | `S` strings | text, repeated; numbered from 0 through the file |
+//! | `F` frames | *n* function (number of a string), *n* file (likewise), *n* line, repeated; numbered from 0 |
+//! | `K` stacks | *n* count of frames, then the *n* of each, innermost first; repeated; numbered from 1, 0 is the empty stack |
+//! | `D` device | *n* its number. The sections below are about the device named last |
+//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
+//! | `E` events | events, below, repeated |
+//! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
+//! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
+//! | `Z` end | *n* for each device in the order of their `D`: how many entries its recording had that are no events. Missing where the recorder was killed |
+//!
+//! An event starts with a byte: the number of its action in the lower four bits (the order of
+//! [`Action::ALL`]), then 16 where it has the address and the size of the event before, 32 where its
+//! stream and pool are those of the event before, 64 where its stack is. Then come, as far as they
+//! are not the same: *z* address minus that before; *n* size; *n* stream; 1 byte whether the pool is
+//! known, and if so *n* and *n* pool; *n* stack; and always *z* time minus that before. Before the
+//! first event of a section, everything is 0 and the pool is not known.
+//!
+//! What was there before the first event is not in the file: it follows from the events and the
+//! segments at the end, as for PyTorch's snapshots.
+
+mod payload;
+mod read;
+mod write;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+
+use crate::model::TraceEvent;
+use crate::stacks::StackId;
+
+pub(crate) use read::{is_compact, read};
+pub use write::write_compact;
+
+const MAGIC: &[u8; 8] = b"lowtide\n";
+const VERSION: u16 = 1;
+
+/// What the sections hold, by their first byte.
+mod section {
+    pub(super) const STRINGS: u8 = b'S';
+    pub(super) const FRAMES: u8 = b'F';
+    pub(super) const STACKS: u8 = b'K';
+    pub(super) const DEVICE: u8 = b'D';
+    pub(super) const SETTINGS: u8 = b'C';
+    pub(super) const EVENTS: u8 = b'E';
+    pub(super) const ANNOTATIONS: u8 = b'A';
+    pub(super) const SEGMENTS: u8 = b'M';
+    pub(super) const END: u8 = b'Z';
+}
+
+/// The first byte of an event.
+mod event_flags {
+    pub(super) const ACTION: u8 = 15;
+    pub(super) const SAME_PLACE: u8 = 16;
+    pub(super) const SAME_STREAM: u8 = 32;
+    pub(super) const SAME_STACK: u8 = 64;
+}
+
+/// The first byte of a segment.
+mod segment_flags {
+    pub(super) const LARGE: u8 = 1;
+    pub(super) const EXPANDABLE: u8 = 2;
+}
+
+/// What the first event of a section is relative to.
+const BEFORE_FIRST: TraceEvent = TraceEvent {
+    event: Event {
+        action: Action::Alloc,
+        pool: MempoolId::DEFAULT,
+        address: DeviceAddress::NULL,
+        size: Bytes::ZERO,
+        stream: Stream::DEFAULT,
+    },
+    time_us: 0,
+    stack: StackId::NONE,
+    pool_known: false,
+};

@@ -1,0 +1,310 @@
+//! Reads lowtide's own format.
+
+use std::sync::Arc;
+
+use flate2::Crc;
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream,
+};
+
+use super::payload::Payload;
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use crate::error::{ErrorKind, TraceError};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::parts::{DEVICES_MAX, Parts};
+use crate::pickle::StringId;
+use crate::source::{Input, too_much_memory};
+use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
+
+/// Returns whether the file in `input`, of which nothing has been taken, is of this format.
+pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
+    Ok(input.peek(MAGIC.len())?.starts_with(MAGIC))
+}
+
+/// Returns what the file in `input` says.
+pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    input.array::<{ MAGIC.len() }>()?;
+    let version = u16::from_le_bytes(input.array()?);
+    if version != VERSION {
+        let what = format!(
+            "version {version} of lowtide's format; this lowtide reads {VERSION}, update it"
+        );
+        return Err(TraceError::new(ErrorKind::Version, what));
+    }
+    let mut reader = Reader::default();
+    loop {
+        let start = input.offset();
+        match next_section(input) {
+            Ok((section::END, payload)) => {
+                let mut payload = Payload { rest: &payload };
+                for (_, parts) in &mut reader.devices {
+                    parts.skipped_events =
+                        payload.natural().map_err(|error| error.at_byte(start))?;
+                }
+                return reader.finish(false);
+            }
+            Ok((kind, payload)) => {
+                reader
+                    .section(kind, &payload)
+                    .map_err(|error| error.at_byte(start))?;
+                if reader.retained_bytes() > input.retained_bytes_max() {
+                    return Err(too_much_memory().at_byte(start));
+                }
+            }
+            // The recorder was killed: what it had written is good.
+            Err(error) if error.is_truncated() => return reader.finish(true),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Takes a section; returns its kind and its payload, whose checksum is right.
+fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
+    let start = input.offset();
+    let kind = input.byte()?;
+    let count = u32::from_le_bytes(input.array()?);
+    let payload = input.long_bytes(u64::from(count))?;
+    let mut crc = Crc::new();
+    crc.update(&payload);
+    if crc.sum() != u32::from_le_bytes(input.array()?) {
+        return Err(TraceError::malformed("the checksum of the section is wrong").at_byte(start));
+    }
+    Ok((kind, payload))
+}
+
+/// What has been read of a file.
+#[derive(Default)]
+struct Reader {
+    /// The strings, by number in the file, are those of the table of stacks.
+    strings: Vec<StringId>,
+    frames: Vec<FrameId>,
+    /// By number in the file, from 1.
+    stack_ids: Vec<StackId>,
+    stacks: StackTable,
+    names: Vec<Option<Arc<str>>>,
+    devices: Vec<(u32, Parts)>,
+}
+
+impl Reader {
+    fn finish(self, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+        let stacks = Arc::new(self.stacks);
+        let mut traces = Vec::new();
+        for (device, parts) in self.devices {
+            traces.push(parts.into_trace(device, Arc::clone(&stacks))?);
+        }
+        traces.sort_by_key(|trace| trace.device);
+        Ok(Snapshot { traces, is_cut_off })
+    }
+
+    fn section(&mut self, kind: u8, payload: &[u8]) -> Result<(), TraceError> {
+        let mut payload = Payload { rest: payload };
+        match kind {
+            section::STRINGS => self.read_strings(&mut payload),
+            section::FRAMES => self.read_frames(&mut payload),
+            section::STACKS => self.read_stacks(&mut payload),
+            section::DEVICE => self.read_device(&mut payload),
+            section::SETTINGS => {
+                self.parts()?.settings = settings(&mut payload)?;
+                Ok(())
+            }
+            section::EVENTS => self.read_events(&mut payload),
+            section::ANNOTATIONS => self.read_annotations(&mut payload),
+            section::SEGMENTS => self.read_segments(&mut payload),
+            // A later version may add sections that this one can do without.
+            _ => Ok(()),
+        }
+    }
+
+    fn read_strings(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            self.strings
+                .push(self.stacks.strings.intern(payload.text()?));
+        }
+        Ok(())
+    }
+
+    fn read_frames(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let name = payload.number(self.strings.len(), "string")?;
+            let filename = payload.number(self.strings.len(), "string")?;
+            let frame = FrameRecord {
+                name: self.strings[name as usize],
+                filename: self.strings[filename as usize],
+                line: payload.number(usize::MAX, "line")?,
+            };
+            self.frames.push(self.stacks.intern_frame(frame));
+        }
+        Ok(())
+    }
+
+    fn read_stacks(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        let mut frames = Vec::new();
+        while !payload.is_empty() {
+            frames.clear();
+            for _ in 0..payload.natural()? {
+                let number = payload.number(self.frames.len(), "frame")?;
+                frames.push(self.frames[number as usize]);
+            }
+            self.stack_ids.push(self.stacks.intern_stack(&frames));
+        }
+        Ok(())
+    }
+
+    fn read_device(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        let device = payload.number(DEVICES_MAX as usize, "device")?;
+        if self.devices.iter().any(|&(other, _)| other == device) {
+            return Err(TraceError::malformed(format!(
+                "device {device} comes twice"
+            )));
+        }
+        self.devices.push((device, Parts::default()));
+        Ok(())
+    }
+
+    fn read_events(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        let mut before = BEFORE_FIRST;
+        while !payload.is_empty() {
+            let first = payload.byte()?;
+            let mut event = before;
+            event.event.action = *Action::ALL
+                .get(usize::from(first & event_flags::ACTION))
+                .ok_or_else(|| TraceError::malformed("an event has an unknown action"))?;
+            if first & event_flags::SAME_PLACE == 0 {
+                let distance = payload.integer()?.cast_unsigned();
+                event.event.address =
+                    DeviceAddress(before.event.address.get().wrapping_add(distance));
+                event.event.size = Bytes(payload.natural()?);
+            }
+            if first & event_flags::SAME_STREAM == 0 {
+                event.event.stream = Stream(payload.natural()?);
+                let pool = match payload.byte()? {
+                    0 => None,
+                    _ => Some(MempoolId(payload.natural()?, payload.natural()?)),
+                };
+                event.set_pool(pool);
+            }
+            if first & event_flags::SAME_STACK == 0 {
+                event.stack = self.stack(payload)?;
+            }
+            event.time_us = before.time_us.wrapping_add(payload.integer()?);
+            self.parts()?.events.push(event);
+            before = event;
+        }
+        Ok(())
+    }
+
+    fn read_annotations(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let number = payload.number(self.strings.len(), "string")? as usize;
+            self.names.resize(self.strings.len(), None);
+            let text = self.stacks.strings.get(self.strings[number]);
+            let name = Arc::clone(self.names[number].get_or_insert_with(|| text.into()));
+            let stage = match payload.byte()? {
+                0 => AnnotationStage::Start,
+                _ => AnnotationStage::End,
+            };
+            let time_us = payload.integer()?;
+            self.parts()?.annotations.push(Annotation {
+                name,
+                stage,
+                time_us,
+            });
+        }
+        Ok(())
+    }
+
+    fn read_segments(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let mut address = DeviceAddress(payload.natural()?);
+            let mut segment = SegmentSnapshot {
+                address,
+                size: Bytes(payload.natural()?),
+                stream: Stream(payload.natural()?),
+                pool: MempoolId(payload.natural()?, payload.natural()?),
+                is_large: false,
+                is_expandable: false,
+                blocks: Vec::new(),
+            };
+            let flags = payload.byte()?;
+            segment.is_large = flags & segment_flags::LARGE != 0;
+            segment.is_expandable = flags & segment_flags::EXPANDABLE != 0;
+            let does_not_tile = || TraceError::malformed("the blocks of a segment do not tile it");
+            let end = address
+                .get()
+                .checked_add(segment.size.get())
+                .ok_or_else(does_not_tile)?;
+            for _ in 0..payload.natural()? {
+                let size = Bytes(payload.natural()?);
+                let requested = Bytes(payload.natural()?);
+                let status = match payload.byte()? {
+                    0 => BlockStatus::Allocated,
+                    1 => BlockStatus::PendingFree,
+                    _ => BlockStatus::Inactive,
+                };
+                let stack = self.stack(payload)?;
+                if size.is_zero() || size.get() > end - address.get() {
+                    return Err(does_not_tile());
+                }
+                self.parts()?.block_stacks.insert(address, stack);
+                segment.blocks.push(BlockSnapshot {
+                    address,
+                    size,
+                    requested,
+                    status,
+                });
+                address = address + size;
+            }
+            if address.get() != end {
+                return Err(does_not_tile());
+            }
+            self.parts()?.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    fn stack(&self, payload: &mut Payload<'_>) -> Result<StackId, TraceError> {
+        let number = payload.number(self.stack_ids.len() + 1, "stack")? as usize;
+        Ok(number
+            .checked_sub(1)
+            .map_or(StackId::NONE, |index| self.stack_ids[index]))
+    }
+
+    /// Returns the parts of the device that was named last.
+    fn parts(&mut self) -> Result<&mut Parts, TraceError> {
+        match self.devices.last_mut() {
+            Some((_, parts)) => Ok(parts),
+            None => Err(TraceError::malformed("the section belongs to no device")),
+        }
+    }
+
+    fn retained_bytes(&self) -> u64 {
+        let events: usize = self
+            .devices
+            .iter()
+            .map(|(_, parts)| parts.events.len())
+            .sum();
+        (events * size_of::<TraceEvent>()) as u64
+            + self.stacks.retained_bytes()
+            + self.stacks.strings.retained_bytes()
+    }
+}
+
+fn settings(payload: &mut Payload<'_>) -> Result<AllocatorSettings, TraceError> {
+    let conf = payload.text()?.to_owned();
+    let max_split_size = payload.natural()?.checked_sub(1).map(Bytes);
+    let mut threshold = [0; 8];
+    threshold.copy_from_slice(payload.bytes(8)?);
+    let mut settings = AllocatorSettings {
+        conf,
+        max_split_size,
+        garbage_collection_threshold: f64::from_le_bytes(threshold),
+        expandable_segments: payload.byte()? != 0,
+        roundup_power2_divisions: Vec::new(),
+    };
+    while !payload.is_empty() {
+        settings
+            .roundup_power2_divisions
+            .push((payload.natural()?, payload.natural()?));
+    }
+    Ok(settings)
+}

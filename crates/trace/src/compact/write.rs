@@ -1,0 +1,264 @@
+//! Writes lowtide's own format.
+
+use std::io::{self, BufWriter, Write};
+
+use flate2::Crc;
+use hashbrown::HashMap;
+use lowtide_core::BlockStatus;
+
+use super::payload::PutPayload;
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use crate::error::TraceError;
+use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
+use crate::parts::final_block_stacks;
+use crate::stacks::{StackId, StackTable};
+
+/// How many items go into a section: what is lost with it, and what a reader holds at once.
+const ITEMS_PER_SECTION: usize = 4096;
+
+/// Writes `snapshot` in lowtide's own format: about a tenth of the pickle's size before compression.
+///
+/// What is written reads back as the same traces.
+///
+/// # Errors
+///
+/// If `out` cannot be written to.
+pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
+    let mut writer = CompactWriter {
+        out: BufWriter::new(out),
+        tables: Tables::default(),
+    };
+    writer.out.write_all(MAGIC)?;
+    writer.out.write_all(&VERSION.to_le_bytes())?;
+    for trace in &snapshot.traces {
+        writer.trace(trace)?;
+    }
+    let mut end = Vec::new();
+    for trace in &snapshot.traces {
+        end.put_natural(trace.skipped_events);
+    }
+    writer.section(section::END, &end)?;
+    writer.out.flush()?;
+    Ok(())
+}
+
+struct CompactWriter<W: Write> {
+    out: W,
+    tables: Tables,
+}
+
+/// What strings, frames and stacks have been written.
+#[derive(Default)]
+struct Tables {
+    strings: HashMap<Box<str>, u64>,
+    frames: HashMap<(u64, u64, u32), u64>,
+    stacks: HashMap<Box<[u64]>, u64>,
+    new_strings: Vec<u8>,
+    new_frames: Vec<u8>,
+    new_stacks: Vec<u8>,
+    /// The number in the file of each stack of the table at hand.
+    numbers: HashMap<StackId, u64>,
+}
+
+impl<W: Write> CompactWriter<W> {
+    fn trace(&mut self, trace: &Trace) -> io::Result<()> {
+        self.tables.numbers.clear();
+        let mut device = Vec::new();
+        device.put_natural(u64::from(trace.device));
+        self.section(section::DEVICE, &device)?;
+        self.section(section::SETTINGS, &settings(&trace.settings))?;
+        for events in trace.events.chunks(ITEMS_PER_SECTION) {
+            let mut payload = Vec::new();
+            let mut before = BEFORE_FIRST;
+            for event in events {
+                let stack = self.tables.stack(&trace.stacks, event.stack);
+                put_event(&mut payload, event, &before, stack);
+                before = *event;
+            }
+            self.tables(section::EVENTS, &payload)?;
+        }
+        for annotations in trace.annotations.chunks(ITEMS_PER_SECTION) {
+            let mut payload = Vec::new();
+            for annotation in annotations {
+                payload.put_natural(self.tables.string(&annotation.name));
+                payload.push(match annotation.stage {
+                    AnnotationStage::Start => 0,
+                    AnnotationStage::End => 1,
+                });
+                payload.put_integer(annotation.time_us);
+            }
+            self.tables(section::ANNOTATIONS, &payload)?;
+        }
+        let segments = self.segments(trace);
+        self.tables(section::SEGMENTS, &segments)
+    }
+
+    fn segments(&mut self, trace: &Trace) -> Vec<u8> {
+        let stacks = final_block_stacks(trace);
+        let mut payload = Vec::new();
+        for segment in &trace.segments {
+            payload.put_natural(segment.address.get());
+            payload.put_natural(segment.size.get());
+            payload.put_natural(segment.stream.0);
+            payload.put_natural(segment.pool.0);
+            payload.put_natural(segment.pool.1);
+            let large = if segment.is_large {
+                segment_flags::LARGE
+            } else {
+                0
+            };
+            let expandable = if segment.is_expandable {
+                segment_flags::EXPANDABLE
+            } else {
+                0
+            };
+            payload.push(large | expandable);
+            payload.put_natural(segment.blocks.len() as u64);
+            for block in &segment.blocks {
+                payload.put_natural(block.size.get());
+                payload.put_natural(block.requested.get());
+                payload.push(match block.status {
+                    BlockStatus::Allocated => 0,
+                    BlockStatus::PendingFree => 1,
+                    BlockStatus::Inactive => 2,
+                });
+                payload.put_natural(self.tables.stack(&trace.stacks, stacks.stack(block)));
+            }
+        }
+        payload
+    }
+
+    /// Writes a section after those with the strings and stacks that it is the first to name.
+    fn tables(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
+        let strings = std::mem::take(&mut self.tables.new_strings);
+        let frames = std::mem::take(&mut self.tables.new_frames);
+        let stacks = std::mem::take(&mut self.tables.new_stacks);
+        let sections = [
+            (section::STRINGS, &strings[..]),
+            (section::FRAMES, &frames),
+            (section::STACKS, &stacks),
+            (kind, payload),
+        ];
+        for (kind, payload) in sections
+            .into_iter()
+            .filter(|(_, payload)| !payload.is_empty())
+        {
+            self.section(kind, payload)?;
+        }
+        Ok(())
+    }
+
+    fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
+        let count = u32::try_from(payload.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut crc = Crc::new();
+        crc.update(payload);
+        self.out.write_all(&[kind])?;
+        self.out.write_all(&count.to_le_bytes())?;
+        self.out.write_all(payload)?;
+        self.out.write_all(&crc.sum().to_le_bytes())
+    }
+}
+
+impl Tables {
+    /// Returns the number of a string in the file, a new one where it has none.
+    fn string(&mut self, text: &str) -> u64 {
+        if let Some(&number) = self.strings.get(text) {
+            return number;
+        }
+        let number = self.strings.len() as u64;
+        self.strings.insert(text.into(), number);
+        self.new_strings.put_text(text);
+        number
+    }
+
+    /// Returns the number of a stack in the file, a new one where it has none.
+    fn stack(&mut self, table: &StackTable, stack: StackId) -> u64 {
+        if stack == StackId::NONE {
+            return 0;
+        }
+        if let Some(&number) = self.numbers.get(&stack) {
+            return number;
+        }
+        let frames: Box<[u64]> = table
+            .frames(stack)
+            .map(|frame| {
+                let (name, filename) = (self.string(frame.name), self.string(frame.filename));
+                let next = self.frames.len() as u64;
+                let number = *self
+                    .frames
+                    .entry((name, filename, frame.line))
+                    .or_insert(next);
+                if number == next {
+                    self.new_frames.put_natural(name);
+                    self.new_frames.put_natural(filename);
+                    self.new_frames.put_natural(u64::from(frame.line));
+                }
+                number
+            })
+            .collect();
+        let next = self.stacks.len() as u64 + 1;
+        let number = self.stacks.get(&frames).copied().unwrap_or(next);
+        if number == next {
+            self.new_stacks.put_natural(frames.len() as u64);
+            frames
+                .iter()
+                .for_each(|&frame| self.new_stacks.put_natural(frame));
+            self.stacks.insert(frames, number);
+        }
+        self.numbers.insert(stack, number);
+        number
+    }
+}
+
+fn settings(settings: &AllocatorSettings) -> Vec<u8> {
+    let mut payload = Vec::new();
+    payload.put_text(&settings.conf);
+    // A limit of 2^64 - 1 bytes is none.
+    payload.put_natural(
+        settings
+            .max_split_size
+            .map_or(0, |size| size.get().wrapping_add(1)),
+    );
+    payload.extend_from_slice(&settings.garbage_collection_threshold.to_le_bytes());
+    payload.push(u8::from(settings.expandable_segments));
+    for &(mebibytes, steps) in &settings.roundup_power2_divisions {
+        payload.put_natural(mebibytes);
+        payload.put_natural(steps);
+    }
+    payload
+}
+
+fn put_event(payload: &mut Vec<u8>, event: &TraceEvent, before: &TraceEvent, stack: u64) {
+    let (now, then) = (&event.event, &before.event);
+    let same_place = now.address == then.address && now.size == then.size;
+    let same_stream = now.stream == then.stream && event.pool() == before.pool();
+    let same_stack = event.stack == before.stack;
+    let flag = |is_same, flag| if is_same { flag } else { 0 };
+    payload.push(
+        now.action as u8
+            | flag(same_place, event_flags::SAME_PLACE)
+            | flag(same_stream, event_flags::SAME_STREAM)
+            | flag(same_stack, event_flags::SAME_STACK),
+    );
+    if !same_place {
+        payload.put_integer(
+            now.address
+                .get()
+                .wrapping_sub(then.address.get())
+                .cast_signed(),
+        );
+        payload.put_natural(now.size.get());
+    }
+    if !same_stream {
+        payload.put_natural(now.stream.0);
+        payload.push(u8::from(event.pool_known));
+        if let Some(pool) = event.pool() {
+            payload.put_natural(pool.0);
+            payload.put_natural(pool.1);
+        }
+    }
+    if !same_stack {
+        payload.put_natural(stack);
+    }
+    payload.put_integer(event.time_us.wrapping_sub(before.time_us));
+}

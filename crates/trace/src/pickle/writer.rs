@@ -1,0 +1,132 @@
+//! Writes pickles of plain data, in the few opcodes that PyTorch's viewer understands.
+
+use std::io::{self, Write};
+
+use hashbrown::HashMap;
+
+use super::opcodes::data as op;
+
+/// The number of an object that was memoized, to write it again in a few bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memo(u32);
+
+/// A pickle (protocol 2) in the making. The caller nests the calls as the data nests.
+pub(crate) struct PickleWriter<W> {
+    out: W,
+    memo_count: u32,
+    strings: HashMap<Box<str>, Memo>,
+}
+
+impl<W: Write> PickleWriter<W> {
+    pub(crate) fn new(mut out: W) -> io::Result<PickleWriter<W>> {
+        out.write_all(&[op::PROTO, 2])?;
+        Ok(PickleWriter {
+            out,
+            memo_count: 0,
+            strings: HashMap::new(),
+        })
+    }
+
+    /// Ends the pickle; returns what it was written to.
+    pub(crate) fn finish(mut self) -> io::Result<W> {
+        self.out.write_all(&[op::STOP])?;
+        Ok(self.out)
+    }
+
+    pub(crate) fn begin_dict(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::EMPTY_DICT, op::MARK])
+    }
+
+    pub(crate) fn end_dict(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::SETITEMS])
+    }
+
+    pub(crate) fn begin_list(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::EMPTY_LIST, op::MARK])
+    }
+
+    pub(crate) fn end_list(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::APPENDS])
+    }
+
+    /// Makes a tuple of the two values written last.
+    pub(crate) fn pair(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::TUPLE2])
+    }
+
+    pub(crate) fn boolean(&mut self, value: bool) -> io::Result<()> {
+        self.out
+            .write_all(&[if value { op::NEWTRUE } else { op::NEWFALSE }])
+    }
+
+    pub(crate) fn float(&mut self, value: f64) -> io::Result<()> {
+        self.out.write_all(&[op::BINFLOAT])?;
+        self.out.write_all(&value.to_be_bytes())
+    }
+
+    pub(crate) fn natural(&mut self, value: u64) -> io::Result<()> {
+        match i64::try_from(value) {
+            Ok(value) => self.integer(value),
+            Err(_) => {
+                // A ninth byte, for the sign.
+                self.out.write_all(&[op::LONG1, 9])?;
+                self.out.write_all(&value.to_le_bytes())?;
+                self.out.write_all(&[0])
+            }
+        }
+    }
+
+    pub(crate) fn integer(&mut self, value: i64) -> io::Result<()> {
+        if let Ok(value) = u8::try_from(value) {
+            self.out.write_all(&[op::BININT1, value])
+        } else if let Ok(value) = u16::try_from(value) {
+            self.out.write_all(&[op::BININT2])?;
+            self.out.write_all(&value.to_le_bytes())
+        } else if let Ok(value) = i32::try_from(value) {
+            self.out.write_all(&[op::BININT])?;
+            self.out.write_all(&value.to_le_bytes())
+        } else {
+            self.out.write_all(&[op::LONG1, 8])?;
+            self.out.write_all(&value.to_le_bytes())
+        }
+    }
+
+    /// Writes a string, from the second time on as a reference to the first.
+    pub(crate) fn string(&mut self, text: &str) -> io::Result<()> {
+        if let Some(&memo) = self.strings.get(text) {
+            return self.again(memo);
+        }
+        let count = u32::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        self.out.write_all(&[op::BINUNICODE])?;
+        self.out.write_all(&count.to_le_bytes())?;
+        self.out.write_all(text.as_bytes())?;
+        let memo = self.memoize()?;
+        self.strings.insert(text.into(), memo);
+        Ok(())
+    }
+
+    /// Memoizes the value written last: a list or dict once it has ended.
+    pub(crate) fn memoize(&mut self) -> io::Result<Memo> {
+        let memo = self.memo_count;
+        self.memo_count += 1;
+        match u8::try_from(memo) {
+            Ok(memo) => self.out.write_all(&[op::BINPUT, memo])?,
+            Err(_) => {
+                self.out.write_all(&[op::LONG_BINPUT])?;
+                self.out.write_all(&memo.to_le_bytes())?;
+            }
+        }
+        Ok(Memo(memo))
+    }
+
+    /// Writes a value that was memoized.
+    pub(crate) fn again(&mut self, memo: Memo) -> io::Result<()> {
+        match u8::try_from(memo.0) {
+            Ok(memo) => self.out.write_all(&[op::BINGET, memo]),
+            Err(_) => {
+                self.out.write_all(&[op::LONG_BINGET])?;
+                self.out.write_all(&memo.0.to_le_bytes())
+            }
+        }
+    }
+}

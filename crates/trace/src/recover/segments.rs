@@ -1,0 +1,230 @@
+//! The segments that were there at some moment of a recording.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream};
+
+use super::contradiction;
+use crate::error::TraceError;
+use crate::model::{InitialBlock, InitialSegment, TraceEvent};
+
+/// Returns whether PyTorch has segments of this size for large requests: those for small requests
+/// are 2 MiB each.
+pub(crate) fn is_large(size: Bytes) -> bool {
+    size > Bytes::mib(2)
+}
+
+/// Segments, and mapped ranges of expandable segments, by address. No two overlap.
+#[derive(Default)]
+pub(super) struct Segments(BTreeMap<u64, Segment>);
+
+#[derive(Clone, Copy)]
+pub(super) struct Segment {
+    size: u64,
+    stream: Stream,
+    pool: Option<MempoolId>,
+    is_large: bool,
+    is_expandable: bool,
+}
+
+impl Segment {
+    pub(super) fn from_snapshot(segment: &SegmentSnapshot) -> Segment {
+        Segment {
+            size: segment.size.get(),
+            stream: segment.stream,
+            pool: Some(segment.pool),
+            is_large: segment.is_large,
+            is_expandable: segment.is_expandable,
+        }
+    }
+
+    /// Returns whether this and a range that starts where it ends are of one expandable segment.
+    fn continues_in(&self, after: &Segment) -> bool {
+        let same_pool = match (self.pool, after.pool) {
+            (Some(pool), Some(other)) => pool == other,
+            _ => true,
+        };
+        self.is_expandable && after.is_expandable && self.stream == after.stream && same_pool
+    }
+}
+
+impl Segments {
+    /// Adds a segment; returns its pool, where that is known.
+    ///
+    /// A range of an expandable segment joins the ranges that it touches, as PyTorch lists them.
+    pub(super) fn insert(
+        &mut self,
+        address: DeviceAddress,
+        mut segment: Segment,
+    ) -> Result<Option<MempoolId>, TraceError> {
+        let mut start = address.get();
+        let end = start + segment.size;
+        if let Some((&other, &before)) = self.0.range(..end.max(start + 1)).next_back() {
+            let other_end = other + before.size;
+            if other_end > start || other == start {
+                return Err(contradiction(format!(
+                    "the segments at {address} ({}) and {} ({}) overlap",
+                    Bytes(segment.size),
+                    DeviceAddress(other),
+                    Bytes(before.size)
+                )));
+            }
+            if other_end == start && before.continues_in(&segment) {
+                start = other;
+                segment = Segment {
+                    size: before.size + segment.size,
+                    pool: before.pool.or(segment.pool),
+                    ..before
+                };
+            }
+        }
+        if let Some(&after) = self.0.get(&end)
+            && segment.continues_in(&after)
+        {
+            self.0.remove(&end);
+            segment = Segment {
+                size: segment.size + after.size,
+                pool: segment.pool.or(after.pool),
+                ..after
+            };
+        }
+        self.0.insert(start, segment);
+        Ok(segment.pool)
+    }
+
+    /// Returns the pool of the segment around `address`, where that is known.
+    pub(super) fn pool_at(&self, address: DeviceAddress) -> Option<MempoolId> {
+        let (&start, segment) = self.0.range(..=address.get()).next_back()?;
+        (address.get() - start < segment.size).then_some(segment.pool)?
+    }
+
+    /// Takes away a segment that came. Where the segments at the end are not known, it may have
+    /// stayed.
+    pub(super) fn undo_alloc(
+        &mut self,
+        event: &mut TraceEvent,
+        knows_end: bool,
+    ) -> Result<(), TraceError> {
+        let Event { address, size, .. } = event.event;
+        match self.0.get(&address.get()) {
+            Some(segment) if segment.size == size.get() => {
+                event.set_pool(event.pool().or(segment.pool));
+                self.0.remove(&address.get());
+                Ok(())
+            }
+            None if !knows_end => Ok(()),
+            _ => Err(contradiction(format!(
+                "a segment of {size} at {address} comes, which neither goes later nor is there at \
+                 the end, or comes twice"
+            ))),
+        }
+    }
+
+    /// Brings back a segment that went.
+    pub(super) fn undo_free(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
+        self.bring_back(event, false)
+    }
+
+    /// Brings back a range that was unmapped.
+    pub(super) fn undo_unmap(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
+        self.bring_back(event, true)
+    }
+
+    fn bring_back(
+        &mut self,
+        event: &mut TraceEvent,
+        is_expandable: bool,
+    ) -> Result<(), TraceError> {
+        let Event {
+            address,
+            size,
+            stream,
+            ..
+        } = event.event;
+        let segment = Segment {
+            size: size.get(),
+            stream,
+            pool: event.pool(),
+            is_large: is_large(size),
+            is_expandable,
+        };
+        let pool = self.insert(address, segment)?;
+        event.set_pool(pool);
+        Ok(())
+    }
+
+    /// Takes away a range that was mapped, out of the range that contains it.
+    pub(super) fn undo_map(
+        &mut self,
+        event: &mut TraceEvent,
+        knows_end: bool,
+    ) -> Result<(), TraceError> {
+        let Event { address, size, .. } = event.event;
+        let (start, end) = (address.get(), address.get() + size.get());
+        let around = self.0.range(..=start).next_back();
+        match around.map(|(&around, &segment)| (around, around + segment.size, segment)) {
+            Some((around, around_end, segment)) if around_end >= end && around_end > start => {
+                event.set_pool(event.pool().or(segment.pool));
+                self.0.remove(&around);
+                if around < start {
+                    self.0.insert(
+                        around,
+                        Segment {
+                            size: start - around,
+                            ..segment
+                        },
+                    );
+                }
+                if end < around_end {
+                    self.0.insert(
+                        end,
+                        Segment {
+                            size: around_end - end,
+                            ..segment
+                        },
+                    );
+                }
+                Ok(())
+            }
+            _ if !knows_end => Ok(()),
+            _ => Err(contradiction(format!(
+                "{size} at {address} is mapped, which is neither unmapped later nor there at the \
+                 end, or is mapped twice"
+            ))),
+        }
+    }
+
+    /// Makes a segment for a block that lies in none.
+    pub(super) fn cover(&mut self, block: &InitialBlock) -> Result<(), TraceError> {
+        let address = block.address.get();
+        if let Some((&start, segment)) = self.0.range(..=address).next_back()
+            && address + block.size.get() <= start + segment.size
+        {
+            return Ok(());
+        }
+        let segment = Segment {
+            size: block.size.get(),
+            stream: block.stream,
+            pool: block.pool,
+            is_large: block.size > Bytes::mib(1),
+            is_expandable: false,
+        };
+        self.insert(block.address, segment)?;
+        Ok(())
+    }
+
+    /// Returns the segments, as what was there before the first event.
+    pub(super) fn into_initial(self) -> Vec<InitialSegment> {
+        let segments = self.0.into_iter();
+        segments
+            .map(|(address, segment)| InitialSegment {
+                address: DeviceAddress(address),
+                size: Bytes(segment.size),
+                stream: segment.stream,
+                pool: segment.pool,
+                is_large: segment.is_large,
+                is_expandable: segment.is_expandable,
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,322 @@
+//! Each rule of the walk on a few events, and each contradiction.
+
+use lowtide_core::BlockSnapshot;
+
+use super::*;
+
+const SEGMENT: u64 = 0x10_0000;
+const EXPANDABLE: u64 = 0x4000_0000;
+
+fn event(action: Action, address: u64, size: u64) -> TraceEvent {
+    TraceEvent {
+        event: Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: Stream::DEFAULT,
+        },
+        time_us: 0,
+        stack: StackId::NONE,
+        pool_known: false,
+    }
+}
+
+/// A segment of 2 MiB at [`SEGMENT`] with blocks of 512 bytes from its start on.
+fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
+    let mut address = DeviceAddress(SEGMENT);
+    let mut blocks = Vec::new();
+    let mut left = Bytes::mib(2);
+    let mut add = |size, status| {
+        blocks.push(BlockSnapshot {
+            address,
+            size,
+            requested: size,
+            status,
+        });
+        address = address + size;
+        left -= size;
+        left
+    };
+    for &status in statuses {
+        add(Bytes(512), status);
+    }
+    let rest = Bytes::mib(2) - Bytes(512 * statuses.len() as u64);
+    add(rest, BlockStatus::Inactive);
+    SegmentSnapshot {
+        address: DeviceAddress(SEGMENT),
+        size: Bytes::mib(2),
+        stream: Stream::DEFAULT,
+        pool: MempoolId(0, 3),
+        is_large: false,
+        is_expandable: false,
+        blocks,
+    }
+}
+
+fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
+    recover(0, events.to_vec(), segments, &BlockStacks::default())
+}
+
+fn actions(recovered: &Recovered) -> Vec<Action> {
+    recovered
+        .events
+        .iter()
+        .map(|event| event.event.action)
+        .collect()
+}
+
+#[track_caller]
+fn check_contradiction(segments: &[SegmentSnapshot], events: &[TraceEvent], expected: &str) {
+    let error = run(segments, events).expect_err("the recording contradicts itself");
+    assert!(error.is_contradiction());
+    assert_eq!(error.to_string(), expected);
+}
+
+use Action::{
+    Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap,
+};
+use BlockStatus::{Allocated, Inactive, PendingFree};
+
+#[test]
+fn allocation_over_a_block_in_use() {
+    check_contradiction(
+        &[segment(&[Allocated, Allocated])],
+        &[
+            event(Alloc, SEGMENT, 512),
+            event(Alloc, SEGMENT + 512, 512),
+            event(Alloc, SEGMENT + 512, 100),
+        ],
+        "device 0, event 1: allocates 512 bytes at 0x100200, which is neither freed later nor alive \
+         at the end, or is allocated twice",
+    );
+    check_contradiction(
+        &[segment(&[Allocated, Allocated])],
+        &[
+            event(Alloc, SEGMENT, 1024),
+            event(Alloc, SEGMENT + 512, 512),
+            event(Alloc, SEGMENT, 512),
+        ],
+        "device 0, event 0: allocates 1024 bytes at 0x100000, which is neither freed later nor \
+         alive at the end, or is allocated twice",
+    );
+    check_contradiction(
+        &[segment(&[Inactive, Allocated])],
+        &[
+            event(Alloc, SEGMENT, 1024),
+            event(FreeRequested, SEGMENT, 512),
+            event(FreeCompleted, SEGMENT, 512),
+        ],
+        "device 0, event 0: allocates 1024 bytes at 0x100000, where a block of 512 bytes at \
+         0x100200 is in use to the end",
+    );
+}
+
+#[test]
+fn free_of_a_block_that_is_free() {
+    let free = [
+        event(FreeRequested, SEGMENT, 512),
+        event(FreeCompleted, SEGMENT, 512),
+    ];
+    check_contradiction(
+        &[segment(&[])],
+        &[
+            event(Alloc, SEGMENT, 512),
+            free[0],
+            free[1],
+            free[0],
+            free[1],
+        ],
+        "device 0, event 2: frees 512 bytes at 0x100000, where a block of 512 bytes at 0x100000 is \
+         in use until event 4",
+    );
+    check_contradiction(
+        &[segment(&[])],
+        &[free[0], free[0], free[1]],
+        "device 0, event 0: frees 512 bytes at 0x100000, where a block of 512 bytes at 0x100000 is \
+         in use until event 2",
+    );
+    check_contradiction(
+        &[segment(&[Allocated])],
+        &free,
+        "device 0, event 1: frees 512 bytes at 0x100000, where a block of 512 bytes at 0x100000 is \
+         in use to the end",
+    );
+    check_contradiction(
+        &[segment(&[])],
+        &[event(FreeRequested, SEGMENT + 512, 512), free[0], free[1]],
+        "device 0, event 0: lets go of the block at 0x100200, which is neither freed later nor \
+         waits at the end",
+    );
+}
+
+#[test]
+fn segments_that_overlap() {
+    check_contradiction(
+        &[segment(&[])],
+        &[event(SegmentFree, SEGMENT + 512, 4096)],
+        "device 0, event 0: the segments at 0x100200 (4.00 KiB) and 0x100000 (2.00 MiB) overlap",
+    );
+    check_contradiction(
+        &[segment(&[])],
+        &[
+            event(SegmentAlloc, SEGMENT, 2 << 20),
+            event(SegmentAlloc, SEGMENT, 2 << 20),
+        ],
+        "device 0, event 0: a segment of 2.00 MiB at 0x100000 comes, which neither goes later nor \
+         is there at the end, or comes twice",
+    );
+    check_contradiction(
+        &[segment(&[])],
+        &[event(SegmentMap, EXPANDABLE, 2 << 20)],
+        "device 0, event 0: 2.00 MiB at 0x40000000 is mapped, which is neither unmapped later nor \
+         there at the end, or is mapped twice",
+    );
+    let at_the_end = run(&[segment(&[]), segment(&[])], &[]).unwrap_err();
+    assert_eq!(
+        at_the_end.to_string(),
+        "the segments at 0x100000 (2.00 MiB) and 0x100000 (2.00 MiB) overlap"
+    );
+}
+
+#[test]
+fn places_that_are_no_memory() {
+    check_contradiction(
+        &[],
+        &[event(SegmentFree, u64::MAX - 4095, 8192)],
+        "device 0, event 0: segment_free of 8.00 KiB at 0xfffffffffffff000 is no memory",
+    );
+    check_contradiction(
+        &[],
+        &[event(Alloc, SEGMENT, u64::MAX)],
+        "device 0, event 0: alloc of 17179869184.00 GiB at 0x100000 is no memory",
+    );
+    let mut small = segment(&[Allocated]);
+    small.blocks[0].requested = Bytes(513);
+    assert_eq!(
+        run(&[small], &[]).unwrap_err().to_string(),
+        "the block of 512 bytes at 0x100000 is for a request of 513 bytes"
+    );
+}
+
+#[test]
+fn a_block_may_wait_at_the_end() {
+    let events = [
+        event(Alloc, SEGMENT, 512),
+        event(FreeRequested, SEGMENT, 512),
+    ];
+    let recovered = run(&[segment(&[PendingFree])], &events).unwrap();
+    assert_eq!(actions(&recovered), [Alloc, FreeRequested]);
+    assert_eq!(recovered.initial.blocks, []);
+    assert_eq!(recovered.events[1].pool(), Some(MempoolId(0, 3)));
+}
+
+#[test]
+fn missing_halves_of_frees_are_put_in() {
+    let (alloc, requested) = (
+        event(Alloc, SEGMENT, 512),
+        event(FreeRequested, SEGMENT, 512),
+    );
+    let completed = event(FreeCompleted, SEGMENT, 512);
+    let expected = [
+        Alloc,
+        FreeRequested,
+        FreeCompleted,
+        Alloc,
+        FreeRequested,
+        FreeCompleted,
+    ];
+    for half in [requested, completed] {
+        let later = TraceEvent { time_us: 7, ..half };
+        let recovered = run(&[segment(&[])], &[alloc, later, alloc, half]).unwrap();
+        assert_eq!(actions(&recovered), expected);
+        let times: Vec<_> = recovered.events.iter().map(|event| event.time_us).collect();
+        assert_eq!(times, [0, 7, 7, 0, 0, 0]);
+        assert_eq!(recovered.initial.blocks, []);
+        assert!(
+            recovered
+                .events
+                .iter()
+                .all(|event| event.event.size == Bytes(512))
+        );
+    }
+    // Only the first of these is missing: the second waits at the end.
+    let recovered = run(
+        &[segment(&[PendingFree])],
+        &[alloc, requested, alloc, requested],
+    )
+    .unwrap();
+    assert_eq!(actions(&recovered), expected[..5]);
+}
+
+#[test]
+fn without_segments_at_the_end_blocks_may_stay() {
+    let events = [
+        event(Alloc, SEGMENT, 512),
+        event(FreeRequested, SEGMENT + 1024, 700),
+        event(FreeCompleted, SEGMENT + 1024, 700),
+    ];
+    let recovered = run(&[], &events).unwrap();
+    let [block] = recovered.initial.blocks[..] else {
+        panic!(
+            "one block was in use before: {:?}",
+            recovered.initial.blocks
+        );
+    };
+    assert_eq!((block.requested, block.size), (Bytes(700), Bytes(1024)));
+    let [segment] = recovered.initial.segments[..] else {
+        panic!(
+            "the block has a segment of its own: {:?}",
+            recovered.initial.segments
+        );
+    };
+    assert_eq!((segment.address, segment.size), (block.address, block.size));
+    assert_eq!(segment.pool, None);
+}
+
+#[test]
+fn ranges_are_mapped_and_unmapped_in_parts() {
+    let mib = |count: u64| count << 20;
+    let range = |address, size| SegmentSnapshot {
+        address: DeviceAddress(address),
+        size: Bytes(size),
+        stream: Stream::DEFAULT,
+        pool: MempoolId(0, 5),
+        is_large: true,
+        is_expandable: true,
+        blocks: Vec::new(),
+    };
+    // Before: 40 MiB. Then 20 MiB more, 20 MiB in the middle go and come back but for their end.
+    let events = [
+        event(SegmentMap, EXPANDABLE + mib(40), mib(20)),
+        event(SegmentUnmap, EXPANDABLE + mib(20), mib(20)),
+        event(SegmentMap, EXPANDABLE + mib(20), mib(10)),
+    ];
+    let ends = [
+        range(EXPANDABLE, mib(30)),
+        range(EXPANDABLE + mib(40), mib(20)),
+    ];
+    let recovered = run(&ends, &events).unwrap();
+    let [before] = recovered.initial.segments[..] else {
+        panic!(
+            "one range was mapped before: {:?}",
+            recovered.initial.segments
+        );
+    };
+    assert_eq!(
+        (before.address.get(), before.size),
+        (EXPANDABLE, Bytes::mib(40))
+    );
+    assert!(before.is_expandable && before.is_large);
+    assert!(
+        recovered
+            .events
+            .iter()
+            .all(|event| event.pool() == Some(MempoolId(0, 5)))
+    );
+    // A range that went from the end of another was of its pool.
+    let events = [event(SegmentUnmap, EXPANDABLE + mib(20), mib(20))];
+    let recovered = run(&[range(EXPANDABLE, mib(20))], &events).unwrap();
+    assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
+    assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
+}

@@ -1,0 +1,97 @@
+//! Files that are made to cost far more than their size: each is refused in bounded memory and time.
+
+use lowtide_trace::{TraceError, read_from};
+
+#[track_caller]
+fn refused(bytes: &[u8]) -> TraceError {
+    let error = read_from(bytes).expect_err("the file is made to harm");
+    assert!(!error.to_string().contains('\n'));
+    error
+}
+
+/// A pickle of `unit` again and again, compressed some ten-thousandfold.
+#[cfg(feature = "zstd")]
+fn bomb(unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
+    use std::io::Write;
+    let mut zstd = zstd::Encoder::new(Vec::new(), 1).expect("level 1 exists");
+    zstd.write_all(&[0x80, 4]).expect("memory takes everything");
+    let block = unit.repeat((1 << 20) / unit.len());
+    for _ in 0..expanded_bytes / block.len() {
+        zstd.write_all(&block).expect("memory takes everything");
+    }
+    zstd.finish().expect("memory takes everything")
+}
+
+#[cfg(feature = "zstd")]
+#[test]
+fn bombs() {
+    // One object for each byte, and then a container kept apart from the stack.
+    for unit in [&b"]"[..], b"}", b"}0", b"N\x94", b"K\x01"] {
+        assert!(refused(&bomb(unit, 100 << 20)).is_limit(), "{unit:?}");
+    }
+    // Nothing is kept: only the expansion is too much.
+    assert!(refused(&bomb(b"N0", 100 << 20)).is_limit());
+}
+
+#[test]
+fn claimed_lengths_reserve_nothing() {
+    let lengths: [&[u8]; 6] = [
+        b"\x80\x04X\xff\xff\xff\xff",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x80\x04\x8b\xff\xff\xff\xff",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff]",
+        b"lowtide\n\x01\x00S\xff\xff\xff\xff",
+    ];
+    for bytes in &lengths[..5] {
+        assert!(refused(bytes).is_truncated());
+    }
+    let cut_off = read_from(lengths[5]).expect("a recorder may be killed at any time");
+    assert!(cut_off.is_cut_off && cut_off.traces.is_empty());
+}
+
+#[test]
+fn absurd_nesting() {
+    let error = refused(&[&b"\x80\x04"[..], &b"(".repeat(100_000)].concat());
+    assert!(error.is_limit());
+    assert_eq!(
+        error.to_string(),
+        "byte 1002: containers are nested deeper than 1000"
+    );
+    // Lists in lists in lists, and one that holds itself.
+    let deep = [
+        &b"\x80\x04"[..],
+        &b"]".repeat(100_000),
+        &b"a".repeat(99_999),
+        b".",
+    ]
+    .concat();
+    assert!(refused(&deep).is_malformed());
+    assert!(refused(b"\x80\x04]\x94h\x00a.").is_malformed());
+}
+
+#[test]
+fn programs_that_make_no_sense() {
+    let programs: [&[u8]; 14] = [
+        b"\x80\x04.",
+        b"\x80\x04u",
+        b"\x80\x04(u",
+        b"\x80\x04s",
+        b"\x80\x04}(K\x01u.",
+        b"\x80\x04K\x01K\x02a",
+        b"\x80\x04(0",
+        b"\x80\x04h\x07.",
+        b"\x80\x04j\xff\xff\xff\xff.",
+        b"\x80\x04\x94",
+        b"\x80\x04\x86",
+        b"\x80\x04e",
+        b"\x80\x04\x8c\x01\xff.",
+        b"\x80\x04\x00",
+    ];
+    for program in programs {
+        assert!(refused(program).is_malformed(), "{program:?}");
+    }
+    // A memo number far from the others is no reason for a table of that size.
+    read_from(&b"\x80\x04]r\xff\xff\xff\xffj\xff\xff\xff\xff."[..])
+        .expect("an empty list of segments");
+}

@@ -1,0 +1,579 @@
+//! Recordings of a small made-up allocator, written and read back in both formats: everything is
+//! still there, and what was there before the first event is found again although no file says it.
+//!
+//! Not covered here: expandable segments (their rules have tests beside the code).
+
+use std::sync::Arc;
+
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::{
+    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
+    InitialState, Snapshot, StackId, StackTable, Trace, TraceEvent, read_from, write_compact,
+    write_pickle,
+};
+use proptest::prelude::*;
+
+const SEGMENTS: usize = 4;
+const SLOTS: usize = 4;
+
+/// What the made-up allocator does: each segment has a few slots, for one block each.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Allocates the slot, and its segment before where that is not there.
+    Alloc {
+        segment: usize,
+        slot: usize,
+        size: u64,
+        stack: usize,
+    },
+    FreeRequested {
+        segment: usize,
+        slot: usize,
+    },
+    FreeCompleted {
+        segment: usize,
+        slot: usize,
+    },
+    /// Frees the segment if all its slots are free.
+    SegmentFree {
+        segment: usize,
+    },
+    OutOfMemory {
+        size: u64,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let place = (0..SEGMENTS, 0..SLOTS);
+    prop_oneof![
+        4 => (place.clone(), 1..=100_000_u64, 0..3_usize)
+            .prop_map(|((segment, slot), size, stack)| Op::Alloc { segment, slot, size, stack }),
+        3 => place.clone().prop_map(|(segment, slot)| Op::FreeRequested { segment, slot }),
+        3 => place.prop_map(|(segment, slot)| Op::FreeCompleted { segment, slot }),
+        2 => (0..SEGMENTS).prop_map(|segment| Op::SegmentFree { segment }),
+        1 => any::<u64>().prop_map(|size| Op::OutOfMemory { size }),
+    ]
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    requested: Bytes,
+    status: BlockStatus,
+    stack: StackId,
+    /// Tells the blocks in one slot apart.
+    generation: usize,
+}
+
+/// The allocator. A segment is there from one `SegmentAlloc` to the next `SegmentFree`; each time it
+/// is of another pool.
+#[derive(Clone, Default)]
+struct Model {
+    segments: [Option<(usize, [Option<Slot>; SLOTS])>; SEGMENTS],
+    generations: usize,
+    events: Vec<(TraceEvent, usize)>,
+}
+
+fn segment_address(segment: usize) -> DeviceAddress {
+    DeviceAddress(0x7f00_0000_0000 + ((segment as u64) << 25))
+}
+
+fn segment_size(segment: usize) -> Bytes {
+    if segment.is_multiple_of(2) {
+        Bytes::mib(2)
+    } else {
+        Bytes::mib(20)
+    }
+}
+
+fn slot_address(segment: usize, slot: usize) -> DeviceAddress {
+    segment_address(segment) + Bytes::kib(256) + Bytes(slot as u64 * 131_072)
+}
+
+fn stream(segment: usize) -> Stream {
+    Stream(segment as u64 / 2 * 0x5555_0000)
+}
+
+/// The pool of the segment that came as the `generation`-th.
+fn pool(generation: usize) -> MempoolId {
+    MempoolId(generation as u64 % 3, generation as u64)
+}
+
+impl Model {
+    fn record(
+        &mut self,
+        action: Action,
+        segment: usize,
+        address: DeviceAddress,
+        size: Bytes,
+        stack: StackId,
+    ) {
+        let generation = self.segments[segment]
+            .as_ref()
+            .map_or(usize::MAX, |segment| segment.0);
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address,
+            size,
+            stream: stream(segment),
+        };
+        let time_us = 1_795_223_068_669_434 + self.events.len() as i64 * 3;
+        self.events.push((
+            TraceEvent {
+                event,
+                time_us,
+                stack,
+                pool_known: false,
+            },
+            generation,
+        ));
+    }
+
+    fn run(&mut self, op: &Op, stacks: &[StackId; 3]) {
+        match *op {
+            Op::Alloc {
+                segment,
+                slot,
+                size,
+                stack,
+            } => self.allocate(segment, slot, Bytes(size), stacks[stack]),
+            Op::FreeRequested { segment, slot } => {
+                if let Some((_, slots)) = &mut self.segments[segment]
+                    && let Some(block) = &mut slots[slot]
+                    && block.status == BlockStatus::Allocated
+                {
+                    block.status = BlockStatus::PendingFree;
+                    let size = block.requested;
+                    self.record(
+                        Action::FreeRequested,
+                        segment,
+                        slot_address(segment, slot),
+                        size,
+                        stacks[0],
+                    );
+                }
+            }
+            Op::FreeCompleted { segment, slot } => {
+                if let Some((_, slots)) = &mut self.segments[segment]
+                    && let Some(block) = slots[slot]
+                    && block.status == BlockStatus::PendingFree
+                {
+                    slots[slot] = None;
+                    let (address, size) = (slot_address(segment, slot), block.requested);
+                    self.record(Action::FreeCompleted, segment, address, size, stacks[0]);
+                }
+            }
+            Op::SegmentFree { segment } => {
+                if let Some((_, slots)) = &self.segments[segment]
+                    && slots.iter().all(Option::is_none)
+                {
+                    let (address, size) = (segment_address(segment), segment_size(segment));
+                    self.record(Action::SegmentFree, segment, address, size, stacks[0]);
+                    self.segments[segment] = None;
+                }
+            }
+            Op::OutOfMemory { size } => {
+                self.record(
+                    Action::OutOfMemory,
+                    0,
+                    DeviceAddress(123_456),
+                    Bytes(size),
+                    stacks[1],
+                );
+                let last = self.events.last_mut();
+                last.expect("it was just recorded").1 = usize::MAX;
+            }
+        }
+    }
+
+    fn allocate(&mut self, segment: usize, slot: usize, requested: Bytes, stack: StackId) {
+        if self.segments[segment].is_none() {
+            self.generations += 1;
+            self.segments[segment] = Some((self.generations, [None; SLOTS]));
+            let (address, size) = (segment_address(segment), segment_size(segment));
+            self.record(Action::SegmentAlloc, segment, address, size, stack);
+        }
+        let generation = self.events.len();
+        if let Some((_, slots)) = &mut self.segments[segment]
+            && slots[slot].is_none()
+        {
+            slots[slot] = Some(Slot {
+                requested,
+                status: BlockStatus::Allocated,
+                stack,
+                generation,
+            });
+            let address = slot_address(segment, slot);
+            self.record(Action::Alloc, segment, address, requested, stack);
+        }
+    }
+
+    /// The segments with their blocks, as a snapshot lists them.
+    fn snapshot(&self) -> Vec<SegmentSnapshot> {
+        let there = |segment: usize| Some((segment, self.segments[segment].as_ref()?));
+        (0..SEGMENTS)
+            .filter_map(there)
+            .map(|(segment, (generation, slots))| {
+                let mut address = segment_address(segment);
+                let end = address + segment_size(segment);
+                let mut blocks = Vec::new();
+                let mut add = |size: Bytes, requested, status| {
+                    if !size.is_zero() {
+                        blocks.push(BlockSnapshot {
+                            address,
+                            size,
+                            requested,
+                            status,
+                        });
+                        address = address + size;
+                    }
+                    address
+                };
+                let mut at = segment_address(segment);
+                for (slot, block) in (0..).zip(slots) {
+                    let Some(block) = block else { continue };
+                    let start = slot_address(segment, slot);
+                    add(start.offset_from(at), Bytes(17), BlockStatus::Inactive);
+                    at = add(
+                        block.requested.round_up(Bytes(512)),
+                        block.requested,
+                        block.status,
+                    );
+                }
+                add(end.offset_from(at), Bytes::ZERO, BlockStatus::Inactive);
+                SegmentSnapshot {
+                    address: segment_address(segment),
+                    size: segment_size(segment),
+                    stream: stream(segment),
+                    pool: pool(*generation),
+                    is_large: !segment.is_multiple_of(2),
+                    is_expandable: false,
+                    blocks,
+                }
+            })
+            .collect()
+    }
+
+    /// What was there when this was `self`, told by one who knows only what is there at `end`.
+    fn initial(&self, end: &Model) -> InitialState {
+        let mut initial = InitialState::default();
+        for (segment, state) in self.segments.iter().enumerate() {
+            let Some((generation, slots)) = state else {
+                continue;
+            };
+            let at_end = end.segments[segment]
+                .as_ref()
+                .filter(|at_end| at_end.0 == *generation);
+            let pool = at_end.map(|_| pool(*generation));
+            initial.segments.push(InitialSegment {
+                address: segment_address(segment),
+                size: segment_size(segment),
+                stream: stream(segment),
+                pool,
+                is_large: !segment.is_multiple_of(2),
+                is_expandable: false,
+            });
+            for (slot, block) in slots.iter().enumerate() {
+                let Some(block) = block else { continue };
+                let stays = at_end
+                    .and_then(|at_end| at_end.1[slot])
+                    .is_some_and(|at_end| at_end.generation == block.generation);
+                initial.blocks.push(InitialBlock {
+                    address: slot_address(segment, slot),
+                    size: block.requested.round_up(Bytes(512)),
+                    requested: block.requested,
+                    stream: stream(segment),
+                    pool,
+                    status: block.status,
+                    stack: if stays { block.stack } else { StackId::NONE },
+                });
+            }
+        }
+        initial
+    }
+}
+
+fn trace(
+    device: u32,
+    ops: &[Op],
+    lost: usize,
+    table: &Arc<StackTable>,
+    stacks: &[StackId; 3],
+) -> Trace {
+    let lost = lost.min(ops.len());
+    let mut begin = Model::default();
+    ops[..lost].iter().for_each(|op| begin.run(op, stacks));
+    let mut end = begin.clone();
+    ops[lost..].iter().for_each(|op| end.run(op, stacks));
+    let at_end: Vec<usize> = end
+        .segments
+        .iter()
+        .flatten()
+        .map(|segment| segment.0)
+        .collect();
+    let events = end.events[begin.events.len()..]
+        .iter()
+        .map(|&(mut event, generation)| {
+            event.pool_known = at_end.contains(&generation);
+            if event.pool_known {
+                event.event.pool = pool(generation);
+            }
+            event
+        });
+    Trace {
+        device,
+        events: events.collect(),
+        initial: begin.initial(&end),
+        segments: end.snapshot(),
+        settings: AllocatorSettings {
+            conf: "max_split_size_mb:512".to_owned(),
+            max_split_size: Some(Bytes::mib(512)),
+            garbage_collection_threshold: 0.75,
+            expandable_segments: false,
+            roundup_power2_divisions: vec![(1, 4), (32768, 8)],
+        },
+        stacks: Arc::clone(table),
+        annotations: vec![
+            Annotation {
+                name: "step".into(),
+                stage: AnnotationStage::Start,
+                time_us: -5,
+            },
+            Annotation {
+                name: "step".into(),
+                stage: AnnotationStage::End,
+                time_us: i64::MAX,
+            },
+        ],
+        skipped_events: 0,
+    }
+}
+
+fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
+    let mut table = StackTable::new();
+    let frame = |name, line| Frame {
+        name,
+        filename: "a dir/träin.py",
+        line,
+    };
+    let stacks = [
+        StackId::NONE,
+        table.intern([frame("inner", 1), frame("outer", 70_000)]),
+        table.intern([frame("outer", 70_000)]),
+    ];
+    let table = Arc::new(table);
+    let traces = devices
+        .iter()
+        .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks));
+    let is_something = |trace: &Trace| !trace.events.is_empty() || !trace.segments.is_empty();
+    Snapshot {
+        traces: traces.filter(is_something).collect(),
+        is_cut_off: false,
+    }
+}
+
+/// Asserts that two snapshots say the same. Their stacks may have other numbers.
+#[track_caller]
+fn assert_same(one: &Snapshot, other: &Snapshot) {
+    assert_eq!(one.is_cut_off, other.is_cut_off);
+    assert_eq!(one.traces.len(), other.traces.len());
+    for (one, other) in one.traces.iter().zip(&other.traces) {
+        let frames = |trace: &Trace, stack| {
+            let frames = trace.stacks.frames(stack);
+            let own =
+                frames.map(|frame| (frame.name.to_owned(), frame.filename.to_owned(), frame.line));
+            own.collect::<Vec<_>>()
+        };
+        assert_eq!(one.device, other.device);
+        assert_eq!(one.events.len(), other.events.len());
+        for (event, same) in one.events.iter().zip(&other.events) {
+            assert_eq!(
+                *event,
+                TraceEvent {
+                    stack: event.stack,
+                    ..*same
+                }
+            );
+            assert_eq!(frames(one, event.stack), frames(other, same.stack));
+        }
+        assert_eq!(one.initial.segments, other.initial.segments);
+        assert_eq!(one.initial.blocks.len(), other.initial.blocks.len());
+        for (block, same) in one.initial.blocks.iter().zip(&other.initial.blocks) {
+            assert_eq!(
+                *block,
+                InitialBlock {
+                    stack: block.stack,
+                    ..*same
+                }
+            );
+            assert_eq!(frames(one, block.stack), frames(other, same.stack));
+        }
+        assert_eq!(one.segments, other.segments);
+        assert_eq!(one.settings, other.settings);
+        assert_eq!(one.annotations, other.annotations);
+        assert_eq!(one.skipped_events, other.skipped_events);
+    }
+}
+
+fn pickled(snapshot: &Snapshot) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_pickle(snapshot, &mut bytes).expect("memory takes everything");
+    bytes
+}
+
+fn compact(snapshot: &Snapshot) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_compact(snapshot, &mut bytes).expect("memory takes everything");
+    bytes
+}
+
+fn devices() -> impl Strategy<Value = Vec<(u32, Vec<Op>, usize)>> {
+    let ops = || proptest::collection::vec(op(), 0..120);
+    (ops(), 0..100_usize, ops(), 0..100_usize)
+        .prop_map(|(first, lost, third, lost_too)| vec![(0, first, lost), (2, third, lost_too)])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn what_is_written_reads_back(devices in devices()) {
+        let snapshot = snapshot(&devices);
+        assert_same(&read_from(&pickled(&snapshot)[..]).unwrap(), &snapshot);
+        assert_same(&read_from(&compact(&snapshot)[..]).unwrap(), &snapshot);
+    }
+
+    #[test]
+    fn damaged_files_never_panic(devices in devices(), damage in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4)) {
+        let snapshot = snapshot(&devices);
+        for mut bytes in [pickled(&snapshot), compact(&snapshot)] {
+            for &(position, byte) in &damage {
+                let position = position % bytes.len();
+                bytes[position] = byte;
+            }
+            if let Err(error) = read_from(&bytes[..]) {
+                assert!(!error.to_string().contains('\n'), "{error}");
+            }
+        }
+    }
+}
+
+/// A few operations that leave something of everything.
+fn example() -> Snapshot {
+    let alloc = |segment, slot, size| Op::Alloc {
+        segment,
+        slot,
+        size,
+        stack: 1,
+    };
+    let ops = vec![
+        alloc(0, 0, 1000),
+        alloc(1, 1, 70_000),
+        Op::FreeRequested {
+            segment: 1,
+            slot: 1,
+        },
+        alloc(0, 3, 5),
+        Op::FreeCompleted {
+            segment: 1,
+            slot: 1,
+        },
+        Op::SegmentFree { segment: 1 },
+        Op::OutOfMemory { size: 1 << 40 },
+        Op::FreeRequested {
+            segment: 0,
+            slot: 0,
+        },
+    ];
+    snapshot(&[(0, ops.clone(), 3), (2, ops, 0)])
+}
+
+#[test]
+fn a_compact_file_that_was_cut_off_says_what_it_has() {
+    let bytes = compact(&example());
+    let mut event_counts = Vec::new();
+    for count in 10..bytes.len() {
+        // Without the segments at the end, nothing contradicts the events that are there.
+        let snapshot = read_from(&bytes[..count]).unwrap();
+        assert!(snapshot.is_cut_off, "cut at {count}");
+        event_counts.push(
+            snapshot
+                .traces
+                .iter()
+                .map(|trace| trace.events.len())
+                .sum::<usize>(),
+        );
+    }
+    assert!(event_counts.is_sorted());
+    let all: usize = example()
+        .traces
+        .iter()
+        .map(|trace| trace.events.len())
+        .sum();
+    assert_eq!(event_counts.last(), Some(&all));
+    for count in 1..10 {
+        assert!(read_from(&bytes[..count]).is_err());
+    }
+}
+
+#[test]
+fn damage_to_a_compact_file_is_noticed() {
+    let bytes = compact(&example());
+    for position in 15..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[position] ^= 0x10;
+        match read_from(&damaged[..]) {
+            Ok(snapshot) => {
+                // A section may have become one of a later version, or reach beyond the end.
+                let events = |snapshot: &Snapshot| {
+                    snapshot
+                        .traces
+                        .iter()
+                        .map(|trace| trace.events.len())
+                        .sum::<usize>()
+                };
+                assert!(snapshot.is_cut_off || events(&snapshot) <= events(&example()));
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    let mut damaged = bytes.clone();
+    damaged[15] ^= 0x10;
+    let error = read_from(&damaged[..]).unwrap_err();
+    assert!(error.is_malformed());
+    assert_eq!(
+        error.to_string(),
+        "byte 10: the checksum of the section is wrong"
+    );
+}
+
+#[test]
+fn a_newer_version_is_refused() {
+    let mut bytes = compact(&example());
+    bytes[8] = 2;
+    let error = read_from(&bytes[..]).unwrap_err();
+    assert!(error.is_newer_version());
+    assert_eq!(
+        error.to_string(),
+        "version 2 of lowtide's format; this lowtide reads 1, update it"
+    );
+}
+
+#[test]
+fn unknown_sections_are_skipped() {
+    let mut bytes = compact(&example());
+    // An empty section; the checksum of nothing is 0.
+    bytes.splice(10..10, [b'?', 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_same(&read_from(&bytes[..]).unwrap(), &example());
+}
+
+#[test]
+fn every_truncation_of_a_written_pickle_is_an_error() {
+    let bytes = pickled(&example());
+    for count in 0..bytes.len() {
+        assert!(read_from(&bytes[..count]).unwrap_err().is_truncated());
+    }
+}
