@@ -89,7 +89,27 @@ impl<D: Driver> DeviceAllocator<D> {
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
         let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream)
+        self.allocate_from(pool, requested, stream, None)
+    }
+
+    /// As [`DeviceAllocator::allocate`], but `None` when memory has run out, which no figure counts
+    /// and no event tells of: for a caller that will try again.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], but for [`AllocError::OutOfMemory`].
+    pub fn try_allocate(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        if requested.is_zero() {
+            return Ok(Some(DeviceAddress::NULL));
+        }
+        let pool = self.route(stream);
+        let request = self.prepare(pool, requested, stream, None)?;
+        let block = self.find_block(&request)?;
+        Ok(block.map(|block| self.hand_out(block, requested)))
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
@@ -109,7 +129,7 @@ impl<D: Driver> DeviceAllocator<D> {
         // Otherwise the pool could end while its own request waits for memory.
         let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
         *use_count = (*use_count).max(1);
-        self.allocate_from(pool, requested, stream)
+        self.allocate_from(pool, requested, stream, None)
     }
 
     /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
@@ -134,15 +154,33 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.hand_out(id, size))
     }
 
+    #[inline]
     fn allocate_from(
         &mut self,
         pool: PoolIndex,
         requested: Bytes,
         stream: Stream,
+        freed_before: Option<u64>,
     ) -> Result<DeviceAddress, AllocError> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
+        let request = self.prepare(pool, requested, stream, freed_before)?;
+        match self.find_block(&request)? {
+            Some(block) => Ok(self.hand_out(block, requested)),
+            None => Err(self.out_of_memory(&request)?),
+        }
+    }
+
+    /// What is done before anything is looked for.
+    #[inline]
+    fn prepare(
+        &mut self,
+        pool: PoolIndex,
+        requested: Bytes,
+        stream: Stream,
+        freed_before: Option<u64>,
+    ) -> Result<Request, AllocError> {
         if requested > Bytes::REQUEST_MAX {
             return Err(AllocError::TooLarge { requested });
         }
@@ -150,15 +188,12 @@ impl<D: Driver> DeviceAllocator<D> {
         self.process_events()?;
         let size = Strategy::<D>::block_size(&self.strategy, requested);
         let domain = self.heap.domains.find_or_insert(pool, stream);
-        let request = Request {
+        Ok(Request {
             requested,
             size,
             domain,
-        };
-        match self.find_block(&request)? {
-            Some(block) => Ok(self.hand_out(block, requested)),
-            None => Err(self.out_of_memory(&request)?),
-        }
+            freed_before,
+        })
     }
 
     /// Everything that may serve a request, in order.
@@ -189,7 +224,10 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures > 0 {
             return Ok(None);
         }
-        self.release_cached()?;
+        self.reclaim_pending()?;
+        if self.strategy.gains_by_release(&self.heap, request) {
+            self.release_cached()?;
+        }
         self.heap.stats.num_alloc_retries += 1;
         self.strategy.retry(&mut self.heap, request)
     }
@@ -380,6 +418,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
+        self.reclaim_pending()?;
         Ok(self.release_cached()?)
     }
 
@@ -392,12 +431,11 @@ impl<D: Driver> DeviceAllocator<D> {
     /// driver refuses a call.
     pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.reclaim_all()?;
+        self.reclaim_pending()?;
         Ok(self.release_unused_pool(index)?)
     }
 
     fn release_cached(&mut self) -> Result<(), DriverError> {
-        self.reclaim_all()?;
         self.heap.release_detached()?;
         self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
         let pools = self.heap.domains.pools().map(|(index, _)| index);
@@ -409,7 +447,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Waits for every event that a freed block waits for; during a capture, in which that is not
     /// allowed, for none.
-    fn reclaim_all(&mut self) -> Result<(), DriverError> {
+    fn reclaim_pending(&mut self) -> Result<(), DriverError> {
         if self.captures > 0 {
             return Ok(());
         }
@@ -603,6 +641,64 @@ impl<D: Driver> DeviceAllocator<D> {
     fn position_of_route(&self, pool: MempoolId) -> Option<usize> {
         let index = self.heap.domains.find_pool(pool)?;
         self.routes.iter().position(|route| route.pool == index)
+    }
+}
+
+/// The safe frontier and the wait: what only BFC has.
+impl<D: Driver> DeviceAllocator<D> {
+    /// Returns a mark: blocks freed earlier count as freed before it, later ones do not. From the
+    /// first mark on, what is freed is handed out again but not merged until
+    /// [`DeviceAllocator::set_safe_frontier`] has passed it, so that
+    /// [`DeviceAllocator::allocate_freed_before`] can tell it apart. Constant time.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
+    pub fn mark_frees(&mut self) -> Result<u64, AllocError> {
+        let bfc = self.strategy.as_bfc_mut();
+        Ok(bfc.ok_or(AllocError::NoSafeFrontier)?.mark_frees())
+    }
+
+    /// Says that the device has passed everything queued before `mark`: what was freed before it can
+    /// be merged, and is. A frontier never goes back: an earlier mark changes nothing. Takes
+    /// O(log n) for each block that becomes safe.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
+    pub fn set_safe_frontier(&mut self, mark: u64) -> Result<(), AllocError> {
+        let bfc = self.strategy.as_bfc_mut();
+        let bfc = bfc.ok_or(AllocError::NoSafeFrontier)?;
+        bfc.set_safe_frontier(&mut self.heap, mark);
+        Ok(())
+    }
+
+    /// As [`DeviceAllocator::allocate`], but only from memory that was freed before `mark`, or that
+    /// the safe frontier has passed, or that is new. Linear in the free blocks that fit and are
+    /// neither.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], and [`AllocError::NoSafeFrontier`] from every strategy but
+    /// BFC: none of the others could keep the promise.
+    pub fn allocate_freed_before(
+        &mut self,
+        mark: u64,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        if self.strategy.as_bfc_mut().is_none() {
+            return Err(AllocError::NoSafeFrontier);
+        }
+        let pool = self.route(stream);
+        self.allocate_from(pool, requested, stream, Some(mark))
+    }
+
+    /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before
+    /// it fails, in the hope that another thread frees some; `None` where it is to fail at once. Who
+    /// shares the allocator between threads does the waiting, as there is no clock here.
+    pub fn retry_wait_ms(&self) -> Option<u64> {
+        self.strategy.retry_wait_ms()
     }
 }
 

@@ -40,6 +40,8 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// The strategy has no safe frontier: BFC alone has.
+    NoSafeFrontier,
     /// A call to the device failed for another reason than lack of memory.
     Driver(DriverError),
 }
@@ -118,6 +120,7 @@ impl fmt::Display for AllocError {
                     pool.0, pool.1
                 )
             }
+            AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),
         }
     }

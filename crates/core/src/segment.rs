@@ -38,6 +38,8 @@ pub(crate) struct Segment {
 pub(crate) enum Backing {
     /// The driver allocated it with the segment.
     Whole,
+    /// Several driver allocations, one behind the other, of these sizes.
+    Joined { parts: Vec<Bytes> },
     /// Mapped page by page: an expandable segment.
     Pages {
         page_size: Bytes,
@@ -55,7 +57,7 @@ impl Segment {
     /// Returns the bytes of physical memory in the segment.
     pub(crate) fn mapped_bytes(&self) -> Bytes {
         match &self.backing {
-            Backing::Whole => self.size,
+            Backing::Whole | Backing::Joined { .. } => self.size,
             Backing::Pages { page_size, handles } => {
                 Bytes(handles.iter().flatten().count() as u64 * page_size.get())
             }
@@ -66,7 +68,9 @@ impl Segment {
     fn pages(&mut self) -> (&mut Vec<Option<Handle>>, Bytes) {
         match &mut self.backing {
             Backing::Pages { page_size, handles } => (handles, *page_size),
-            Backing::Whole => unreachable!("only expandable segments are mapped and unmapped"),
+            Backing::Whole | Backing::Joined { .. } => {
+                unreachable!("only expandable segments are mapped and unmapped")
+            }
         }
     }
 }
@@ -176,47 +180,125 @@ impl<D: Driver> Heap<D> {
         size: Bytes,
         kind: SizeKind,
     ) -> Result<SegmentId, DriverError> {
+        let address = self.allocate(domain, size, kind)?;
+        Ok(self.insert_whole_segment(domain, address, size, kind))
+    }
+
+    /// Takes memory from the driver as [`Heap::allocate_segment`] does, and returns the segment that
+    /// it is in and where in it the memory starts. Where the driver returns the addresses behind a
+    /// segment of the same domain and kind, that segment grows; otherwise the memory is a new
+    /// segment, and starts at zero. One driver call; linear in the segments.
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::allocate_segment`].
+    pub(crate) fn allocate_or_extend_segment(
+        &mut self,
+        domain: DomainId,
+        size: Bytes,
+        kind: SizeKind,
+    ) -> Result<(SegmentId, Bytes), DriverError> {
+        let address = self.allocate(domain, size, kind)?;
+        let ends_there = |segment: &Segment| {
+            segment.address + segment.size == address
+                && (segment.domain, segment.kind) == (domain, kind)
+                && !segment.is_expandable()
+        };
+        let extended = self
+            .segments
+            .iter()
+            .find_map(|(id, segment)| ends_there(segment).then_some(id));
+        let Some(id) = extended else {
+            let id = self.insert_whole_segment(domain, address, size, kind);
+            return Ok((id, Bytes::ZERO));
+        };
+        let segment = self.segments.get_mut(id);
+        let offset = segment.size;
+        match &mut segment.backing {
+            Backing::Joined { parts } => parts.push(size),
+            backing => {
+                let parts = vec![offset, size];
+                *backing = Backing::Joined { parts };
+            }
+        }
+        segment.size += size;
+        Ok((id, offset))
+    }
+
+    /// Takes memory from the driver that is in no segment yet.
+    fn allocate(
+        &mut self,
+        domain: DomainId,
+        size: Bytes,
+        kind: SizeKind,
+    ) -> Result<DeviceAddress, DriverError> {
         if self.exceeds_limit(size) {
             return Err(DriverError::OutOfMemory);
         }
         let address = self.driver.allocate(size)?;
-        let backing = Backing::Whole;
-        let id = self.segments.insert(Segment {
-            address,
-            size,
-            domain,
-            kind,
-            backing,
-        });
         self.count_reserved(domain, kind, signed(size));
+        self.stats.num_device_alloc += 1;
+        self.record(Action::SegmentAlloc, domain, address, size);
+        Ok(address)
+    }
+
+    fn insert_whole_segment(
+        &mut self,
+        domain: DomainId,
+        address: DeviceAddress,
+        size: Bytes,
+        kind: SizeKind,
+    ) -> SegmentId {
         self.stats.segment.increase(kind, 1);
         if self.is_oversize(size) {
             self.stats.oversize_segments.increase(1);
         }
-        self.stats.num_device_alloc += 1;
-        self.record(Action::SegmentAlloc, domain, address, size);
-        Ok(id)
-    }
-
-    /// Gives a segment back to the driver. One driver call; on an error nothing has changed.
-    pub(crate) fn free_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
-        let &Segment {
+        self.segments.insert(Segment {
             address,
             size,
             domain,
             kind,
-            ..
-        } = self.segments.get(id);
-        self.driver.free(address, size)?;
-        self.segments.remove(id);
-        self.count_reserved(domain, kind, -signed(size));
-        self.stats.segment.decrease(kind, 1);
-        if self.is_oversize(size) {
-            self.stats.oversize_segments.decrease(1);
-        }
-        self.stats.num_device_free += 1;
-        self.record(Action::SegmentFree, domain, address, size);
+            backing: Backing::Whole,
+        })
+    }
+
+    /// Gives a segment that was never extended back to the driver. One driver call; on an error
+    /// nothing has changed.
+    pub(crate) fn free_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
+        let left = self.free_last_part(id)?;
+        debug_assert!(left.is_zero(), "extended segments go back part by part");
         Ok(())
+    }
+
+    /// Gives the last driver allocation of a segment back and returns what is left of the segment;
+    /// with the last one it is gone. One driver call; on an error nothing has changed.
+    pub(crate) fn free_last_part(&mut self, id: SegmentId) -> Result<Bytes, DriverError> {
+        let segment = self.segments.get(id);
+        let part = match &segment.backing {
+            Backing::Joined { parts } => *parts.last().expect("a segment has a part"),
+            Backing::Whole | Backing::Pages { .. } => segment.size,
+        };
+        let (domain, kind) = (segment.domain, segment.kind);
+        let left = segment.size - part;
+        let address = segment.address + left;
+        self.driver.free(address, part)?;
+        if left.is_zero() {
+            self.segments.remove(id);
+            self.stats.segment.decrease(kind, 1);
+            if self.is_oversize(part) {
+                self.stats.oversize_segments.decrease(1);
+            }
+        } else {
+            let segment = self.segments.get_mut(id);
+            segment.size = left;
+            if let Backing::Joined { parts } = &mut segment.backing {
+                parts.pop();
+            }
+        }
+        self.count_reserved(domain, kind, -signed(part));
+        self.stats.num_device_free += 1;
+        self.record(Action::SegmentFree, domain, address, part);
+        Ok(left)
     }
 
     /// Takes addresses for an expandable segment, with no memory behind them. One driver call.

@@ -29,8 +29,12 @@ pub(crate) struct FreeBlock {
 /// that holds anything: finding the first block of at least a size looks at one bin and, if that has
 /// none, at the next bin whose bit is set. Constant time while bins are short; a bin with many blocks
 /// of about the same size is a tree, so that the worst case is logarithmic.
+///
+/// The block that was put in last is held apart from the bins: very often it is the next one that is
+/// taken, or merged with what is freed next, and has then not been in a bin at all.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
+    newest: Option<FreeBlock>,
     bins: Vec<Bin>,
     /// Bit `i % 64` of word `i / 64` is set exactly when bin `i` holds anything.
     occupied: Vec<u64>,
@@ -44,15 +48,12 @@ impl FreeBlocks {
     }
 
     /// Puts a block in that is not in the set.
+    #[inline]
     pub(crate) fn insert(&mut self, block: FreeBlock) {
-        let index = bin_of(block.size);
-        if index >= self.bins.len() {
-            self.bins.resize_with(index + 1, Bin::default);
-            self.occupied.resize(index / 64 + 1, 0);
-        }
-        self.bins[index].insert(block);
-        self.occupied[index / 64] |= 1 << (index % 64);
         self.len += 1;
+        if let Some(older) = self.newest.replace(block) {
+            self.insert_in_bin(older);
+        }
     }
 
     /// Takes a block out that is in the set.
@@ -60,18 +61,72 @@ impl FreeBlocks {
     /// # Panics
     ///
     /// If it is not.
+    #[inline]
     pub(crate) fn remove(&mut self, block: FreeBlock) {
+        self.len -= 1;
+        if self.newest == Some(block) {
+            self.newest = None;
+        } else {
+            self.remove_from_bin(block);
+        }
+    }
+
+    /// Returns the smallest block of at least `size`, of several the one at the lowest address.
+    #[inline]
+    pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
+        let newest = self.newest.filter(|newest| newest.size >= size);
+        match (newest, self.first_in_bins(size)) {
+            (Some(newest), Some(binned)) => Some(newest.min(binned)),
+            (newest, binned) => newest.or(binned),
+        }
+    }
+
+    /// Returns the blocks from the smallest of at least `size` on, in order.
+    pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
+        let bins = self.bins_from(bin_of(size)).flat_map(Bin::iter);
+        let mut binned = bins.skip_while(move |block| block.size < size).peekable();
+        let mut newest = self.newest.filter(|newest| newest.size >= size);
+        std::iter::from_fn(move || {
+            let earlier = |next: &FreeBlock| newest.is_none_or(|newest| *next < newest);
+            binned.next_if(earlier).or_else(|| newest.take())
+        })
+    }
+
+    /// Returns every block in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
+        self.iter_from(Bytes::ZERO)
+    }
+
+    /// Returns the largest block, of several the one at the highest address.
+    pub(crate) fn last(&self) -> Option<FreeBlock> {
+        let word = self.occupied.iter().rposition(|&word| word != 0);
+        let binned = word.and_then(|word| {
+            let bit = 63 - self.occupied[word].leading_zeros() as usize;
+            self.bins[word * 64 + bit].last()
+        });
+        self.newest.max(binned)
+    }
+
+    fn insert_in_bin(&mut self, block: FreeBlock) {
+        let index = bin_of(block.size);
+        if index >= self.bins.len() {
+            self.bins.resize_with(index + 1, Bin::default);
+            self.occupied.resize(index / 64 + 1, 0);
+        }
+        self.bins[index].insert(block);
+        self.occupied[index / 64] |= 1 << (index % 64);
+    }
+
+    fn remove_from_bin(&mut self, block: FreeBlock) {
         let index = bin_of(block.size);
         let bin = &mut self.bins[index];
         bin.remove(block);
         if bin.is_empty() {
             self.occupied[index / 64] &= !(1 << (index % 64));
         }
-        self.len -= 1;
     }
 
-    /// Returns the smallest block of at least `size`, of several the one at the lowest address.
-    pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
+    fn first_in_bins(&self, size: Bytes) -> Option<FreeBlock> {
         let index = bin_of(size);
         let same_bin = self
             .bins
@@ -80,30 +135,11 @@ impl FreeBlocks {
         same_bin.or_else(|| self.bins[self.next_occupied(index + 1)?].first())
     }
 
-    /// Returns the blocks from the smallest of at least `size` on, in order.
-    pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
-        self.bins_from(bin_of(size))
-            .flat_map(Bin::iter)
-            .skip_while(move |block| block.size < size)
-    }
-
-    /// Returns every block in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        self.bins_from(0).flat_map(Bin::iter)
-    }
-
     /// Returns the bins that hold anything, from one on. There are hundreds of others.
     fn bins_from(&self, index: usize) -> impl Iterator<Item = &Bin> {
         let next = |&index: &usize| self.next_occupied(index + 1);
         let occupied = std::iter::successors(self.next_occupied(index), next);
         occupied.map(|index| &self.bins[index])
-    }
-
-    /// Returns the largest block, of several the one at the highest address.
-    pub(crate) fn last(&self) -> Option<FreeBlock> {
-        let word = self.occupied.iter().rposition(|&word| word != 0)?;
-        let bit = 63 - self.occupied[word].leading_zeros() as usize;
-        self.bins[word * 64 + bit].last()
     }
 
     fn next_occupied(&self, from: usize) -> Option<usize> {

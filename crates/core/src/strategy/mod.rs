@@ -4,18 +4,30 @@
 //! [`Heap`], and the order in which things are tried is that of
 //! [`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate).
 
+mod bfc;
+mod bit_set;
+mod buddy;
 mod caching;
 mod direct;
 mod free_blocks;
+mod pool;
+mod recent_blocks;
+mod slab;
+
+#[cfg(test)]
+mod test_driver;
 
 use crate::block::BlockId;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
-use crate::segment::{Heap, signed};
+use crate::segment::{Heap, SegmentId, signed};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::{SizeKind, Stats};
 use crate::units::Bytes;
+
+/// Segments for many blocks, and for large ones, are multiples of this: the driver gives nothing less.
+const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 
 /// What a strategy is asked to serve.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +38,9 @@ pub(crate) struct Request {
     pub(crate) size: Bytes,
     /// Whose memory may serve it.
     pub(crate) domain: DomainId,
+    /// A mark before which the memory that serves it must have been freed, where the program
+    /// demands one; see [`DeviceAllocator::mark_frees`](crate::DeviceAllocator::mark_frees).
+    pub(crate) freed_before: Option<u64>,
 }
 
 /// A policy for one device.
@@ -81,6 +96,12 @@ pub(crate) trait Strategy<D: Driver> {
         _request: &Request,
     ) -> Result<bool, DriverError> {
         Ok(false)
+    }
+
+    /// Returns whether every wholly free segment is to go back before the request fails. Only BFC
+    /// may be told not to.
+    fn gains_by_release(&self, _heap: &Heap<D>, _request: &Request) -> bool {
+        true
     }
 
     /// Gives back every wholly free segment of a pool.
@@ -149,13 +170,15 @@ pub(crate) trait Strategy<D: Driver> {
 }
 
 /// The strategy in use: a closed set, chosen at run time.
+///
+/// No variant is boxed: one exists for each device, and a box would cost every request a load.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one exists for each device, and a box would cost every request a load"
-)]
 pub(crate) enum ActiveStrategy {
     Direct(direct::Direct),
+    Pool(pool::Pool),
+    Buddy(buddy::Buddy),
+    Slab(slab::Slabs),
+    Bfc(bfc::Bfc),
     Caching(caching::Caching),
 }
 
@@ -164,6 +187,10 @@ macro_rules! dispatch {
     ($active:expr, $strategy:ident => $call:expr) => {
         match $active {
             ActiveStrategy::Direct($strategy) => $call,
+            ActiveStrategy::Pool($strategy) => $call,
+            ActiveStrategy::Buddy($strategy) => $call,
+            ActiveStrategy::Slab($strategy) => $call,
+            ActiveStrategy::Bfc($strategy) => $call,
             ActiveStrategy::Caching($strategy) => $call,
         }
     };
@@ -175,11 +202,30 @@ impl ActiveStrategy {
     pub(crate) fn new(config: &Config, stats: &mut Stats) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
+            Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
+            Config::Buddy(config) => ActiveStrategy::Buddy(buddy::Buddy::new(config)),
+            Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
                 stats.max_split_size = config.max_split_size.map_or(-1, signed);
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
-            _ => unreachable!("being built"),
+            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
+        }
+    }
+
+    /// Returns the strategy if it is BFC, which alone has a safe frontier.
+    pub(crate) fn as_bfc_mut(&mut self) -> Option<&mut bfc::Bfc> {
+        match self {
+            ActiveStrategy::Bfc(bfc) => Some(bfc),
+            _ => None,
+        }
+    }
+
+    /// Returns how long a request is to be tried again before it fails, in milliseconds, if at all.
+    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
+        match self {
+            ActiveStrategy::Bfc(bfc) => bfc.retry_wait_ms(),
+            _ => None,
         }
     }
 }
@@ -222,6 +268,10 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
 
     fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
         dispatch!(self, strategy => strategy.release_for(heap, request))
+    }
+
+    fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {
+        dispatch!(self, strategy => strategy.gains_by_release(heap, request))
     }
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
@@ -272,6 +322,45 @@ fn unless_out_of_memory<T>(result: Result<T, DriverError>) -> Result<Option<T>, 
         Ok(value) => Ok(Some(value)),
         Err(DriverError::OutOfMemory) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Takes a segment for many blocks, of `most` bytes where that much can be had, but at least `least`;
+/// `None` where the driver or the limit refuses even that. It counts as large.
+///
+/// More than half of what is left is taken only for a request that needs it, because other streams
+/// and other libraries of the process use the same device. Each further attempt is for half of the
+/// one before.
+///
+/// # Errors
+///
+/// What the driver said, unless it is out of memory.
+fn allocate_shared_segment<D: Driver>(
+    heap: &mut Heap<D>,
+    domain: DomainId,
+    least: Bytes,
+    most: Bytes,
+) -> Result<Option<SegmentId>, DriverError> {
+    let half = |size: Bytes| {
+        Bytes(size.get() / 2)
+            .round_down(SEGMENT_ROUNDING)
+            .max(least)
+    };
+    let in_limit = heap
+        .limit
+        .unwrap_or(Bytes(u64::MAX))
+        .saturating_sub(heap.stats.reserved());
+    let left = heap.driver.memory_info()?.free.min(in_limit);
+    let mut size = most.max(least);
+    while size > least && size > Bytes(left.get() / 2) {
+        size = half(size);
+    }
+    loop {
+        let segment = heap.allocate_segment(domain, size, SizeKind::Large);
+        match unless_out_of_memory(segment)? {
+            None if size > least => size = half(size),
+            answer => return Ok(answer),
+        }
     }
 }
 

@@ -1,0 +1,228 @@
+//! `lowtide advise`: the setting of PyTorch's own allocator that takes a job the least memory.
+
+mod report;
+mod settings;
+
+use anyhow::{Context, Result};
+use lowtide_core::{Bytes, Config};
+use lowtide_replay::{Options, Outcome};
+use lowtide_trace::Trace;
+
+use crate::args::AdviseArgs;
+use crate::progress::Progress;
+use crate::recording::{self, Job};
+use crate::{format, json, output, ranking, replay};
+use settings::{Axes, Candidate, Setting};
+
+/// Of each setting that helps, so many values are tried together with others.
+const COMBINED_VALUES: usize = 2;
+
+/// A setting has to save more than this share of what a simpler one takes: less is not worth a line in
+/// anyone's launch script.
+const WORTHWHILE: f64 = 0.01;
+
+/// A candidate, and what became of the job with it.
+#[derive(Clone, Debug)]
+struct Tried {
+    candidate: Candidate,
+    outcome: Outcome,
+}
+
+/// What a search found.
+#[derive(Debug)]
+struct Advice<'a> {
+    job: &'a Job,
+    capacity: Option<Bytes>,
+    /// With the settings of the recording.
+    now: Tried,
+    /// What to choose, which may be `now`; `None` where no candidate completes the job.
+    best: Option<Tried>,
+    /// Every other candidate, the best first.
+    others: Vec<Tried>,
+}
+
+/// Carries out `lowtide advise`.
+///
+/// # Errors
+///
+/// If an argument or the recording is bad.
+pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
+    let source = &args.source;
+    let trace = recording::read_device(&source.trace, source.device)?;
+    let in_file = || recording::name(&source.trace);
+    let job = Job::new(&source.trace, &trace);
+    let options = Options {
+        capacity: source.resolve_capacity(&job),
+        verify: false,
+        timeline_points: 0,
+    };
+
+    let search = Search {
+        trace: &trace,
+        job: &job,
+        options: &options,
+        progress: Progress::new("replaying", 0),
+        kept: settings::kept_pairs(&trace.settings.conf),
+    };
+    let advice = search.advise().with_context(in_file)?;
+    drop(search);
+    output::print(&if args.json {
+        json::text(&report::Json::new(&advice))?
+    } else {
+        report::text(&advice)
+    })
+}
+
+/// A search under way.
+struct Search<'a> {
+    trace: &'a Trace,
+    job: &'a Job,
+    options: &'a Options,
+    progress: Progress,
+    /// The recorded pairs that stay as they are.
+    kept: Vec<&'a str>,
+}
+
+impl<'a> Search<'a> {
+    /// Returns the advice. Each setting is tried alone, with and without expandable segments; then
+    /// those that helped are tried together.
+    fn advise(&self) -> Result<Advice<'a>> {
+        let now = self.replay(vec![self.recorded()?])?.remove(0);
+        let axes = Axes::new(self.trace, self.options.capacity.is_some());
+        let mut tried = Vec::new();
+        for base in [vec![], vec![Setting::ExpandableSegments]] {
+            let axes = axes.combinable_with(&base);
+            let singles = axes.iter().copied().flatten().map(|&setting| vec![setting]);
+            let singles = self.candidates(&base, singles.chain([vec![]]));
+            let singles = self.replay(singles)?;
+            let together = self.candidates(&base, self.combinations(&base, &axes, &singles));
+            tried.extend(singles);
+            tried.extend(self.replay(together)?);
+        }
+        Ok(self.conclude(now, tried))
+    }
+
+    /// Returns the settings of the recording.
+    fn recorded(&self) -> Result<Candidate> {
+        let settings = &self.trace.settings;
+        let config = Config::Caching(recording::recorded_config(settings)?);
+        Ok(Candidate {
+            settings: Vec::new(),
+            // What was set while the job ran is not in the recorded text.
+            conf: match settings.conf.is_empty() {
+                true => config.to_conf(),
+                false => settings.conf.clone(),
+            },
+            config,
+        })
+    }
+
+    /// Returns each list of settings added to `base`, as far as PyTorch takes it.
+    fn candidates(
+        &self,
+        base: &[Setting],
+        lists: impl IntoIterator<Item = Vec<Setting>>,
+    ) -> Vec<Candidate> {
+        lists
+            .into_iter()
+            .filter_map(|list| Candidate::new([base, &list].concat(), &self.kept))
+            .collect()
+    }
+
+    /// Returns every combination of two or more settings of different axes that each helped alone.
+    fn combinations(
+        &self,
+        base: &[Setting],
+        axes: &[&[Setting]],
+        singles: &[Tried],
+    ) -> Vec<Vec<Setting>> {
+        let outcome_of = |settings: &[Setting]| {
+            let mut outcomes = singles.iter();
+            outcomes
+                .find(|tried| tried.candidate.settings == settings)
+                .map(|tried| &tried.outcome)
+        };
+        let Some(alone) = outcome_of(base) else {
+            return Vec::new();
+        };
+        let mut combinations = vec![vec![]];
+        for axis in axes {
+            let mut helpful: Vec<(&Outcome, Setting)> = axis
+                .iter()
+                .filter_map(|&setting| {
+                    let outcome = outcome_of(&[base, &[setting]].concat())?;
+                    Some((outcome, setting))
+                })
+                .filter(|(outcome, _)| helps(outcome, alone))
+                .collect();
+            helpful.sort_by(|(left, _), (right, _)| ranking::compare(self.job, left, right));
+            helpful.truncate(COMBINED_VALUES);
+            for combination in combinations.clone() {
+                combinations.extend(helpful.iter().map(|&(_, setting)| {
+                    let mut longer = combination.clone();
+                    longer.push(setting);
+                    longer
+                }));
+            }
+        }
+        combinations.retain(|combination| combination.len() > 1);
+        combinations
+    }
+
+    fn replay(&self, candidates: Vec<Candidate>) -> Result<Vec<Tried>> {
+        let configs: Vec<Config> = candidates
+            .iter()
+            .map(|candidate| candidate.config.clone())
+            .collect();
+        self.progress
+            .extend(self.trace.events.len() as u64 * configs.len() as u64);
+        let outcomes = replay::replay_all(self.trace, &configs, self.options, &self.progress)?;
+        let pairs = candidates.into_iter().zip(outcomes);
+        Ok(pairs
+            .map(|(candidate, outcome)| Tried { candidate, outcome })
+            .collect())
+    }
+
+    fn conclude(&self, now: Tried, mut tried: Vec<Tried>) -> Advice<'a> {
+        tried.retain(|tried| tried.candidate.config != now.candidate.config);
+        tried.sort_by(|left, right| ranking::compare(self.job, &left.outcome, &right.outcome));
+        let best = choose(self.job, &now, &tried).cloned();
+        if let Some(best) = &best {
+            tried.retain(|tried| tried.candidate != best.candidate);
+        }
+        Advice {
+            job: self.job,
+            capacity: self.options.capacity,
+            now,
+            best,
+            others: tried,
+        }
+    }
+}
+
+/// Returns whether a job fared better with `outcome` than with `before`, were it by a byte.
+fn helps(outcome: &Outcome, before: &Outcome) -> bool {
+    let figure = |outcome: &Outcome| (!outcome.completed, outcome.peak_reserved_bytes);
+    figure(outcome) < figure(before)
+}
+
+/// Returns what to choose: of those that take about the least, what is in use now, or else the simplest.
+fn choose<'t>(job: &Job, now: &'t Tried, tried: &'t [Tried]) -> Option<&'t Tried> {
+    let usable = |tried: &&Tried| tried.outcome.completed && !ranking::is_slow(job, &tried.outcome);
+    let peak = |tried: &Tried| tried.outcome.peak_reserved_bytes;
+    let all = || [now].into_iter().chain(tried).filter(usable);
+    let least = all().map(peak).min()?;
+    let about_least = |tried: &&Tried| format::ratio(peak(tried), least) <= 1.0 + WORTHWHILE;
+    if usable(&now) && about_least(&now) {
+        return Some(now);
+    }
+    all().filter(about_least).min_by(|left, right| {
+        let complexity = |tried: &Tried| tried.candidate.settings.len();
+        complexity(left)
+            .cmp(&complexity(right))
+            .then_with(|| ranking::compare(job, &left.outcome, &right.outcome))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! Advice as people and as programs read it.
+
+use std::fmt::Write as _;
+
+use console::style;
+use lowtide_core::Bytes;
+use lowtide_replay::Outcome;
+use serde::Serialize;
+
+use super::{Advice, Tried};
+use crate::format::{self, SizeUnit};
+use crate::json::OutcomeRow;
+use crate::recording::Job;
+use crate::table;
+
+/// More rows than this only bury the first ones.
+const ROWS: usize = 10;
+
+/// Returns what `lowtide advise` prints.
+pub(super) fn text(advice: &Advice<'_>) -> String {
+    let mut text = format!("{}\n", advice.job.headline());
+    if let Some(capacity) = advice.capacity {
+        let _ = writeln!(text, "on a device of {capacity}");
+    }
+    let _ = writeln!(text, "\n{}\n", now(advice));
+    match &advice.best {
+        None => text.push_str("No setting of PyTorch's allocator fits the job in that.\n"),
+        Some(best) if best.candidate == advice.now.candidate => {
+            let _ = writeln!(
+                text,
+                "{}",
+                style("That is about the best that PyTorch's allocator can do: keep it.").bold()
+            );
+        }
+        Some(best) => text.push_str(&recommendation(advice, best)),
+    }
+    let _ = writeln!(text, "\n{}", others(advice));
+    text
+}
+
+/// Returns a sentence on what the job takes with the settings it had.
+fn now(advice: &Advice<'_>) -> String {
+    let Tried { candidate, outcome } = &advice.now;
+    let with = match candidate.conf.as_str() {
+        "" => "With PyTorch's default settings".to_owned(),
+        conf => format!("With the settings it had, {conf},"),
+    };
+    match outcome.oom_at_event {
+        Some(event) => format!(
+            "{with} this job runs out of memory at event {}.",
+            format::count(event as u64)
+        ),
+        None => format!(
+            "{with} this job takes {}, {:.2} times its peak of live bytes.",
+            outcome.peak_reserved_bytes, outcome.reserved_ratio
+        ),
+    }
+}
+
+/// Returns what to set, what that saves, and what it costs.
+fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
+    let now = &advice.now.outcome;
+    let peak = best.outcome.peak_reserved_bytes;
+    let mut text = match best.candidate.conf.as_str() {
+        "" => format!("{}\n", style("    unset PYTORCH_CUDA_ALLOC_CONF").bold()),
+        conf => format!(
+            "    {}\n",
+            style(format!("PYTORCH_CUDA_ALLOC_CONF={conf}")).bold()
+        ),
+    };
+    text.push('\n');
+    let _ = match now.completed {
+        true => writeln!(
+            text,
+            "makes it {peak}: {} less ({}).",
+            now.peak_reserved_bytes.saturating_sub(peak),
+            format::percent_change(peak, now.peak_reserved_bytes)
+        ),
+        false => writeln!(text, "lets it complete, in {peak}."),
+    };
+
+    let _ = writeln!(text, "\nWhat it costs:");
+    for line in costs(advice, best).into_iter().chain(cautions(best)) {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}
+
+/// Returns a line on each price, with what it is now where the job completes.
+fn costs(advice: &Advice<'_>, best: &Tried) -> [String; 3] {
+    let line = |name: &str, price: &dyn Fn(&Outcome) -> String| {
+        let now = &advice.now.outcome;
+        let before = match now.completed {
+            true => format!(" (now {})", price(now)),
+            false => String::new(),
+        };
+        format!("{name}: {}{before}", price(&best.outcome))
+    };
+    let asked = advice.job.peak_requested_bytes;
+    [
+        line("driver calls", &|outcome| {
+            format::count(table::driver_calls(outcome))
+        }),
+        line("driver time", &|outcome| {
+            format::duration(outcome.driver_time_us)
+        }),
+        line("rounding up, at the peak", &|outcome| {
+            outcome
+                .peak_allocated_bytes
+                .saturating_sub(asked)
+                .to_string()
+        }),
+    ]
+}
+
+fn cautions(best: &Tried) -> impl Iterator<Item = String> {
+    let settings = best.candidate.settings.iter();
+    let cautions = settings.flat_map(|setting| setting.cautions());
+    cautions.map(|&caution| caution.to_owned())
+}
+
+/// Returns a table of the candidates that were not chosen.
+fn others(advice: &Advice<'_>) -> String {
+    let unit = SizeUnit::for_sizes_up_to(advice.job.peak_live_bytes);
+    let header = vec![
+        "other settings".to_owned(),
+        format!("reserved {}", unit.name()),
+        "ratio".into(),
+        "driver calls".into(),
+        "driver time".into(),
+        "note".into(),
+    ];
+    let mut rows = table::new_table(header, &[0, 5]);
+    for Tried { candidate, outcome } in advice.others.iter().take(ROWS) {
+        let conf = match candidate.conf.as_str() {
+            "" => "(PyTorch's defaults)",
+            conf => conf,
+        };
+        let [reserved, ratio] = table::reserved_and_ratio(outcome, unit);
+        rows.add_row([
+            conf.to_owned(),
+            reserved,
+            ratio,
+            format::count(table::driver_calls(outcome)),
+            format::duration(outcome.driver_time_us),
+            table::notes(advice.job, outcome),
+        ]);
+    }
+    let more = advice.others.len().saturating_sub(ROWS);
+    let more = match more {
+        0 => String::new(),
+        more => format!(
+            "\n… and {} more (--json has all)",
+            format::count(more as u64)
+        ),
+    };
+    format!("{}{more}", rows.trim_fmt())
+}
+
+/// What `lowtide advise --json` prints. The names of the keys are an interface.
+#[derive(Debug, Serialize)]
+pub(super) struct Json<'a> {
+    trace: &'a Job,
+    capacity_bytes: Option<u64>,
+    /// With the settings of the recording.
+    now: Entry<'a>,
+    /// What to choose, which may be what is there; null where nothing completes the job.
+    best: Option<Entry<'a>>,
+    /// What that saves; null where the job does not complete with it, or did not without.
+    saved_bytes: Option<u64>,
+    /// What a user has to know before choosing it.
+    cautions: Vec<String>,
+    /// All others, the best first.
+    others: Vec<Entry<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry<'a> {
+    /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
+    conf: &'a str,
+    #[serde(flatten)]
+    outcome: OutcomeRow<'a>,
+}
+
+impl<'a> Json<'a> {
+    /// Returns `advice` for programs.
+    pub(super) fn new(advice: &'a Advice<'_>) -> Json<'a> {
+        let best = advice.best.as_ref();
+        let saved = |best: &Tried| {
+            let now = advice.now.outcome.peak_reserved_bytes;
+            now.saturating_sub(best.outcome.peak_reserved_bytes)
+        };
+        Json {
+            trace: advice.job,
+            capacity_bytes: advice.capacity.map(Bytes::get),
+            now: Entry::new(&advice.now),
+            best: best.map(Entry::new),
+            saved_bytes: best
+                .filter(|_| advice.now.outcome.completed)
+                .map(|best| saved(best).get()),
+            cautions: best.into_iter().flat_map(cautions).collect(),
+            others: advice.others.iter().map(Entry::new).collect(),
+        }
+    }
+}
+
+impl<'a> Entry<'a> {
+    fn new(tried: &'a Tried) -> Entry<'a> {
+        Entry {
+            conf: &tried.candidate.conf,
+            outcome: OutcomeRow::new(&tried.outcome),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The settings of PyTorch's allocator that are worth trying, and what each asks of its user.
+
+use std::fmt;
+
+use lowtide_core::{Action, Bytes, Config};
+use lowtide_trace::Trace;
+
+/// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search chooses, or has to leave at their defaults.
+const SEARCHED_KEYS: [&str; 6] = [
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "roundup_power2_divisions",
+];
+
+/// One setting that differs from PyTorch's default.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Setting {
+    ExpandableSegments,
+    RoundupPower2Divisions(u64),
+    MaxSplitSizeMib(u64),
+    LargeSegmentSizeMib(u64),
+    GarbageCollectionThreshold(f64),
+}
+
+impl Setting {
+    /// Returns what a user has to know before choosing this; nothing if it works everywhere.
+    pub(crate) fn cautions(self) -> &'static [&'static str] {
+        match self {
+            Setting::ExpandableSegments => &[
+                "expandable_segments needs torch 2.1 and Linux",
+                "tensors are then shared between processes by file descriptors, which containers may \
+                 refuse",
+                "memory pools with an allocator of their own do without it",
+            ],
+            Setting::LargeSegmentSizeMib(_) => &["large_segment_size_mb needs torch 2.11"],
+            Setting::GarbageCollectionThreshold(_) => &[
+                "garbage_collection_threshold acts only below a limit, that of \
+                 torch.cuda.set_per_process_memory_fraction",
+            ],
+            Setting::RoundupPower2Divisions(_) | Setting::MaxSplitSizeMib(_) => &[],
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::ExpandableSegments => f.write_str("expandable_segments:True"),
+            Setting::RoundupPower2Divisions(steps) => write!(f, "roundup_power2_divisions:{steps}"),
+            Setting::MaxSplitSizeMib(mib) => write!(f, "max_split_size_mb:{mib}"),
+            Setting::LargeSegmentSizeMib(mib) => write!(f, "large_segment_size_mb:{mib}"),
+            Setting::GarbageCollectionThreshold(share) => {
+                write!(f, "garbage_collection_threshold:{share}")
+            }
+        }
+    }
+}
+
+/// The values to try of each setting that can be combined with the others.
+#[derive(Debug)]
+pub(crate) struct Axes {
+    roundup: Vec<Setting>,
+    max_split: Vec<Setting>,
+    large_segment: Vec<Setting>,
+    garbage_collection: Vec<Setting>,
+}
+
+impl Axes {
+    /// Returns what is worth trying for the job in `trace`.
+    pub(crate) fn new(trace: &Trace, has_limit: bool) -> Axes {
+        let thresholds: &[f64] = if has_limit { &[0.6, 0.8, 0.9] } else { &[] };
+        Axes {
+            roundup: [2, 4, 8, 16].map(Setting::RoundupPower2Divisions).to_vec(),
+            max_split: split_sizes_mib(trace)
+                .into_iter()
+                .map(Setting::MaxSplitSizeMib)
+                .collect(),
+            large_segment: [12, 32, 64, 128].map(Setting::LargeSegmentSizeMib).to_vec(),
+            garbage_collection: thresholds
+                .iter()
+                .map(|&share| Setting::GarbageCollectionThreshold(share))
+                .collect(),
+        }
+    }
+
+    /// Returns the axes that can be combined with `base`.
+    ///
+    /// Garbage collection passes by expandable segments, and with max_split_size_mb they are known to
+    /// grow without end in some jobs (pytorch#123548): one recording that fares well proves little.
+    pub(crate) fn combinable_with(&self, base: &[Setting]) -> Vec<&[Setting]> {
+        if base.contains(&Setting::ExpandableSegments) {
+            vec![&self.roundup, &self.large_segment]
+        } else {
+            vec![
+                &self.roundup,
+                &self.large_segment,
+                &self.max_split,
+                &self.garbage_collection,
+            ]
+        }
+    }
+}
+
+/// Returns up to five sizes at which to forbid splitting: PyTorch's least, and sizes of the job's own
+/// large requests, spread evenly over those it has.
+fn split_sizes_mib(trace: &Trace) -> Vec<u64> {
+    const LEAST_MIB: u64 = 20;
+    const OWN_SIZES: usize = 4;
+    let mut sizes: Vec<u64> = trace
+        .events
+        .iter()
+        .filter(|event| event.event.action == Action::Alloc)
+        .filter(|event| event.event.size > Bytes::mib(LEAST_MIB))
+        .map(|event| event.event.size.get() >> 20)
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let own =
+        (1..=OWN_SIZES).filter_map(|part| sizes.get((sizes.len() * part / OWN_SIZES).max(1) - 1));
+    let mut chosen: Vec<u64> = own.copied().collect();
+    if !chosen.is_empty() {
+        chosen.insert(0, LEAST_MIB);
+    }
+    chosen.dedup();
+    chosen
+}
+
+/// A value of `PYTORCH_CUDA_ALLOC_CONF`.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Candidate {
+    /// The settings that the search chose; the fewer, the simpler.
+    pub(crate) settings: Vec<Setting>,
+    /// The value.
+    pub(crate) conf: String,
+    /// What it means.
+    pub(crate) config: Config,
+}
+
+impl Candidate {
+    /// Returns `settings` together with `kept`, the pairs that are not searched; `None` where PyTorch
+    /// refuses the combination.
+    pub(crate) fn new(settings: Vec<Setting>, kept: &[&str]) -> Option<Candidate> {
+        let chosen = settings.iter().map(Setting::to_string);
+        let pairs: Vec<String> = chosen
+            .chain(kept.iter().map(|&pair| pair.to_owned()))
+            .collect();
+        let conf = pairs.join(",");
+        let config = Config::parse("caching", &conf).ok()?;
+        Some(Candidate {
+            settings,
+            conf,
+            config,
+        })
+    }
+}
+
+/// Returns the `key:value` pairs of `conf` that the search leaves alone.
+pub(crate) fn kept_pairs(conf: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let pairs = conf.split(|letter| {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        letter == ',' && depth == 0
+    });
+    pairs
+        .map(str::trim)
+        .filter(|pair| {
+            let key = pair.split(':').next().unwrap_or_default().trim();
+            !key.is_empty() && !SEARCHED_KEYS.contains(&key)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{DeviceAddress, Event, MempoolId, Stream};
+    use lowtide_trace::{StackId, TraceEvent};
+
+    use super::*;
+
+    fn requests(sizes_mib: &[u64]) -> Trace {
+        let event = |&mib| TraceEvent {
+            event: Event {
+                action: Action::Alloc,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(0),
+                size: Bytes::mib(mib),
+                stream: Stream::DEFAULT,
+            },
+            time_us: 0,
+            stack: StackId::default(),
+            pool_known: false,
+        };
+        Trace {
+            events: sizes_mib.iter().map(event).collect(),
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn what_is_not_searched_is_kept() {
+        let conf = "pinned_use_cuda_host_register:True, expandable_segments : True,\
+                    roundup_power2_divisions:[256:1,512:2],backend:native,";
+        assert_eq!(
+            kept_pairs(conf),
+            ["pinned_use_cuda_host_register:True", "backend:native"]
+        );
+        assert_eq!(kept_pairs(""), [""; 0]);
+    }
+
+    #[test]
+    fn split_sizes_are_the_jobs_own() {
+        assert_eq!(split_sizes_mib(&requests(&[1, 19, 20])), [0; 0]);
+        assert_eq!(split_sizes_mib(&requests(&[64, 64, 1])), [20, 64]);
+        assert_eq!(
+            split_sizes_mib(&requests(&[25, 30, 40, 50, 60, 70, 80, 90])),
+            [20, 30, 50, 70, 90]
+        );
+    }
+
+    #[test]
+    fn a_candidate_is_what_pytorch_would_read() {
+        let settings = vec![
+            Setting::ExpandableSegments,
+            Setting::RoundupPower2Divisions(4),
+        ];
+        let candidate = Candidate::new(settings, &["backend:native"]).unwrap();
+        assert_eq!(
+            candidate.conf,
+            "expandable_segments:True,roundup_power2_divisions:4,backend:native"
+        );
+        // PyTorch wants max_split_size_mb to be at least large_segment_size_mb.
+        let refused = vec![
+            Setting::LargeSegmentSizeMib(128),
+            Setting::MaxSplitSizeMib(20),
+        ];
+        assert_eq!(Candidate::new(refused, &[]), None);
+    }
+
+    #[test]
+    fn garbage_collection_is_tried_only_below_a_limit() {
+        let trace = requests(&[64]);
+        let tried = |has_limit| {
+            Axes::new(&trace, has_limit)
+                .combinable_with(&[])
+                .concat()
+                .iter()
+                .any(|setting| matches!(setting, Setting::GarbageCollectionThreshold(_)))
+        };
+        assert!(tried(true));
+        assert!(!tried(false));
+    }
+}

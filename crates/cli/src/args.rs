@@ -1,0 +1,334 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use lowtide_core::{Bytes, CachingConfig, Config, StrategyName};
+
+use crate::capacity::Capacity;
+use crate::output;
+use crate::recording::Job;
+
+/// Finds out from a recording of a PyTorch job, without a GPU, what its GPU memory goes to and which
+/// allocator or setting would take less.
+///
+/// A recording is what torch.cuda.memory._dump_snapshot() writes after
+/// torch.cuda.memory._record_memory_history().
+#[derive(Parser, Debug)]
+#[command(name = "lowtide", version, max_term_width = 100)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    Replay(ReplayArgs),
+    Advise(AdviseArgs),
+    Convert(ConvertArgs),
+}
+
+/// Compare what allocators would have done with a recorded job
+///
+/// Runs the job's requests through each allocator on a simulated device and prints what each would have
+/// taken, the best first. Exits with 0 when the replay ran, also if the job did not fit or an address
+/// differed; with 2 for a bad argument or file.
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// An allocator to try, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` (PyTorch's own), or
+    /// `all`. May be repeated [default: all]
+    ///
+    /// CONF is everything after the first colon, in the syntax of PYTORCH_CUDA_ALLOC_CONF:
+    /// `caching:expandable_segments:True,roundup_power2_divisions:4`. `all` is every allocator, and
+    /// `caching:expandable_segments:True`. Several are replayed at once, which disturbs `ns_per_op`:
+    /// name a single one to measure that.
+    #[arg(long = "strategy", value_name = "NAME[:CONF]")]
+    pub(crate) strategies: Vec<StrategyChoice>,
+
+    /// Compare every block's address with the recorded one
+    ///
+    /// The simulated driver then hands out segments where the recording has them. Only PyTorch's own
+    /// allocator can be verified. Without --strategy, and for a `caching` without CONF, this takes the
+    /// settings of the recording; `caching:` stands for PyTorch's defaults.
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Also write a report to FILE, one self-contained page: memory over time, and the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+/// Find the PYTORCH_CUDA_ALLOC_CONF that takes a recorded job the least memory
+///
+/// Replays PyTorch's own allocator over its settings: expandable segments, rounding, split sizes, segment
+/// sizes, and with --capacity also garbage collection. Prints the best, what it saves and what it costs.
+/// A setting that saves less than 1 % more than a simpler one is not recommended.
+#[derive(Args, Debug)]
+pub(crate) struct AdviseArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Convert a recording between formats
+///
+/// The formats follow from the names. IN is a PyTorch memory snapshot or a trace of lowtide's own. OUT
+/// ends in `.pickle` for a PyTorch memory snapshot, which pytorch.org/memory_viz shows, or in `.lowtide`
+/// for lowtide's own format, which is about a tenth of the size; either followed by `.zst` or `.gz` to
+/// compress it.
+#[derive(Args, Debug)]
+pub(crate) struct ConvertArgs {
+    /// The recording to read; `-` reads standard input
+    #[arg(value_name = "IN")]
+    pub(crate) input: PathBuf,
+
+    /// The file to write; what was there is replaced once everything is written
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+
+    /// Write only this device [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<u32>,
+}
+
+/// Which job, on which device.
+#[derive(Args, Debug)]
+pub(crate) struct SourceArgs {
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
+    /// reads standard input
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+
+    /// The device, of a recording that has several [default: the one with the most events]
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<u32>,
+
+    /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or
+    /// `1.02x` the job's peak of live bytes [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) capacity: Option<Capacity>,
+}
+
+/// What `--strategy` names.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum StrategyChoice {
+    /// `all`.
+    All,
+    /// One strategy.
+    One {
+        /// With these options.
+        config: Config,
+        /// Whether they were given, if only as an empty text after a colon.
+        has_conf: bool,
+    },
+}
+
+impl SourceArgs {
+    /// Returns the memory of the device that `job` is to run on, where it is limited.
+    pub(crate) fn resolve_capacity(&self, job: &Job) -> Option<Bytes> {
+        self.capacity
+            .map(|capacity| capacity.resolve(job.peak_live_bytes))
+    }
+}
+
+impl FromStr for StrategyChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StrategyChoice, String> {
+        if text == "all" {
+            return Ok(StrategyChoice::All);
+        }
+        let config = text.parse::<Config>().map_err(|error| error.to_string())?;
+        let has_conf = text.contains(':');
+        Ok(StrategyChoice::One { config, has_conf })
+    }
+}
+
+impl ReplayArgs {
+    /// Returns the configurations to replay, each once, in the order they were named.
+    ///
+    /// `recorded` returns the settings of the recording; it is asked only where they count.
+    ///
+    /// # Errors
+    ///
+    /// If something other than PyTorch's allocator is to be verified, or `recorded` fails.
+    pub(crate) fn configs(
+        &self,
+        recorded: impl Fn() -> anyhow::Result<CachingConfig>,
+    ) -> anyhow::Result<Vec<Config>> {
+        let mut configs = Vec::new();
+        for choice in &self.strategies {
+            match choice {
+                StrategyChoice::One { config, has_conf } => match config {
+                    Config::Caching(_) if self.verify && !has_conf => {
+                        configs.push(Config::Caching(recorded()?));
+                    }
+                    Config::Caching(_) => configs.push(config.clone()),
+                    _ if self.verify => return Err(only_caching(config.name().as_str())),
+                    _ => configs.push(config.clone()),
+                },
+                StrategyChoice::All if self.verify => return Err(only_caching("all")),
+                StrategyChoice::All => configs.extend(all_configs()),
+            }
+        }
+        if configs.is_empty() {
+            if self.verify {
+                configs.push(Config::Caching(recorded()?));
+            } else {
+                configs.extend(all_configs());
+            }
+        }
+
+        let mut distinct: Vec<Config> = Vec::new();
+        for config in configs {
+            if !distinct.contains(&config) {
+                distinct.push(config);
+            }
+        }
+        Ok(distinct)
+    }
+}
+
+/// Returns what `all` stands for.
+fn all_configs() -> impl Iterator<Item = Config> {
+    let expandable = Config::Caching(CachingConfig {
+        expandable_segments: true,
+        ..CachingConfig::default()
+    });
+    StrategyName::ALL
+        .into_iter()
+        .map(|name| Config::parse(name.as_str(), "").expect("every default is a configuration"))
+        .chain([expandable])
+}
+
+fn only_caching(named: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "--strategy {named} cannot be verified: a recording has the addresses of PyTorch's own \
+         allocator, `caching`"
+    )
+}
+
+/// Returns what the command line asks for; or, where it asks for help or is wrong, the exit code after
+/// having said so.
+pub(crate) fn parse() -> Result<Command, ExitCode> {
+    CommandLine::try_parse()
+        .map(|line| line.command)
+        .map_err(|error| match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                let _ = error.print();
+                ExitCode::SUCCESS
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                let _ = error.print();
+                ExitCode::from(2)
+            }
+            _ => {
+                output::note(&one_line(&error));
+                ExitCode::from(2)
+            }
+        })
+}
+
+/// Returns what is wrong, without the usage that clap appends.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let (what, _) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
+    let (what, _) = what.split_once("\n\nFor more").unwrap_or((what, ""));
+    let paragraphs: Vec<String> = what
+        .split("\n\n")
+        // No argument here looks like an option.
+        .filter(|paragraph| !paragraph.contains("tip: to pass"))
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let what = paragraphs.join("; ");
+    what.strip_prefix("error: ").unwrap_or(&what).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what is replayed for a command line; the recording's settings are expandable segments.
+    fn configs(arguments: &[&str]) -> Result<Vec<String>, String> {
+        let line = ["lowtide", "replay", "TRACE"].iter().chain(arguments);
+        let line = CommandLine::try_parse_from(line).map_err(|error| one_line(&error))?;
+        let Command::Replay(args) = line.command else {
+            panic!("not a replay");
+        };
+        let recorded = || {
+            Ok(CachingConfig {
+                expandable_segments: true,
+                ..CachingConfig::default()
+            })
+        };
+        let configs = args.configs(recorded).map_err(|error| error.to_string())?;
+        Ok(configs.iter().map(Config::to_string).collect())
+    }
+
+    fn check(arguments: &[&str], expected: &[&str]) {
+        let expected = expected.iter().map(|&text| text.to_owned()).collect();
+        assert_eq!(configs(arguments), Ok(expected), "{arguments:?}");
+    }
+
+    #[test]
+    fn all_is_every_strategy_and_expandable_segments() {
+        let mut all: Vec<&str> = StrategyName::ALL.map(StrategyName::as_str).to_vec();
+        all.push("caching:expandable_segments:True");
+        check(&[], &all);
+        check(&["--strategy", "all"], &all);
+        check(&["--strategy", "all", "--strategy", "bfc"], &all);
+    }
+
+    #[test]
+    fn options_follow_the_first_colon() {
+        check(
+            &[
+                "--strategy",
+                "caching:expandable_segments:True,roundup_power2_divisions:4",
+                "--strategy",
+                "direct",
+                "--strategy",
+                "direct:",
+            ],
+            &[
+                "caching:roundup_power2_divisions:4,expandable_segments:True",
+                "direct",
+            ],
+        );
+    }
+
+    #[test]
+    fn verification_takes_the_recorded_settings() {
+        let recorded = ["caching:expandable_segments:True"];
+        check(&["--verify"], &recorded);
+        check(&["--verify", "--strategy", "caching"], &recorded);
+        check(&["--verify", "--strategy", "caching:"], &["caching"]);
+        check(
+            &["--verify", "--strategy", "caching:max_split_size_mb:64"],
+            &["caching:max_split_size_mb:64"],
+        );
+    }
+
+    #[test]
+    fn only_pytorchs_allocator_is_verified() {
+        for name in ["all", "bfc"] {
+            let error = configs(&["--verify", "--strategy", name]).unwrap_err();
+            let expected = format!("--strategy {name} cannot be verified");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! `lowtide convert`: a recording in another format.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use flate2::write::GzEncoder;
+use lowtide_trace::Snapshot;
+
+use crate::args::ConvertArgs;
+use crate::{format, output, recording};
+
+/// What a file is written as, by the end of its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Target {
+    format: Format,
+    compression: Compression,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Pickle,
+    Compact,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Compression {
+    None,
+    Zstd,
+    Gzip,
+}
+
+/// Carries out `lowtide convert`.
+///
+/// # Errors
+///
+/// If a name, the device or the recording is bad, or the file cannot be written.
+pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
+    let target = Target::of_name(&args.output)?;
+    let mut snapshot = recording::read(&args.input)?;
+    if let Some(device) = args.device {
+        recording::keep_device(&args.input, &mut snapshot, device)?;
+    }
+    output::write_file(&args.output, |file| target.write(&snapshot, file))?;
+
+    let events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
+    output::print(&format!(
+        "{}: {} of {}\n",
+        args.output.display(),
+        format::counted(events as u64, "event"),
+        format::counted(snapshot.traces.len() as u64, "device"),
+    ))
+}
+
+impl Target {
+    fn of_name(path: &Path) -> Result<Target> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let (stem, compression) = if let Some(stem) = name.strip_suffix(".zst") {
+            (stem, Compression::Zstd)
+        } else if let Some(stem) = name.strip_suffix(".gz") {
+            (stem, Compression::Gzip)
+        } else {
+            (&*name, Compression::None)
+        };
+        let format = match stem.rsplit_once('.').map(|(_, extension)| extension) {
+            Some("pickle") => Format::Pickle,
+            Some("lowtide") => Format::Compact,
+            _ => bail!(
+                "{}: the name says no format; it has to end in .pickle or .lowtide, with .zst or .gz \
+                 after that to compress it",
+                path.display()
+            ),
+        };
+        Ok(Target {
+            format,
+            compression,
+        })
+    }
+
+    fn write(self, snapshot: &Snapshot, file: &mut dyn Write) -> Result<()> {
+        match self.compression {
+            Compression::None => self.format.write(snapshot, file)?,
+            Compression::Zstd => {
+                // 0 is the library's default level.
+                let mut encoder = zstd::Encoder::new(file, 0)?;
+                self.format.write(snapshot, &mut encoder)?;
+                encoder.finish().context("zstd")?;
+            }
+            Compression::Gzip => {
+                let mut encoder = GzEncoder::new(file, flate2::Compression::default());
+                self.format.write(snapshot, &mut encoder)?;
+                encoder.finish().context("gzip")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Format {
+    fn write(self, snapshot: &Snapshot, out: &mut dyn Write) -> Result<()> {
+        match self {
+            Format::Pickle => lowtide_trace::write_pickle(snapshot, out)?,
+            Format::Compact => lowtide_trace::write_compact(snapshot, out)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_formats() {
+        let target = |name: &str| Target::of_name(Path::new(name)).unwrap();
+        for (name, format, compression) in [
+            ("a.pickle", Format::Pickle, Compression::None),
+            ("a.b.pickle.zst", Format::Pickle, Compression::Zstd),
+            ("dir.zst/a.lowtide", Format::Compact, Compression::None),
+            ("a.lowtide.gz", Format::Compact, Compression::Gzip),
+        ] {
+            let expected = Target {
+                format,
+                compression,
+            };
+            assert_eq!(target(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_names_are_refused() {
+        for name in ["a", "a.zst", "a.json", "pickle", "a.pickle.xz", "..", ""] {
+            let error = Target::of_name(Path::new(name)).unwrap_err().to_string();
+            assert!(error.contains("says no format"), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Figures as people read them.
+
+use lowtide_core::Bytes;
+
+/// A unit for one column of sizes, so that they can be compared at a glance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SizeUnit {
+    /// 2^20 bytes.
+    Mib,
+    /// 2^30 bytes.
+    Gib,
+}
+
+impl SizeUnit {
+    /// Returns the unit in which `largest` has three digits before or after the point.
+    pub(crate) fn for_sizes_up_to(largest: Bytes) -> SizeUnit {
+        if largest < Bytes::gib(1) {
+            SizeUnit::Mib
+        } else {
+            SizeUnit::Gib
+        }
+    }
+
+    /// Returns the unit's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            SizeUnit::Mib => "MiB",
+            SizeUnit::Gib => "GiB",
+        }
+    }
+
+    /// Returns `size` in this unit, without the unit's name.
+    pub(crate) fn number(self, size: Bytes) -> String {
+        match self {
+            SizeUnit::Mib => format!("{:.1}", ratio(size, Bytes::mib(1))),
+            SizeUnit::Gib => format!("{:.3}", ratio(size, Bytes::gib(1))),
+        }
+    }
+}
+
+/// Returns `part / whole`.
+#[expect(clippy::cast_precision_loss, reason = "shown with a few digits")]
+pub(crate) fn ratio(part: Bytes, whole: Bytes) -> f64 {
+    part.get() as f64 / whole.get() as f64
+}
+
+/// Returns how much `size` is above or below `base`, in percent with its sign; empty where `base` is 0.
+pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
+    if base.is_zero() {
+        return String::new();
+    }
+    let percent = 100.0 * (ratio(size, base) - 1.0);
+    match format!("{percent:+.1} %").as_str() {
+        "+0.0 %" | "-0.0 %" => "0.0 %".into(),
+        change => change.into(),
+    }
+}
+
+/// Returns `count` with commas between the thousands.
+pub(crate) fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Returns `count` and `noun`, with an s where there is not exactly one.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", count(number))
+}
+
+/// Returns a duration of `us` microseconds.
+pub(crate) fn duration(us: f64) -> String {
+    if us < 1e3 {
+        format!("{us:.0} µs")
+    } else if us < 1e6 {
+        format!("{:.1} ms", us / 1e3)
+    } else {
+        format!("{:.2} s", us / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_set_apart() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(1000), "1,000");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(counted(1, "stream"), "1 stream");
+        assert_eq!(counted(1200, "stream"), "1,200 streams");
+    }
+
+    #[test]
+    fn durations_choose_their_unit() {
+        assert_eq!(duration(31.4), "31 µs");
+        assert_eq!(duration(7404.0), "7.4 ms");
+        assert_eq!(duration(1_234_000.0), "1.23 s");
+    }
+
+    #[test]
+    fn changes_have_a_sign_and_no_negative_zero() {
+        assert_eq!(percent_change(Bytes(150), Bytes(100)), "+50.0 %");
+        assert_eq!(percent_change(Bytes(50), Bytes(100)), "-50.0 %");
+        assert_eq!(percent_change(Bytes(100_000), Bytes(100_001)), "0.0 %");
+        assert_eq!(percent_change(Bytes(1), Bytes(0)), "");
+    }
+
+    #[test]
+    fn small_jobs_are_in_mib() {
+        assert_eq!(
+            SizeUnit::for_sizes_up_to(Bytes::mib(1023)).number(Bytes::mib(600)),
+            "600.0"
+        );
+        assert_eq!(
+            SizeUnit::for_sizes_up_to(Bytes::gib(1)).number(Bytes::mib(512)),
+            "0.500"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! The results as JSON, for programs. The names of the keys are an interface.
+
+use lowtide_core::Bytes;
+use lowtide_replay::{Outcome, Verified};
+use serde::{Serialize, Serializer};
+
+use crate::recording::Job;
+
+/// What `lowtide replay --json` prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report<'a> {
+    /// The job.
+    pub(crate) trace: &'a Job,
+    /// The outcomes, in the order in which the strategies were named.
+    pub(crate) results: Vec<OutcomeRow<'a>>,
+}
+
+/// One outcome.
+#[derive(Debug, Serialize)]
+pub(crate) struct OutcomeRow<'a> {
+    strategy: &'static str,
+    config: &'a str,
+    completed: bool,
+    oom_at_event: Option<usize>,
+    #[serde(serialize_with = "bytes")]
+    peak_reserved_bytes: Bytes,
+    #[serde(serialize_with = "bytes")]
+    peak_allocated_bytes: Bytes,
+    reserved_ratio: f64,
+    device_allocs: u64,
+    device_frees: u64,
+    maps: u64,
+    unmaps: u64,
+    #[serde(serialize_with = "bytes")]
+    remapped_bytes: Bytes,
+    retries: u64,
+    driver_time_us: f64,
+    ns_per_op: f64,
+    verified: Option<&'a Verified>,
+}
+
+impl<'a> OutcomeRow<'a> {
+    /// Returns what JSON says about `outcome`.
+    pub(crate) fn new(outcome: &'a Outcome) -> OutcomeRow<'a> {
+        OutcomeRow {
+            strategy: outcome.strategy.as_str(),
+            config: &outcome.config,
+            completed: outcome.completed,
+            oom_at_event: outcome.oom_at_event,
+            peak_reserved_bytes: outcome.peak_reserved_bytes,
+            peak_allocated_bytes: outcome.peak_allocated_bytes,
+            reserved_ratio: outcome.reserved_ratio,
+            device_allocs: outcome.device_allocs,
+            device_frees: outcome.device_frees,
+            maps: outcome.maps,
+            unmaps: outcome.unmaps,
+            remapped_bytes: outcome.remapped_bytes,
+            retries: outcome.retries,
+            driver_time_us: outcome.driver_time_us,
+            ns_per_op: outcome.ns_per_op,
+            verified: outcome.verified.as_ref(),
+        }
+    }
+}
+
+/// Returns `value` as indented JSON and a line feed.
+pub(crate) fn text(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Serialises a number of bytes as that number.
+pub(crate) fn bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(bytes.get())
+}

@@ -1,0 +1,74 @@
+//! A progress bar for what takes over a second, on a terminal.
+
+use std::io::{self, Read};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Below this, a bar would only flicker.
+const DELAY: Duration = Duration::from_secs(1);
+
+/// How far something has come. It shows on standard error once it has taken a second, and only if that
+/// is a terminal; dropped, it leaves no trace there.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    started: Instant,
+    show: Once,
+}
+
+impl Progress {
+    /// Returns the progress of `what`, with `total` units of work ahead.
+    pub(crate) fn new(what: impl Into<String>, total: u64) -> Progress {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+        bar.set_message(what.into());
+        bar.set_style(
+            ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} %, {eta} left")
+                .expect("the template is a constant"),
+        );
+        Progress {
+            bar,
+            started: Instant::now(),
+            show: Once::new(),
+        }
+    }
+
+    /// Adds `units` to the work ahead.
+    pub(crate) fn extend(&self, units: u64) {
+        self.bar.inc_length(units);
+    }
+}
+
+impl lowtide_replay::Progress for Progress {
+    fn advance(&self, units: u64) {
+        self.bar.inc(units);
+        if self.started.elapsed() > DELAY {
+            self.show
+                .call_once(|| self.bar.set_draw_target(ProgressDrawTarget::stderr()));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A reader that reports the bytes that were read.
+#[derive(Debug)]
+pub(crate) struct ReadWithProgress<R> {
+    /// Where the bytes come from.
+    pub(crate) reader: R,
+    /// Counts them.
+    pub(crate) progress: Progress,
+}
+
+impl<R: Read> Read for ReadWithProgress<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.reader.read(buffer)?;
+        lowtide_replay::Progress::advance(&self.progress, length as u64);
+        Ok(length)
+    }
+}

@@ -1,0 +1,250 @@
+//! Opens the recording that the command line names, and chooses a device of it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use lowtide_core::{Bytes, CachingConfig, Config};
+use lowtide_trace::{AllocatorSettings, Snapshot, Trace};
+use serde::Serialize;
+
+use crate::format;
+use crate::output;
+use crate::progress::{Progress, ReadWithProgress};
+
+/// Returns what is recorded in the file at `path`, or on standard input where that is `-`.
+pub(crate) fn read(path: &Path) -> Result<Snapshot> {
+    let name = name(path);
+    let (reader, length): (Box<dyn Read>, u64) = if is_stdin(path) {
+        (Box::new(io::stdin().lock()), 0)
+    } else {
+        let file = File::open(path).with_context(|| name.clone())?;
+        let length = file.metadata().with_context(|| name.clone())?.len();
+        (Box::new(file), length)
+    };
+    let progress = Progress::new("reading", length);
+    // The error's text has its cause in it: it is not to be said twice.
+    let snapshot = lowtide_trace::read_from(ReadWithProgress { reader, progress })
+        .map_err(|error| anyhow!("{name}: {error}"))?;
+    if snapshot.is_cut_off {
+        output::note(&format!(
+            "{name}: the end is missing; this is about what comes before it"
+        ));
+    }
+    Ok(snapshot)
+}
+
+/// Returns what messages call the file at `path`.
+pub(crate) fn name(path: &Path) -> String {
+    if is_stdin(path) {
+        "standard input".into()
+    } else {
+        path.display().to_string()
+    }
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Returns the trace of `device` in the recording at `path`; without `device`, that of the one with the
+/// most events, and says so where there are several.
+pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
+    let mut snapshot = read(path)?;
+    if let Some(device) = device {
+        keep_device(path, &mut snapshot, device)?;
+    }
+    let devices = devices(&snapshot);
+    let several = snapshot.traces.len() > 1;
+    let traces = snapshot.traces.into_iter();
+    // Of equals, `max_by_key` returns the last: the lowest number.
+    let busiest = { traces }.rev().max_by_key(|trace| trace.events.len());
+    let Some(trace) = busiest.filter(|trace| trace.allocs() > 0) else {
+        bail!(
+            "{}: no allocation is recorded (was torch.cuda.memory._record_memory_history() called \
+             first?)",
+            name(path)
+        );
+    };
+    if several {
+        output::note(&format!(
+            "{} has devices {devices}; this is device {}, which has the most events (--device chooses \
+             another)",
+            name(path),
+            trace.device
+        ));
+    }
+    Ok(trace)
+}
+
+/// Removes all devices but `device` from `snapshot`, which is from the file at `path`.
+///
+/// # Errors
+///
+/// If `device` is not in it.
+pub(crate) fn keep_device(path: &Path, snapshot: &mut Snapshot, device: u32) -> Result<()> {
+    let devices = devices(snapshot);
+    snapshot.traces.retain(|trace| trace.device == device);
+    if snapshot.traces.is_empty() {
+        bail!("{}: has no device {device}, only {devices}", name(path));
+    }
+    Ok(())
+}
+
+/// Returns the numbers of the devices in `snapshot`, as a list to read.
+fn devices(snapshot: &Snapshot) -> String {
+    let devices: Vec<String> = snapshot
+        .traces
+        .iter()
+        .map(|trace| trace.device.to_string())
+        .collect();
+    devices.join(", ")
+}
+
+/// Returns the configuration of the allocator that was recorded.
+///
+/// Settings that were changed while the job ran are not in the recorded text, only in the values beside
+/// it: those count.
+///
+/// # Errors
+///
+/// If the recorded text is not one that PyTorch's allocator here understands.
+pub(crate) fn recorded_config(settings: &AllocatorSettings) -> Result<CachingConfig> {
+    let parsed = Config::parse("caching", &settings.conf).with_context(|| {
+        format!(
+            "the recording's own PYTORCH_CUDA_ALLOC_CONF={}",
+            settings.conf
+        )
+    })?;
+    let Config::Caching(mut config) = parsed else {
+        unreachable!("the strategy is given above");
+    };
+    config.expandable_segments |= settings.expandable_segments;
+    if settings.max_split_size.is_some() {
+        config.max_split_size = settings.max_split_size;
+    }
+    if settings.garbage_collection_threshold > 0.0 {
+        config.garbage_collection_threshold = settings.garbage_collection_threshold;
+    }
+    for &(mib, divisions) in &settings.roundup_power2_divisions {
+        let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
+        config.roundup_power2_divisions[exponent as usize] = divisions;
+    }
+    Ok(config)
+}
+
+/// What there is to say about a recording before any strategy is tried.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Job {
+    /// The file, as it was named.
+    pub(crate) path: String,
+    /// The device's number.
+    pub(crate) device: u32,
+    /// How many events there are.
+    pub(crate) events: usize,
+    /// How many requests there are.
+    pub(crate) allocs: usize,
+    /// On how many streams.
+    pub(crate) streams: usize,
+    /// The most that was live at once, each request rounded up to 512 bytes.
+    #[serde(serialize_with = "crate::json::bytes")]
+    pub(crate) peak_live_bytes: Bytes,
+    /// The most that was asked for at once.
+    #[serde(serialize_with = "crate::json::bytes")]
+    pub(crate) peak_requested_bytes: Bytes,
+    /// How long the recording is, where it says.
+    #[serde(skip)]
+    pub(crate) duration_us: Option<f64>,
+}
+
+impl Job {
+    /// Returns what there is to say about `trace`, from the file at `path`. Linear time.
+    pub(crate) fn new(path: &Path, trace: &Trace) -> Job {
+        Job {
+            path: path.display().to_string(),
+            device: trace.device,
+            events: trace.events.len(),
+            allocs: trace.allocs(),
+            streams: trace.streams(),
+            peak_live_bytes: trace.peak_live_bytes(),
+            peak_requested_bytes: trace.peak_requested_bytes(),
+            duration_us: duration_us(trace),
+        }
+    }
+
+    /// Returns one line for people.
+    pub(crate) fn headline(&self) -> String {
+        format!(
+            "{}, device {}: {}, {} on {}, peak live {}",
+            name(Path::new(&self.path)),
+            self.device,
+            format::counted(self.events as u64, "event"),
+            format::counted(self.allocs as u64, "allocation"),
+            format::counted(self.streams as u64, "stream"),
+            self.peak_live_bytes
+        )
+    }
+}
+
+/// Returns the time from the first event to the last, or `None` where the recording does not say.
+fn duration_us(trace: &Trace) -> Option<f64> {
+    let first = trace.events.first()?.time_us;
+    let last = trace.events.last()?.time_us;
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "years are exact to the microsecond"
+    )]
+    let duration_us = last.checked_sub(first)? as f64;
+    (first > 0 && duration_us > 0.0).then_some(duration_us)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_while_the_job_ran_counts() {
+        let mut settings = AllocatorSettings {
+            conf: "roundup_power2_divisions:2,garbage_collection_threshold:0.5".into(),
+            ..AllocatorSettings::default()
+        };
+        let config = recorded_config(&settings).unwrap();
+        assert_eq!(config.roundup_power2_divisions, [2; 16]);
+        assert!(!config.expandable_segments);
+
+        settings.expandable_segments = true;
+        settings.max_split_size = Some(Bytes::mib(64));
+        settings.garbage_collection_threshold = 0.75;
+        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
+        let config = recorded_config(&settings).unwrap();
+        assert!(config.expandable_segments);
+        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
+        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
+        let divisions = config.roundup_power2_divisions;
+        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 2, 4));
+    }
+
+    #[test]
+    fn a_recording_without_times_has_no_duration() {
+        let mut trace = Trace::default();
+        assert_eq!(duration_us(&trace), None);
+        let event = lowtide_core::Event {
+            action: lowtide_core::Action::Alloc,
+            pool: lowtide_core::MempoolId::DEFAULT,
+            address: lowtide_core::DeviceAddress(0),
+            size: Bytes(1),
+            stream: lowtide_core::Stream::DEFAULT,
+        };
+        let at = |time_us| lowtide_trace::TraceEvent {
+            event,
+            time_us,
+            stack: lowtide_trace::StackId::default(),
+            pool_known: false,
+        };
+        trace.events = vec![at(0), at(0)];
+        assert_eq!(duration_us(&trace), None);
+        trace.events = vec![at(1_000), at(3_500)];
+        assert_eq!(duration_us(&trace), Some(2_500.0));
+    }
+}

@@ -1,0 +1,80 @@
+//! `lowtide replay`: what each strategy makes of a job.
+
+use std::io::Write as _;
+
+use anyhow::{Context, Result};
+use lowtide_core::Config;
+use lowtide_replay::{Options, Outcome};
+use lowtide_trace::Trace;
+use rayon::prelude::*;
+
+use crate::args::ReplayArgs;
+use crate::json::{OutcomeRow, Report};
+use crate::progress::Progress;
+use crate::recording::{self, Job};
+use crate::{html, json, output, ranking, table};
+
+/// So many points over time are enough for the width of a screen.
+const TIMELINE_POINTS: usize = 2000;
+
+/// Carries out `lowtide replay`.
+///
+/// # Errors
+///
+/// If an argument or the recording is bad, or the report cannot be written.
+pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
+    let source = &args.source;
+    let trace = recording::read_device(&source.trace, source.device)?;
+    let configs = args.configs(|| recording::recorded_config(&trace.settings))?;
+    let job = Job::new(&source.trace, &trace);
+    let options = Options {
+        capacity: source.resolve_capacity(&job),
+        verify: args.verify,
+        timeline_points: if args.html.is_some() {
+            TIMELINE_POINTS
+        } else {
+            0
+        },
+    };
+
+    let total = trace.events.len() as u64 * configs.len() as u64;
+    let progress = Progress::new("replaying", total);
+    let outcomes = replay_all(&trace, &configs, &options, &progress)
+        .with_context(|| recording::name(&source.trace))?;
+    drop(progress);
+
+    let mut ranked = outcomes.clone();
+    ranked.sort_by(|left, right| ranking::compare(&job, left, right));
+    if let Some(path) = &args.html {
+        let page = html::page(&job, &ranked, options.capacity)?;
+        output::write_file(path, |file| Ok(file.write_all(page.as_bytes())?))?;
+    }
+    if args.json {
+        let results = outcomes.iter().map(OutcomeRow::new).collect();
+        return output::print(&json::text(&Report {
+            trace: &job,
+            results,
+        })?);
+    }
+    output::print(&table::report(&job, &ranked, options.capacity))
+}
+
+/// Returns the outcome of each configuration, in their order; several are replayed at once.
+///
+/// # Errors
+///
+/// If the recording cannot be replayed.
+pub(crate) fn replay_all(
+    trace: &Trace,
+    configs: &[Config],
+    options: &Options,
+    progress: &Progress,
+) -> Result<Vec<Outcome>> {
+    configs
+        .par_iter()
+        .map(|config| {
+            lowtide_replay::replay(trace, config, options, progress)
+                .with_context(|| config.to_string())
+        })
+        .collect()
+}

@@ -1,0 +1,55 @@
+//! A job and outcomes for tests.
+
+use lowtide_core::{Bytes, Config};
+use lowtide_replay::Outcome;
+
+use crate::recording::Job;
+
+/// Returns a job of 100 s whose live bytes peak at 1 GiB.
+pub(crate) fn job() -> Job {
+    Job {
+        path: "job.pickle".into(),
+        device: 0,
+        events: 3000,
+        allocs: 1000,
+        streams: 1,
+        peak_live_bytes: Bytes::gib(1),
+        peak_requested_bytes: Bytes::gib(1),
+        duration_us: Some(100e6),
+    }
+}
+
+/// Returns what became of [`job`] with `config`, which took `peak` and a millisecond in the driver.
+pub(crate) fn outcome(config: &str, peak: Bytes) -> Outcome {
+    let config: Config = config.parse().unwrap();
+    Outcome {
+        strategy: config.name(),
+        config: config.to_conf(),
+        completed: true,
+        oom_at_event: None,
+        oom_message: None,
+        peak_reserved_bytes: peak,
+        peak_allocated_bytes: Bytes::gib(1),
+        reserved_ratio: crate::format::ratio(peak, Bytes::gib(1)),
+        device_allocs: 100,
+        device_frees: 1,
+        maps: 20,
+        unmaps: 3,
+        remapped_bytes: Bytes::ZERO,
+        retries: 0,
+        driver_time_us: 1000.0,
+        ns_per_op: 50.0,
+        verified: None,
+        timeline: Vec::new(),
+    }
+}
+
+/// Returns the outcome of a job that ran out of memory at `event`.
+pub(crate) fn refused(config: &str, event: usize) -> Outcome {
+    Outcome {
+        completed: false,
+        oom_at_event: Some(event),
+        oom_message: Some("CUDA out of memory.".into()),
+        ..outcome(config, Bytes::mib(900))
+    }
+}

@@ -1,0 +1,163 @@
+//! Runs the command, and files for it to work on.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::{env, fs};
+
+/// Returns the path of one of the project's sample recordings.
+pub(crate) fn sample(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../traces")
+        .join(name)
+}
+
+/// The name of the sample that the tests of output use: from the directory of the samples, so that no
+/// output holds a path of this machine.
+pub(crate) const GPT2: &str = "gpt2_train.pickle.zst";
+
+/// Returns the command, in the directory of the samples.
+pub(crate) fn lowtide() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
+    command
+        .current_dir(sample(""))
+        .stdin(Stdio::null())
+        // The table says how many replays there were at once.
+        .env("RAYON_NUM_THREADS", "2");
+    command
+}
+
+/// Returns what a successful run prints; standard error has to stay empty.
+pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    let output = lowtide().args(arguments).output().unwrap();
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns the JSON that a successful run prints.
+pub(crate) fn run_json<S: AsRef<OsStr>>(arguments: &[S]) -> serde_json::Value {
+    serde_json::from_str(&run(arguments)).unwrap()
+}
+
+/// Returns the one line that a run that fails prints, without the command's name.
+pub(crate) fn fail<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    failure(&lowtide().args(arguments).output().unwrap())
+}
+
+/// Returns the one line that `output`, of a run that failed, holds.
+pub(crate) fn failure(output: &Output) -> String {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(output.stdout.is_empty(), "{text}");
+    let line = text.strip_suffix('\n').unwrap();
+    assert!(!line.contains('\n'), "one line: {text}");
+    let line = line.strip_prefix("lowtide: ");
+    line.unwrap_or_else(|| panic!("in the command's name: {text}"))
+        .to_owned()
+}
+
+/// Returns what `output` holds of standard error.
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs the command with `input` on its standard input.
+pub(crate) fn run_with_stdin(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = lowtide()
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may stop reading at the first error.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+/// A directory that is removed with its contents.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Returns a new directory; `name` is that of the test.
+    pub(crate) fn new(name: &str) -> Scratch {
+        let directory = env::temp_dir().join(format!("lowtide-{name}-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        Scratch(directory)
+    }
+
+    /// Returns the path of a file in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Writes a file in it and returns its path.
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, contents).unwrap();
+        path
+    }
+
+    /// Writes `snapshot` to a file in it and returns its path.
+    pub(crate) fn write_snapshot(&self, name: &str, snapshot: &lowtide_trace::Snapshot) -> PathBuf {
+        let mut contents = Vec::new();
+        lowtide_trace::write_compact(snapshot, &mut contents).unwrap();
+        self.write(name, contents)
+    }
+
+    /// Returns the names of the files in it.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns a sample as data.
+pub(crate) fn read_sample(name: &str) -> lowtide_trace::Snapshot {
+    lowtide_trace::read(&sample(name)).unwrap()
+}
+
+/// Returns `table` with the figures under `titles` masked: they vary from run to run, or with the
+/// simulated device's costs. The columns are those of text set right.
+pub(crate) fn mask_columns(table: &str, titles: &[&str]) -> String {
+    let Some(header) = table.lines().find(|line| line.contains(titles[0])) else {
+        return table.to_owned();
+    };
+    let ends: Vec<usize> = titles
+        .iter()
+        .map(|title| {
+            let start = header.find(title).unwrap();
+            header[..start + title.len()].chars().count()
+        })
+        .collect();
+    let mut masked = Vec::new();
+    let mut inside = false;
+    for line in table.lines() {
+        inside = (inside || line == header) && !line.is_empty() && !line.starts_with('…');
+        let is_row = inside && line != header && !line.starts_with('─');
+        let mut line: Vec<char> = line.chars().collect();
+        if is_row {
+            for (&end, title) in ends.iter().zip(titles) {
+                let start = end - title.len();
+                line[start..end].fill(' ');
+                line[end - 1] = '#';
+            }
+        }
+        masked.push(line.into_iter().collect::<String>());
+    }
+    masked.join("\n")
+}

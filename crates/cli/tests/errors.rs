@@ -1,0 +1,125 @@
+//! What the command says about bad arguments and bad files: one line, and exit code 2.
+
+mod common;
+
+use std::fs;
+
+use common::{GPT2, Scratch, fail, lowtide, sample, stderr};
+
+#[test]
+fn each_bad_argument_has_its_line() {
+    let check = |arguments: &str, expected: &str| {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        assert_eq!(fail(&arguments), expected, "{arguments:?}");
+    };
+    check(
+        "replai",
+        "unrecognized subcommand 'replai'; tip: a similar subcommand exists: 'replay'",
+    );
+    check(
+        "replay",
+        "the following required arguments were not provided: <TRACE>",
+    );
+    check(
+        "convert in",
+        "the following required arguments were not provided: <OUT>",
+    );
+    check("replay a b", "unexpected argument 'b' found");
+    check(
+        "replay a --verfy",
+        "unexpected argument '--verfy' found; tip: a similar argument exists: '--verify'",
+    );
+    check("advise a --html b", "unexpected argument '--html' found");
+    check(
+        "replay a --strategy",
+        "a value is required for '--strategy <NAME[:CONF]>' but none was supplied",
+    );
+    check(
+        "replay a --strategy best",
+        "invalid value 'best' for '--strategy <NAME[:CONF]>': Unknown strategy 'best', options are \
+         direct, pool, buddy, slab, bfc, caching",
+    );
+    check(
+        "replay a --strategy caching:expandable_segments:true",
+        "invalid value 'caching:expandable_segments:true' for '--strategy <NAME[:CONF]>': Expected \
+         'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
+    );
+    check(
+        "replay a --capacity 12GB",
+        "invalid value '12GB' for '--capacity <SIZE>': unknown unit 'gb', units are KiB, MiB, GiB, TiB, \
+         and x for times the peak of live bytes",
+    );
+    check(
+        "replay a --device first",
+        "invalid value 'first' for '--device <N>': invalid digit found in string",
+    );
+    check(
+        &format!("replay {GPT2} --verify --strategy bfc"),
+        "--strategy bfc cannot be verified: a recording has the addresses of PyTorch's own allocator, \
+         `caching`",
+    );
+    check(
+        "convert a b.json",
+        "b.json: the name says no format; it has to end in .pickle or .lowtide, with .zst or .gz after \
+         that to compress it",
+    );
+}
+
+#[test]
+fn without_arguments_there_is_help() {
+    let output = lowtide().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("Usage: lowtide <COMMAND>"));
+    let output = lowtide().arg("--help").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stderr(&output), "");
+}
+
+/// A snapshot of a job whose history was not recorded: `{"segments": [], "device_traces": [[]]}`.
+const NO_HISTORY: &[u8] =
+    b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces](]eu.";
+
+#[test]
+fn each_bad_file_has_its_line() {
+    let scratch = Scratch::new("bad-files");
+    let recording = fs::read(sample(GPT2)).unwrap();
+    let half = &recording[..recording.len() / 2];
+    for (path, expected) in [
+        (scratch.path("missing.pickle"), "No such file or directory"),
+        (scratch.path(""), "Is a directory"),
+        (scratch.write("empty.pickle", ""), "empty"),
+        (
+            scratch.write("text.pickle", "not a recording"),
+            "neither a pickle nor a recording",
+        ),
+        (
+            scratch.write("half.pickle.zst", half),
+            "the file ends in the middle",
+        ),
+        // Protocol 2, and the end.
+        (
+            scratch.write("short.pickle", b"\x80\x02"),
+            "the file ends in the middle",
+        ),
+        (
+            scratch.write("number.pickle", b"\x80\x02K\x01."),
+            "other than a memory snapshot",
+        ),
+        // os.system, which no snapshot refers to.
+        (
+            scratch.write("code.pickle", b"\x80\x02cos\nsystem\n."),
+            "wants to run code",
+        ),
+        (
+            scratch.write("still.pickle", NO_HISTORY),
+            "_record_memory_history",
+        ),
+    ] {
+        let path = path.to_str().unwrap();
+        for command in ["replay", "advise"] {
+            let message = fail(&[command, path]);
+            assert!(message.starts_with(&format!("{path}: ")), "{message}");
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `lowtide replay`, from the command line to what it prints.
+
+mod common;
+
+use std::fs;
+use std::process::Stdio;
+
+use common::{
+    GPT2, Scratch, fail, failure, lowtide, mask_columns, read_sample, run, run_json,
+    run_with_stdin, sample, stderr,
+};
+use serde_json::{Value, json};
+
+/// Strategies whose outcomes PyTorch itself confirms, but for `direct`.
+const THREE: [&str; 6] = [
+    "--strategy",
+    "direct",
+    "--strategy",
+    "caching",
+    "--strategy",
+    "caching:expandable_segments:True",
+];
+
+fn replay<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["replay", GPT2], arguments].concat()
+}
+
+#[test]
+fn the_table_has_the_winner_first() {
+    let text = run(&replay(&THREE));
+    let text = mask_columns(&text, &["driver time", "host ns/op"]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn what_does_not_fit_comes_last() {
+    let text = run(&replay(&[&THREE[2..], &["--capacity", "1.05x"]].concat()));
+    let text = mask_columns(&text, &["driver time", "host ns/op"]);
+    insta::assert_snapshot!(text.lines().take(8).collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn a_single_strategy_that_does_not_fit_says_what_the_program_would_see() {
+    let text = run(&replay(&["--strategy", "caching", "--capacity", "10GiB"]));
+    assert!(
+        text.contains("caching does not fit the job in 10.00 GiB\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nCUDA out of memory. Tried to allocate"),
+        "{text}"
+    );
+}
+
+#[test]
+fn json_has_the_documented_keys() {
+    let report = run_json(&replay(&["--strategy", "caching", "--json"]));
+    let keys = |value: &Value| -> Vec<String> {
+        let object = value.as_object().unwrap();
+        object.keys().cloned().collect()
+    };
+    let sorted = |text: &str| -> Vec<String> {
+        let mut keys: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(keys(&report), ["results", "trace"]);
+    assert_eq!(
+        keys(&report["trace"]),
+        sorted("path device events allocs streams peak_live_bytes peak_requested_bytes")
+    );
+    assert_eq!(
+        keys(&report["results"][0]),
+        sorted(
+            "strategy config completed oom_at_event peak_reserved_bytes peak_allocated_bytes \
+             reserved_ratio device_allocs device_frees maps unmaps remapped_bytes retries \
+             driver_time_us ns_per_op verified"
+        )
+    );
+}
+
+#[test]
+fn json_has_what_pytorch_took() {
+    let report = run_json(&replay(&[&THREE[2..], &["--json"]].concat()));
+    let trace = &report["trace"];
+    assert_eq!(trace["path"], GPT2);
+    assert_eq!(trace["allocs"], 39_146);
+    assert_eq!(trace["device"], 0);
+    // In the order in which they were named.
+    let [default, expandable] = [&report["results"][0], &report["results"][1]];
+    assert_eq!(default["strategy"], "caching");
+    assert_eq!(default["config"], "");
+    assert_eq!(default["completed"], true);
+    assert_eq!(default["oom_at_event"], Value::Null);
+    assert_eq!(default["verified"], Value::Null);
+    assert_eq!(default["device_allocs"], 145);
+    assert_eq!(expandable["config"], "expandable_segments:True");
+    assert_eq!(expandable["maps"], 147);
+}
+
+#[test]
+fn a_job_that_does_not_fit_is_a_result() {
+    let report = run_json(&replay(&[
+        "--strategy",
+        "caching",
+        "--capacity",
+        "1.02x",
+        "--json",
+    ]));
+    let result = &report["results"][0];
+    assert_eq!(result["completed"], false);
+    assert!(result["oom_at_event"].is_u64());
+}
+
+#[test]
+fn every_address_of_the_recording_is_verified() {
+    let report = run_json(&replay(&["--verify", "--json"]));
+    let all = json!({"compared": 39_146, "same_address": 39_146, "first_difference": null});
+    assert_eq!(report["results"][0]["verified"], all);
+    let text = run(&replay(&["--verify"]));
+    assert!(
+        text.contains("verified caching: 39,146 of 39,146 blocks at the recorded address\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_difference_is_shown_and_is_a_result() {
+    let verify = ["--verify", "--strategy", "caching:max_split_size_mb:20"];
+    let text = run(&replay(&verify));
+    assert!(text.contains("; first difference: event "), "{text}");
+    let report = run_json(&replay(&[&verify[..], &["--json"]].concat()));
+    assert!(report["results"][0]["verified"]["first_difference"].is_string());
+}
+
+#[test]
+fn verification_follows_the_recorded_settings() {
+    let scratch = Scratch::new("recorded-settings");
+    let mut snapshot = read_sample(GPT2);
+    // As if max_split_size_mb had been set while the job ran.
+    snapshot.traces[0].settings.max_split_size = Some(lowtide_core::Bytes::mib(64));
+    let path = scratch.write_snapshot("split.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    let report = run_json(&["replay", path, "--verify", "--json"]);
+    assert_eq!(report["results"][0]["config"], "max_split_size_mb:64");
+
+    snapshot.traces[0].settings.conf = "no_such_key:1".into();
+    let path = scratch.write_snapshot("unknown.lowtide", &snapshot);
+    let message = fail(&["replay", path.to_str().unwrap(), "--verify"]);
+    assert!(
+        message.contains("PYTORCH_CUDA_ALLOC_CONF=no_such_key:1: "),
+        "{message}"
+    );
+}
+
+#[test]
+fn standard_input_is_a_recording() {
+    let input = fs::read(sample(GPT2)).unwrap();
+    let output = run_with_stdin(&["replay", "-", "--strategy", "caching", "--json"], &input);
+    assert_eq!(stderr(&output), "");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["trace"]["path"], "-");
+    assert_eq!(report["trace"]["allocs"], 39_146);
+
+    let message = failure(&run_with_stdin(&["replay", "-"], b"nothing of the kind"));
+    assert!(message.starts_with("standard input: "), "{message}");
+}
+
+#[test]
+fn one_device_of_several_is_chosen() {
+    let scratch = Scratch::new("devices");
+    let mut snapshot = read_sample(GPT2);
+    let mut other = read_sample("mnist_mlp.pickle.zst").traces.remove(0);
+    other.device = 3;
+    snapshot.traces.push(other);
+    let path = scratch.write_snapshot("two.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    let replay = ["replay", path, "--strategy", "caching", "--json"];
+
+    let output = lowtide().args(replay).output().unwrap();
+    assert_eq!(
+        stderr(&output),
+        format!(
+            "lowtide: {path} has devices 0, 3; this is device 3, which has the most events (--device \
+             chooses another)\n"
+        )
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["trace"]["device"], 3);
+    let report = run_json(&[&replay[..], &["--device", "0"]].concat());
+    assert_eq!(report["trace"]["allocs"], 39_146);
+
+    let message = fail(&[&replay[..], &["--device", "1"]].concat());
+    assert_eq!(message, format!("{path}: has no device 1, only 0, 3"));
+}
+
+#[test]
+fn the_report_is_one_page() {
+    let scratch = Scratch::new("report");
+    let path = scratch.path("<b>report.html");
+    let arguments = [&THREE[..], &["--html", path.to_str().unwrap()]].concat();
+    run(&replay(&arguments));
+    let page = fs::read_to_string(&path).unwrap();
+    assert!(page.starts_with("<!doctype html>"));
+    assert!(page.contains("caching:expandable_segments:True is best"));
+    assert!(page.contains("\"reserved_bytes\":["));
+    assert_eq!(scratch.names(), ["<b>report.html"]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let message = fail(&replay(&[
+        "--strategy",
+        "caching",
+        "--html",
+        "no/such/directory/report.html",
+    ]));
+    assert_eq!(
+        message,
+        "no/such/directory/report.html: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_reader_may_have_seen_enough() {
+    let mut child = lowtide()
+        .args(replay(&["--strategy", "caching"]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(stderr(&output), "");
+    assert!(output.status.success());
+}

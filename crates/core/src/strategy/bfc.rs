@@ -1,0 +1,402 @@
+//! `bfc`: TensorFlow's best fit with coalescing.
+//!
+//! Its own words are kept: memory comes from the driver in *regions* (segments), which are divided
+//! into *chunks* (blocks); free chunks lie in 21 *bins* by size. A request takes the smallest free
+//! chunk that fits, of several the one at the lowest address; what is left over is split off if it is
+//! at least as large as the request, or too large to waste; free neighbours are merged. Source:
+//! `xla/tsl/framework/bfc_allocator.cc` of OpenXLA, 2026, whose decisions are made here in the same
+//! order. Of its options, spatial partitioning is left out.
+//!
+//! As everywhere, memory is reused within its domain only: each pair of pool and stream is a BFC
+//! allocator of its own, and the limit is shared. Where TensorFlow is told the limit, this takes the
+//! limit that the program set or, without one, all of the device's memory.
+
+mod frontier;
+mod regions;
+mod report;
+
+use std::collections::BTreeSet;
+
+use super::free_blocks::{FreeBlock, FreeBlocks};
+use super::{Request, Strategy};
+use crate::block::{Block, BlockId, BlockState};
+use crate::config::BfcConfig;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, signed};
+use crate::stats::{SizeKind, Stats};
+use crate::units::{Bytes, DeviceAddress};
+use frontier::Timing;
+
+/// Sizes are rounded up to this, and no chunk is smaller.
+const ROUNDING: Bytes = Bytes(256);
+/// What a chunk may be larger than its request, unless a fraction of the limit is set.
+const WASTE_MAX: Bytes = Bytes::mib(128);
+/// Regions serve requests of every size, so all of them count for one of PyTorch's two size pools.
+const KIND: SizeKind = SizeKind::Large;
+
+/// The strategy.
+#[derive(Debug)]
+pub(crate) struct Bfc {
+    config: BfcConfig,
+    /// By [`DomainId::index`].
+    domains: Vec<DomainChunks>,
+    /// The device's memory, once it has been asked for.
+    device_total: Option<Bytes>,
+    /// How frees are counted, once anyone has asked for it.
+    timing: Option<Timing>,
+}
+
+/// The free memory of one domain.
+#[derive(Debug, Default)]
+struct DomainChunks {
+    /// Every free chunk of the domain.
+    ///
+    /// The order by size and address is that of a search through the bins from the request's on:
+    /// each bin is a range of sizes. So the bins themselves are needed only where they are shown.
+    free: FreeBlocks,
+    /// The free chunks that the safe frontier has not passed, by when they were freed: exactly those
+    /// of `free` whose mark is not zero.
+    recent: BTreeSet<(u64, DeviceAddress)>,
+    /// What the driver is asked for next; `None` before the first region.
+    next_region_size: Option<Bytes>,
+}
+
+/// Which neighbours a free chunk is merged with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Merge {
+    /// Those that the safe frontier has passed.
+    Safe,
+    /// Every free one.
+    All,
+}
+
+/// How the figures of free chunks that share their region with others change in one step.
+#[derive(Default, Debug)]
+struct SplitChange {
+    chunks: i64,
+    bytes: i64,
+}
+
+impl SplitChange {
+    #[inline]
+    fn add(&mut self, chunk: &Block) {
+        let count = i64::from(chunk.is_split());
+        self.chunks += count;
+        self.bytes += count * signed(chunk.size);
+    }
+
+    #[inline]
+    fn subtract(&mut self, chunk: &Block) {
+        let count = i64::from(chunk.is_split());
+        self.chunks -= count;
+        self.bytes -= count * signed(chunk.size);
+    }
+
+    #[inline]
+    fn apply(self, stats: &mut Stats) {
+        stats.inactive_split.change(KIND, self.chunks);
+        stats.inactive_split_bytes.change(KIND, self.bytes);
+    }
+}
+
+impl Bfc {
+    pub(crate) fn new(config: BfcConfig) -> Bfc {
+        Bfc {
+            config,
+            domains: Vec::new(),
+            device_total: None,
+            timing: None,
+        }
+    }
+
+    /// Returns how long a request that finds no memory is tried again, in milliseconds.
+    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
+        let BfcConfig {
+            allow_retry_on_failure,
+            retry_ms,
+            ..
+        } = self.config;
+        allow_retry_on_failure.then_some(retry_ms)
+    }
+
+    /// Returns the free memory of a domain that may have none yet.
+    fn chunks_of(&mut self, domain: DomainId) -> &mut DomainChunks {
+        if domain.index() >= self.domains.len() {
+            self.domains
+                .resize_with(domain.index() + 1, DomainChunks::default);
+        }
+        &mut self.domains[domain.index()]
+    }
+
+    /// Makes a chunk that is free findable.
+    #[inline]
+    fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
+        let chunk = &heap.blocks[id];
+        change.add(chunk);
+        let chunks = &mut self.domains[chunk.domain.index()];
+        chunks.free.insert(free_chunk(id, chunk));
+        if chunk.mark != 0 {
+            chunks.recent.insert((chunk.mark, chunk.address));
+        }
+    }
+
+    #[inline]
+    fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
+        let chunk = &heap.blocks[id];
+        change.subtract(chunk);
+        let chunks = &mut self.domains[chunk.domain.index()];
+        chunks.free.remove(free_chunk(id, chunk));
+        if chunk.mark != 0 {
+            chunks.recent.remove(&(chunk.mark, chunk.address));
+        }
+    }
+
+    /// Takes what a request needs from a chunk that is in no list.
+    #[inline]
+    fn carve<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        id: BlockId,
+        request: &Request,
+        change: &mut SplitChange,
+    ) {
+        if self.should_split(heap, &heap.blocks[id], request.size) {
+            let rest = heap.blocks.split(id, request.size);
+            self.insert_free(heap, rest, change);
+        }
+    }
+
+    /// Returns whether what a request leaves of a chunk becomes a chunk of its own.
+    #[inline]
+    fn should_split<D>(&self, heap: &Heap<D>, chunk: &Block, size: Bytes) -> bool {
+        let rest = chunk.size - size;
+        if rest.is_zero() || (rest < size && rest < self.waste_max(heap)) {
+            return false;
+        }
+        !heap
+            .domains
+            .pool(heap.domains.domain(chunk.domain).pool)
+            .no_split
+    }
+
+    /// Returns the size from which on the rest of a chunk is split off, even from a larger request.
+    fn waste_max<D>(&self, heap: &Heap<D>) -> Bytes {
+        if self.config.fragmentation_fraction == 0.0 {
+            return WASTE_MAX;
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "rounded as TensorFlow rounds it: a float product, cut to a whole number of bytes"
+        )]
+        let part =
+            |limit: Bytes| Bytes((self.config.fragmentation_fraction * limit.get() as f64) as u64);
+        self.known_limit(heap).map_or(WASTE_MAX, part)
+    }
+
+    /// Merges a free chunk that is in no list with its free neighbours, which leave theirs, and
+    /// returns the number of the whole, which is in none either.
+    #[inline]
+    fn coalesce<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        mut id: BlockId,
+        merge: Merge,
+        change: &mut SplitChange,
+    ) -> BlockId {
+        let merges = |neighbour: &BlockId, heap: &Heap<D>| {
+            let neighbour = &heap.blocks[*neighbour];
+            neighbour.state == BlockState::Free && (neighbour.mark == 0 || merge == Merge::All)
+        };
+        let Block { previous, next, .. } = heap.blocks[id];
+        if let Some(next) = next.filter(|next| merges(next, heap)) {
+            self.remove_free(heap, next, change);
+            merge_with_next(heap, id);
+        }
+        if let Some(previous) = previous.filter(|previous| merges(previous, heap)) {
+            self.remove_free(heap, previous, change);
+            merge_with_next(heap, previous);
+            id = previous;
+        }
+        id
+    }
+}
+
+impl<D: Driver> Strategy<D> for Bfc {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        requested.round_up(ROUNDING)
+    }
+
+    /// The driver is asked for more first, and for this before it is given up.
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let free = &self.domains.get(request.domain.index())?.free;
+        let best = match request.freed_before {
+            None => free.first_at_least(request.size),
+            Some(mark) => free
+                .iter_from(request.size)
+                .find(|chunk| heap.blocks[chunk.id].mark <= mark),
+        }?;
+        let mut change = SplitChange::default();
+        self.remove_free(heap, best.id, &mut change);
+        self.carve(heap, best.id, request, &mut change);
+        change.apply(&mut heap.stats);
+        Some(best.id)
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        if self.extend(heap, request)? {
+            return Ok(self.take(heap, request));
+        }
+        // Rather than fail, what the frontier has not passed is merged, as far as it takes.
+        if request.freed_before.is_none() && self.merge_recent(heap, request) {
+            return Ok(self.take(heap, request));
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
+        let mark = self.timing.as_mut().map_or(0, Timing::count_free);
+        heap.blocks[id].mark = mark;
+        let mut change = SplitChange::default();
+        if mark == 0 {
+            id = self.coalesce(heap, id, Merge::Safe, &mut change);
+        }
+        self.insert_free(heap, id, &mut change);
+        change.apply(&mut heap.stats);
+        Ok(())
+    }
+
+    fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {
+        self.config.garbage_collection && self.could_fit_after_release(heap, request)
+    }
+
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        for domain in heap.domains.of_pool(pool) {
+            for region in self.free_regions(heap, domain) {
+                self.release_region(heap, region)?;
+            }
+            let chunks = self.chunks_of(domain);
+            if pool != PoolIndex::DEFAULT && chunks.free.len() == 0 {
+                // The pool may end here; whichever has its number next starts with small regions.
+                *chunks = DomainChunks::default();
+            }
+        }
+        Ok(())
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+        let chunks = self.domains.get(domain.index());
+        let largest = chunks.and_then(|chunks| chunks.free.last());
+        largest.map_or(Bytes::ZERO, |chunk| chunk.size)
+    }
+
+    fn describe(&self, heap: &Heap<D>, request: &Request) -> String {
+        let largest_free = Strategy::<D>::largest_free(self, heap, request.domain);
+        report::describe(heap, request, largest_free)
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        let (mut free, mut split) = (Bytes::ZERO, SplitChange::default());
+        for (id, chunk) in heap.blocks.iter() {
+            check_links(heap, id, chunk)?;
+            if chunk.state == BlockState::Free {
+                free += chunk.size;
+                split.add(chunk);
+            }
+        }
+        let figures = (
+            heap.stats.inactive_split.all.current,
+            heap.stats.inactive_split_bytes.all.current,
+        );
+        if figures != (split.chunks, split.bytes) {
+            return Err(format!("{split:?} are split and free, but {figures:?}"));
+        }
+        self.check_lists(heap)?;
+        Ok(free)
+    }
+}
+
+/// What is checked, and never needed otherwise.
+impl Bfc {
+    /// The lists hold exactly the free chunks, and exactly those that the frontier has not passed.
+    fn check_lists<D>(&self, heap: &Heap<D>) -> Result<(), String> {
+        let mut listed_total = 0;
+        for chunks in &self.domains {
+            let mut recent = 0;
+            for listed in chunks.free.iter() {
+                let chunk = &heap.blocks[listed.id];
+                if chunk.state != BlockState::Free || free_chunk(listed.id, chunk) != listed {
+                    return Err(format!("{} is listed as free but is not", listed.address));
+                }
+                if chunk.mark != 0 && !chunks.recent.contains(&(chunk.mark, chunk.address)) {
+                    return Err(format!("{} waits for no frontier", listed.address));
+                }
+                recent += usize::from(chunk.mark != 0);
+            }
+            if recent != chunks.recent.len() {
+                return Err("a chunk that is not free waits for the frontier".to_owned());
+            }
+            listed_total += chunks.free.len();
+        }
+        let is_free = |(_, chunk): &(_, &Block)| chunk.state == BlockState::Free;
+        if listed_total != heap.blocks.iter().filter(is_free).count() {
+            return Err("a free chunk is in no list".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), String> {
+    let region = heap.segments.get(chunk.segment);
+    let at = chunk.address;
+    let is_safe = |chunk: &Block| chunk.state == BlockState::Free && chunk.mark == 0;
+    match chunk.next.map(|next| &heap.blocks[next]) {
+        None if chunk.end() != region.address + region.size => {
+            Err(format!("nothing follows {at} in its region"))
+        }
+        Some(next) if next.previous != Some(id) || next.address != chunk.end() => {
+            Err(format!("{at} and the chunk behind it are not neighbours"))
+        }
+        Some(next) if is_safe(chunk) && is_safe(next) => {
+            Err(format!("{at} and the chunk behind it should be one"))
+        }
+        _ if chunk.previous.is_none() && at != region.address => {
+            Err(format!("nothing precedes {at} in its region"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Joins a free chunk with the free one behind it: the whole was freed when the later part was.
+#[inline]
+fn merge_with_next<D>(heap: &mut Heap<D>, id: BlockId) {
+    let next = heap.blocks[id].next.expect("a chunk to merge with");
+    let mark = heap.blocks[id].mark.max(heap.blocks[next].mark);
+    heap.blocks.merge_with_next(id);
+    heap.blocks[id].mark = mark;
+}
+
+#[inline]
+fn free_chunk(id: BlockId, chunk: &Block) -> FreeBlock {
+    FreeBlock {
+        size: chunk.size,
+        address: chunk.address,
+        id,
+    }
+}
+
+#[cfg(test)]
+mod tests;

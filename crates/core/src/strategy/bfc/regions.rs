@@ -1,0 +1,232 @@
+//! Regions: how they are asked of the driver, extended, and given back.
+
+use super::{Bfc, KIND, Merge, ROUNDING, SplitChange};
+use crate::block::{BlockId, BlockState};
+use crate::domain::DomainId;
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, SegmentId};
+use crate::strategy::{Request, unless_out_of_memory};
+use crate::units::Bytes;
+
+/// What the driver gave: a region, or the end of one that it extended.
+struct NewMemory {
+    region: SegmentId,
+    offset: Bytes,
+    size: Bytes,
+}
+
+impl Bfc {
+    /// Takes a region that a request fits in from the driver, and returns whether it did.
+    ///
+    /// Each region is asked to be twice as large as the one before; where the driver refuses, nine
+    /// tenths of the size are tried, and so on down to the request.
+    pub(super) fn extend<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
+        let limit = self.limit(heap)?;
+        let available = limit.saturating_sub(heap.stats.reserved());
+        let available = available.round_down(ROUNDING);
+        if request.size > available {
+            return Ok(false);
+        }
+        let mut region_size = match self.chunks_of(request.domain).next_region_size {
+            Some(size) => size,
+            None => self.first_region_size(heap, limit)?,
+        };
+        let is_enough = region_size >= request.size;
+        while region_size < request.size {
+            region_size = doubled(region_size);
+        }
+        let size = region_size.min(available);
+        let region = allocate_region(heap, request, size)?;
+        // What was refused is asked for again next time; what was enough doubles.
+        let next_region_size = match region {
+            Some(_) if is_enough => doubled(region_size),
+            _ => region_size,
+        };
+        self.chunks_of(request.domain).next_region_size = Some(next_region_size);
+        Ok(region
+            .map(|region| self.insert_region(heap, region))
+            .is_some())
+    }
+
+    /// Returns the size of a domain's first region: small where regions grow, otherwise all that the
+    /// limit and the device leave. On a simulated device without a capacity that is 64 TiB, and a
+    /// second stream gets nothing on any device: without growth, BFC has one region.
+    fn first_region_size<D: Driver>(
+        &self,
+        heap: &mut Heap<D>,
+        limit: Bytes,
+    ) -> Result<Bytes, DriverError> {
+        let size = if self.config.allow_growth {
+            self.config.initial_region_size.min(limit)
+        } else {
+            heap.driver.memory_info()?.free.min(limit)
+        };
+        Ok(size.round_down(ROUNDING).max(ROUNDING))
+    }
+
+    /// Returns the bytes that may be held from the driver.
+    fn limit<D: Driver>(&mut self, heap: &mut Heap<D>) -> Result<Bytes, DriverError> {
+        if let Some(limit) = self.known_limit(heap) {
+            return Ok(limit);
+        }
+        let total = heap.driver.memory_info()?.total;
+        self.device_total = Some(total);
+        Ok(total)
+    }
+
+    /// Returns the bytes that may be held from the driver, as far as that is known without asking:
+    /// always, once there is a region.
+    #[inline]
+    pub(super) fn known_limit<D>(&self, heap: &Heap<D>) -> Option<Bytes> {
+        heap.limit.or(self.device_total)
+    }
+
+    /// Makes a free chunk of what the driver gave.
+    fn insert_region<D: Driver>(&mut self, heap: &mut Heap<D>, new: NewMemory) {
+        let NewMemory {
+            region,
+            offset,
+            size,
+        } = new;
+        let id = heap.insert_block(region, offset, size);
+        let mut change = SplitChange::default();
+        if !offset.is_zero() {
+            let last = last_chunk(heap, region);
+            let last_is_free = heap.blocks[last].state == BlockState::Free;
+            if last_is_free {
+                change.subtract(&heap.blocks[last]);
+            }
+            heap.blocks[last].next = Some(id);
+            heap.blocks[id].previous = Some(last);
+            // A free chunk that was a whole region shares it from now on.
+            if last_is_free {
+                change.add(&heap.blocks[last]);
+            }
+        }
+        let id = self.coalesce(heap, id, Merge::Safe, &mut change);
+        self.insert_free(heap, id, &mut change);
+        change.apply(&mut heap.stats);
+    }
+
+    /// Returns whether the driver could have enough for a request if every free region went back.
+    pub(super) fn could_fit_after_release<D: Driver>(
+        &self,
+        heap: &Heap<D>,
+        request: &Request,
+    ) -> bool {
+        let Some(limit) = self.known_limit(heap) else {
+            return false;
+        };
+        let pools = heap.domains.pools();
+        let domains = pools.flat_map(|(pool, _)| heap.domains.of_pool(pool));
+        let regions = domains.flat_map(|domain| self.free_regions(heap, domain));
+        let free: Bytes = regions
+            .map(|first| heap.segments.get(heap.blocks[first].segment).size)
+            .sum();
+        !free.is_zero() && request.size <= (limit + free).saturating_sub(heap.stats.reserved())
+    }
+
+    /// Returns the first chunks of a domain's regions in which nothing is in use, smallest chunk
+    /// first. Linear in the free chunks.
+    pub(super) fn free_regions<D>(&self, heap: &Heap<D>, domain: DomainId) -> Vec<BlockId> {
+        let chunks = self.domains.get(domain.index());
+        let free = chunks.into_iter().flat_map(|chunks| chunks.free.iter());
+        free.map(|chunk| chunk.id)
+            .filter(|&id| heap.blocks[id].previous.is_none())
+            .filter(|&id| {
+                let free = |&id: &BlockId| heap.blocks[id].state == BlockState::Free;
+                following(heap, id).all(|id| free(&id))
+            })
+            .collect()
+    }
+
+    /// Gives a region in which nothing is in use back, by its first chunk.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said. A region that was extended goes back part by part, from its end; what
+    /// the driver did not take is a free region still.
+    pub(super) fn release_region<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        first: BlockId,
+    ) -> Result<(), DriverError> {
+        let mut change = SplitChange::default();
+        let chunks: Vec<BlockId> = following(heap, first).collect();
+        for &id in &chunks {
+            self.remove_free(heap, id, &mut change);
+        }
+        change.apply(&mut heap.stats);
+        for _ in 1..chunks.len() {
+            super::merge_with_next(heap, first);
+        }
+        let region = heap.blocks[first].segment;
+        loop {
+            match heap.free_last_part(region) {
+                Ok(Bytes::ZERO) => {
+                    heap.blocks.remove(first);
+                    return Ok(());
+                }
+                Ok(left) => heap.blocks[first].size = left,
+                Err(error) => {
+                    self.insert_free(heap, first, &mut SplitChange::default());
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Takes up to `size` bytes from the driver, as many as it has but at least what a request needs.
+fn allocate_region<D: Driver>(
+    heap: &mut Heap<D>,
+    request: &Request,
+    mut size: Bytes,
+) -> Result<Option<NewMemory>, DriverError> {
+    while size >= request.size {
+        let answer = heap.allocate_or_extend_segment(request.domain, size, KIND);
+        if let Some((region, offset)) = unless_out_of_memory(answer)? {
+            return Ok(Some(NewMemory {
+                region,
+                offset,
+                size,
+            }));
+        }
+        size = nine_tenths(size);
+    }
+    Ok(None)
+}
+
+/// Returns a chunk and those behind it in its region.
+fn following<D>(heap: &Heap<D>, first: BlockId) -> impl Iterator<Item = BlockId> {
+    std::iter::successors(Some(first), |&id| heap.blocks[id].next)
+}
+
+/// Returns the chunk that a region ended with before it was extended. Linear in the region's chunks,
+/// and rare: regions double.
+fn last_chunk<D>(heap: &Heap<D>, region: SegmentId) -> BlockId {
+    let start = heap.segments.get(region).address;
+    let first = heap.blocks.find(start).expect("chunks tile their region");
+    following(heap, first).last().expect("a region has a chunk")
+}
+
+/// Returns twice a region's size. Sizes stop growing where requests do.
+fn doubled(size: Bytes) -> Bytes {
+    size.saturating_add(size).min(Bytes::REQUEST_MAX)
+}
+
+/// Returns the next smaller size to try: nine tenths, rounded up, but always less than before.
+fn nine_tenths(size: Bytes) -> Bytes {
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounded as TensorFlow rounds it: a product in single precision"
+    )]
+    let reduced = Bytes((size.get() as f32 * 0.9_f32) as u64).round_up(ROUNDING);
+    reduced.min(size.saturating_sub(ROUNDING))
+}

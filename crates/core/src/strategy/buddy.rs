@@ -1,0 +1,266 @@
+//! `buddy`: powers of two from 1 KiB, in arenas that are halved until a part is as small as the
+//! request, and whose halves are merged when both are free (Knuth, The Art of Computer Programming,
+//! volume 1, 2.5).
+//!
+//! A request takes the smallest free part that is large enough, of several the one at the lowest
+//! address of the first arena. A request over the arena's size gets a segment of its own, rounded up
+//! to 2 MiB. Which parts are free is known from bits ([`forest`]), not from lists through the blocks:
+//! a request touches the records of no block but its own.
+
+pub(super) mod arenas;
+pub(super) mod forest;
+
+use arenas::{Arenas, GRANULE, is_own_segment};
+use forest::Run;
+
+use super::recent_blocks::RecentBlocks;
+use super::{Request, SEGMENT_ROUNDING, Strategy};
+use crate::block::BlockId;
+use crate::config::BuddyConfig;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, signed};
+use crate::stats::Stats;
+use crate::units::Bytes;
+
+/// The strategy.
+#[derive(Debug)]
+pub(crate) struct Buddy {
+    arenas: Arenas,
+    /// By order.
+    recent: RecentBlocks,
+}
+
+impl Buddy {
+    pub(crate) fn new(config: &BuddyConfig) -> Buddy {
+        Buddy {
+            arenas: Arenas::new(config.arena_size),
+            recent: RecentBlocks::default(),
+        }
+    }
+
+    /// Merges every free block of a domain with its buddies, and returns whether any had yet to be.
+    fn merge_recent<D: Driver>(&mut self, heap: &mut Heap<D>, domain: DomainId) -> bool {
+        let arenas = &mut self.arenas;
+        (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
+    }
+
+    #[inline]
+    fn has_own_segment(&self, size: Bytes) -> bool {
+        size > self.arenas.arena_size()
+    }
+}
+
+impl<D: Driver> Strategy<D> for Buddy {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        if self.has_own_segment(requested) {
+            requested.round_up(SEGMENT_ROUNDING)
+        } else {
+            Bytes(requested.get().next_power_of_two()).max(GRANULE)
+        }
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size.max(self.arenas.arena_size())
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let &Request { size, domain, .. } = request;
+        if self.has_own_segment(size) {
+            return self.arenas.take_own_segment(request);
+        }
+        if let Some(id) = self.recent.take(heap, domain, class_of(size)) {
+            return Some(id);
+        }
+        let run = run_of(size);
+        let block = self.arenas.take_block(heap, domain, run);
+        block.or_else(|| {
+            let merged = self.merge_recent(heap, domain);
+            merged.then(|| self.arenas.take_block(heap, domain, run))?
+        })
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        if self.has_own_segment(request.size) {
+            return self.arenas.grow_own_segment(heap, request);
+        }
+        let run = run_of(request.size);
+        if !self.arenas.grow(heap, request.domain, run)? {
+            return Ok(None);
+        }
+        Ok(self.arenas.take_block(heap, request.domain, run))
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
+        let arenas = &mut self.arenas;
+        if is_own_segment(&heap.blocks[block]) {
+            arenas.put_own_segment(heap, block);
+        } else {
+            let class = class_of(heap.blocks[block].size);
+            let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);
+            self.recent.put(heap, class, block, merge);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        for domain in heap.domains.of_pool(pool) {
+            self.merge_recent(heap, domain);
+        }
+        self.arenas.release(heap, pool)
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+        self.arenas.largest_free(domain)
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        let blocks = heap.blocks.iter().map(|(_, block)| block);
+        let in_arenas = blocks.filter(|block| !is_own_segment(block));
+        let taken = in_arenas.map(|block| (block.address, block.size));
+        let (free, nodes, node_bytes) = self.arenas.check(heap, taken)?;
+        let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
+        check_inactive_split(&heap.stats, nodes + recent, node_bytes + recent_bytes)?;
+        Ok(free + recent_bytes)
+    }
+}
+
+/// Checks the figures of what is free in segments that are not free as a whole.
+pub(super) fn check_inactive_split(stats: &Stats, count: i64, bytes: Bytes) -> Result<(), String> {
+    let figures = (
+        stats.inactive_split.all.current,
+        stats.inactive_split_bytes.all.current,
+    );
+    if figures == (count, signed(bytes)) {
+        Ok(())
+    } else {
+        Err(format!(
+            "{count} free parts of {bytes:?} in shared segments, but {figures:?}"
+        ))
+    }
+}
+
+/// Returns the run of a block: one node.
+#[inline]
+fn run_of(size: Bytes) -> Run {
+    Run {
+        units: 1,
+        order: order_of(size),
+    }
+}
+
+#[inline]
+fn class_of(size: Bytes) -> usize {
+    order_of(size) as usize
+}
+
+#[inline]
+fn order_of(size: Bytes) -> u32 {
+    (size.get() / GRANULE.get()).ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::allocator::DeviceAllocator;
+    use crate::config::Config;
+    use crate::strategy::test_driver::{TestDriver, programs, run};
+    use crate::units::{DeviceAddress, Stream};
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn allocator(capacity: Bytes, arena_size: Bytes) -> DeviceAllocator<TestDriver> {
+        let config = Config::Buddy(BuddyConfig { arena_size });
+        DeviceAllocator::new(TestDriver::new(capacity), 0, &config)
+    }
+
+    fn allocate(allocator: &mut DeviceAllocator<TestDriver>, size: u64) -> DeviceAddress {
+        allocator.allocate(Bytes(size), Stream::DEFAULT).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_its_promises(
+            program in programs(prop_oneof![1..4 * KIB, 1..MIB, 1..64 * MIB], 200),
+            arena_mib in prop::sample::select(vec![1, 2, 4, 16, 128, 1024]),
+        ) {
+            let config = Config::Buddy(BuddyConfig { arena_size: Bytes::mib(arena_mib) });
+            run(&config, TestDriver::new(Bytes::mib(256)), &program);
+        }
+    }
+
+    #[test]
+    fn the_lowest_address_is_taken_and_halves_merge() {
+        let mut allocator = allocator(Bytes::gib(80), Bytes::gib(1));
+        let first = allocate(&mut allocator, 1);
+        let second = allocate(&mut allocator, 3 * KIB);
+        let third = allocate(&mut allocator, 1000);
+        assert_eq!(
+            (second, third),
+            (first + Bytes::kib(4), first + Bytes::kib(1))
+        );
+        let figures = allocator.stats().inactive_split;
+        // 2 KiB, and 8 KiB to 512 MiB.
+        assert_eq!(figures.all.current, 1 + 17);
+        for address in [first, second, third] {
+            allocator.free(address).unwrap();
+        }
+        assert_eq!(allocate(&mut allocator, GIB), first);
+        assert_eq!(allocator.stats().reserved(), Bytes::gib(1));
+        assert_eq!(allocator.stats().inactive_split.all.current, 0);
+    }
+
+    #[test]
+    fn full_arenas_get_another_and_large_requests_their_own_segment() {
+        let mut allocator = allocator(Bytes::gib(80), Bytes::mib(4));
+        let blocks: Vec<_> = (0..9).map(|_| allocate(&mut allocator, MIB)).collect();
+        assert_eq!(allocator.stats().segment.all.current, 3);
+        let large = allocate(&mut allocator, 5 * MIB);
+        assert_eq!(allocator.allocation(large).unwrap().size, Bytes::mib(6));
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(18));
+        // It is kept, and serves requests that it is at most an eighth too large for.
+        allocator.free(large).unwrap();
+        let small = allocate(&mut allocator, 4 * MIB + 1);
+        assert_eq!(small, large);
+        for address in blocks {
+            allocator.free(address).unwrap();
+        }
+        allocator.empty_cache().unwrap();
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(6));
+    }
+
+    #[test]
+    fn sizes_past_32_bits_are_exact() {
+        let mut allocator = allocator(Bytes::gib(4096), Bytes::gib(1024));
+        let first = allocate(&mut allocator, 5 * GIB);
+        assert_eq!(allocator.allocation(first).unwrap().size, Bytes::gib(8));
+        assert_eq!(allocate(&mut allocator, 1), first + Bytes::gib(8));
+        assert_eq!(allocate(&mut allocator, 512 * GIB), first + Bytes::gib(512));
+        assert_eq!(allocator.stats().reserved(), Bytes::gib(1024));
+    }
+
+    #[test]
+    fn arenas_shrink_to_what_there_is_and_running_out_is_an_answer() {
+        let mut allocator = allocator(Bytes::mib(12), Bytes::gib(1));
+        for _ in 0..12 {
+            allocate(&mut allocator, MIB);
+        }
+        let error = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap_err();
+        assert!(error.is_out_of_memory());
+        let error = allocator
+            .allocate(Bytes::REQUEST_MAX, Stream::DEFAULT)
+            .unwrap_err();
+        assert!(error.is_out_of_memory());
+    }
+}

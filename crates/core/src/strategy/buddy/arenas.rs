@@ -1,0 +1,368 @@
+//! Arenas: segments that runs are taken from and put back to, and segments for single blocks that no
+//! arena can hold.
+
+use super::forest::{Change, Forest, Position, Run};
+use crate::block::{Block, BlockId, BlockState};
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, SegmentId, signed};
+use crate::stats::{SizeKind, Stats};
+use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
+use crate::strategy::{Request, SEGMENT_ROUNDING, allocate_shared_segment, unless_out_of_memory};
+use crate::units::{Bytes, DeviceAddress};
+
+/// What runs are made of: no part of an arena is smaller.
+pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);
+
+/// [`Block::mark`] of a block that is a segment. Others have the number of their arena.
+const OWN_SEGMENT: u64 = u64::MAX;
+
+/// The arenas of every domain.
+///
+/// `inactive_split` counts the free nodes of arenas that are not free as a whole, and what a strategy
+/// on top adds to that.
+#[derive(Debug)]
+pub(in crate::strategy) struct Arenas {
+    /// A power of two. Arenas are smaller only where the device or the limit has no more.
+    arena_size: Bytes,
+    /// By [`DomainId::index`].
+    domains: Vec<DomainArenas>,
+}
+
+#[derive(Debug, Default)]
+struct DomainArenas {
+    forest: Forest,
+    /// By the number of their tree. Those of removed trees are stale.
+    arenas: Vec<Arena>,
+    /// Segments of single blocks that are free, kept until [`Arenas::release`].
+    own_segments: FreeBlocks,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Arena {
+    segment: SegmentId,
+    address: DeviceAddress,
+    size: Bytes,
+}
+
+/// A part of an arena.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::strategy) struct Place {
+    /// The number of the arena in its domain.
+    pub(in crate::strategy) arena: u64,
+    pub(in crate::strategy) segment: SegmentId,
+    /// What lies in front of it in the segment.
+    pub(in crate::strategy) offset: Bytes,
+}
+
+impl Arenas {
+    pub(in crate::strategy) fn new(arena_size: Bytes) -> Arenas {
+        Arenas {
+            arena_size,
+            domains: Vec::new(),
+        }
+    }
+
+    /// Returns the size from which on requests get a segment of their own.
+    #[inline]
+    pub(in crate::strategy) fn arena_size(&self) -> Bytes {
+        self.arena_size
+    }
+
+    /// Takes a run out of the arenas of a domain. Constant time.
+    #[inline]
+    pub(in crate::strategy) fn take(
+        &mut self,
+        stats: &mut Stats,
+        domain: DomainId,
+        run: Run,
+    ) -> Option<Place> {
+        let domain = self.domains.get_mut(domain.index())?;
+        let (position, change) = domain.forest.take(run)?;
+        count(stats, change);
+        Some(Place {
+            arena: position.tree as u64,
+            segment: domain.arenas[position.tree].segment,
+            offset: bytes(position.granule),
+        })
+    }
+
+    /// Puts a run back that [`Arenas::take`] returned for the domain: its arena, and what lies in
+    /// front of it there. Constant time.
+    #[inline]
+    pub(in crate::strategy) fn put(
+        &mut self,
+        stats: &mut Stats,
+        domain: DomainId,
+        (arena, offset): (u64, Bytes),
+        run: Run,
+    ) {
+        let position = Position {
+            tree: index(arena),
+            granule: offset.get() / GRANULE.get(),
+        };
+        let forest = &mut self.domains[domain.index()].forest;
+        count(stats, forest.put(position, run));
+    }
+
+    /// Takes a block that is a run.
+    #[inline]
+    pub(in crate::strategy) fn take_block<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        run: Run,
+    ) -> Option<BlockId> {
+        let place = self.take(&mut heap.stats, domain, run)?;
+        let id = heap.insert_block(place.segment, place.offset, bytes(run.granules()));
+        heap.blocks[id].mark = place.arena;
+        Some(id)
+    }
+
+    /// Puts a block back that is a run. `run_of` returns the run of a size.
+    #[inline]
+    pub(in crate::strategy) fn put_block<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        id: BlockId,
+        run_of: impl Fn(Bytes) -> Run,
+    ) {
+        let block = &heap.blocks[id];
+        let domain = &self.domains[block.domain.index()];
+        let arena = domain.arenas[index(block.mark)];
+        let place = (block.mark, block.address.offset_from(arena.address));
+        let (domain, run) = (block.domain, run_of(block.size));
+        self.put(&mut heap.stats, domain, place, run);
+        heap.blocks.remove(id);
+    }
+
+    /// Adds an arena that holds the run, and returns whether the driver and the limit let it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said, unless it is out of memory.
+    pub(in crate::strategy) fn grow<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        run: Run,
+    ) -> Result<bool, DriverError> {
+        let least = bytes(1 << run.enclosing_order()).max(SEGMENT_ROUNDING.min(self.arena_size));
+        let segment = allocate_shared_segment(heap, domain, least, self.arena_size)?;
+        let Some(segment) = segment else {
+            return Ok(false);
+        };
+        let &crate::segment::Segment { address, size, .. } = heap.segments.get(segment);
+        let arena = Arena {
+            segment,
+            address,
+            size,
+        };
+        let domain = self.domain(domain);
+        let number = domain
+            .forest
+            .insert_tree((size.get() / GRANULE.get()).ilog2());
+        domain
+            .arenas
+            .resize(domain.arenas.len().max(number + 1), arena);
+        domain.arenas[number] = arena;
+        Ok(true)
+    }
+
+    /// Takes a free block that is a segment, where it is at most an eighth larger than need be.
+    pub(in crate::strategy) fn take_own_segment(&mut self, request: &Request) -> Option<BlockId> {
+        let own_segments = &mut self.domains.get_mut(request.domain.index())?.own_segments;
+        let best = own_segments.first_at_least(request.size)?;
+        if best.size - request.requested > Bytes(best.size.get() / 8) && best.size > request.size {
+            return None;
+        }
+        own_segments.remove(best);
+        Some(best.id)
+    }
+
+    /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
+    pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+        let block = &heap.blocks[id];
+        let domain = &mut self.domains[block.domain.index()];
+        domain.own_segments.insert(free_block(id, block));
+    }
+
+    /// Adds a block that is a segment, of the request's size.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said, unless it is out of memory.
+    pub(in crate::strategy) fn grow_own_segment<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let segment = heap.allocate_segment(request.domain, request.size, SizeKind::Large);
+        let Some(segment) = unless_out_of_memory(segment)? else {
+            return Ok(None);
+        };
+        // Where the block comes back to.
+        self.domain(request.domain);
+        let id = heap.insert_whole_block(segment);
+        heap.blocks[id].mark = OWN_SEGMENT;
+        Ok(Some(id))
+    }
+
+    /// Gives every segment of a pool back in which nothing is in use, by rising addresses.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; what went back before that is gone, the rest is as it was.
+    pub(in crate::strategy) fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
+        let mut free = Vec::new();
+        for id in heap.domains.of_pool(pool) {
+            let Some(domain) = self.domains.get(id.index()) else {
+                continue;
+            };
+            let trees = domain.forest.trees();
+            let trees = trees.filter(|&tree| domain.forest.is_free(tree));
+            free.extend(trees.map(|tree| (domain.arenas[tree].address, id, Idle::Arena(tree))));
+            let own = domain.own_segments.iter();
+            free.extend(own.map(|block| (block.address, id, Idle::OwnSegment(block))));
+        }
+        free.sort_unstable_by_key(|&(address, ..)| address);
+        for (_, id, idle) in free {
+            let domain = &mut self.domains[id.index()];
+            match idle {
+                Idle::Arena(tree) => {
+                    heap.free_segment(domain.arenas[tree].segment)?;
+                    domain.forest.remove_tree(tree);
+                }
+                Idle::OwnSegment(block) => {
+                    heap.free_segment(heap.blocks[block.id].segment)?;
+                    domain.own_segments.remove(block);
+                    heap.blocks.remove(block.id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the size of the largest node or segment of a domain that is free.
+    pub(in crate::strategy) fn largest_free(&self, domain: DomainId) -> Bytes {
+        let Some(domain) = self.domains.get(domain.index()) else {
+            return Bytes::ZERO;
+        };
+        let own = domain
+            .own_segments
+            .last()
+            .map_or(Bytes::ZERO, |block| block.size);
+        own.max(bytes(domain.forest.largest_free()))
+    }
+
+    fn domain(&mut self, domain: DomainId) -> &mut DomainArenas {
+        if domain.index() >= self.domains.len() {
+            self.domains
+                .resize_with(domain.index() + 1, DomainArenas::default);
+        }
+        &mut self.domains[domain.index()]
+    }
+
+    /// Checks that what the trees hold free and the runs in `taken`, which the strategy knows of, are
+    /// all of each arena, and returns the bytes that are free, the free nodes that `inactive_split`
+    /// counts, and their bytes.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong.
+    pub(in crate::strategy) fn check<D>(
+        &self,
+        heap: &Heap<D>,
+        taken: impl Iterator<Item = (DeviceAddress, Bytes)>,
+    ) -> Result<(Bytes, i64, Bytes), String> {
+        let mut parts: Vec<(DeviceAddress, Bytes)> = taken.collect();
+        let (mut free, mut nodes, mut node_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
+        for domain in &self.domains {
+            domain.forest.check()?;
+            for tree in domain.forest.trees() {
+                let counts = !domain.forest.is_free(tree);
+                for (granule, granules) in domain.forest.free_nodes(tree) {
+                    let size = bytes(granules);
+                    parts.push((domain.arenas[tree].address + bytes(granule), size));
+                    free += size;
+                    nodes += i64::from(counts);
+                    node_bytes += if counts { size } else { Bytes::ZERO };
+                }
+            }
+            for listed in domain.own_segments.iter() {
+                let block = &heap.blocks[listed.id];
+                if block.state != BlockState::Free || free_block(listed.id, block) != listed {
+                    return Err(format!("{} is listed as free but is not", listed.address));
+                }
+                free += listed.size;
+            }
+        }
+        parts.sort_unstable();
+        self.check_tiling(&parts)?;
+        Ok((free, nodes, node_bytes))
+    }
+
+    /// Checks that the parts, by rising addresses, are the arenas.
+    fn check_tiling(&self, mut parts: &[(DeviceAddress, Bytes)]) -> Result<(), String> {
+        let arenas = self.domains.iter().flat_map(|domain| {
+            let trees = domain.forest.trees();
+            trees.map(|tree| &domain.arenas[tree])
+        });
+        let mut arenas: Vec<&Arena> = arenas.collect();
+        arenas.sort_unstable_by_key(|arena| arena.address);
+        for arena in arenas {
+            let mut end = arena.address;
+            while end < arena.address + arena.size {
+                match parts.split_first() {
+                    Some((&(start, size), rest)) if start == end => {
+                        end = start + size;
+                        parts = rest;
+                    }
+                    _ => return Err(format!("{end} is neither free nor taken, or twice so")),
+                }
+            }
+        }
+        match parts.first() {
+            Some((address, _)) => Err(format!("{address} is in no arena")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A segment in which nothing is in use.
+enum Idle {
+    Arena(usize),
+    OwnSegment(FreeBlock),
+}
+
+/// Returns whether a block is a segment, and so in no arena.
+pub(in crate::strategy) fn is_own_segment(block: &Block) -> bool {
+    block.mark == OWN_SEGMENT
+}
+
+#[inline]
+fn count(stats: &mut Stats, change: Change) {
+    stats.inactive_split.change(SizeKind::Large, change.nodes);
+    let change = change.granules * signed(GRANULE);
+    stats.inactive_split_bytes.change(SizeKind::Large, change);
+}
+
+fn free_block(id: BlockId, block: &Block) -> FreeBlock {
+    FreeBlock {
+        size: block.size,
+        address: block.address,
+        id,
+    }
+}
+
+fn bytes(granules: u64) -> Bytes {
+    Bytes(granules * GRANULE.get())
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("the number of arenas fits a usize")
+}

@@ -1,0 +1,424 @@
+//! `pool`: a free list for each size, as textbooks and early GPU memory pools have it.
+//!
+//! Requests are rounded up to 1 KiB. A block serves requests of exactly its size for as long as its
+//! slab is held: it is never split or merged. A size that has no free block is carved from what no
+//! block has covered yet, the *rest* of a slab. Slabs are large so that the driver is rarely asked;
+//! what this costs is memory that stays with sizes that nothing asks for any more.
+
+use hashbrown::HashTable;
+
+use super::buddy::check_inactive_split;
+use super::free_blocks::{FreeBlock, FreeBlocks};
+use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
+use crate::block::{Block, BlockId, BlockState};
+use crate::config::PoolConfig;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, Segment, SegmentId, signed};
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress};
+
+/// Sizes are rounded up to this.
+const ROUNDING: Bytes = Bytes::kib(1);
+
+/// [`Block::mark`] of a rest. Other blocks have the number of their list.
+const REST: u64 = u64::MAX;
+
+/// The strategy.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slab_size: Bytes,
+    /// By [`DomainId::index`].
+    domains: Vec<SizeLists>,
+}
+
+/// The free memory of one domain.
+#[derive(Debug, Default)]
+struct SizeLists {
+    /// In the order in which the sizes were first asked for.
+    lists: Vec<SizeList>,
+    /// The numbers of the lists, by size.
+    by_size: HashTable<u32>,
+    /// What is left of each slab.
+    rests: FreeBlocks,
+}
+
+#[derive(Debug)]
+struct SizeList {
+    size: Bytes,
+    /// Used last-in first-out: the record of the newest is likeliest to be in cache.
+    free: Vec<BlockId>,
+}
+
+impl Pool {
+    pub(crate) fn new(config: &PoolConfig) -> Pool {
+        Pool {
+            slab_size: config.slab_size,
+            domains: Vec::new(),
+        }
+    }
+
+    fn domain(&mut self, domain: DomainId) -> &mut SizeLists {
+        if domain.index() >= self.domains.len() {
+            self.domains
+                .resize_with(domain.index() + 1, SizeLists::default);
+        }
+        &mut self.domains[domain.index()]
+    }
+}
+
+impl<D: Driver> Strategy<D> for Pool {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        requested.round_up(ROUNDING)
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size.round_up(SEGMENT_ROUNDING).max(self.slab_size)
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let domain = self.domain(request.domain);
+        let number = domain.list_of(request.size);
+        if let Some(id) = domain.lists[number].free.pop() {
+            let block = &heap.blocks[id];
+            if block.is_split() {
+                let size = signed(block.size);
+                heap.stats.inactive_split.decrease(SizeKind::Large, 1);
+                heap.stats
+                    .inactive_split_bytes
+                    .decrease(SizeKind::Large, size);
+            }
+            return Some(id);
+        }
+        let rest = domain.rests.first_at_least(request.size)?;
+        domain.rests.remove(rest);
+        Some(domain.carve(heap, rest.id, number))
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let least = request.size.round_up(SEGMENT_ROUNDING);
+        let slab = allocate_shared_segment(heap, request.domain, least, self.slab_size)?;
+        let Some(slab) = slab else {
+            return Ok(None);
+        };
+        let rest = heap.insert_whole_block(slab);
+        let domain = self.domain(request.domain);
+        let number = domain.list_of(request.size);
+        Ok(Some(domain.carve(heap, rest, number)))
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
+        let block = &heap.blocks[id];
+        let (size, number) = (signed(block.size), index(block.mark));
+        self.domains[block.domain.index()].lists[number]
+            .free
+            .push(id);
+        if block.is_split() {
+            heap.stats.inactive_split.increase(SizeKind::Large, 1);
+            heap.stats
+                .inactive_split_bytes
+                .increase(SizeKind::Large, size);
+        }
+        Ok(())
+    }
+
+    /// Linear in the pool's blocks: slabs do not count those in use, because every request would pay
+    /// for that, and this is asked for when memory has run out.
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        let domains = heap.domains.of_pool(pool);
+        let in_pool = |(_, slab): &(SegmentId, &Segment)| domains.contains(&slab.domain);
+        let mut slabs: Vec<(DeviceAddress, SegmentId)> = (heap.segments.iter().filter(in_pool))
+            .map(|(id, slab)| (slab.address, id))
+            .collect();
+        slabs.sort_unstable();
+        let mut gone = Vec::new();
+        let mut result = Ok(());
+        for (address, slab) in slabs {
+            let blocks: Vec<BlockId> = blocks_of(heap, address).collect();
+            if blocks.iter().any(|&id| heap.blocks[id].is_active()) {
+                continue;
+            }
+            result = heap.free_segment(slab);
+            if result.is_err() {
+                break;
+            }
+            gone.extend(blocks);
+        }
+        self.forget(heap, &domains, &gone);
+        result
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+        let Some(domain) = self.domains.get(domain.index()) else {
+            return Bytes::ZERO;
+        };
+        let rest = domain.rests.last().map(|rest| rest.size);
+        let lists = domain.lists.iter().filter(|list| !list.free.is_empty());
+        lists
+            .map(|list| list.size)
+            .chain(rest)
+            .max()
+            .unwrap_or(Bytes::ZERO)
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        let (mut free, mut split, mut split_bytes) = (0, 0, Bytes::ZERO);
+        let mut free_bytes = Bytes::ZERO;
+        for (_, block) in heap.blocks.iter() {
+            if block.state == BlockState::Free {
+                free += 1;
+                free_bytes += block.size;
+                if block.is_split() {
+                    split += 1;
+                    split_bytes += block.size;
+                }
+            }
+        }
+        check_inactive_split(&heap.stats, split, split_bytes)?;
+        let listed: usize = (self.domains.iter())
+            .map(|domain| domain.check(heap))
+            .sum::<Result<usize, String>>()?;
+        if listed != free {
+            return Err(format!("{free} blocks are free, {listed} are listed"));
+        }
+        check_slabs(heap)?;
+        Ok(free_bytes)
+    }
+}
+
+impl SizeLists {
+    /// Returns the number of the list of a size. Constant time.
+    #[inline]
+    fn list_of(&mut self, size: Bytes) -> usize {
+        let lists = &mut self.lists;
+        let found =
+            (self.by_size).find(hash_of(size), |&number| lists[number as usize].size == size);
+        if let Some(&number) = found {
+            return number as usize;
+        }
+        let number = u32::try_from(lists.len()).expect("fewer than 2^32 sizes");
+        lists.push(SizeList {
+            size,
+            free: Vec::new(),
+        });
+        self.by_size
+            .insert_unique(hash_of(size), number, |&number| {
+                hash_of(lists[number as usize].size)
+            });
+        number as usize
+    }
+
+    /// Cuts a block for a list from a rest that is not in `rests`, and puts what is left there.
+    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, number: usize) -> BlockId {
+        let size = self.lists[number].size;
+        let block = &mut heap.blocks[id];
+        let was_split = block.is_split();
+        let whole = block.size;
+        block.mark = REST;
+        if size < whole {
+            let rest = heap.blocks.split(id, size);
+            self.rests.insert(free_block(rest, &heap.blocks[rest]));
+        }
+        heap.blocks[id].mark = number as u64;
+        let (blocks, bytes) = match (was_split, size < whole) {
+            (true, true) => (0, -signed(size)),
+            (true, false) => (-1, -signed(whole)),
+            // The rest is now what keeps its slab from being free as a whole.
+            (false, true) => (1, signed(whole - size)),
+            (false, false) => (0, 0),
+        };
+        heap.stats.inactive_split.change(SizeKind::Large, blocks);
+        heap.stats
+            .inactive_split_bytes
+            .change(SizeKind::Large, bytes);
+        id
+    }
+
+    /// Checks that everything listed is free and listed where it belongs, and returns how many
+    /// blocks those are.
+    fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
+        for (number, list) in self.lists.iter().enumerate() {
+            for block in list.free.iter().map(|&id| &heap.blocks[id]) {
+                let belongs = (block.mark, block.size) == (number as u64, list.size);
+                if block.state != BlockState::Free || !belongs {
+                    return Err(format!("{} is in the wrong list", block.address));
+                }
+            }
+        }
+        for rest in self.rests.iter() {
+            let block = &heap.blocks[rest.id];
+            let belongs = block.mark == REST && free_block(rest.id, block) == rest;
+            if block.state != BlockState::Free || !belongs {
+                return Err(format!("{} is no rest", block.address));
+            }
+        }
+        let listed = self.lists.iter().map(|list| list.free.len());
+        Ok(self.rests.len() + listed.sum::<usize>())
+    }
+}
+
+impl Pool {
+    /// Takes free blocks out of the lists of their domains, which are among `domains`, and out of the
+    /// table.
+    fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
+        /// [`Block::mark`] of a block that leaves its list.
+        const GONE: u64 = REST - 1;
+        for &id in gone {
+            let block = &mut heap.blocks[id];
+            if block.mark == REST {
+                let rests = &mut self.domains[block.domain.index()].rests;
+                rests.remove(free_block(id, block));
+            }
+            block.mark = GONE;
+            if block.is_split() {
+                let size = signed(block.size);
+                heap.stats.inactive_split.decrease(SizeKind::Large, 1);
+                heap.stats
+                    .inactive_split_bytes
+                    .decrease(SizeKind::Large, size);
+            }
+        }
+        for domain in domains {
+            let lists = self.domains.get_mut(domain.index());
+            for list in lists.into_iter().flat_map(|domain| &mut domain.lists) {
+                list.free.retain(|&id| heap.blocks[id].mark != GONE);
+            }
+        }
+        for &id in gone {
+            heap.blocks.remove(id);
+        }
+    }
+}
+
+/// Returns the blocks of the slab that starts at `address`, rests included, in order.
+fn blocks_of<D>(heap: &Heap<D>, address: DeviceAddress) -> impl Iterator<Item = BlockId> {
+    let first = heap.blocks.find(address);
+    std::iter::successors(first, |&id| heap.blocks[id].next)
+}
+
+/// Checks that blocks cover every slab.
+fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
+    for (_, slab) in heap.segments.iter() {
+        let mut end = slab.address;
+        for block in blocks_of(heap, slab.address).map(|id| &heap.blocks[id]) {
+            if block.address != end {
+                return Err(format!("{end} and {} are not neighbours", block.address));
+            }
+            end = block.end();
+        }
+        if end != slab.address + slab.size {
+            return Err(format!("nothing covers {end}"));
+        }
+    }
+    Ok(())
+}
+
+fn free_block(id: BlockId, block: &Block) -> FreeBlock {
+    FreeBlock {
+        size: block.size,
+        address: block.address,
+        id,
+    }
+}
+
+/// Sizes are multiples of 1 KiB, and many of them of far more: multiplying moves what differs to the
+/// high bits, folding brings it back to the low ones that choose the slot.
+#[inline]
+fn hash_of(size: Bytes) -> u64 {
+    let product = (size.get() >> 10).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("the number of lists fits a usize")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::allocator::DeviceAllocator;
+    use crate::config::Config;
+    use crate::strategy::test_driver::{TestDriver, programs, run};
+    use crate::units::Stream;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    fn pool(slab_size: Bytes) -> Config {
+        Config::Pool(PoolConfig { slab_size })
+    }
+
+    fn allocate(allocator: &mut DeviceAllocator<TestDriver>, size: u64) -> DeviceAddress {
+        allocator.allocate(Bytes(size), Stream::DEFAULT).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_its_promises(
+            program in programs(prop_oneof![1..4 * KIB, 1..MIB, 1..64 * MIB], 200),
+            slab_mib in prop_oneof![Just(1), Just(7), Just(16), Just(5 << 10)],
+        ) {
+            run(&pool(Bytes::mib(slab_mib)), TestDriver::new(Bytes::mib(256)), &program);
+        }
+    }
+
+    #[test]
+    fn a_block_serves_its_own_size_only_and_the_newest_first() {
+        let driver = TestDriver::new(Bytes::gib(80));
+        let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
+        let first = allocate(&mut allocator, 10 * KIB - 100);
+        let second = allocate(&mut allocator, 10 * KIB);
+        assert_eq!(second, first + Bytes::kib(10));
+        assert_eq!(allocator.stats().reserved(), Bytes::gib(5));
+        allocator.free(first).unwrap();
+        allocator.free(second).unwrap();
+        assert_eq!(allocate(&mut allocator, 9 * KIB), first + Bytes::kib(20));
+        assert_eq!(allocate(&mut allocator, 10 * KIB), second);
+        assert_eq!(allocate(&mut allocator, 10 * KIB), first);
+    }
+
+    #[test]
+    fn slabs_shrink_to_what_a_device_has() {
+        let driver = TestDriver::new(Bytes::gib(4));
+        let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
+        // Half of what is left, so that there is something for another stream.
+        allocate(&mut allocator, MIB);
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(1280));
+        allocator.allocate(Bytes(1), Stream(7)).unwrap();
+        // All of what is left for a request that needs it.
+        let left = allocator.driver_mut().memory_info().unwrap().free;
+        allocate(&mut allocator, left.get());
+        assert_eq!(allocator.stats().reserved(), Bytes::gib(4));
+        assert!(allocator.allocate(Bytes::gib(2), Stream::DEFAULT).is_err());
+    }
+
+    #[test]
+    fn a_limit_below_a_slab_still_serves() {
+        let driver = TestDriver::new(Bytes::gib(80));
+        let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
+        allocator.set_limit(Some(Bytes::mib(7)));
+        allocate(&mut allocator, 6 * MIB);
+        assert!(allocator.allocate(Bytes::mib(2), Stream::DEFAULT).is_err());
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(6));
+    }
+
+    #[test]
+    fn the_largest_request_is_refused_and_nothing_else_happens() {
+        let driver = TestDriver::new(Bytes::gib(80));
+        let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
+        let error = allocator
+            .allocate(Bytes::REQUEST_MAX, Stream::DEFAULT)
+            .unwrap_err();
+        assert!(error.is_out_of_memory());
+        assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
+    }
+}

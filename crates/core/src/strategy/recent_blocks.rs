@@ -1,0 +1,138 @@
+//! Blocks freed a moment ago, which the next request for their size takes back as they are.
+
+use crate::block::{BlockId, BlockState};
+use crate::domain::DomainId;
+use crate::segment::{Heap, signed};
+use crate::stats::SizeKind;
+use crate::units::Bytes;
+
+/// At most this many blocks of a size class are kept; half of them, the oldest, go when there is one
+/// more. Where frees and requests of a class take turns at random, about one in ten then gets past.
+const BLOCKS_PER_CLASS_MAX: usize = 16;
+
+/// A few free blocks for each domain and size class, the newest on top.
+///
+/// Merging a block with its neighbours only to cut it out again is most of what buddies cost, and
+/// what a job frees it soon asks for again. So merging is put off, as in the lazy buddy systems of
+/// Barkley and Lee (1989), for a bounded number of blocks and at most until a request finds nothing
+/// else: these blocks never make a segment grow. They count in `inactive_split`.
+#[derive(Debug, Default)]
+pub(super) struct RecentBlocks {
+    /// By [`DomainId::index`], then by class.
+    domains: Vec<Vec<Vec<BlockId>>>,
+}
+
+impl RecentBlocks {
+    /// Takes the block of a class that was freed last.
+    #[inline]
+    pub(super) fn take<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        class: usize,
+    ) -> Option<BlockId> {
+        let blocks = self.domains.get_mut(domain.index())?.get_mut(class)?;
+        let id = blocks.pop()?;
+        uncount(heap, id);
+        Some(id)
+    }
+
+    /// Puts a free block in, and hands those that have to go to `merge`: most often none.
+    #[inline]
+    pub(super) fn put<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        class: usize,
+        id: BlockId,
+        mut merge: impl FnMut(&mut Heap<D>, BlockId),
+    ) {
+        let block = &heap.blocks[id];
+        let (domain, size) = (block.domain.index(), signed(block.size));
+        heap.stats.inactive_split.increase(SizeKind::Large, 1);
+        heap.stats
+            .inactive_split_bytes
+            .increase(SizeKind::Large, size);
+        let classes = self.domains.get_mut(domain);
+        let blocks = match classes.and_then(|classes| classes.get_mut(class)) {
+            Some(blocks) => blocks,
+            None => self.insert_class(domain, class),
+        };
+        if blocks.len() == BLOCKS_PER_CLASS_MAX {
+            for id in blocks.drain(..BLOCKS_PER_CLASS_MAX / 2) {
+                uncount(heap, id);
+                merge(heap, id);
+            }
+        }
+        blocks.push(id);
+    }
+
+    /// Hands every block of a domain to `merge`, and returns whether there were any.
+    #[cold]
+    pub(super) fn drain<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        mut merge: impl FnMut(&mut Heap<D>, BlockId),
+    ) -> bool {
+        let classes = self.domains.get_mut(domain.index());
+        let mut any = false;
+        for id in classes
+            .into_iter()
+            .flatten()
+            .flat_map(|blocks| blocks.drain(..))
+        {
+            uncount(heap, id);
+            merge(heap, id);
+            any = true;
+        }
+        any
+    }
+
+    /// Checks that every block is free and in the class that `class_of` gives its size, and returns
+    /// how many there are and their bytes.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says which is not.
+    pub(super) fn check<D>(
+        &self,
+        heap: &Heap<D>,
+        class_of: impl Fn(Bytes) -> usize,
+    ) -> Result<(i64, Bytes), String> {
+        let (mut count, mut bytes) = (0, Bytes::ZERO);
+        for (domain, classes) in self.domains.iter().enumerate() {
+            for (class, blocks) in classes.iter().enumerate() {
+                for block in blocks.iter().map(|&id| &heap.blocks[id]) {
+                    let belongs = (domain, class) == (block.domain.index(), class_of(block.size));
+                    if block.state != BlockState::Free || !belongs {
+                        return Err(format!(
+                            "{} is not free or in the wrong class",
+                            block.address
+                        ));
+                    }
+                    (count, bytes) = (count + 1, bytes + block.size);
+                }
+            }
+        }
+        Ok((count, bytes))
+    }
+
+    #[cold]
+    fn insert_class(&mut self, domain: usize, class: usize) -> &mut Vec<BlockId> {
+        if domain >= self.domains.len() {
+            self.domains.resize_with(domain + 1, Vec::new);
+        }
+        let classes = &mut self.domains[domain];
+        classes.resize_with(classes.len().max(class + 1), Vec::new);
+        &mut classes[class]
+    }
+}
+
+#[inline]
+fn uncount<D>(heap: &mut Heap<D>, id: BlockId) {
+    let size = signed(heap.blocks[id].size);
+    heap.stats.inactive_split.decrease(SizeKind::Large, 1);
+    heap.stats
+        .inactive_split_bytes
+        .decrease(SizeKind::Large, size);
+}

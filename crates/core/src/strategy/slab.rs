@@ -1,0 +1,485 @@
+//! `slab`: size classes on top of buddies (Bonwick, The Slab Allocator, 1994).
+//!
+//! Requests up to 64 KiB are objects of slabs: a slab is a run of an arena that holds up to 64 objects
+//! of one class, and goes back to the arena as soon as none of them is in use. Larger requests are
+//! runs of their own, and requests over the arena's size segments of their own. Each power of two is
+//! divided into eight classes ([`size_class`]), so that above 4 KiB at most an eighth of a block, and
+//! nothing else of an arena, is lost to rounding.
+//!
+//! Of the slabs of a class that have a free object, the one with the lowest number serves, so that
+//! those that came later become empty.
+
+mod size_class;
+
+use size_class::{OBJECT_CLASSES, SizeClass};
+
+use super::bit_set::BitSet;
+use super::buddy::arenas::{Arenas, Place, is_own_segment};
+use super::buddy::check_inactive_split;
+use super::recent_blocks::RecentBlocks;
+use super::{Request, SEGMENT_ROUNDING, Strategy};
+use crate::block::{Block, BlockId};
+use crate::config::SlabConfig;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError};
+use crate::segment::{Heap, signed};
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress};
+
+/// The strategy.
+#[derive(Debug)]
+pub(crate) struct Slabs {
+    layers: Layers,
+    /// By [`SizeClass::index`].
+    recent: RecentBlocks,
+}
+
+/// What is beneath the blocks freed a moment ago.
+#[derive(Debug)]
+struct Layers {
+    arenas: Arenas,
+    /// By [`DomainId::index`], then by [`SizeClass::index`].
+    domains: Vec<[SlabList; OBJECT_CLASSES]>,
+}
+
+/// The slabs of one class in one domain.
+#[derive(Debug, Default)]
+struct SlabList {
+    /// By number; those of slabs that went back are stale.
+    slabs: Vec<Slab>,
+    /// The numbers of the slabs with a free object.
+    with_free: BitSet,
+    /// The numbers that are no slab's.
+    vacant: BitSet,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slab {
+    place: Place,
+    class: SizeClass,
+    /// Bit `n` is set exactly when object `n` is free. They are never all set.
+    free: u64,
+}
+
+impl Slabs {
+    pub(crate) fn new(config: &SlabConfig) -> Slabs {
+        Slabs {
+            layers: Layers {
+                arenas: Arenas::new(config.arena_size),
+                domains: Vec::new(),
+            },
+            recent: RecentBlocks::default(),
+        }
+    }
+
+    #[inline]
+    fn has_own_segment(&self, size: Bytes) -> bool {
+        size > self.layers.arenas.arena_size()
+    }
+
+    /// Puts every free block of a domain where it can be merged, and returns whether any was not.
+    fn merge_recent<D: Driver>(&mut self, heap: &mut Heap<D>, domain: DomainId) -> bool {
+        let layers = &mut self.layers;
+        (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
+    }
+}
+
+impl<D: Driver> Strategy<D> for Slabs {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        let size = SizeClass::of(requested).size();
+        if self.has_own_segment(requested) {
+            size.min(requested.round_up(SEGMENT_ROUNDING))
+        } else {
+            size
+        }
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size.max(self.layers.arenas.arena_size())
+    }
+
+    #[inline]
+    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let &Request { size, domain, .. } = request;
+        if self.has_own_segment(size) {
+            return self.layers.arenas.take_own_segment(request);
+        }
+        let class = SizeClass::of(size);
+        if let Some(id) = self.recent.take(heap, domain, class.index()) {
+            return Some(id);
+        }
+        if let Some(id) = self.layers.take(heap, domain, class) {
+            return Some(id);
+        }
+        let merged = self.merge_recent(heap, domain);
+        let block = merged.then(|| self.layers.take(heap, domain, class));
+        block
+            .flatten()
+            .or_else(|| self.layers.arenas.take_own_segment(request))
+    }
+
+    fn grow(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let &Request { size, domain, .. } = request;
+        let class = SizeClass::of(size);
+        if self.has_own_segment(size) {
+            return self.layers.arenas.grow_own_segment(heap, request);
+        }
+        if self.layers.arenas.grow(heap, domain, class.run())? {
+            return Ok(self.layers.take(heap, domain, class));
+        }
+        // There may be room for the block, although not for the power of two around it.
+        if (size % SEGMENT_ROUNDING).is_zero() {
+            return self.layers.arenas.grow_own_segment(heap, request);
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
+        let block = &heap.blocks[id];
+        let layers = &mut self.layers;
+        if is_own_segment(block) {
+            layers.arenas.put_own_segment(heap, id);
+        } else {
+            let class = SizeClass::of(block.size).index();
+            (self.recent).put(heap, class, id, |heap, id| layers.put(heap, id));
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+        for domain in heap.domains.of_pool(pool) {
+            self.merge_recent(heap, domain);
+        }
+        self.layers.arenas.release(heap, pool)
+    }
+
+    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+        let lists = self.layers.domains.get(domain.index());
+        let slabs = lists.into_iter().flatten().flat_map(SlabList::iter);
+        let objects = slabs
+            .filter(|(_, slab)| slab.free != 0)
+            .map(|(_, slab)| slab.class.size());
+        let object = objects.max().unwrap_or(Bytes::ZERO);
+        object.max(self.layers.arenas.largest_free(domain))
+    }
+
+    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+        let slabs = self.layers.check_slabs(heap)?;
+        let blocks = heap.blocks.iter().map(|(_, block)| block);
+        let runs = blocks.filter(|block| !is_own_segment(block) && !is_object(block));
+        let runs = runs.map(|block| (block.address, block.size));
+        let (free, nodes, node_bytes) = (self.layers.arenas).check(heap, runs.chain(slabs.runs))?;
+        let class_of = |size| SizeClass::of(size).index();
+        let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
+        let split_bytes = node_bytes + recent_bytes + slabs.free_bytes;
+        check_inactive_split(&heap.stats, nodes + recent + slabs.free, split_bytes)?;
+        Ok(free + recent_bytes + slabs.free_bytes)
+    }
+}
+
+impl Layers {
+    /// Takes a block that has to be cut out: an object of a slab, or a run.
+    #[inline]
+    fn take<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        class: SizeClass,
+    ) -> Option<BlockId> {
+        if class.has_slabs() {
+            self.take_object(heap, domain, class)
+        } else {
+            self.arenas.take_block(heap, domain, class.run())
+        }
+    }
+
+    /// Puts a block where [`Layers::take`] took it from, and out of the table.
+    #[inline]
+    fn put<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+        if is_object(&heap.blocks[id]) {
+            self.put_object(heap, id);
+        } else {
+            let run_of = |size| SizeClass::of(size).run();
+            self.arenas.put_block(heap, id, run_of);
+        }
+    }
+
+    #[inline]
+    fn take_object<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        class: SizeClass,
+    ) -> Option<BlockId> {
+        if domain.index() >= self.domains.len() {
+            let no_slabs = || std::array::from_fn(|_| SlabList::default());
+            self.domains.resize_with(domain.index() + 1, no_slabs);
+        }
+        let list = &mut self.domains[domain.index()][class.index()];
+        let number = match list.with_free.first() {
+            Some(number) => number,
+            None => {
+                let place = self.arenas.take(&mut heap.stats, domain, class.run())?;
+                count_objects(heap, class, 1 << class.objects_log2());
+                list.insert(place, class)
+            }
+        };
+        let slab = &mut list.slabs[number];
+        let object = slab.free.trailing_zeros();
+        slab.free &= slab.free - 1;
+        if slab.free == 0 {
+            list.with_free.remove(number);
+        }
+        let Place {
+            segment, offset, ..
+        } = slab.place;
+        let offset = offset + Bytes(u64::from(object) * class.size().get());
+        let id = heap.insert_block(segment, offset, class.size());
+        heap.blocks[id].mark = mark(number, object);
+        count_objects(heap, class, -1);
+        Some(id)
+    }
+
+    #[inline]
+    fn put_object<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+        let &Block {
+            size, domain, mark, ..
+        } = &heap.blocks[id];
+        heap.blocks.remove(id);
+        let (number, object) = slab_and_object(mark);
+        let class = SizeClass::of(size);
+        let list = &mut self.domains[domain.index()][class.index()];
+        let slab = &mut list.slabs[number];
+        if slab.free == 0 {
+            list.with_free.insert(number);
+        }
+        slab.free |= 1 << object;
+        count_objects(heap, class, 1);
+        if slab.free == all_free(class) {
+            let place = slab.place;
+            list.with_free.remove(number);
+            list.vacant.insert(number);
+            count_objects(heap, class, -(1 << class.objects_log2()));
+            (self.arenas).put(
+                &mut heap.stats,
+                domain,
+                (place.arena, place.offset),
+                class.run(),
+            );
+        }
+    }
+}
+
+impl SlabList {
+    /// Adds a slab of free objects and returns its number.
+    fn insert(&mut self, place: Place, class: SizeClass) -> usize {
+        let slab = Slab {
+            place,
+            class,
+            free: all_free(class),
+        };
+        let number = match self.vacant.first() {
+            Some(number) => {
+                self.vacant.remove(number);
+                self.slabs[number] = slab;
+                number
+            }
+            None => {
+                self.slabs.push(slab);
+                self.with_free.reserve(self.slabs.len());
+                self.vacant.reserve(self.slabs.len());
+                self.slabs.len() - 1
+            }
+        };
+        self.with_free.insert(number);
+        number
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, &Slab)> {
+        let numbered = self.slabs.iter().enumerate();
+        numbered.filter(|&(number, _)| !self.vacant.contains(number))
+    }
+}
+
+/// What [`Layers::check_slabs`] counted.
+#[derive(Default)]
+struct CountedSlabs {
+    runs: Vec<(DeviceAddress, Bytes)>,
+    free: i64,
+    free_bytes: Bytes,
+}
+
+/// What is checked, and never needed otherwise.
+impl Layers {
+    /// Checks that the objects in use are exactly the blocks of their classes.
+    fn check_slabs<D>(&self, heap: &Heap<D>) -> Result<CountedSlabs, String> {
+        let mut counted = CountedSlabs::default();
+        let mut used = 0;
+        for list in self.domains.iter().flatten() {
+            for (number, slab) in list.iter() {
+                if list.with_free.contains(number) != (slab.free != 0) {
+                    return Err(format!("slab {number} is in the wrong set"));
+                }
+                let start = heap.segments.get(slab.place.segment).address + slab.place.offset;
+                let (size, objects) = (slab.class.size(), 1 << slab.class.objects_log2());
+                counted.runs.push((start, Bytes(size.get() * objects)));
+                for object in 0..objects {
+                    if slab.free >> object & 1 == 1 {
+                        counted.free += 1;
+                        counted.free_bytes += size;
+                        continue;
+                    }
+                    used += 1;
+                    let address = start + Bytes(size.get() * object);
+                    let block = heap.blocks.find(address).map(|id| &heap.blocks[id]);
+                    if block.is_none_or(|block| block.size != size) {
+                        return Err(format!("no object in use starts at {address}"));
+                    }
+                }
+            }
+        }
+        let blocks = heap.blocks.iter().map(|(_, block)| block);
+        let objects = blocks
+            .filter(|block| !is_own_segment(block) && is_object(block))
+            .count();
+        if used != objects {
+            return Err(format!(
+                "{objects} blocks are objects, {used} objects are in use"
+            ));
+        }
+        Ok(counted)
+    }
+}
+
+/// Returns whether a block that is no segment is an object.
+#[inline]
+fn is_object(block: &Block) -> bool {
+    SizeClass::of(block.size).has_slabs()
+}
+
+/// Notes that there are so many more free objects in slabs, all of which share their segments.
+#[inline]
+fn count_objects<D>(heap: &mut Heap<D>, class: SizeClass, more: i64) {
+    heap.stats.inactive_split.change(SizeKind::Large, more);
+    let bytes = more * signed(class.size());
+    heap.stats
+        .inactive_split_bytes
+        .change(SizeKind::Large, bytes);
+}
+
+/// Returns the word of a slab without any object in use.
+#[inline]
+fn all_free(class: SizeClass) -> u64 {
+    u64::MAX >> (u64::BITS - (1 << class.objects_log2()))
+}
+
+/// Returns the [`Block::mark`] of an object.
+#[inline]
+fn mark(number: usize, object: u32) -> u64 {
+    (number as u64) << u64::BITS.ilog2() | u64::from(object)
+}
+
+/// Returns the slab's number, and the object's in it, from [`mark`].
+#[inline]
+fn slab_and_object(mark: u64) -> (usize, u64) {
+    let bits = u64::BITS.ilog2();
+    let number = usize::try_from(mark >> bits).expect("the number of slabs fits a usize");
+    (number, mark & ((1 << bits) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::allocator::DeviceAllocator;
+    use crate::config::Config;
+    use crate::strategy::test_driver::{TestDriver, programs, run};
+    use crate::units::Stream;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    fn allocator(capacity: Bytes, arena_size: Bytes) -> DeviceAllocator<TestDriver> {
+        let config = Config::Slab(SlabConfig { arena_size });
+        DeviceAllocator::new(TestDriver::new(capacity), 0, &config)
+    }
+
+    fn allocate(allocator: &mut DeviceAllocator<TestDriver>, size: u64) -> DeviceAddress {
+        allocator.allocate(Bytes(size), Stream::DEFAULT).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_its_promises(
+            program in programs(prop_oneof![1..4 * KIB, 1..MIB, 1..64 * MIB], 300),
+            arena_mib in prop::sample::select(vec![1, 2, 4, 16, 128, 1024]),
+        ) {
+            let config = Config::Slab(SlabConfig { arena_size: Bytes::mib(arena_mib) });
+            run(&config, TestDriver::new(Bytes::mib(256)), &program);
+        }
+
+        /// Many blocks of few sizes, so that slabs fill, empty and go back.
+        #[test]
+        fn slabs_come_and_go(program in programs(prop::sample::select(vec![900, 1_000, 3_000]), 400)) {
+            let config = Config::Slab(SlabConfig::default());
+            run(&config, TestDriver::new(Bytes::mib(256)), &program);
+        }
+    }
+
+    #[test]
+    fn no_block_is_more_than_an_eighth_too_large() {
+        for arena_mib in [1, 16, 1024] {
+            let mut allocator = allocator(Bytes::gib(1024), Bytes::mib(arena_mib));
+            let sizes =
+                (12..35).flat_map(|bit| (8..16_u64).map(move |eighths| (eighths << bit >> 3) + 1));
+            for size in sizes {
+                let address = allocate(&mut allocator, size);
+                let block = allocator.allocation(address).unwrap().size.get();
+                assert!((block - size) * 8 <= size, "{block} for {size}");
+                allocator.free(address).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn empty_slabs_serve_other_sizes() {
+        let mut allocator = allocator(Bytes::mib(2), Bytes::gib(1));
+        let blocks: Vec<_> = (0..2048).map(|_| allocate(&mut allocator, KIB)).collect();
+        for address in blocks {
+            allocator.free(address).unwrap();
+        }
+        allocate(&mut allocator, 2 * MIB);
+        assert_eq!(allocator.stats().num_device_alloc, 1);
+    }
+
+    #[test]
+    fn what_is_behind_a_run_serves_others() {
+        let mut allocator = allocator(Bytes::mib(2), Bytes::gib(1));
+        // 9/16 of 2 MiB, then 1/16, 2/16 and 4/16.
+        let blocks = [1100 * KIB, 128 * KIB, 256 * KIB, 512 * KIB]
+            .map(|size| allocate(&mut allocator, size));
+        let offsets = blocks.map(|address| address.offset_from(blocks[0]));
+        assert_eq!(offsets, [0, 1152, 1280, 1536].map(Bytes::kib));
+        assert_eq!(allocator.stats().allocated(), Bytes::mib(2));
+    }
+
+    #[test]
+    fn a_device_without_room_for_the_power_of_two_has_some_for_the_block() {
+        let mut allocator = allocator(Bytes::mib(700), Bytes::gib(1));
+        let address = allocate(&mut allocator, 600 * MIB);
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(640));
+        allocator.free(address).unwrap();
+        assert_eq!(allocate(&mut allocator, 630 * MIB), address);
+        let error = allocator
+            .allocate(Bytes::REQUEST_MAX, Stream::DEFAULT)
+            .unwrap_err();
+        assert!(error.is_out_of_memory());
+    }
+}

@@ -1,0 +1,120 @@
+//! What must hold under every schedule. Here a wait never runs out of time, so that a wake-up that
+//! is missed is a deadlock, which shuttle reports.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_sim::{SimConfig, SimDriver};
+use shuttle::sync::{Arc, Mutex};
+use shuttle::thread;
+
+use crate::LockedAllocator;
+
+const SCHEDULES: usize = 500;
+
+/// Returns an allocator on a device of `mib` MiB, which waits for longer than any test takes.
+fn allocator(mib: u64) -> Arc<LockedAllocator<SimDriver>> {
+    let driver = SimDriver::new(SimConfig {
+        capacity: Some(Bytes::mib(mib)),
+        ..SimConfig::default()
+    });
+    let config = Config::parse("bfc", "retry_ms:1000000000").unwrap();
+    Arc::new(LockedAllocator::new(DeviceAllocator::new(
+        driver, 0, &config,
+    )))
+}
+
+fn check(allocator: &LockedAllocator<SimDriver>) {
+    let checked = allocator.with(|allocator| allocator.check_invariants(CheckLevel::Everything));
+    checked.unwrap().unwrap();
+}
+
+/// Three threads need all of the device in turn: each gets it, from the one that had it before.
+#[test]
+fn no_wake_up_is_missed() {
+    let test = || {
+        let allocator = allocator(4);
+        let threads = [0, 1, 2].map(|_| {
+            let allocator = Arc::clone(&allocator);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let address = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+                    thread::yield_now();
+                    allocator.free(address).unwrap();
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        check(&allocator);
+        let failures = allocator.with(|allocator| allocator.stats().num_ooms);
+        assert_eq!(failures, Ok(0), "what was served later did not fail");
+    };
+    shuttle::check_random(test, SCHEDULES);
+}
+
+/// What one thread frees is too little for the first that waits, and enough for the second.
+#[test]
+fn every_waiting_thread_is_woken() {
+    let test = || {
+        let allocator = allocator(6);
+        let [small, large] = [2, 4].map(|mib| {
+            let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT);
+            address.unwrap()
+        });
+        let threads = [6, 2].map(|mib| {
+            let allocator = Arc::clone(&allocator);
+            thread::spawn(move || {
+                let address = allocator
+                    .allocate(Bytes::mib(mib), Stream::DEFAULT)
+                    .unwrap();
+                allocator.free(address).unwrap();
+            })
+        });
+        let [waits_for_all, waits_for_small] = threads;
+        allocator.free(small).unwrap();
+        waits_for_small.join().unwrap();
+        // Anything done with the allocator may free memory.
+        let freed = allocator.with(|allocator| allocator.free(large));
+        assert_eq!(freed, Ok(Ok(())));
+        waits_for_all.join().unwrap();
+        check(&allocator);
+    };
+    shuttle::check_random(test, SCHEDULES);
+}
+
+/// No two threads ever hold the same bytes.
+#[test]
+fn blocks_of_different_threads_do_not_overlap() {
+    let test = || {
+        let allocator = allocator(8);
+        let held: Arc<Mutex<BTreeMap<DeviceAddress, Bytes>>> = Arc::default();
+        let threads = [1_u64, 2, 3].map(|number| {
+            let (allocator, held) = (Arc::clone(&allocator), Arc::clone(&held));
+            thread::spawn(move || {
+                for step in 1..4 {
+                    let size = Bytes::kib(700 * number * step % 2000 + 1);
+                    let address = allocator.allocate(size, Stream(number % 2)).unwrap();
+                    hold(&mut held.lock().unwrap(), address, size);
+                    thread::yield_now();
+                    held.lock().unwrap().remove(&address);
+                    allocator.free(address).unwrap();
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        check(&allocator);
+    };
+    shuttle::check_random(test, SCHEDULES);
+}
+
+fn hold(held: &mut BTreeMap<DeviceAddress, Bytes>, address: DeviceAddress, size: Bytes) {
+    let before = held.range(..=address).next_back();
+    let after = held.range(address..).next();
+    assert!(before.is_none_or(|(&start, &size)| start + size <= address));
+    assert!(after.is_none_or(|(&start, _)| address + size <= start));
+    held.insert(address, size);
+}
