@@ -20,7 +20,7 @@ pub fn configs() -> Vec<Config> {
     };
     texts
         .map(parse)
-        .filter(|config| matches!(config, Config::Direct | Config::Caching(_)))
+        .filter(|config| matches!(config, Config::Direct | Config::Caching(_) | Config::Bfc(_)))
         .collect()
 }
 
