@@ -84,10 +84,10 @@ fn the_fields_are_those_of_the_moment() -> Result<(), AllocError> {
         allocator.allocate(Bytes::mib(5), Stream(1))?;
         allocator.free(block)?;
         allocator.set_limit(Some(Bytes::mib(100)));
-        let error = out_of_memory(allocator.allocate(Bytes::mib(101), Stream(1)));
+        let error = out_of_memory(allocator.allocate(Bytes::mib(127), Stream(1)));
         let stats = allocator.stats();
         assert_eq!(error.device, 3);
-        assert_eq!(error.requested, Bytes::mib(101));
+        assert_eq!(error.requested, Bytes::mib(127));
         assert_eq!(
             (error.allocated, error.reserved),
             (stats.allocated(), stats.reserved()),

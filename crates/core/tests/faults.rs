@@ -56,6 +56,10 @@ fn stream_program() -> Vec<Op> {
         shared(0),
         shared(1),
         shared(2),
+        Op::RecordStream {
+            index: 1,
+            stream: Stream(3),
+        },
         launch,
         Op::Free { index: 1 },
         Op::CaptureBegin,

@@ -40,7 +40,9 @@ fn reserved_in(allocator: &mut DeviceAllocator<SimDriver>, pool: MempoolId) -> B
 
 #[test]
 fn requests_go_where_they_are_routed() -> Outcome {
-    for config in configs() {
+    // BFC without growth gives the first stream all memory there is.
+    let grow = |config: &Config| config.to_conf() != "allow_growth:False";
+    for config in configs().into_iter().filter(grow) {
         let mut allocator = allocator(&config);
         let before = allocator.allocate(Bytes::mib(3), ROUTED)?;
         allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;

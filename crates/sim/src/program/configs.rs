@@ -18,10 +18,7 @@ pub fn configs() -> Vec<Config> {
         text.parse()
             .unwrap_or_else(|error| panic!("{text}: {error}"))
     };
-    texts
-        .map(parse)
-        .filter(|config| matches!(config, Config::Direct | Config::Caching(_)))
-        .collect()
+    texts.map(parse).collect()
 }
 
 /// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
