@@ -7,8 +7,12 @@
 //! Not covered: two failures in one operation (`million.rs` has some), and a driver that does something
 //! although it says that it failed.
 
-use lowtide_core::{Bytes, Config, MempoolId, Stream};
+use lowtide_core::{
+    AllocError, BlockSnapshot, BlockStatus, Bytes, CheckLevel, Config, DeviceAllocator,
+    DriverError, MempoolId, SegmentSnapshot, Stream,
+};
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
+use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
 
 const RANDOM_PROGRAMS: u64 = if cfg!(miri) { 0 } else { 6 };
 const RANDOM_LENGTH: usize = 60;
@@ -161,4 +165,86 @@ fn addresses_without_memory_go_back() {
     let config = "caching:expandable_segments:True".parse().unwrap();
     let program = [alloc(CAPACITY, 0), alloc(Bytes::mib(1), 0)];
     assert_eq!(Runner::run(&config, CAPACITY, &program), Ok(()));
+}
+
+fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
+    let capacity = Some(CAPACITY);
+    DeviceAllocator::new(
+        SimDriver::new(SimConfig {
+            capacity,
+            ..SimConfig::default()
+        }),
+        0,
+        config,
+    )
+}
+
+/// Returns the picture of a job with free blocks and, where segments expand, a hole in one.
+fn recorded_job(config: &Config) -> Result<Vec<SegmentSnapshot>, AllocError> {
+    let mut allocator = allocator(config);
+    let mut blocks = Vec::new();
+    for _ in 0..4 {
+        blocks.push(allocator.allocate(Bytes::mib(20), Stream(1))?);
+    }
+    blocks.push(allocator.allocate(Bytes::kib(3), Stream(2))?);
+    blocks.push(allocator.allocate(Bytes::mib(3), Stream(2))?);
+    allocator.free(blocks[1])?;
+    allocator.empty_cache()?;
+    allocator.free(blocks[3])?;
+    Ok(allocator.snapshot())
+}
+
+/// What a picture shows but for addresses, which are the driver's to choose.
+fn shape(segments: &[SegmentSnapshot]) -> Vec<(Stream, Bytes, BlockStatus)> {
+    let of_segment = |segment: &SegmentSnapshot| {
+        let stream = segment.stream;
+        let of_block = move |block: &BlockSnapshot| (stream, block.size, block.status);
+        segment.blocks.iter().map(of_block).collect::<Vec<_>>()
+    };
+    segments.iter().flat_map(of_segment).collect()
+}
+
+#[test]
+fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
+    for config in ["caching", "caching:expandable_segments:True"] {
+        let config = config.parse().expect("the configurations are valid");
+        let job = recorded_job(&config)?;
+        assert!(job.len() > 3, "{config}");
+        let mut untouched = allocator(&config);
+        for segment in &job {
+            assert_eq!(untouched.adopt(segment), Ok(true));
+        }
+        assert_eq!(shape(&untouched.snapshot()), shape(&job), "{config}");
+        for nth in 1..60 {
+            let mut allocator = allocator(&config);
+            let plan = FaultPlan::nth_of_any(nth, DriverError::OutOfMemory);
+            allocator.driver_mut().set_faults(plan);
+            for segment in &job {
+                let before = allocator.snapshot();
+                if allocator.adopt(segment).is_err() {
+                    let checked = allocator.check_invariants(CheckLevel::Everything);
+                    assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
+                    assert_eq!(allocator.snapshot(), before, "{config}: call {nth} failed");
+                    assert_eq!(
+                        allocator.adopt(segment),
+                        Ok(true),
+                        "{config}: call {nth} failed"
+                    );
+                }
+            }
+            allocator.driver_mut().set_faults(FaultPlan::none());
+            let checked = allocator.check_invariants(CheckLevel::Everything);
+            assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
+            let adopted = allocator.snapshot();
+            assert_eq!(shape(&adopted), shape(&job), "{config}: call {nth} failed");
+            let blocks = adopted.iter().flat_map(|segment| &segment.blocks);
+            for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
+                allocator.free(block.address)?;
+            }
+            allocator.empty_cache()?;
+            let leaks = allocator.driver().leaks();
+            assert!(leaks.is_empty(), "{config}: call {nth} failed: {leaks:?}");
+        }
+    }
+    Ok(())
 }

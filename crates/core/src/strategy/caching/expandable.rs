@@ -133,16 +133,18 @@ impl Caching {
             Some(id) => id,
             None => self.reserve_room(heap, domain, kind)?,
         };
-        // Where the driver put a new range elsewhere, the picture is laid out from its start.
         let start = heap.blocks[id].address;
-        let before = segment.address.max(start).offset_from(start);
-        if around.is_some() && !before.is_zero() {
+        let before = match around {
+            Some(_) => segment.address.offset_from(start),
+            // Where the driver put a new range elsewhere, the picture is laid out from its start.
+            None => Bytes::ZERO,
+        };
+        heap.map(heap.blocks[id].segment, start + before, segment.size)?;
+        if before.is_zero() {
+            self.remove_unmapped(heap, id);
+        } else {
             id = heap.blocks.split(id, before);
-            self.insert_unmapped(heap, id);
         }
-        let (address, whole) = (heap.blocks[id].address, heap.blocks[id].segment);
-        heap.map(whole, address, segment.size)?;
-        self.remove_unmapped(heap, id);
         if segment.size < heap.blocks[id].size {
             let rest = heap.blocks.split(id, segment.size);
             self.insert_unmapped(heap, rest);
