@@ -9,6 +9,7 @@ mod domain;
 mod driver;
 mod error;
 mod event;
+mod figures;
 mod segment;
 mod snapshot;
 mod stats;

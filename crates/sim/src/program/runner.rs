@@ -188,7 +188,7 @@ impl Runner {
         stream: Stream,
         named: Option<MempoolId>,
     ) -> Result<Effect, String> {
-        let before = *self.allocator.stats();
+        let before = self.allocator.stats();
         let result = match named {
             Some(pool) => self.allocator.allocate_in(pool, size, stream),
             None => self.allocator.allocate(size, stream),
@@ -200,7 +200,7 @@ impl Runner {
         }
         match result {
             Ok(DeviceAddress::NULL) if size.is_zero() => {
-                ensure_unchanged(&before, self.allocator.stats())?;
+                ensure_unchanged(&before, &self.allocator.stats())?;
                 Ok(Effect::Done)
             }
             Ok(address) => {
@@ -211,7 +211,7 @@ impl Runner {
             Err(AllocError::TooLarge { requested })
                 if requested == size && size > Bytes::REQUEST_MAX =>
             {
-                ensure_unchanged(&before, self.allocator.stats())?;
+                ensure_unchanged(&before, &self.allocator.stats())?;
                 Ok(Effect::Refused)
             }
             Err(AllocError::OutOfMemory(error))
@@ -302,7 +302,7 @@ impl Runner {
     fn free_stray(&mut self, index: u16) -> Result<Effect, String> {
         let held = self.shadow.address(index).unwrap_or(DeviceAddress(1 << 41));
         let address = held + Bytes(1);
-        let before = *self.allocator.stats();
+        let before = self.allocator.stats();
         let refused = Err(AllocError::NotAllocated { address });
         let answers = [
             self.allocator.free(address),
@@ -319,7 +319,7 @@ impl Runner {
         ensure(nulls == [Ok(()), Ok(())], || {
             format!("null may be freed and used: {nulls:?}")
         })?;
-        ensure_unchanged(&before, self.allocator.stats())?;
+        ensure_unchanged(&before, &self.allocator.stats())?;
         Ok(Effect::Refused)
     }
 
