@@ -33,6 +33,7 @@
 //! │  ├─ Strategy::take                   a free block, split in block.rs
 //! │  ├─ Strategy::collect_garbage        memory long idle goes back
 //! │  ├─ Strategy::grow                   new memory: segment.rs, which asks the Driver
+//! │  ├─ is_rejected                      over the limit, where that is to fail at once
 //! │  ├─ take_from_open_pools             free blocks of pools that allow it
 //! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory
 //! │  └─ reclaim_pending, release_cached, Strategy::retry
