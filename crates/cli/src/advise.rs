@@ -59,6 +59,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
 
     let search = Search {
         trace: &trace,
+        steps: lowtide_replay::Job::new(&trace),
         job: &job,
         options: &options,
         progress: Progress::new("replaying", 0),
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
 /// A search under way.
 struct Search<'a> {
     trace: &'a Trace,
+    steps: lowtide_replay::Job<'a>,
     job: &'a Job,
     options: &'a Options,
     progress: Progress,
@@ -176,7 +178,7 @@ impl<'a> Search<'a> {
             .collect();
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
-        let outcomes = replay::replay_all(self.trace, &configs, self.options, &self.progress)?;
+        let outcomes = replay::replay_all(&self.steps, &configs, self.options, &self.progress)?;
         let pairs = candidates.into_iter().zip(outcomes);
         Ok(pairs
             .map(|(candidate, outcome)| Tried { candidate, outcome })

@@ -173,16 +173,17 @@ impl ReplayArgs {
         let mut configs = Vec::new();
         for choice in &self.strategies {
             match choice {
-                StrategyChoice::One { config, has_conf } => match config {
-                    Config::Caching(_) if self.verify && !has_conf => {
-                        configs.push(Config::Caching(recorded()?));
-                    }
-                    Config::Caching(_) => configs.push(config.clone()),
-                    _ if self.verify => return Err(only_caching(config.name().as_str())),
-                    _ => configs.push(config.clone()),
-                },
                 StrategyChoice::All if self.verify => return Err(only_caching("all")),
                 StrategyChoice::All => configs.extend(all_configs()),
+                StrategyChoice::One { config, .. }
+                    if self.verify && config.name() != StrategyName::Caching =>
+                {
+                    return Err(only_caching(config.name().as_str()));
+                }
+                StrategyChoice::One {
+                    has_conf: false, ..
+                } if self.verify => configs.push(Config::Caching(recorded()?)),
+                StrategyChoice::One { config, .. } => configs.push(config.clone()),
             }
         }
         if configs.is_empty() {

@@ -59,7 +59,7 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
     let several = snapshot.traces.len() > 1;
     let traces = snapshot.traces.into_iter();
     // Of equals, `max_by_key` returns the last: the lowest number.
-    let busiest = { traces }.rev().max_by_key(|trace| trace.events.len());
+    let busiest = traces.rev().max_by_key(|trace| trace.events.len());
     let Some(trace) = busiest.filter(|trace| trace.allocs() > 0) else {
         bail!(
             "{}: no allocation is recorded (was torch.cuda.memory._record_memory_history() called \

@@ -5,7 +5,6 @@ use std::io::Write as _;
 use anyhow::{Context, Result};
 use lowtide_core::Config;
 use lowtide_replay::{Options, Outcome};
-use lowtide_trace::Trace;
 use rayon::prelude::*;
 
 use crate::args::ReplayArgs;
@@ -39,8 +38,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
 
     let total = trace.events.len() as u64 * configs.len() as u64;
     let progress = Progress::new("replaying", total);
-    let outcomes = replay_all(&trace, &configs, &options, &progress)
-        .with_context(|| recording::name(&source.trace))?;
+    let outcomes = replay_all(
+        &lowtide_replay::Job::new(&trace),
+        &configs,
+        &options,
+        &progress,
+    )
+    .with_context(|| recording::name(&source.trace))?;
     drop(progress);
 
     let mut ranked = outcomes.clone();
@@ -65,7 +69,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
 ///
 /// If the recording cannot be replayed.
 pub(crate) fn replay_all(
-    trace: &Trace,
+    steps: &lowtide_replay::Job<'_>,
     configs: &[Config],
     options: &Options,
     progress: &Progress,
@@ -73,7 +77,8 @@ pub(crate) fn replay_all(
     configs
         .par_iter()
         .map(|config| {
-            lowtide_replay::replay(trace, config, options, progress)
+            steps
+                .replay(config, options, progress)
                 .with_context(|| config.to_string())
         })
         .collect()

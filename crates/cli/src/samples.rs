@@ -40,6 +40,7 @@ pub(crate) fn outcome(config: &str, peak: Bytes) -> Outcome {
         driver_time_us: 1000.0,
         ns_per_op: 50.0,
         verified: None,
+        stats: Default::default(),
         timeline: Vec::new(),
     }
 }

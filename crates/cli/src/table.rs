@@ -2,14 +2,22 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, Width,
+};
 use console::{Term, style};
-use lowtide_core::Bytes;
+use lowtide_core::{Bytes, StrategyName};
 use lowtide_replay::Outcome;
 
 use crate::format::{self, SizeUnit};
 use crate::ranking;
 use crate::recording::Job;
+
+/// From this width of the terminal on, a configuration has its line for itself.
+const WIDE_COLUMNS: u16 = 120;
+
+/// A configuration may claim so much of a narrow terminal.
+const CONFIG_COLUMNS_MAX: usize = 40;
 
 /// What there is no figure for.
 const NONE: &str = "–";
@@ -23,6 +31,12 @@ pub(crate) fn report(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> 
     let _ = writeln!(text, "\n{}\n", outcomes_table(job, ranked).trim_fmt());
     if let Some(verdict) = ranking::verdict(ranked, capacity) {
         let _ = writeln!(text, "{}", style(verdict).bold());
+    }
+    for outcome in ranked {
+        let notes = notes(job, outcome);
+        if !notes.is_empty() {
+            let _ = writeln!(text, "{}: {notes}", ranking::label(outcome));
+        }
     }
     for line in verifications(ranked).chain(out_of_memory_messages(ranked)) {
         let _ = writeln!(text, "{line}");
@@ -42,11 +56,8 @@ fn outcomes_table(job: &Job, ranked: &[Outcome]) -> Table {
     if baseline.is_some() {
         header.push("vs default".into());
     }
-    header.extend(["driver calls", "driver time", "host ns/op", "note"].map(str::to_owned));
-
-    let note_column = header.len() - 1;
-    let mut table = new_table(header, &[0, note_column]);
-    for outcome in ranked {
+    header.extend(["driver calls", "driver time", "host ns/op"].map(str::to_owned));
+    let row = |outcome: &Outcome| {
         let mut row = vec![ranking::label(outcome)];
         row.extend(reserved_and_ratio(outcome, unit));
         if let Some(baseline) = baseline {
@@ -59,33 +70,54 @@ fn outcomes_table(job: &Job, ranked: &[Outcome]) -> Table {
         row.push(format::count(driver_calls(outcome)));
         row.push(format::duration(outcome.driver_time_us));
         row.push(format!("{:.0}", outcome.ns_per_op));
-        row.push(notes(job, outcome));
-        table.add_row(row);
-    }
-    table
+        row
+    };
+    new_table(header, ranked.iter().map(row).collect())
 }
 
-/// Returns an empty table as wide as the terminal, or as wide as it needs where there is none. Columns
-/// are set right, but for those in `text_columns`.
-pub(crate) fn new_table(header: Vec<String>, text_columns: &[usize]) -> Table {
+/// Returns a table of `rows` that fits the terminal, or is as wide as it needs where there is none. The
+/// first column holds configurations, the others figures.
+pub(crate) fn new_table(header: Vec<String>, mut rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
     if let Some((_, columns)) = Term::stdout().size_checked() {
         table
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(columns);
-    }
-    table.set_header(header.into_iter().map(Cell::new));
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if index == 0 {
-            // Where there is no room for a long name, it breaks between options.
-            column.set_padding((0, 1)).set_delimiter(',');
+        if columns < WIDE_COLUMNS {
+            for row in &mut rows {
+                row[0] = one_option_a_line(&row[0]);
+            }
         }
-        if !text_columns.contains(&index) {
+    }
+    let lines = rows.iter().flat_map(|row| row[0].lines());
+    let widest = lines.map(|line| line.chars().count()).max().unwrap_or(0);
+    table.set_header(header).add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if index > 0 {
             column.set_cell_alignment(CellAlignment::Right);
+        } else if widest <= CONFIG_COLUMNS_MAX {
+            // Otherwise words would be cut before the titles of figures are wrapped.
+            let width = u16::try_from(widest).unwrap_or(u16::MAX).saturating_add(1);
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width)));
         }
     }
     table
+}
+
+/// Returns `config` with line feeds after the strategy's name, where it begins with one, and between
+/// options.
+fn one_option_a_line(config: &str) -> String {
+    let (name, options) = match config.split_once(':') {
+        Some((name, options)) if name.parse::<StrategyName>().is_ok() => (name, options),
+        _ => ("", config),
+    };
+    let name = match name {
+        "" => String::new(),
+        name => format!("{name}:\n"),
+    };
+    name + &options.replace(',', ",\n")
 }
 
 /// Returns peak reserved bytes and the reserved ratio of a job that completed: those of another say
@@ -108,9 +140,6 @@ pub(crate) fn driver_calls(outcome: &Outcome) -> u64 {
 /// Returns what else is to be known about `outcome`, in a few words.
 pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
     let mut notes = Vec::new();
-    if ranking::is_default(outcome) {
-        notes.push("PyTorch's default".into());
-    }
     if let Some(event) = outcome.oom_at_event {
         notes.push(format!(
             "out of memory at event {}",
@@ -118,10 +147,11 @@ pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
         ));
     }
     if let Some(share) = ranking::driver_share(job, outcome)
+        && outcome.completed
         && ranking::is_slow(job, outcome)
     {
         notes.push(format!(
-            "slow: driver calls would take {:.0} % of the job's time",
+            "driver calls would take {:.0} % of the job's time",
             100.0 * share
         ));
     }
@@ -158,17 +188,37 @@ fn out_of_memory_messages(ranked: &[Outcome]) -> impl Iterator<Item = String> {
 }
 
 fn legend(ranked: &[Outcome]) -> String {
-    let mut lines = vec![
-        "ratio: peak reserved / peak live bytes; 1.00 is perfect".to_owned(),
-        "driver time: by the simulated device's cost of each call".to_owned(),
-    ];
+    let mut lines = vec!["ratio: peak reserved / peak live bytes; 1.00 is perfect".to_owned()];
+    if ranking::baseline(ranked).is_some() {
+        lines.push("default: PyTorch's own allocator without settings, caching".into());
+    }
+    lines.push("driver time: by the simulated device's cost of each call".into());
     let at_once = ranked.len().min(rayon::current_num_threads());
     lines.push(match at_once {
         0 | 1 => "host ns/op: this machine's time for one allocation or free".into(),
         _ => format!(
-            "host ns/op: this machine's time for one allocation or free, with {at_once} replays at \
-             once (replay one alone to measure it)"
+            "host ns/op: this machine's time for one allocation or free, {at_once} replays at once\n\
+             (replay one alone to measure it)"
         ),
     });
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_configurations_break_between_options() {
+        let check = |config: &str, expected: &str| assert_eq!(one_option_a_line(config), expected);
+        check("direct", "direct");
+        check(
+            "caching:max_split_size_mb:64,expandable_segments:True",
+            "caching:\nmax_split_size_mb:64,\nexpandable_segments:True",
+        );
+        check(
+            "max_split_size_mb:64,expandable_segments:True",
+            "max_split_size_mb:64,\nexpandable_segments:True",
+        );
+    }
 }

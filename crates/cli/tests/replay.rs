@@ -234,3 +234,28 @@ fn a_reader_may_have_seen_enough() {
     assert_eq!(stderr(&output), "");
     assert!(output.status.success());
 }
+
+#[test]
+fn by_default_every_strategy_is_compared() {
+    let report = run_json(&["replay", "mnist_mlp.pickle.zst", "--json"]);
+    let results = report["results"].as_array().unwrap();
+    let names: Vec<&str> = results
+        .iter()
+        .map(|result| result["strategy"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "direct", "pool", "buddy", "slab", "bfc", "caching", "caching"
+        ]
+    );
+    let live = report["trace"]["peak_live_bytes"].as_u64().unwrap();
+    for result in results {
+        assert_eq!(result["completed"], true, "{result}");
+        // Nothing can hold less than what is live.
+        assert!(
+            result["peak_reserved_bytes"].as_u64().unwrap() >= live,
+            "{result}"
+        );
+    }
+}

@@ -1,21 +1,24 @@
 //! Replays a recording through an allocator: what would this job have taken?
 //!
-//! [`replay`] turns a [`Trace`](lowtide_trace::Trace) into steps, takes them with any strategy on the
-//! simulator, and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
+//! A [`Job`] is a [`Trace`](lowtide_trace::Trace) turned into steps; [`Job::replay`] takes them with any
+//! strategy on the simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
 //! recorded one did, and every event is compared with the recorded one: the proof that `caching` is
 //! PyTorch's allocator.
 //!
-//! The path of one replay, downward: [`replay`] → `program.rs` (the recording as steps) → `run.rs`
+//! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of
+//! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`
 //! (takes them) → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from
 //! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
 
+mod compile;
 mod initial;
 mod outcome;
 mod pools;
 mod program;
 mod run;
 mod script;
+mod survey;
 mod verify;
 
 use std::fmt;
@@ -77,19 +80,37 @@ impl std::error::Error for ReplayError {
     }
 }
 
-/// Replays a recording with the strategy that `config` names and returns what became of the job.
-/// Time and memory are linear in the events.
-///
-/// # Errors
-///
-/// When the simulated device fails otherwise than by running out of memory, which only a fault in
-/// the allocator can bring about.
-pub fn replay(
-    trace: &Trace,
-    config: &Config,
-    options: &Options,
-    progress: &dyn Progress,
-) -> Result<Outcome, ReplayError> {
-    let program = Program::new(trace);
-    Run::new(trace, &program, config, options).finish(config, progress)
+/// A recording made ready to be replayed, any number of times and in several threads at once.
+#[derive(Debug)]
+pub struct Job<'a> {
+    trace: &'a Trace,
+    program: Program,
+    peak_live_bytes: Bytes,
+}
+
+impl<'a> Job<'a> {
+    /// Returns the recording as steps. Time and memory are linear in the events.
+    pub fn new(trace: &'a Trace) -> Job<'a> {
+        Job {
+            trace,
+            program: Program::new(trace),
+            peak_live_bytes: trace.peak_live_bytes(),
+        }
+    }
+
+    /// Replays the recording with the strategy that `config` names and returns what became of the
+    /// job. Time and memory are linear in the events.
+    ///
+    /// # Errors
+    ///
+    /// When the simulated device fails otherwise than by running out of memory, which only a fault in
+    /// the allocator can bring about.
+    pub fn replay(
+        &self,
+        config: &Config,
+        options: &Options,
+        progress: &dyn Progress,
+    ) -> Result<Outcome, ReplayError> {
+        Run::new(self, config, options).finish(config, progress)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowtide_core::{Bytes, Event, StrategyName};
+use lowtide_core::{Bytes, Event, Stats, StrategyName};
 use serde::{Serialize, Serializer};
 
 /// What became of a job under one strategy.
@@ -41,6 +41,8 @@ pub struct Outcome {
     /// Measured time on this machine's processor for an allocation or a free, driver calls simulated,
     /// in nanoseconds.
     pub ns_per_op: f64,
+    /// The allocator's figures at the end, those of `torch.cuda.memory_stats`.
+    pub stats: Stats,
     /// How the events compare with the recorded ones, where that was asked for.
     pub verified: Option<Verified>,
     /// Bytes over time, where that was asked for.

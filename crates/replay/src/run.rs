@@ -14,7 +14,7 @@ use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
 use crate::verify::Comparison;
-use crate::{Options, Progress, ReplayError};
+use crate::{Job, Options, Progress, ReplayError};
 
 /// How many steps pass between two reports of progress.
 const PROGRESS_STEPS: usize = 1 << 14;
@@ -22,6 +22,7 @@ const PROGRESS_STEPS: usize = 1 << 14;
 /// A replay under way.
 pub(crate) struct Run<'a> {
     trace: &'a Trace,
+    peak_live_bytes: Bytes,
     program: &'a Program,
     allocator: DeviceAllocator<SimDriver<Addresses>>,
     /// Where the blocks in the slots are; null where a request was refused.
@@ -43,12 +44,12 @@ enum Progressed {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(
-        trace: &'a Trace,
-        program: &'a Program,
-        config: &Config,
-        options: &Options,
-    ) -> Run<'a> {
+    pub(crate) fn new(job: &'a Job<'a>, config: &Config, options: &Options) -> Run<'a> {
+        let Job {
+            trace,
+            program,
+            peak_live_bytes,
+        } = job;
         let addresses = match options.verify {
             true => Addresses::Recorded(Script::new(&trace.events)),
             false => Addresses::Likely(Likely::new(&trace.events)),
@@ -66,6 +67,7 @@ impl<'a> Run<'a> {
         allocator.record_events(options.verify);
         Run {
             trace,
+            peak_live_bytes: *peak_live_bytes,
             program,
             allocator,
             addresses: vec![DeviceAddress::NULL; program.slots],
@@ -267,7 +269,7 @@ impl<'a> Run<'a> {
             oom_message: self.refused.as_ref().map(|(_, error)| error.to_string()),
             peak_reserved_bytes: Bytes(peak_reserved),
             peak_allocated_bytes: Bytes(stats.allocated_bytes.all.peak.unsigned_abs()),
-            reserved_ratio: float(peak_reserved) / float(self.trace.peak_live_bytes().get().max(1)),
+            reserved_ratio: float(peak_reserved) / float(self.peak_live_bytes.get().max(1)),
             device_allocs: done(Call::Allocate),
             device_frees: done(Call::Free),
             maps: done(Call::SetAccess),
@@ -276,6 +278,7 @@ impl<'a> Run<'a> {
             retries: stats.num_alloc_retries.unsigned_abs(),
             driver_time_us: float(driver.driver_time_ns()) / 1e3,
             ns_per_op: elapsed_ns / float(taken.max(1) as u64),
+            stats,
             verified: self.comparison.map(Comparison::finish),
             timeline: self
                 .timeline

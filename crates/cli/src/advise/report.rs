@@ -128,33 +128,28 @@ fn others(advice: &Advice<'_>) -> String {
         "ratio".into(),
         "driver calls".into(),
         "driver time".into(),
-        "note".into(),
     ];
-    let mut rows = table::new_table(header, &[0, 5]);
-    for Tried { candidate, outcome } in advice.others.iter().take(ROWS) {
+    let row = |Tried { candidate, outcome }: &Tried| {
         let conf = match candidate.conf.as_str() {
             "" => "(PyTorch's defaults)",
             conf => conf,
         };
         let [reserved, ratio] = table::reserved_and_ratio(outcome, unit);
-        rows.add_row([
+        vec![
             conf.to_owned(),
             reserved,
             ratio,
             format::count(table::driver_calls(outcome)),
             format::duration(outcome.driver_time_us),
-            table::notes(advice.job, outcome),
-        ]);
-    }
-    let more = advice.others.len().saturating_sub(ROWS);
-    let more = match more {
-        0 => String::new(),
-        more => format!(
-            "\n… and {} more (--json has all)",
-            format::count(more as u64)
-        ),
+        ]
     };
-    format!("{}{more}", rows.trim_fmt())
+    let rows = advice.others.iter().take(ROWS).map(row).collect();
+    let table = table::new_table(header, rows);
+    let more = match advice.others.len().saturating_sub(ROWS) {
+        0 => String::new(),
+        more => format!("\n… and {more} more (--json has all)"),
+    };
+    format!("{}{more}", table.trim_fmt())
 }
 
 /// What `lowtide advise --json` prints. The names of the keys are an interface.

@@ -89,7 +89,7 @@ impl Caching {
         let age = self.large_searches;
         let block = &mut heap.blocks[id];
         block.mark = age;
-        let free = free_block(id, block);
+        let free = FreeBlock::of(id, block);
         let (domain, kind) = (block.domain, block.kind);
         self.pool_of(domain, kind).free.insert(free);
     }
@@ -99,7 +99,7 @@ impl Caching {
         let block = &heap.blocks[id];
         self.pool_of(block.domain, block.kind)
             .free
-            .remove(free_block(id, block));
+            .remove(FreeBlock::of(id, block));
     }
 
     #[inline]
@@ -503,7 +503,7 @@ impl Caching {
         {
             for listed in pool.free.iter() {
                 let block = &heap.blocks[listed.id];
-                if block.state != BlockState::Free || free_block(listed.id, block) != listed {
+                if block.state != BlockState::Free || FreeBlock::of(listed.id, block) != listed {
                     return Err(format!("{} is listed as free but is not", listed.address));
                 }
             }
@@ -526,15 +526,6 @@ impl Caching {
             return Err("a free or unmapped block is in no list".to_owned());
         }
         Ok(())
-    }
-}
-
-#[inline]
-fn free_block(id: BlockId, block: &Block) -> FreeBlock {
-    FreeBlock {
-        size: block.size,
-        address: block.address,
-        id,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::BlockId;
+use crate::block::{Block, BlockId};
 use crate::units::{Bytes, DeviceAddress};
 
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
@@ -21,6 +21,18 @@ pub(crate) struct FreeBlock {
     pub(crate) size: Bytes,
     pub(crate) address: DeviceAddress,
     pub(crate) id: BlockId,
+}
+
+impl FreeBlock {
+    /// Returns what stands for a block in a set.
+    #[inline]
+    pub(crate) fn of(id: BlockId, block: &Block) -> FreeBlock {
+        FreeBlock {
+            size: block.size,
+            address: block.address,
+            id,
+        }
+    }
 }
 
 /// A set of [`FreeBlock`]s in order.

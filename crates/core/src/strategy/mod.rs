@@ -204,12 +204,12 @@ impl ActiveStrategy {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
             Config::Buddy(config) => ActiveStrategy::Buddy(buddy::Buddy::new(config)),
+            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
                 stats.max_split_size = config.max_split_size.map_or(-1, signed);
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
-            Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
         }
     }
 

@@ -4,7 +4,9 @@
 //! of one class, and goes back to the arena as soon as none of them is in use. Larger requests are
 //! runs of their own, and requests over the arena's size segments of their own. Each power of two is
 //! divided into eight classes ([`size_class`]), so that above 4 KiB at most an eighth of a block, and
-//! nothing else of an arena, is lost to rounding.
+//! nothing else of an arena, is lost to rounding. What it costs instead: a run of nine sixteenths
+//! leaves seven that only smaller requests can use, so that where sizes change at random, arenas stay
+//! less full than those of `buddy`.
 //!
 //! Of the slabs of a class that have a free object, the one with the lowest number serves, so that
 //! those that came later become empty.
@@ -109,14 +111,11 @@ impl<D: Driver> Strategy<D> for Slabs {
         if let Some(id) = self.recent.take(heap, domain, class.index()) {
             return Some(id);
         }
-        if let Some(id) = self.layers.take(heap, domain, class) {
-            return Some(id);
+        let mut block = self.layers.take(heap, domain, class);
+        if block.is_none() && self.merge_recent(heap, domain) {
+            block = self.layers.take(heap, domain, class);
         }
-        let merged = self.merge_recent(heap, domain);
-        let block = merged.then(|| self.layers.take(heap, domain, class));
-        block
-            .flatten()
-            .or_else(|| self.layers.arenas.take_own_segment(request))
+        block.or_else(|| self.layers.arenas.take_own_segment(request))
     }
 
     fn grow(
@@ -262,16 +261,12 @@ impl Layers {
         slab.free |= 1 << object;
         count_objects(heap, class, 1);
         if slab.free == all_free(class) {
-            let place = slab.place;
+            let Place { arena, offset, .. } = slab.place;
             list.with_free.remove(number);
             list.vacant.insert(number);
             count_objects(heap, class, -(1 << class.objects_log2()));
-            (self.arenas).put(
-                &mut heap.stats,
-                domain,
-                (place.arena, place.offset),
-                class.run(),
-            );
+            self.arenas
+                .put(&mut heap.stats, domain, (arena, offset), class.run());
         }
     }
 }
@@ -419,7 +414,7 @@ mod tests {
         #[test]
         fn keeps_its_promises(
             program in programs(prop_oneof![1..4 * KIB, 1..MIB, 1..64 * MIB], 300),
-            arena_mib in prop::sample::select(vec![1, 2, 4, 16, 128, 1024]),
+            arena_mib in prop::sample::select(vec![1, 2, 3, 4, 16, 128, 1024]),
         ) {
             let config = Config::Slab(SlabConfig { arena_size: Bytes::mib(arena_mib) });
             run(&config, TestDriver::new(Bytes::mib(256)), &program);

@@ -56,9 +56,11 @@ pub(in crate::strategy) struct Place {
 }
 
 impl Arenas {
+    /// Returns no arenas yet. A size that is no power of two is rounded down to one.
     pub(in crate::strategy) fn new(arena_size: Bytes) -> Arenas {
+        let order = arena_size.max(GRANULE).get().ilog2();
         Arenas {
-            arena_size,
+            arena_size: Bytes(1 << order),
             domains: Vec::new(),
         }
     }
@@ -184,7 +186,7 @@ impl Arenas {
     pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
         let block = &heap.blocks[id];
         let domain = &mut self.domains[block.domain.index()];
-        domain.own_segments.insert(free_block(id, block));
+        domain.own_segments.insert(FreeBlock::of(id, block));
     }
 
     /// Adds a block that is a segment, of the request's size.
@@ -295,7 +297,7 @@ impl Arenas {
             }
             for listed in domain.own_segments.iter() {
                 let block = &heap.blocks[listed.id];
-                if block.state != BlockState::Free || free_block(listed.id, block) != listed {
+                if block.state != BlockState::Free || FreeBlock::of(listed.id, block) != listed {
                     return Err(format!("{} is listed as free but is not", listed.address));
                 }
                 free += listed.size;
@@ -349,14 +351,6 @@ fn count(stats: &mut Stats, change: Change) {
     stats.inactive_split.change(SizeKind::Large, change.nodes);
     let change = change.granules * signed(GRANULE);
     stats.inactive_split_bytes.change(SizeKind::Large, change);
-}
-
-fn free_block(id: BlockId, block: &Block) -> FreeBlock {
-    FreeBlock {
-        size: block.size,
-        address: block.address,
-        id,
-    }
 }
 
 fn bytes(granules: u64) -> Bytes {

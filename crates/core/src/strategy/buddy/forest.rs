@@ -1,8 +1,8 @@
 //! Buddy trees: which parts of a domain's arenas are free. Nothing here knows addresses.
 //!
-//! A tree has no nodes in memory. Order `n` of it is a row of 2ⁿ granules each, and for each order
-//! there is a set of the nodes that are free and whose buddy, the node with the last bit of its
-//! number flipped, is not. How many orders a tree has follows from its own size.
+//! A tree is not kept as nodes. A node of order `n` is 2ⁿ granules at a multiple of 2ⁿ, and for each
+//! order there is a set of the numbers of the nodes that are free and whose buddy, the node with the
+//! last bit of its number flipped, is not. How many orders a tree has follows from its own size.
 
 use crate::strategy::bit_set::BitSet;
 

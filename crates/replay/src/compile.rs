@@ -1,0 +1,383 @@
+//! Turns a recording into a [`Program`], event by event.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
+use lowtide_trace::Trace;
+
+use crate::pools;
+use crate::program::{Program, Slot, Step, User};
+use crate::survey::{Survey, Traffic, is_free_at_once};
+
+/// Makes a [`Program`].
+pub(crate) struct Compiler<'a> {
+    trace: &'a Trace,
+    survey: Survey,
+    /// The pool of each event, where only the addresses tell.
+    told_pools: Option<Vec<MempoolId>>,
+    program: Program,
+    /// The blocks in use, by their recorded addresses.
+    in_use: HashMap<DeviceAddress, Slot, BuildHasherDefault<AddressHasher>>,
+    vacant: Vec<Slot>,
+    /// The users of freed blocks that are still used.
+    used: HashMap<DeviceAddress, User>,
+    /// For each user, the event at which its latest block will be free.
+    users: Vec<usize>,
+    /// Private pools, and whether something holds them.
+    pools: HashMap<MempoolId, bool>,
+    group: Group,
+    /// The recorded segments, from start to size.
+    segments: BTreeMap<DeviceAddress, Bytes>,
+    /// The first event behind the requests that restore a segment to a checkpoint.
+    restored_until: usize,
+    /// Steps to be taken right before the next.
+    silent: Vec<Step>,
+    reserved: Bytes,
+}
+
+/// What happened since the last request or free.
+#[derive(Default)]
+struct Group {
+    traffic: Traffic,
+    /// The pools that memory went back from.
+    released_from: Vec<MempoolId>,
+    /// The number of events up to and including the last by which memory went back.
+    release_end: usize,
+    /// Blocks that became free.
+    finished: Vec<User>,
+}
+
+impl<'a> Compiler<'a> {
+    pub(crate) fn new(trace: &'a Trace) -> Compiler<'a> {
+        let told = pools::tell(trace)
+            .map(|told| (told.initial, told.events))
+            .unzip();
+        let segments = trace.initial.segments.iter();
+        let segments: BTreeMap<_, _> = segments
+            .map(|segment| (segment.address, segment.size))
+            .collect();
+        Compiler {
+            trace,
+            survey: Survey::new(trace),
+            told_pools: told.1,
+            program: Program {
+                initial_pools: told.0,
+                ..Program::default()
+            },
+            in_use: HashMap::default(),
+            vacant: Vec::new(),
+            used: HashMap::new(),
+            users: Vec::new(),
+            pools: HashMap::new(),
+            group: Group::default(),
+            restored_until: 0,
+            silent: Vec::new(),
+            reserved: segments.values().copied().sum(),
+            segments,
+        }
+    }
+
+    pub(crate) fn compile(mut self) -> Program {
+        let events = self.trace.events.len();
+        self.program.steps.reserve(events / 3 * 2);
+        self.program.event_ends.reserve(events / 3 * 2);
+        self.compile_initial_state();
+        self.program.initial_steps = self.program.steps.len();
+        for index in 0..events {
+            self.compile_event(index);
+        }
+        self.end_group(events, false);
+        self.flush(events);
+        self.program
+    }
+
+    /// Blocks in use before the first event are asked for in the order of their addresses: the first
+    /// steps, one for each.
+    fn compile_initial_state(&mut self) {
+        for block in &self.trace.initial.blocks {
+            let slot = self.occupy(block.address);
+            let pool = block.pool.unwrap_or_default();
+            self.pools.insert(pool, true);
+            let (size, stream) = (block.requested, block.stream);
+            self.push(
+                0,
+                Step::Allocate {
+                    slot,
+                    size,
+                    stream,
+                    pool,
+                },
+            );
+        }
+        for block in &self.trace.initial.blocks {
+            if block.status == BlockStatus::PendingFree {
+                let completion = self.survey.initial_completions.get(&block.address).copied();
+                self.compile_free_while_used(0, block.address, completion);
+            }
+        }
+    }
+
+    fn compile_event(&mut self, index: usize) {
+        let Event {
+            action,
+            address,
+            size,
+            ..
+        } = self.trace.events[index].event;
+        match action {
+            Action::Alloc => self.compile_alloc(index),
+            Action::OutOfMemory => self.compile_out_of_memory(index),
+            Action::FreeRequested => self.compile_free(index),
+            Action::FreeCompleted if self.used.is_empty() => {}
+            Action::FreeCompleted => {
+                if let Some(user) = self.used.remove(&address) {
+                    self.vacate(address);
+                    self.group.finished.push(user);
+                }
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.segments.insert(address, size);
+                self.reserved += size;
+                self.group.traffic.add(size);
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
+            Action::Snapshot => {}
+        }
+    }
+
+    fn compile_alloc(&mut self, index: usize) {
+        let Event {
+            address,
+            size,
+            stream,
+            ..
+        } = self.trace.events[index].event;
+        let pool = self.pool_of(index);
+        self.end_group(index, true);
+        self.hold_pool(pool);
+        let slot = self.occupy(address);
+        let step = match self.restores(index, pool) {
+            true => Step::AllocateAt {
+                slot,
+                address,
+                size,
+                stream,
+                pool,
+            },
+            false => Step::Allocate {
+                slot,
+                size,
+                stream,
+                pool,
+            },
+        };
+        self.push(index + 1, step);
+        self.finish_uses(index + 1);
+    }
+
+    fn compile_out_of_memory(&mut self, index: usize) {
+        let Event { size, stream, .. } = self.trace.events[index].event;
+        let pool = self.pool_of(index);
+        self.end_group(index, true);
+        self.push(index + 1, Step::AllocateInVain { size, stream, pool });
+        self.finish_uses(index + 1);
+    }
+
+    fn compile_free(&mut self, index: usize) {
+        let address = self.trace.events[index].event.address;
+        self.end_group(index, false);
+        if !is_free_at_once(self.trace, index) {
+            let completion = self.survey.completions.get(&index).copied();
+            self.compile_free_while_used(index + 1, address, completion);
+        } else if let Some(slot) = self.vacate(address) {
+            self.push(index + 2, Step::Free { slot });
+        }
+    }
+
+    fn compile_free_while_used(
+        &mut self,
+        end: usize,
+        address: DeviceAddress,
+        completion: Option<usize>,
+    ) {
+        if let Some(&slot) = self.in_use.get(&address) {
+            let user = self.user_until(completion.unwrap_or(usize::MAX));
+            self.used.insert(address, user);
+            self.push(end, Step::FreeWhileUsed { slot, user });
+        }
+    }
+
+    /// Returns a user all of whose blocks are free before `completion`, a new one if need be.
+    fn user_until(&mut self, completion: usize) -> User {
+        let fitting = self.users.iter().position(|&latest| latest <= completion);
+        let index = fitting.unwrap_or_else(|| {
+            self.users.push(0);
+            self.program.users += 1;
+            self.users.len() - 1
+        });
+        self.users[index] = completion;
+        User(number(index))
+    }
+
+    fn compile_release(&mut self, index: usize) {
+        let (size, pool) = (self.trace.events[index].event.size, self.pool_of(index));
+        self.group.traffic.release(self.reserved);
+        self.group.release_end = index + 1;
+        if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
+            self.silent.push(Step::ReleasePool { pool });
+        }
+        if !self.group.released_from.contains(&pool) {
+            self.group.released_from.push(pool);
+        }
+        self.reserved = self.reserved.saturating_sub(size);
+    }
+
+    /// Ends what happened since the last step, before the event at `end`, which is a request or a
+    /// free: tells whether memory went back because the program said so.
+    fn end_group(&mut self, end: usize, before_request: bool) {
+        if self.group.finished.is_empty() && self.group.released_from.is_empty() {
+            self.group.traffic = Traffic::default();
+            return;
+        }
+        let mut group = std::mem::take(&mut self.group);
+        if before_request && self.let_go_first(&group, end) {
+            // The wait for other streams was part of the request.
+            self.group.finished = std::mem::take(&mut group.finished);
+            return;
+        }
+        self.silent.extend(
+            group
+                .finished
+                .into_iter()
+                .map(|user| Step::FinishUse { user }),
+        );
+        for pool in group.released_from {
+            let step = match pool.is_default() {
+                true => Step::EmptyCache,
+                false => Step::EmptyPool { pool },
+            };
+            self.push(group.release_end, step);
+        }
+    }
+
+    /// Returns whether the request at event `index` let memory go back itself.
+    ///
+    /// A request that fails lets memory go back and then gets new memory. It did fail only if with
+    /// the new memory more would have been held than ever was, because the limit was at least that;
+    /// and where some memory went back that no request can have let go, the program is one that calls
+    /// `empty_cache`, and did so here too. Requests that collect garbage do not fail first.
+    fn let_go_first(&self, group: &Group, index: usize) -> bool {
+        if group.released_from.is_empty() {
+            return false;
+        }
+        let Some(needed) = group.traffic.needed() else {
+            let recorded = self.trace.events.get(index);
+            return recorded.is_some_and(|event| event.event.action == Action::OutOfMemory);
+        };
+        let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
+        collects_garbage || !self.survey.empties_cache && needed > self.survey.reserved_max
+    }
+
+    /// Returns whether the request at event `index` is one of those that restore a segment of a private
+    /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
+    /// go to the best fit, do not do.
+    fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
+        if pool.is_default() || index < self.restored_until {
+            return index < self.restored_until;
+        }
+        let is_fresh = index > 0 && self.trace.events[index - 1].event.action.is_segment();
+        let start = self.trace.events[index].event.address;
+        let (mut end, mut behind) = (start, index);
+        while let Some(event) = self.trace.events.get(behind).map(|recorded| recorded.event)
+            && event.action == Action::Alloc
+            && event.address == end
+        {
+            end = end + event.size.round_up(Bytes(512));
+            behind += 1;
+        }
+        let tiled = self
+            .segments
+            .get(&start)
+            .is_some_and(|&size| start + size == end);
+        if tiled && !is_fresh {
+            self.restored_until = behind;
+        }
+        index < self.restored_until
+    }
+
+    fn pool_of(&self, index: usize) -> MempoolId {
+        let told = self.told_pools.as_ref().map(|pools| pools[index]);
+        told.unwrap_or(self.trace.events[index].event.pool)
+    }
+
+    /// Work that is done with the event before `end`.
+    fn finish_uses(&mut self, end: usize) {
+        for user in std::mem::take(&mut self.group.finished) {
+            self.push(end, Step::FinishUse { user });
+        }
+    }
+
+    fn hold_pool(&mut self, pool: MempoolId) {
+        // A pool that is new is held by its first request.
+        if !pool.is_default() && self.pools.insert(pool, true) == Some(false) {
+            self.silent.push(Step::HoldPool { pool });
+        }
+    }
+
+    fn occupy(&mut self, address: DeviceAddress) -> Slot {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.program.slots += 1;
+            Slot(number(self.program.slots - 1))
+        });
+        self.in_use.insert(address, slot);
+        slot
+    }
+
+    fn vacate(&mut self, address: DeviceAddress) -> Option<Slot> {
+        let slot = self.in_use.remove(&address);
+        self.vacant.extend(slot);
+        slot
+    }
+
+    /// Adds a step for the events before `end`, and those that wait to be taken right before it.
+    fn push(&mut self, end: usize, step: Step) {
+        if !self.silent.is_empty() {
+            self.flush(end);
+        }
+        self.program.steps.push(step);
+        self.program.event_ends.push(number(end));
+    }
+
+    fn flush(&mut self, end: usize) {
+        let ends = self.silent.iter().map(|_| number(end));
+        self.program.event_ends.extend(ends);
+        self.program.steps.append(&mut self.silent);
+    }
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("a recording has fewer than 2^32 events")
+}
+
+/// Hashes an address by one multiplication: a recording holds a million, and nobody chooses them to
+/// collide.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ (product >> 32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,272 @@
+//! `caching` is PyTorch's allocator: every block of every recorded job lies where PyTorch put it, every
+//! segment and page comes and goes as recorded, and the figures are PyTorch's own.
+//!
+//! `data` holds memory snapshots of small jobs that `data/record.py` ran on an H200 with torch 2.11, and
+//! for those recorded from their start what `torch.cuda.memory_stats` said at the end. Not covered:
+//! other torch versions, and jobs whose `free_memory` callbacks give memory back.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use lowtide_core::{Bytes, Config};
+use lowtide_replay::{Job, Options, Outcome};
+use lowtide_trace::Trace;
+
+/// The memory of the card that `data` was recorded on.
+const H200_BYTES: f64 = 150_109_880_320.0;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name)
+}
+
+fn sample(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../traces")
+        .join(name)
+}
+
+fn read(path: &Path) -> Trace {
+    let mut snapshot = lowtide_trace::read(path).unwrap();
+    assert_eq!(snapshot.traces.len(), 1, "{}", path.display());
+    snapshot.traces.remove(0)
+}
+
+/// Replays a recording under the settings it was made with and the driver it was made on.
+fn verify(trace: &Trace, capacity: Option<Bytes>) -> Outcome {
+    let config = Config::parse("caching", &trace.settings.conf).unwrap();
+    let options = Options {
+        capacity,
+        verify: true,
+        timeline_points: 0,
+    };
+    Job::new(trace).replay(&config, &options, &()).unwrap()
+}
+
+fn assert_same(outcome: &Outcome, trace: &Trace) {
+    let verified = outcome.verified.as_ref().unwrap();
+    assert_eq!(
+        verified.first_difference.as_ref().map(ToString::to_string),
+        None
+    );
+    assert_eq!(verified.compared, trace.allocs() as u64);
+    assert_eq!(verified.same_address, verified.compared);
+}
+
+/// Compares every figure but one: a call of `empty_cache` that gives nothing back leaves no event, and
+/// so is not replayed, but PyTorch counts the wait.
+fn assert_figures(outcome: &Outcome, recorded: &Path) {
+    let recorded: BTreeMap<String, i64> =
+        serde_json::from_str(&std::fs::read_to_string(recorded).unwrap()).unwrap();
+    let figures: BTreeMap<String, i64> = outcome.stats.entries().into_iter().collect();
+    let different: Vec<String> = (recorded.iter())
+        .filter(|(key, _)| *key != "num_sync_all_streams")
+        .filter(|&(key, value)| figures.get(key) != Some(value))
+        .map(|(key, value)| format!("{key}: recorded {value}, replayed {:?}", figures.get(key)))
+        .collect();
+    assert_eq!(different, Vec::<String>::new());
+    assert!(recorded.len() > 120, "torch 2.11 has 122 figures");
+}
+
+/// Verifies a recorded job; a fraction of the card's memory is the limit it ran under.
+fn check(name: &str, memory_fraction: Option<f64>) {
+    let trace = read(&data(&format!("{name}.pickle.gz")));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as PyTorch does"
+    )]
+    let capacity = memory_fraction.map(|fraction| Bytes((fraction * H200_BYTES) as u64));
+    let outcome = verify(&trace, capacity);
+    assert_same(&outcome, &trace);
+    let figures = data(&format!("{name}.stats.json"));
+    if trace.initial.blocks.is_empty() {
+        assert_figures(&outcome, &figures);
+    } else {
+        assert!(
+            !figures.exists(),
+            "{name} lost its beginning, so its figures cannot be compared"
+        );
+    }
+}
+
+#[test]
+fn several_streams() {
+    check("multistream", None);
+    check("multistream.exp", None);
+}
+
+#[test]
+fn graphs_with_private_pools() {
+    check("graphs", None);
+    check("graphs.exp", None);
+}
+
+#[test]
+fn compiled_with_checkpointed_pools() {
+    check("compiled", None);
+}
+
+#[test]
+fn memory_pools() {
+    check("mempool", None);
+    check("mempool.exp", None);
+}
+
+#[test]
+fn calls_of_empty_cache() {
+    check("rl", None);
+}
+
+#[test]
+fn a_limit_with_refused_requests() {
+    check("gnn.cap", Some(0.012));
+    // Without the limit, the recorded driver's refusals tell.
+    check("gnn.cap", None);
+}
+
+#[test]
+fn garbage_collection() {
+    check("gnn.gc", Some(0.02));
+    check("varlen.gc", Some(0.04));
+}
+
+#[test]
+fn rounding_and_splitting() {
+    for name in [
+        "varlen.round4",
+        "varlen.roundlist",
+        "varlen.split64",
+        "varlen.large40exp",
+    ] {
+        check(name, None);
+    }
+    check("varlen.split200.cap", Some(0.033));
+}
+
+#[test]
+fn recordings_that_lost_their_beginning() {
+    for name in ["ring", "ring.exp", "ringms", "late"] {
+        check(name, None);
+    }
+}
+
+#[test]
+fn the_samples() {
+    for (name, device_allocs, reserved) in [
+        ("gpt2_train", 145, 15_252_586_496),
+        ("llama_varlen", 236, 25_652_363_264),
+        ("mnist_mlp", 12, 629_145_600),
+    ] {
+        let trace = read(&sample(&format!("{name}.pickle.zst")));
+        let outcome = verify(&trace, None);
+        assert_same(&outcome, &trace);
+        // What PyTorch reported. A replay that chooses addresses itself comes to the same.
+        let free = Job::new(&trace)
+            .replay(&Config::default(), &Options::default(), &())
+            .unwrap();
+        for outcome in [outcome, free] {
+            assert_eq!(outcome.device_allocs, device_allocs, "{name}");
+            assert_eq!(outcome.peak_reserved_bytes, Bytes(reserved), "{name}");
+        }
+    }
+}
+
+/// The point of caching, in two numbers.
+#[test]
+fn direct_asks_the_driver_for_every_block() {
+    let trace = read(&sample("mnist_mlp.pickle.zst"));
+    let config = Config::parse("direct", "").unwrap();
+    let outcome = Job::new(&trace)
+        .replay(&config, &Options::default(), &())
+        .unwrap();
+    assert_eq!(outcome.device_allocs, 53_601);
+    assert!(outcome.completed);
+}
+
+/// A comparison that cannot fail would prove nothing.
+#[test]
+fn differences_are_seen() {
+    let trace = read(&data("multistream.pickle.gz"));
+    let other = Config::parse("caching", "roundup_power2_divisions:4").unwrap();
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let verified = Job::new(&trace)
+        .replay(&other, &options, &())
+        .unwrap()
+        .verified
+        .unwrap();
+    assert!(verified.first_difference.is_some());
+    assert!(verified.same_address < verified.compared);
+}
+
+/// Every strategy serves every recorded job, and comes back with all its memory accounted for.
+#[test]
+fn every_strategy_completes_without_a_limit() {
+    for name in [
+        "graphs",
+        "multistream",
+        "mempool",
+        "compiled",
+        "ringms",
+        "late",
+    ] {
+        let trace = read(&data(&format!("{name}.pickle.gz")));
+        let job = Job::new(&trace);
+        for strategy in lowtide_core::StrategyName::ALL {
+            let config = Config::parse(strategy.as_str(), "").unwrap();
+            let outcome = job.replay(&config, &Options::default(), &()).unwrap();
+            assert!(outcome.completed, "{name} under {strategy}");
+            assert!(outcome.peak_reserved_bytes >= outcome.peak_allocated_bytes);
+            assert!(outcome.peak_allocated_bytes >= trace.peak_requested_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_job_that_does_not_fit_is_a_result() {
+    let trace = read(&sample("gpt2_train.pickle.zst"));
+    let options = Options {
+        capacity: Some(Bytes::gib(12)),
+        ..Options::default()
+    };
+    let outcome = Job::new(&trace)
+        .replay(&Config::default(), &options, &())
+        .unwrap();
+    assert!(!outcome.completed);
+    let event = outcome.oom_at_event.unwrap();
+    assert!(event > 0 && event < trace.events.len());
+    assert!(
+        outcome
+            .oom_message
+            .unwrap()
+            .starts_with("CUDA out of memory. Tried to allocate ")
+    );
+    assert!(outcome.peak_reserved_bytes <= Bytes::gib(12));
+}
+
+#[test]
+fn a_timeline_keeps_every_peak() {
+    let trace = read(&data("rl.pickle.gz"));
+    let options = Options {
+        timeline_points: 50,
+        ..Options::default()
+    };
+    let outcome = Job::new(&trace)
+        .replay(&Config::default(), &options, &())
+        .unwrap();
+    assert!(outcome.timeline.len() <= 50);
+    let most = |of: fn(&lowtide_replay::Point) -> Bytes| outcome.timeline.iter().map(of).max();
+    assert_eq!(
+        most(|point| point.live_bytes),
+        Some(trace.peak_live_bytes())
+    );
+    assert_eq!(
+        most(|point| point.reserved_bytes),
+        Some(outcome.peak_reserved_bytes)
+    );
+    assert!(outcome.timeline.is_sorted_by_key(|point| point.event));
+}
