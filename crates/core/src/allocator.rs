@@ -8,7 +8,7 @@ use crate::error::{AllocError, OutOfMemory};
 use crate::event::{Action, Event};
 use crate::segment::{Heap, signed};
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::Stats;
+use crate::stats::{Stat, Stats};
 use crate::strategy::{ActiveStrategy, Request, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
@@ -26,6 +26,11 @@ pub struct DeviceAllocator<D> {
     routes: Vec<Route>,
     /// Streams being captured into graphs, in which events may not be queried.
     captures: u32,
+    /// The share of the device's memory that the configuration allows, until the device was asked how
+    /// much that is.
+    fraction: Option<f64>,
+    /// Whether a request for new memory that would pass the limit fails at once.
+    rejects_over_limit: bool,
 }
 
 /// Says which requests a private pool serves.
@@ -69,6 +74,8 @@ impl<D: Driver> DeviceAllocator<D> {
             device,
             routes: Vec::new(),
             captures: 0,
+            fraction: config.memory_fraction(),
+            rejects_over_limit: config.rejects_over_limit(),
         }
     }
 
@@ -199,16 +206,21 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Everything that may serve a request, in order.
     #[inline]
     fn find_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
-        let heap = &mut self.heap;
         // What the job itself has freed.
-        if let Some(block) = self.strategy.take(heap, request) {
+        if let Some(block) = self.strategy.take(&mut self.heap, request) {
             return Ok(Some(block));
         }
+        self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
-        self.strategy.collect_garbage(heap, request)?;
+        self.strategy.collect_garbage(&mut self.heap, request)?;
         // New memory, within the limit.
-        if let Some(block) = self.strategy.grow(heap, request)? {
+        if let Some(block) = self.strategy.grow(&mut self.heap, request)? {
             return Ok(Some(block));
+        }
+        // Where the user wants that, what would pass the limit fails before anything goes back.
+        if self.is_rejected(request) {
+            self.heap.stats.num_oom_rejections += 1;
+            return Ok(None);
         }
         // What private pools hold free, where their owners allow that.
         if let Some(block) = self.take_from_open_pools(request) {
@@ -230,6 +242,20 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         self.heap.stats.num_alloc_retries += 1;
         self.strategy.retry(&mut self.heap, request)
+    }
+
+    /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
+    fn apply_configured_fraction(&mut self) -> Result<(), DriverError> {
+        if let Some(fraction) = self.fraction {
+            let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
+            self.set_limit(Some(limit));
+        }
+        Ok(())
+    }
+
+    fn is_rejected(&self, request: &Request) -> bool {
+        let size = Strategy::<D>::segment_size(&self.strategy, request);
+        self.rejects_over_limit && self.heap.exceeds_limit(size)
     }
 
     /// Takes a free block from a pool that serves others' requests before they fail.
@@ -466,7 +492,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
-        if self.heap.domains.pool(index).reserved_bytes.current == 0 {
+        if self.heap.domains.pool(index).reserved_bytes.all.current == 0 {
             self.heap.domains.remove_pool(index);
         }
         Ok(())
@@ -479,7 +505,9 @@ impl<D: Driver> DeviceAllocator<D> {
             .domains
             .pools()
             .filter(|&(index, _)| index != PoolIndex::DEFAULT);
-        let reserved_in_private: i64 = private.map(|(_, pool)| pool.reserved_bytes.current).sum();
+        let reserved_in_private: i64 = private
+            .map(|(_, pool)| pool.reserved_bytes.all.current)
+            .sum();
         let out_of_memory = OutOfMemory {
             device: self.device,
             requested: request.requested,
@@ -706,6 +734,7 @@ impl<D: Driver> DeviceAllocator<D> {
 impl<D: Driver> DeviceAllocator<D> {
     /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
     pub fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.fraction = None;
         self.heap.limit = limit;
     }
 
@@ -720,15 +749,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::Driver`] when the device does not say how much memory it has.
     pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let total = self.heap.driver.memory_info()?.total;
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
-        )]
-        let limit = (fraction.clamp(0.0, 1.0) * total.get() as f64) as u64;
-        self.heap.limit = Some(Bytes(limit));
+        let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
+        self.set_limit(Some(limit));
         Ok(())
     }
 
@@ -737,14 +759,32 @@ impl<D: Driver> DeviceAllocator<D> {
         &self.heap.stats
     }
 
+    /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
+    /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
+    pub fn memory_stats(&self) -> Vec<(String, i64)> {
+        let mut entries = self.heap.stats.entries();
+        let pools = self.heap.domains.pools().map(|(_, pool)| pool);
+        for pool in pools.filter(|pool| !pool.id.is_default()) {
+            let MempoolId(capture, user) = pool.id;
+            let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
+            pool.reserved_bytes.push_entries(&mut entries, &name);
+        }
+        entries.sort_unstable();
+        entries
+    }
+
     /// Sets every peak to its current value.
     pub fn reset_peak_stats(&mut self) {
         self.heap.stats.reset_peaks();
+        let pools = self.heap.domains.pools_mut();
+        pools.for_each(|pool| pool.reserved_bytes.for_each_stat(Stat::reset_peak));
     }
 
     /// Sets every sum and count to zero.
     pub fn reset_accumulated_stats(&mut self) {
         self.heap.stats.reset_accumulated();
+        let pools = self.heap.domains.pools_mut();
+        pools.for_each(|pool| pool.reserved_bytes.for_each_stat(Stat::reset_accumulated));
     }
 
     /// Starts or stops writing events down.
@@ -794,4 +834,14 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn driver_mut(&mut self) -> &mut D {
         &mut self.heap.driver
     }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
+)]
+fn limit_of(fraction: f64, total: Bytes) -> Bytes {
+    Bytes((fraction.clamp(0.0, 1.0) * total.get() as f64) as u64)
 }

@@ -189,7 +189,7 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
     let pools = heap
         .domains
         .pools()
-        .map(|(_, pool)| pool.reserved_bytes.current);
+        .map(|(_, pool)| pool.reserved_bytes.all.current);
     ensure_equal(
         "reserved bytes of the pools",
         figure(&stats.reserved_bytes),

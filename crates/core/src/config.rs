@@ -82,6 +82,20 @@ impl Config {
         }
     }
 
+    /// Returns the share of the device's memory that may be reserved, where the options limit it.
+    pub(crate) fn memory_fraction(&self) -> Option<f64> {
+        match self {
+            Config::Caching(options) => Some(options.per_process_memory_fraction),
+            _ => None,
+        }
+        .filter(|&fraction| fraction < 1.0)
+    }
+
+    /// Returns whether a request for new memory that would pass the limit fails at once.
+    pub(crate) fn rejects_over_limit(&self) -> bool {
+        matches!(self, Config::Caching(options) if options.throw_on_cudamalloc_oom)
+    }
+
     /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]; empty
     /// where none does.
     ///

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::stats::Stat;
+use crate::stats::PoolStats;
 use crate::units::{MempoolId, Stream};
 
 /// The number of a pool in [`Domains`].
@@ -44,7 +44,7 @@ pub(crate) struct Pool {
     /// back, and the pool ends with its last segment.
     pub(crate) use_count: u32,
     /// Bytes held from the driver.
-    pub(crate) reserved_bytes: Stat,
+    pub(crate) reserved_bytes: PoolStats,
     /// Whether other pools' requests may be served from here before they fail.
     pub(crate) use_on_oom: bool,
     /// Whether blocks are handed out whole.
@@ -56,7 +56,7 @@ impl Pool {
         Pool {
             id,
             use_count: 1,
-            reserved_bytes: Stat::default(),
+            reserved_bytes: PoolStats::default(),
             use_on_oom: false,
             no_split: false,
         }
@@ -157,7 +157,7 @@ impl Domains {
 
     /// Ends a pool that has no segments left.
     pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
-        debug_assert_eq!(self.pool(index).reserved_bytes.current, 0);
+        debug_assert_eq!(self.pool(index).reserved_bytes.all.current, 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
         self.pools[index.0 as usize] = None;
         for slot in &mut self.domains {
@@ -165,6 +165,11 @@ impl Domains {
                 self.by_pair.remove(&domain);
             }
         }
+    }
+
+    /// Returns every pool, to be changed.
+    pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
+        self.pools.iter_mut().flatten()
     }
 
     /// Returns every pool, the default one first.

@@ -562,7 +562,10 @@ impl<D: Driver> Heap<D> {
     fn count_reserved(&mut self, domain: DomainId, kind: SizeKind, change: i64) {
         self.stats.reserved_bytes.change(kind, change);
         let pool = self.domains.domain(domain).pool;
-        self.domains.pool_mut(pool).reserved_bytes.change(change);
+        self.domains
+            .pool_mut(pool)
+            .reserved_bytes
+            .change(kind, change);
     }
 }
 

@@ -28,6 +28,15 @@ impl Stat {
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
 
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.allocated = 0;
+        self.freed = 0;
+    }
+
     /// Adds a change that may go either way.
     pub(crate) fn change(&mut self, amount: i64) {
         if amount >= 0 {
@@ -75,6 +84,20 @@ impl PoolStats {
     pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) {
         self.all.change(amount);
         self.of(kind).change(amount);
+    }
+
+    /// Adds the twelve figures under their keys, which begin with `name`.
+    pub(crate) fn push_entries(&self, entries: &mut Vec<(String, i64)>, name: &str) {
+        push_stat(entries, &format!("{name}.all"), self.all);
+        push_stat(entries, &format!("{name}.large_pool"), self.large_pool);
+        push_stat(entries, &format!("{name}.small_pool"), self.small_pool);
+    }
+
+    /// Does something to each of the three.
+    pub(crate) fn for_each_stat(&mut self, mut act: impl FnMut(&mut Stat)) {
+        act(&mut self.all);
+        act(&mut self.large_pool);
+        act(&mut self.small_pool);
     }
 
     fn of(&mut self, kind: SizeKind) -> &mut Stat {
@@ -130,15 +153,12 @@ pub struct Stats {
 impl Stats {
     /// Sets every peak to its current value.
     pub fn reset_peaks(&mut self) {
-        self.for_each_stat(|stat| stat.peak = stat.current);
+        self.for_each_stat(Stat::reset_peak);
     }
 
     /// Sets every sum and count to zero.
     pub fn reset_accumulated(&mut self) {
-        self.for_each_stat(|stat| {
-            stat.allocated = 0;
-            stat.freed = 0;
-        });
+        self.for_each_stat(Stat::reset_accumulated);
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;
@@ -152,14 +172,7 @@ impl Stats {
     pub fn entries(&self) -> Vec<(String, i64)> {
         let mut entries = Vec::new();
         for (name, stats) in self.pool_stats() {
-            let pools = [
-                ("all", stats.all),
-                ("large_pool", stats.large_pool),
-                ("small_pool", stats.small_pool),
-            ];
-            for (pool, stat) in pools {
-                push_stat(&mut entries, &format!("{name}.{pool}"), stat);
-            }
+            stats.push_entries(&mut entries, name);
         }
         push_stat(
             &mut entries,
@@ -218,9 +231,7 @@ impl Stats {
             &mut self.requested_bytes,
         ];
         for pool in pools {
-            act(&mut pool.all);
-            act(&mut pool.large_pool);
-            act(&mut pool.small_pool);
+            pool.for_each_stat(&mut act);
         }
         act(&mut self.oversize_allocations);
         act(&mut self.oversize_segments);

@@ -87,7 +87,7 @@ struct Layout {
     /// The free ones, by who may use them.
     free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
     /// Pairs of segments that are in different pools, the earlier first.
-    apart: HashSet<(usize, usize)>,
+    apart: BTreeSet<(usize, usize)>,
     /// The segment that came for the request that is next.
     fresh: Option<usize>,
     /// The segments that memory went back from since the last request or free.

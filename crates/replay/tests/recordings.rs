@@ -5,6 +5,8 @@
 //! for those recorded from their start what `torch.cuda.memory_stats` said at the end. Not covered:
 //! other torch versions, and jobs whose `free_memory` callbacks give memory back.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -10,7 +10,8 @@ use crate::call::Call;
 /// or of the address range.
 ///
 /// Between the measured sizes the cost is interpolated, below the smallest it is that one's, and above
-/// the largest it goes on as between the last two.
+/// the largest it goes on as between the last two; but not for address ranges, behind which there is
+/// no memory and which may be many times larger than any card.
 pub(crate) fn cost_ns(call: Call, size: Bytes) -> u64 {
     let Some(costs) = by_size(call) else {
         return fixed(call);
@@ -20,7 +21,10 @@ pub(crate) fn cost_ns(call: Call, size: Bytes) -> u64 {
         .iter()
         .position(|&mib| size < u128::from(mib) << 20)
     else {
-        return interpolate(size, SIZES_MIB.len() - 1, costs);
+        return match call {
+            Call::Reserve | Call::Unreserve => costs[SIZES_MIB.len() - 1],
+            _ => interpolate(size, SIZES_MIB.len() - 1, costs),
+        };
     };
     if above == 0 {
         costs[0]
@@ -96,6 +100,7 @@ mod tests {
             (Call::Release, Bytes::gib(20), 6_686_500),
             (Call::Release, Bytes::gib(32), 10_875_000),
             (Call::Release, Bytes::gib(56), 19_252_000),
+            (Call::Reserve, Bytes::gib(1 << 16), 15_000),
             (Call::MemoryInfo, Bytes::gib(8), 3_900),
         ];
         for (call, size, expected_ns) in cases {

@@ -8,7 +8,7 @@ use crate::units::Bytes;
 
 /// At most this many blocks of a size class are kept; half of them, the oldest, go when there is one
 /// more. With 10,000 live blocks and random sizes, a request to `buddy` and its free take 710
-/// instructions with 8, 670 with 16 and 1,170 with none; the more are kept, the more arenas it takes.
+/// instructions with 8, 670 with 16 and 1,170 with none; the more are kept, the more memory it takes.
 const BLOCKS_PER_CLASS_MAX: usize = 8;
 
 /// A few free blocks for each domain and size class, the newest on top.
