@@ -7,7 +7,7 @@
 use lowtide_core::{Config, StrategyName};
 use lowtide_sim::program::{CAPACITY, Runner, configs, random_program};
 
-const EVENTS: u64 = if cfg!(miri) { 200 } else { 1_000_000 };
+const EVENTS: u64 = if cfg!(miri) { 20 } else { 1_000_000 };
 /// A program ends and another begins, so that what one long life hides has a chance.
 const OPERATIONS: usize = 50_000;
 const OPERATIONS_BETWEEN_CHECKS: usize = 2_500;

@@ -8,12 +8,12 @@ use proptest::prelude::*;
 /// Programs whose bytes shrink towards plain requests.
 fn programs() -> impl Strategy<Value = Vec<Op>> {
     let op = any::<[u8; ENCODED_SIZE]>().prop_map(Op::decode);
-    prop::collection::vec(op, 1..if cfg!(miri) { 20 } else { 120 })
+    prop::collection::vec(op, 1..if cfg!(miri) { 8 } else { 120 })
 }
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 2 } else { 200 },
+        cases: if cfg!(miri) { 1 } else { 200 },
         // A failure becomes a test of its own instead.
         failure_persistence: None,
         max_shrink_iters: 20_000,

@@ -176,13 +176,15 @@ fn the_figures_of_a_small_job() -> Result<(), AllocError> {
     Ok(())
 }
 
+const OPERATIONS: usize = if cfg!(miri) { 15 } else { 300 };
+
 #[test]
 fn resets_change_only_what_they_name() {
     for config in configs() {
         let mut runner = Runner::new(&config, CAPACITY);
         for op in random_program(3)
             .filter(|op| *op != Op::ResetSums)
-            .take(300)
+            .take(OPERATIONS)
         {
             runner.apply(&op).unwrap();
         }

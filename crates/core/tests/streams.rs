@@ -8,7 +8,8 @@ use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{Call, SimConfig, SimDriver};
 
 const STREAMS: usize = 9;
-const OPERATIONS: usize = if cfg!(miri) { 30 } else { 6_000 };
+const OPERATIONS: usize = if cfg!(miri) { 10 } else { 6_000 };
+const SEEDS: u64 = if cfg!(miri) { 1 } else { 3 };
 
 /// A random program in which every request is for another stream than the last, every block is used by
 /// a third one, and streams are behind by hundreds of microseconds.
@@ -47,7 +48,7 @@ fn busy_program(seed: u64) -> impl Iterator<Item = Op> {
 #[test]
 fn busy_streams_share_blocks() {
     for config in configs() {
-        for seed in 0..3 {
+        for seed in 0..SEEDS {
             let mut runner = Runner::new(&config, CAPACITY);
             for (index, op) in busy_program(seed).take(OPERATIONS).enumerate() {
                 let outcome = runner.apply(&op).map(drop);

@@ -153,6 +153,17 @@ impl Runner {
         )
     }
 
+    /// What is held grows up to the limit; `before` the operation it was perhaps above that.
+    pub(super) fn check_limit(&self, before: Bytes) -> Result<(), String> {
+        let Some(limit) = self.allocator.limit() else {
+            return Ok(());
+        };
+        let reserved = self.allocator.stats().reserved();
+        ensure(reserved <= before.max(limit + self.limit_slack), || {
+            format!("{reserved:?} are held where {limit:?} are allowed, and before {before:?}")
+        })
+    }
+
     pub(super) fn check_device(&self) -> Result<(), String> {
         let violations = self.allocator.driver().violations();
         ensure(violations.is_empty(), || {

@@ -11,7 +11,7 @@ pub const ENCODED_SIZE: usize = 6;
 
 impl Op {
     /// Returns the operation that `bytes` stand for. The first byte chooses the kind, in proportions
-    /// that keep some tens of blocks alive; zeros are the plainest operation.
+    /// that free about as often as they allocate; zeros are the plainest operation.
     pub fn decode(bytes: [u8; ENCODED_SIZE]) -> Op {
         let [kind, a, b, c, d, e] = bytes;
         let index = u16::from_le_bytes([a, b]);
@@ -50,7 +50,7 @@ impl Op {
             242..243 => Op::CaptureBegin,
             243..246 => Op::CaptureEnd,
             246..248 => Op::SetLimit {
-                limit: (b >= 96).then(|| Bytes::mib(u64::from(b))),
+                limit: (b >= 64).then(|| Bytes::mib(u64::from(b) / 2)),
             },
             248..251 => Op::Fault {
                 nth: u64::from(a % 32) + 1,

@@ -18,7 +18,11 @@ use crate::{Call, FaultPlan, SimConfig, SimDriver};
 #[derive(Debug)]
 pub struct Runner {
     pub(super) allocator: DeviceAllocator<SimDriver>,
-    strategy: StrategyName,
+    /// Of the blocks' addresses, in bytes.
+    alignment: u64,
+    /// What may be held above the limit: where segments expand, PyTorch compares the limit with the
+    /// segment that a request would get without.
+    pub(super) limit_slack: Bytes,
     pub(super) shadow: Shadow,
     pub(super) pools: Pools,
     pub(super) ledger: Ledger,
@@ -74,7 +78,17 @@ impl Runner {
         allocator.record_events(true);
         Runner {
             allocator,
-            strategy: config.name(),
+            alignment: if config.name() == StrategyName::Bfc {
+                256
+            } else {
+                512
+            },
+            limit_slack: match config {
+                Config::Caching(caching) if caching.expandable_segments => {
+                    caching.large_segment_size
+                }
+                _ => Bytes::ZERO,
+            },
             shadow: Shadow::default(),
             pools: Pools::default(),
             ledger: Ledger::default(),
@@ -94,6 +108,7 @@ impl Runner {
     /// A sentence that says what is wrong.
     pub fn apply(&mut self, op: &Op) -> Result<Effect, String> {
         let asked = self.event_questions();
+        let reserved = self.allocator.stats().reserved();
         let effect = self.perform(op)?;
         self.read_events()?;
         self.shadow.forget_idle(self.now_ns());
@@ -105,6 +120,7 @@ impl Runner {
             )?;
         }
         self.check_figures()?;
+        self.check_limit(reserved)?;
         self.check_device()?;
         Ok(effect)
     }
@@ -246,12 +262,7 @@ impl Runner {
             allocation.requested == size && allocation.size >= size,
             || format!("{allocation:?} was handed out for {size:?}"),
         )?;
-        let alignment = if self.strategy == StrategyName::Bfc {
-            256
-        } else {
-            512
-        };
-        ensure(address.get().is_multiple_of(alignment), || {
+        ensure(address.get().is_multiple_of(self.alignment), || {
             format!("{address} is not aligned")
         })?;
         self.shadow.hand_out(allocation, self.now_ns())?;
