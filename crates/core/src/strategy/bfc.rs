@@ -285,11 +285,14 @@ impl<D: Driver> Strategy<D> for Bfc {
             for region in self.free_regions(heap, domain) {
                 self.release_region(heap, region)?;
             }
-            let chunks = self.chunks_of(domain);
-            if pool != PoolIndex::DEFAULT && chunks.free.len() == 0 {
-                // The pool may end here; whichever has its number next starts with small regions.
-                *chunks = DomainChunks::default();
-            }
+            // Regions double from what is left, or a program that empties its cache often would soon
+            // ask for more than any card has. TensorFlow's programs have no such call.
+            let held = heap
+                .segments
+                .iter()
+                .filter(|(_, region)| region.domain == domain);
+            let largest = held.map(|(_, region)| region.size).max();
+            self.chunks_of(domain).next_region_size = largest.map(regions::doubled);
         }
         Ok(())
     }
