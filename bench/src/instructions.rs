@@ -1,0 +1,81 @@
+//! Instruction counts, from valgrind's callgrind: the same on a loud machine as on a quiet one.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use lowtide_bench::{Definitions, PairCase};
+use lowtide_core::Config;
+
+use crate::baseline::Counts;
+use crate::child::finish;
+use crate::output;
+
+/// How many pairs are counted: a whole round or more where few blocks are live, and enough where many
+/// are that rare work, such as a vector that grows, is spread thin.
+const PAIRS: usize = 50_000;
+
+/// Returns whether valgrind is there.
+pub(crate) fn is_available() -> bool {
+    finish(Command::new("valgrind").arg("--version")).is_ok()
+}
+
+/// Returns the instructions of a pair, for every pair benchmark and strategy. Minutes.
+///
+/// # Errors
+///
+/// If valgrind is not there or a benchmark fails.
+pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
+    let mut counts = Counts::new();
+    for case in &definitions.pairs {
+        output::note(&format!("counting the instructions of {}", case.name));
+        for config in definitions.strategies_of(case) {
+            let instructions = per_pair(case, config)?;
+            let strategies = counts.entry(case.name.clone()).or_default();
+            strategies.insert(config.to_string(), instructions);
+        }
+    }
+    Ok(counts)
+}
+
+/// Returns the instructions of a free and an allocation, to one decimal: the difference between a
+/// process that does [`PAIRS`] of them and one that does everything else.
+fn per_pair(case: &PairCase, config: &Config) -> Result<f64> {
+    let instructions = total(case, config, PAIRS)?.checked_sub(total(case, config, 0)?);
+    let instructions = instructions.context("valgrind counted less for more pairs")?;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let per_pair = instructions as f64 / PAIRS as f64;
+    Ok((per_pair * 10.0).round() / 10.0)
+}
+
+fn total(case: &PairCase, config: &Config, pairs: usize) -> Result<u64> {
+    let mut command = Command::new("valgrind");
+    command
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe()?)
+        .args(["pair", &case.name, &config.to_string(), &pairs.to_string()]);
+    let output = finish(&mut command).context("install valgrind to count instructions")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    collected(&text).with_context(|| format!("no instruction count in\n{text}"))
+}
+
+/// Returns the number in callgrind's line `==PID== Collected : N`.
+fn collected(text: &str) -> Option<u64> {
+    let mut lines = text.lines();
+    lines.find_map(|line| {
+        let (_, count) = line.split_once("Collected : ")?;
+        count.trim().parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_found() {
+        let text = "==7== Events    : Ir\n==7== Collected : 193206\n==7== \n==7== I   refs:      193,206\n";
+        assert_eq!(collected(text), Some(193_206));
+        assert_eq!(collected("==7== Collected :\n"), None);
+        assert_eq!(collected(""), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! What a record says about where and when it was made. Nothing here tells whose machine it is.
+
+use std::fs;
+use std::process::Command;
+use std::thread::available_parallelism;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use crate::child::finish;
+use crate::output;
+
+/// Returns the processor's model and how many cores there are, as the name of a directory.
+pub(crate) fn slug() -> String {
+    let cores = cores();
+    let unit = if cores == 1 { "core" } else { "cores" };
+    slug_of(&format!("{} {cores} {unit}", processor()))
+}
+
+/// Returns how many threads may run at once.
+pub(crate) fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the processor's model.
+pub(crate) fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| value.trim().to_owned())
+    });
+    model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Returns lower-case letters and digits, with a hyphen for each run of anything else.
+fn slug_of(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let words = lower.split(|character: char| !character.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    words.join("-")
+}
+
+/// Returns the date of today, in UTC, as `2026-11-21`.
+pub(crate) fn date() -> Result<String> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(date_of(since_1970.as_secs() / 86_400))
+}
+
+/// Returns the date that is so many days after the first of January 1970.
+fn date_of(mut days: u64) -> String {
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02}", days + 1)
+}
+
+/// Returns the compiler's version.
+pub(crate) fn compiler() -> Result<String> {
+    let mut command = Command::new("rustc");
+    first_line(command.arg("--version").current_dir(output::project("")))
+}
+
+/// Returns the kind of processor and system.
+pub(crate) fn target() -> String {
+    format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
+}
+
+/// Returns the commit that is checked out, with `-dirty` behind it where files differ.
+pub(crate) fn commit() -> Result<String> {
+    let mut command = Command::new("git");
+    command.args([
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        "--abbrev=12",
+    ]);
+    first_line(command.current_dir(output::project("")))
+}
+
+fn first_line(command: &mut Command) -> Result<String> {
+    let text = String::from_utf8(finish(command)?.stdout)?;
+    let line = text.lines().next().context("nothing was printed")?;
+    Ok(line.to_owned())
+}
+
+/// Returns the most memory that this process has held, or `None` where the system does not say.
+pub(crate) fn memory_peak_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slugs() {
+        assert_eq!(
+            slug_of("Intel(R) Xeon(R) CPU @ 2.20GHz 2 cores"),
+            "intel-r-xeon-r-cpu-2-20ghz-2-cores"
+        );
+        assert_eq!(slug_of("AMD EPYC  1 core"), "amd-epyc-1-core");
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(date_of(0), "1970-01-01");
+        assert_eq!(date_of(789), "1972-02-29");
+        assert_eq!(date_of(11_016), "2000-02-29");
+        assert_eq!(date_of(20_453), "2025-12-31");
+        assert_eq!(date_of(20_454), "2026-01-01");
+        assert_eq!(date_of(20_778), "2026-11-21");
+    }
+}

@@ -1,0 +1,88 @@
+//! Records what the benchmarks measure, and keeps the gate on instruction counts.
+//!
+//! `record` times everything and writes `bench/record/<machine>/<date>`; `instructions` counts the
+//! instructions of a pair under valgrind and fails when they grew; `answers` checks that every
+//! benchmark does what it did. `pair` and `replay` are the processes that these start.
+#![forbid(unsafe_code)]
+
+mod args;
+mod baseline;
+mod child;
+mod instructions;
+mod machine;
+mod measure;
+mod output;
+mod record;
+mod table;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use lowtide_bench::{Answers, Definitions, PairBench, Recording, ReplayBench};
+
+use args::Command;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = Command::parse(&arguments).and_then(|command| run(&command));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    let definitions = Definitions::load()?;
+    match command {
+        Command::Help => output::print(args::HELP),
+        Command::Record { traces, notes } => record::run(&definitions, traces, notes.as_deref()),
+        Command::Instructions { update } => baseline::run(&definitions, *update),
+        Command::Answers { update, traces } => {
+            let recordings = Recording::find(&definitions, traces)?;
+            answers(&definitions, &recordings, *update)
+        }
+        Command::Pair {
+            case,
+            strategy,
+            count,
+        } => child::pair(&definitions, case, strategy, *count),
+        Command::Replay { path, strategy } => child::replay(path, strategy),
+    }
+}
+
+/// Checks every benchmark's answer, or writes down what they are. Of recordings that are not there,
+/// the answers stay as they were.
+fn answers(definitions: &Definitions, recordings: &[Recording], update: bool) -> Result<()> {
+    let expected = Answers::load()?;
+    let mut found = Answers {
+        replays: expected.replays.clone(),
+        ..Answers::default()
+    };
+    for case in &definitions.pairs {
+        for config in definitions.strategies_of(case) {
+            let bench = PairBench::start(case, config)?;
+            bench.check()?;
+            let answers = found.pairs.entry(case.name.clone()).or_default();
+            answers.insert(config.to_string(), bench.answer());
+        }
+    }
+    for recording in recordings {
+        let bench = ReplayBench::read(&recording.path)?;
+        let answers = found.replays.entry(recording.case.name.clone());
+        let answers = answers.or_default();
+        for config in &definitions.strategies {
+            answers.insert(config.to_string(), bench.run(config)?);
+        }
+    }
+    if update {
+        return output::write(&output::project("answers.toml"), &found.to_toml()?);
+    }
+    if found != expected {
+        bail!("the answers are not those of bench/answers.toml; `answers --update` writes them");
+    }
+    output::note("every answer is the expected one");
+    Ok(())
+}

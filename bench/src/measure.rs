@@ -1,0 +1,164 @@
+//! Times, measured side by side: each repeat measures everything once, so that a disturbance strikes
+//! all strategies and not one.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use lowtide_bench::{Answers, Definitions, PairBench, PairCase, Recording};
+use lowtide_core::Config;
+
+use crate::child::{self, ReplayRun};
+use crate::output;
+
+/// How often each pair benchmark is timed.
+pub(crate) const PAIR_REPEATS: usize = 15;
+/// How often each recording is read and replayed.
+pub(crate) const REPLAY_REPEATS: usize = 5;
+
+/// Pairs before each timing, which bring the benchmark's memory back into the caches, and in it.
+const WARM_PAIRS: usize = 50_000;
+const TIMED_PAIRS: usize = 100_000;
+
+/// What was measured for one pair benchmark and strategy.
+#[derive(Debug)]
+pub(crate) struct PairTimes<'a> {
+    pub(crate) case: &'a PairCase,
+    pub(crate) config: &'a Config,
+    /// Nanoseconds of a pair, once for each repeat.
+    pub(crate) ns: Samples,
+}
+
+/// What was measured for one recording and strategy.
+#[derive(Debug)]
+pub(crate) struct ReplayTimes<'a> {
+    pub(crate) recording: &'a Recording,
+    pub(crate) config: &'a Config,
+    pub(crate) events: u64,
+    pub(crate) read_s: Samples,
+    pub(crate) replay_s: Samples,
+    pub(crate) read_and_replay_s: Samples,
+    pub(crate) memory_peak_bytes: Option<u64>,
+}
+
+/// The same thing measured several times.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Samples {
+    rising: Vec<f64>,
+}
+
+impl Samples {
+    /// # Panics
+    ///
+    /// If there are none.
+    pub(crate) fn new(samples: impl IntoIterator<Item = f64>) -> Samples {
+        let mut rising: Vec<f64> = samples.into_iter().collect();
+        assert!(!rising.is_empty(), "measured at least once");
+        rising.sort_by(f64::total_cmp);
+        Samples { rising }
+    }
+
+    /// Returns the least disturbed sample.
+    pub(crate) fn min(&self) -> f64 {
+        self.rising[0]
+    }
+
+    /// Returns the sample in the middle, the lower one of two.
+    pub(crate) fn median(&self) -> f64 {
+        self.rising[(self.rising.len() - 1) / 2]
+    }
+}
+
+/// Times every pair benchmark.
+///
+/// # Errors
+///
+/// If one gives a wrong answer or fails.
+pub(crate) fn pairs<'a>(
+    definitions: &'a Definitions,
+    answers: &Answers,
+) -> Result<Vec<PairTimes<'a>>> {
+    let mut benches = Vec::new();
+    for case in &definitions.pairs {
+        for config in definitions.strategies_of(case) {
+            let bench = PairBench::start(case, config)?;
+            answers.check_pair(&case.name, config, &bench.answer())?;
+            benches.push((case, config, bench, Vec::new()));
+        }
+    }
+    for repeat in 1..=PAIR_REPEATS {
+        output::note(&format!("timing pairs, {repeat} of {PAIR_REPEATS}"));
+        for (_, _, bench, samples) in &mut benches {
+            bench.run(WARM_PAIRS)?;
+            let started = Instant::now();
+            bench.run(TIMED_PAIRS)?;
+            samples.push(started.elapsed().as_secs_f64() * 1e9 / TIMED_PAIRS as f64);
+        }
+    }
+    let times = benches
+        .into_iter()
+        .map(|(case, config, _, samples)| PairTimes {
+            case,
+            config,
+            ns: Samples::new(samples),
+        });
+    Ok(times.collect())
+}
+
+/// Times reading and replaying every recording, each time in a process of its own.
+///
+/// # Errors
+///
+/// If a replay gives a wrong answer or fails.
+pub(crate) fn replays<'a>(
+    definitions: &'a Definitions,
+    recordings: &'a [Recording],
+    answers: &Answers,
+) -> Result<Vec<ReplayTimes<'a>>> {
+    let mut runs: Vec<(&Recording, &Config, Vec<ReplayRun>)> = Vec::new();
+    for recording in recordings {
+        let configs = definitions.strategies.iter();
+        runs.extend(configs.map(|config| (recording, config, Vec::new())));
+    }
+    for repeat in 1..=REPLAY_REPEATS {
+        output::note(&format!("timing replays, {repeat} of {REPLAY_REPEATS}"));
+        for (recording, config, runs) in &mut runs {
+            let run = child::start_replay(&recording.path, config)?;
+            let name = &recording.case.name;
+            match runs.first() {
+                // What is no benchmark of the project's has no expected answer, but always the same.
+                Some(first) => ensure!(first.answer == run.answer, "{name}: answers differ"),
+                None if answers.replays.contains_key(name) => {
+                    answers.check_replay(name, config, &run.answer)?;
+                }
+                None => {}
+            }
+            runs.push(run);
+        }
+    }
+    let times = runs.into_iter().map(|(recording, config, runs)| {
+        let first = runs.first().context("measured at least once")?;
+        Ok(ReplayTimes {
+            recording,
+            config,
+            events: first.events,
+            read_s: Samples::new(runs.iter().map(|run| run.read_s)),
+            replay_s: Samples::new(runs.iter().map(|run| run.replay_s)),
+            read_and_replay_s: Samples::new(runs.iter().map(|run| run.read_s + run.replay_s)),
+            memory_peak_bytes: runs.iter().filter_map(|run| run.memory_peak_bytes).max(),
+        })
+    });
+    times.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_minimum() {
+        let samples = Samples::new([3.0, 1.0, 2.0]);
+        assert_eq!((samples.min(), samples.median()), (1.0, 2.0));
+        assert_eq!(Samples::new([4.0, 1.0, 3.0, 2.0]).median(), 2.0);
+        assert_eq!(Samples::new([5.0]).median(), 5.0);
+    }
+}

@@ -1,0 +1,117 @@
+//! A free and an allocation, over and over, with many blocks live.
+
+use anyhow::{Context, Result};
+use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_sim::SimDriver;
+
+use crate::answers::PairAnswer;
+use crate::definitions::PairCase;
+use crate::workload::{Pair, Workload};
+
+/// A pair benchmark under way: an allocator in the state that a long-running job leaves it in.
+#[derive(Debug)]
+pub struct PairBench {
+    allocator: DeviceAllocator<SimDriver>,
+    /// Where the live blocks are.
+    live: Vec<DeviceAddress>,
+    round: Vec<Pair>,
+    /// The pair of the round that comes next.
+    next: usize,
+}
+
+impl PairBench {
+    /// Returns a benchmark after one whole round, when the allocator has the memory that it needs and
+    /// its free blocks are as scattered as they will be.
+    ///
+    /// # Errors
+    ///
+    /// If the allocator fails, which on a device without a limit is a fault of its own.
+    pub fn start(case: &PairCase, config: &Config) -> Result<PairBench> {
+        let Workload { initial, round } = Workload::new(case);
+        let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, config);
+        let place = |&size: &Bytes| allocator.allocate(size, Stream::DEFAULT);
+        let context = || format!("{}, {config}", case.name);
+        let live: Result<Vec<_>, _> = initial.iter().map(place).collect();
+        let mut bench = PairBench {
+            allocator,
+            live: live.with_context(context)?,
+            round,
+            next: 0,
+        };
+        bench.run(bench.round.len()).with_context(context)?;
+        Ok(bench)
+    }
+
+    /// Frees and allocates `count` times. This is what is timed.
+    ///
+    /// # Errors
+    ///
+    /// If the allocator fails, which on a device without a limit is a fault of its own.
+    pub fn run(&mut self, mut count: usize) -> Result<(), AllocError> {
+        while count > 0 {
+            let end = self.round.len().min(self.next + count);
+            for pair in &self.round[self.next..end] {
+                let place = &mut self.live[pair.slot as usize];
+                self.allocator.free(*place)?;
+                *place = self
+                    .allocator
+                    .allocate(Bytes(pair.size.into()), Stream::DEFAULT)?;
+            }
+            count -= end - self.next;
+            self.next = end % self.round.len();
+        }
+        Ok(())
+    }
+
+    /// Returns what the allocator has come to: its memory, and where the live blocks are.
+    pub fn answer(&self) -> PairAnswer {
+        PairAnswer::new(self.allocator.stats().reserved(), &self.live)
+    }
+
+    /// Checks everything that the allocator promises itself.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says which promise is broken.
+    pub fn check(&self) -> Result<()> {
+        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        checked.map_err(anyhow::Error::msg)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answers, Definitions};
+
+    /// Every pair benchmark gives its answer, so that `cargo bench` will not refuse to measure it.
+    #[test]
+    fn answers_are_the_expected_ones() {
+        let definitions = Definitions::load().unwrap();
+        let answers = Answers::load().unwrap();
+        for case in &definitions.pairs {
+            for config in definitions.strategies_of(case) {
+                let bench = PairBench::start(case, config).unwrap();
+                bench.check().unwrap();
+                answers
+                    .check_pair(&case.name, config, &bench.answer())
+                    .unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_round_may_be_run_in_parts() {
+        let definitions = Definitions::load().unwrap();
+        let (case, config) = (&definitions.pairs[1], &definitions.strategies[0]);
+        let mut whole = PairBench::start(case, config).unwrap();
+        let mut parts = PairBench::start(case, config).unwrap();
+        let round = whole.round.len();
+        whole.run(round + 10).unwrap();
+        for count in [1, round - 3, 0, 12] {
+            parts.run(count).unwrap();
+        }
+        assert_eq!(whole.answer(), parts.answer());
+        assert_eq!((whole.next, parts.next), (10, 10));
+    }
+}
