@@ -1,15 +1,16 @@
 //! The path of a request: everything that is tried, in order.
 
+mod inspect;
+mod pools;
+
 use crate::block::{BlockId, BlockState};
 use crate::config::Config;
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, OutOfMemory};
-use crate::event::{Action, Event};
-use crate::figures::Gauge;
+use crate::event::Action;
 use crate::segment::{Heap, signed};
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::Stats;
 use crate::strategy::{ActiveStrategy, Request, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
@@ -544,133 +545,6 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 }
 
-/// Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
-impl<D: Driver> DeviceAllocator<D> {
-    #[inline]
-    fn route(&self, stream: Stream) -> PoolIndex {
-        let route = self.routes.iter().find(|route| (route.accepts)(stream));
-        route.map_or(PoolIndex::DEFAULT, |route| route.pool)
-    }
-
-    /// Makes the pool called `pool`, held once, or holds it once more.
-    pub fn create_or_retain_pool(&mut self, pool: MempoolId) {
-        match self.heap.domains.find_pool(pool) {
-            Some(index) => self.heap.domains.pool_mut(index).use_count += 1,
-            None => {
-                self.heap.domains.insert_pool(pool);
-            }
-        }
-    }
-
-    /// Serves from now on the requests of the streams that `accepts` names from the pool called
-    /// `pool`, which is made if need be and held once more.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::PoolInUse`] when requests are being routed to the pool already.
-    pub fn begin_allocate_to_pool(
-        &mut self,
-        pool: MempoolId,
-        accepts: impl Fn(Stream) -> bool + Send + 'static,
-    ) -> Result<(), AllocError> {
-        if self.position_of_route(pool).is_some() {
-            return Err(AllocError::PoolInUse { pool });
-        }
-        self.create_or_retain_pool(pool);
-        let index = self.find_pool(pool)?;
-        self.routes.push(Route {
-            pool: index,
-            accepts: Box::new(accepts),
-        });
-        Ok(())
-    }
-
-    /// Serves requests as before [`DeviceAllocator::begin_allocate_to_pool`]. The pool stays held.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] when no requests are being routed to the pool.
-    pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let position = self
-            .position_of_route(pool)
-            .ok_or(AllocError::NoSuchPool { pool })?;
-        self.routes.remove(position);
-        Ok(())
-    }
-
-    /// Lets go of a pool. Once nothing holds it, its free segments go back with the next
-    /// [`DeviceAllocator::empty_cache`] or when memory runs out, and it ends with the last of them.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that is not held.
-    pub fn release_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        let held = &mut self.heap.domains.pool_mut(index).use_count;
-        *held = held.checked_sub(1).ok_or(AllocError::NoSuchPool { pool })?;
-        Ok(())
-    }
-
-    /// Returns how often a pool is held.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn pool_use_count(&self, pool: MempoolId) -> Result<u32, AllocError> {
-        Ok(self.heap.domains.pool(self.find_pool(pool)?).use_count)
-    }
-
-    /// Lets requests of the default pool be served from this one before they fail.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_use_on_oom(&mut self, pool: MempoolId, allow: bool) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        self.heap.domains.pool_mut(index).use_on_oom = allow;
-        Ok(())
-    }
-
-    /// Hands the blocks of a pool out whole from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_no_split(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        self.heap.domains.set_no_split(index);
-        Ok(())
-    }
-
-    /// Says that a stream is being captured into a graph: no event is queried until
-    /// [`DeviceAllocator::capture_end`].
-    pub fn capture_begin(&mut self) {
-        self.captures += 1;
-    }
-
-    /// Says that a capture has ended.
-    pub fn capture_end(&mut self) {
-        self.captures = self.captures.saturating_sub(1);
-    }
-
-    fn find_or_insert_pool(&mut self, pool: MempoolId) -> PoolIndex {
-        let known = self.heap.domains.find_pool(pool);
-        known.unwrap_or_else(|| self.heap.domains.insert_pool(pool))
-    }
-
-    fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {
-        self.heap
-            .domains
-            .find_pool(pool)
-            .ok_or(AllocError::NoSuchPool { pool })
-    }
-
-    fn position_of_route(&self, pool: MempoolId) -> Option<usize> {
-        let index = self.heap.domains.find_pool(pool)?;
-        self.routes.iter().position(|route| route.pool == index)
-    }
-}
-
 /// The safe frontier and the wait: what only BFC has.
 impl<D: Driver> DeviceAllocator<D> {
     /// Returns a mark: blocks freed earlier count as freed before it, later ones do not. From the
@@ -726,118 +600,6 @@ impl<D: Driver> DeviceAllocator<D> {
     /// shares the allocator between threads does the waiting, as there is no clock here.
     pub fn retry_wait_ms(&self) -> Option<u64> {
         self.strategy.retry_wait_ms()
-    }
-}
-
-/// Limits, figures, events: what is asked about, rather than for, memory.
-impl<D: Driver> DeviceAllocator<D> {
-    /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
-    pub fn set_limit(&mut self, limit: Option<Bytes>) {
-        self.fraction = None;
-        self.heap.limit = limit;
-    }
-
-    /// Returns the most bytes that may be held from the driver, where there is a limit.
-    pub fn limit(&self) -> Option<Bytes> {
-        self.heap.limit
-    }
-
-    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Driver`] when the device does not say how much memory it has.
-    pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
-        self.set_limit(Some(limit));
-        Ok(())
-    }
-
-    /// Returns the figures.
-    pub fn stats(&self) -> Stats {
-        self.heap.stats.stats()
-    }
-
-    /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
-    /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
-    pub fn memory_stats(&self) -> Vec<(String, i64)> {
-        let mut entries = self.stats().entries();
-        let pools = self.heap.domains.pools().map(|(_, pool)| pool);
-        for pool in pools.filter(|pool| !pool.id.is_default()) {
-            let MempoolId(capture, user) = pool.id;
-            let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
-            pool.reserved_bytes
-                .stats()
-                .push_entries(&mut entries, &name);
-        }
-        entries.sort_unstable();
-        entries
-    }
-
-    /// Sets every peak to its current value.
-    pub fn reset_peak_stats(&mut self) {
-        self.heap.stats.reset_peaks();
-        let pools = self.heap.domains.pools_mut();
-        pools
-            .map(|pool| &mut pool.reserved_bytes)
-            .for_each(Gauge::reset_peak);
-    }
-
-    /// Sets every sum and count to zero.
-    pub fn reset_accumulated_stats(&mut self) {
-        self.heap.stats.reset_accumulated();
-        let pools = self.heap.domains.pools_mut();
-        pools
-            .map(|pool| &mut pool.reserved_bytes)
-            .for_each(Gauge::reset_accumulated);
-    }
-
-    /// Starts or stops writing events down.
-    pub fn record_events(&mut self, enabled: bool) {
-        self.heap.log.enabled = enabled;
-    }
-
-    /// Returns the events since the last call and forgets them.
-    pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
-        self.heap.log.events.drain(..)
-    }
-
-    /// Returns the block that the program holds at `address`.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
-    pub fn allocation(&self, address: DeviceAddress) -> Result<Allocation, AllocError> {
-        let block = &self.heap.blocks[self.find_allocated(address)?];
-        let domain = self.heap.domains.domain(block.domain);
-        Ok(Allocation {
-            address,
-            size: block.size,
-            requested: block.requested,
-            stream: domain.stream,
-            pool: self.heap.domains.pool(domain.pool).id,
-        })
-    }
-
-    /// Returns everything held, segment by segment in the order of their addresses. Takes
-    /// O(n log n) for n blocks.
-    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
-        let segments = crate::snapshot::of_heap(&self.heap);
-        let active = self.heap.stats.active_bytes.current().unsigned_abs();
-        let domain = crate::domain::DomainId::DEFAULT;
-        self.heap
-            .record(Action::Snapshot, domain, DeviceAddress::NULL, Bytes(active));
-        segments
-    }
-
-    /// Returns the driver.
-    pub fn driver(&self) -> &D {
-        &self.heap.driver
-    }
-
-    /// Returns the driver, to be changed.
-    pub fn driver_mut(&mut self) -> &mut D {
-        &mut self.heap.driver
     }
 }
 

@@ -1,0 +1,121 @@
+//! Limits, figures, events: what is asked about, rather than for, memory.
+
+use super::{Allocation, DeviceAllocator, limit_of};
+use crate::driver::Driver;
+use crate::error::AllocError;
+use crate::event::{Action, Event};
+use crate::figures::Gauge;
+use crate::snapshot::SegmentSnapshot;
+use crate::stats::Stats;
+use crate::units::{Bytes, DeviceAddress, MempoolId};
+
+impl<D: Driver> DeviceAllocator<D> {
+    /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
+    pub fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.fraction = None;
+        self.heap.limit = limit;
+    }
+
+    /// Returns the most bytes that may be held from the driver, where there is a limit.
+    pub fn limit(&self) -> Option<Bytes> {
+        self.heap.limit
+    }
+
+    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device does not say how much memory it has.
+    pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
+        let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
+        self.set_limit(Some(limit));
+        Ok(())
+    }
+
+    /// Returns the figures.
+    pub fn stats(&self) -> Stats {
+        self.heap.stats.stats()
+    }
+
+    /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
+    /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
+    pub fn memory_stats(&self) -> Vec<(String, i64)> {
+        let mut entries = self.stats().entries();
+        let pools = self.heap.domains.pools().map(|(_, pool)| pool);
+        for pool in pools.filter(|pool| !pool.id.is_default()) {
+            let MempoolId(capture, user) = pool.id;
+            let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
+            pool.reserved_bytes
+                .stats()
+                .push_entries(&mut entries, &name);
+        }
+        entries.sort_unstable();
+        entries
+    }
+
+    /// Sets every peak to its current value.
+    pub fn reset_peak_stats(&mut self) {
+        self.heap.stats.reset_peaks();
+        let pools = self.heap.domains.pools_mut();
+        pools
+            .map(|pool| &mut pool.reserved_bytes)
+            .for_each(Gauge::reset_peak);
+    }
+
+    /// Sets every sum and count to zero.
+    pub fn reset_accumulated_stats(&mut self) {
+        self.heap.stats.reset_accumulated();
+        let pools = self.heap.domains.pools_mut();
+        pools
+            .map(|pool| &mut pool.reserved_bytes)
+            .for_each(Gauge::reset_accumulated);
+    }
+
+    /// Starts or stops writing events down.
+    pub fn record_events(&mut self, enabled: bool) {
+        self.heap.log.enabled = enabled;
+    }
+
+    /// Returns the events since the last call and forgets them.
+    pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
+        self.heap.log.events.drain(..)
+    }
+
+    /// Returns the block that the program holds at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
+    pub fn allocation(&self, address: DeviceAddress) -> Result<Allocation, AllocError> {
+        let block = &self.heap.blocks[self.find_allocated(address)?];
+        let domain = self.heap.domains.domain(block.domain);
+        Ok(Allocation {
+            address,
+            size: block.size,
+            requested: block.requested,
+            stream: domain.stream,
+            pool: self.heap.domains.pool(domain.pool).id,
+        })
+    }
+
+    /// Returns everything held, segment by segment in the order of their addresses. Takes
+    /// O(n log n) for n blocks.
+    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
+        let segments = crate::snapshot::of_heap(&self.heap);
+        let active = self.heap.stats.active_bytes.current().unsigned_abs();
+        let domain = crate::domain::DomainId::DEFAULT;
+        self.heap
+            .record(Action::Snapshot, domain, DeviceAddress::NULL, Bytes(active));
+        segments
+    }
+
+    /// Returns the driver.
+    pub fn driver(&self) -> &D {
+        &self.heap.driver
+    }
+
+    /// Returns the driver, to be changed.
+    pub fn driver_mut(&mut self) -> &mut D {
+        &mut self.heap.driver
+    }
+}

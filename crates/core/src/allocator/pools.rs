@@ -1,0 +1,133 @@
+//! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
+
+use super::{DeviceAllocator, Route};
+use crate::domain::PoolIndex;
+use crate::driver::Driver;
+use crate::error::AllocError;
+use crate::units::{MempoolId, Stream};
+
+impl<D: Driver> DeviceAllocator<D> {
+    #[inline]
+    pub(super) fn route(&self, stream: Stream) -> PoolIndex {
+        let route = self.routes.iter().find(|route| (route.accepts)(stream));
+        route.map_or(PoolIndex::DEFAULT, |route| route.pool)
+    }
+
+    /// Makes the pool called `pool`, held once, or holds it once more.
+    pub fn create_or_retain_pool(&mut self, pool: MempoolId) {
+        match self.heap.domains.find_pool(pool) {
+            Some(index) => self.heap.domains.pool_mut(index).use_count += 1,
+            None => {
+                self.heap.domains.insert_pool(pool);
+            }
+        }
+    }
+
+    /// Serves from now on the requests of the streams that `accepts` names from the pool called
+    /// `pool`, which is made if need be and held once more.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::PoolInUse`] when requests are being routed to the pool already.
+    pub fn begin_allocate_to_pool(
+        &mut self,
+        pool: MempoolId,
+        accepts: impl Fn(Stream) -> bool + Send + 'static,
+    ) -> Result<(), AllocError> {
+        if self.position_of_route(pool).is_some() {
+            return Err(AllocError::PoolInUse { pool });
+        }
+        self.create_or_retain_pool(pool);
+        let index = self.find_pool(pool)?;
+        self.routes.push(Route {
+            pool: index,
+            accepts: Box::new(accepts),
+        });
+        Ok(())
+    }
+
+    /// Serves requests as before [`DeviceAllocator::begin_allocate_to_pool`]. The pool stays held.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] when no requests are being routed to the pool.
+    pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let position = self
+            .position_of_route(pool)
+            .ok_or(AllocError::NoSuchPool { pool })?;
+        self.routes.remove(position);
+        Ok(())
+    }
+
+    /// Lets go of a pool. Once nothing holds it, its free segments go back with the next
+    /// [`DeviceAllocator::empty_cache`] or when memory runs out, and it ends with the last of them.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that is not held.
+    pub fn release_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        let held = &mut self.heap.domains.pool_mut(index).use_count;
+        *held = held.checked_sub(1).ok_or(AllocError::NoSuchPool { pool })?;
+        Ok(())
+    }
+
+    /// Returns how often a pool is held.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn pool_use_count(&self, pool: MempoolId) -> Result<u32, AllocError> {
+        Ok(self.heap.domains.pool(self.find_pool(pool)?).use_count)
+    }
+
+    /// Lets requests of the default pool be served from this one before they fail.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_use_on_oom(&mut self, pool: MempoolId, allow: bool) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.pool_mut(index).use_on_oom = allow;
+        Ok(())
+    }
+
+    /// Hands the blocks of a pool out whole from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_no_split(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.set_no_split(index);
+        Ok(())
+    }
+
+    /// Says that a stream is being captured into a graph: no event is queried until
+    /// [`DeviceAllocator::capture_end`].
+    pub fn capture_begin(&mut self) {
+        self.captures += 1;
+    }
+
+    /// Says that a capture has ended.
+    pub fn capture_end(&mut self) {
+        self.captures = self.captures.saturating_sub(1);
+    }
+
+    pub(super) fn find_or_insert_pool(&mut self, pool: MempoolId) -> PoolIndex {
+        let known = self.heap.domains.find_pool(pool);
+        known.unwrap_or_else(|| self.heap.domains.insert_pool(pool))
+    }
+
+    pub(super) fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {
+        self.heap
+            .domains
+            .find_pool(pool)
+            .ok_or(AllocError::NoSuchPool { pool })
+    }
+
+    fn position_of_route(&self, pool: MempoolId) -> Option<usize> {
+        let index = self.heap.domains.find_pool(pool)?;
+        self.routes.iter().position(|route| route.pool == index)
+    }
+}
