@@ -6,9 +6,10 @@ use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, OutOfMemory};
 use crate::event::{Action, Event};
+use crate::figures::Gauge;
 use crate::segment::{Heap, signed};
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::{Stat, Stats};
+use crate::stats::Stats;
 use crate::strategy::{ActiveStrategy, Request, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
@@ -492,7 +493,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
-        if self.heap.domains.pool(index).reserved_bytes.all.current == 0 {
+        if self.heap.domains.pool(index).reserved_bytes.current() == 0 {
             self.heap.domains.remove_pool(index);
         }
         Ok(())
@@ -505,9 +506,7 @@ impl<D: Driver> DeviceAllocator<D> {
             .domains
             .pools()
             .filter(|&(index, _)| index != PoolIndex::DEFAULT);
-        let reserved_in_private: i64 = private
-            .map(|(_, pool)| pool.reserved_bytes.all.current)
-            .sum();
+        let reserved_in_private: i64 = private.map(|(_, pool)| pool.reserved_bytes.current()).sum();
         let out_of_memory = OutOfMemory {
             device: self.device,
             requested: request.requested,
@@ -639,7 +638,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// [`AllocError::NoSuchPool`] for a pool that does not exist.
     pub fn set_no_split(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.heap.domains.pool_mut(index).no_split = true;
+        self.heap.domains.set_no_split(index);
         Ok(())
     }
 
@@ -755,19 +754,21 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the figures.
-    pub fn stats(&self) -> &Stats {
-        &self.heap.stats
+    pub fn stats(&self) -> Stats {
+        self.heap.stats.stats()
     }
 
     /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
     /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
-        let mut entries = self.heap.stats.entries();
+        let mut entries = self.stats().entries();
         let pools = self.heap.domains.pools().map(|(_, pool)| pool);
         for pool in pools.filter(|pool| !pool.id.is_default()) {
             let MempoolId(capture, user) = pool.id;
             let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
-            pool.reserved_bytes.push_entries(&mut entries, &name);
+            pool.reserved_bytes
+                .stats()
+                .push_entries(&mut entries, &name);
         }
         entries.sort_unstable();
         entries
@@ -777,14 +778,18 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn reset_peak_stats(&mut self) {
         self.heap.stats.reset_peaks();
         let pools = self.heap.domains.pools_mut();
-        pools.for_each(|pool| pool.reserved_bytes.for_each_stat(Stat::reset_peak));
+        pools
+            .map(|pool| &mut pool.reserved_bytes)
+            .for_each(Gauge::reset_peak);
     }
 
     /// Sets every sum and count to zero.
     pub fn reset_accumulated_stats(&mut self) {
         self.heap.stats.reset_accumulated();
         let pools = self.heap.domains.pools_mut();
-        pools.for_each(|pool| pool.reserved_bytes.for_each_stat(Stat::reset_accumulated));
+        pools
+            .map(|pool| &mut pool.reserved_bytes)
+            .for_each(Gauge::reset_accumulated);
     }
 
     /// Starts or stops writing events down.
@@ -818,7 +823,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// O(n log n) for n blocks.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         let segments = crate::snapshot::of_heap(&self.heap);
-        let active = self.heap.stats.active_bytes.all.current.unsigned_abs();
+        let active = self.heap.stats.active_bytes.current().unsigned_abs();
         let domain = crate::domain::DomainId::DEFAULT;
         self.heap
             .record(Action::Snapshot, domain, DeviceAddress::NULL, Bytes(active));

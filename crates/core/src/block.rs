@@ -6,8 +6,8 @@ use std::ops::{Index, IndexMut};
 use hashbrown::HashTable;
 
 use crate::domain::DomainId;
+use crate::figures::SizeKind;
 use crate::segment::SegmentId;
-use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
 /// The number of a block in the [`BlockTable`].

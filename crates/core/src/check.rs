@@ -60,7 +60,7 @@ impl<D: Driver> DeviceAllocator<D> {
 }
 
 fn check_figures<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
-    let stats = &heap.stats;
+    let stats = heap.stats.stats();
     for (name, pools) in stats.pool_stats() {
         check_pool_stats(name, pools)?;
     }
@@ -158,7 +158,7 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
         .sum();
     let reserved = mapped + heap.detached_bytes();
     let figure = |stats: &PoolStats| stats.all.current.unsigned_abs();
-    let stats = &heap.stats;
+    let stats = heap.stats.stats();
     ensure_equal(
         "allocated bytes",
         figure(&stats.allocated_bytes),
@@ -189,7 +189,7 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
     let pools = heap
         .domains
         .pools()
-        .map(|(_, pool)| pool.reserved_bytes.all.current);
+        .map(|(_, pool)| pool.reserved_bytes.current());
     ensure_equal(
         "reserved bytes of the pools",
         figure(&stats.reserved_bytes),

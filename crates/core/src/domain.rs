@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::stats::PoolStats;
+use crate::figures::Gauge;
 use crate::units::{MempoolId, Stream};
 
 /// The number of a pool in [`Domains`].
@@ -44,11 +44,11 @@ pub(crate) struct Pool {
     /// back, and the pool ends with its last segment.
     pub(crate) use_count: u32,
     /// Bytes held from the driver.
-    pub(crate) reserved_bytes: PoolStats,
+    pub(crate) reserved_bytes: Gauge,
     /// Whether other pools' requests may be served from here before they fail.
     pub(crate) use_on_oom: bool,
     /// Whether blocks are handed out whole.
-    pub(crate) no_split: bool,
+    no_split: bool,
 }
 
 impl Pool {
@@ -56,7 +56,7 @@ impl Pool {
         Pool {
             id,
             use_count: 1,
-            reserved_bytes: PoolStats::default(),
+            reserved_bytes: Gauge::default(),
             use_on_oom: false,
             no_split: false,
         }
@@ -73,6 +73,8 @@ pub(crate) struct Domains {
     by_pair: HashMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
     recent: DomainId,
+    /// Whether any pool's blocks were ever handed out whole, so that jobs without need not ask.
+    any_no_split: bool,
 }
 
 impl Domains {
@@ -86,6 +88,7 @@ impl Domains {
             domains: vec![Some(default)],
             by_pair: HashMap::from([(default, DomainId::DEFAULT)]),
             recent: DomainId::DEFAULT,
+            any_no_split: false,
         }
     }
 
@@ -141,6 +144,18 @@ impl Domains {
             .expect("a pool outlives the segments in it")
     }
 
+    /// Hands the blocks of a pool out whole from now on.
+    pub(crate) fn set_no_split(&mut self, index: PoolIndex) {
+        self.any_no_split = true;
+        self.pool_mut(index).no_split = true;
+    }
+
+    /// Returns whether the blocks of a domain are handed out whole.
+    #[inline]
+    pub(crate) fn is_no_split(&self, id: DomainId) -> bool {
+        self.any_no_split && self.pool(self.domain(id).pool).no_split
+    }
+
     /// Returns the number of the pool called `id`. Linear in the number of pools.
     pub(crate) fn find_pool(&self, id: MempoolId) -> Option<PoolIndex> {
         self.pools()
@@ -157,7 +172,7 @@ impl Domains {
 
     /// Ends a pool that has no segments left.
     pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
-        debug_assert_eq!(self.pool(index).reserved_bytes.all.current, 0);
+        debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
         self.pools[index.0 as usize] = None;
         for slot in &mut self.domains {

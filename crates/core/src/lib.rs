@@ -1,4 +1,53 @@
 //! Decides which bytes of device memory satisfy a request.
+//!
+//! A [`DeviceAllocator`] serves one device by one strategy ([`Config`]) through one [`Driver`]:
+//!
+//! ```
+//! use lowtide_core::{Bytes, Config, DeviceAllocator, Stream};
+//! use lowtide_sim::{SimConfig, SimDriver};
+//!
+//! let driver = SimDriver::new(SimConfig { capacity: Some(Bytes::gib(1)), ..SimConfig::default() });
+//! let config: Config = "caching:max_split_size_mb:64".parse()?;
+//! let mut allocator = DeviceAllocator::new(driver, 0, &config);
+//!
+//! let first = allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?;
+//! allocator.free(first)?;
+//! // The memory is still held, and serves the next request.
+//! assert_eq!(allocator.allocate(Bytes::mib(2), Stream::DEFAULT)?, first);
+//! assert_eq!(allocator.stats().num_device_alloc, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The path of a request
+//!
+//! Downward only. A hit ends with the first attempt; everything below it is a miss.
+//!
+//! ```text
+//! DeviceAllocator::allocate              allocator.rs
+//! ├─ route                               which private pool, if any, serves the stream
+//! ├─ prepare
+//! │  ├─ process_events                   stream.rs: what other streams are done with is free again
+//! │  ├─ Strategy::block_size             strategy/: the size, rounded up
+//! │  └─ Domains::find_or_insert          domain.rs: pool and stream as one small number
+//! ├─ find_block                          every attempt, in order
+//! │  ├─ Strategy::take                   a free block, split in block.rs
+//! │  ├─ Strategy::collect_garbage        memory long idle goes back
+//! │  ├─ Strategy::grow                   new memory: segment.rs, which asks the Driver
+//! │  ├─ is_rejected                      over the limit, where that is to fail at once
+//! │  ├─ take_from_open_pools             free blocks of pools that allow it
+//! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory
+//! │  └─ reclaim_pending, release_cached, Strategy::retry
+//! │                                      everything goes back, then the last try
+//! └─ hand_out                            state, figures, event
+//! ```
+//!
+//! A block that is freed goes to `Strategy::put` at once or, where other streams used it, by way of `stream.rs` once they have passed their events.
+//!
+//! # What this crate does not do
+//!
+//! It calls no CUDA, reads no clock, file or environment variable, starts no thread and locks nothing:
+//! the device is a type parameter, options come in as values, and whoever shares an allocator between
+//! threads locks it. It has no `unsafe` code.
 #![forbid(unsafe_code)]
 
 mod allocator;
@@ -9,6 +58,7 @@ mod domain;
 mod driver;
 mod error;
 mod event;
+mod figures;
 mod segment;
 mod snapshot;
 mod stats;

@@ -6,7 +6,7 @@ use crate::block::{Block, BlockId, BlockState, BlockTable};
 use crate::domain::{DomainId, Domains};
 use crate::driver::{Driver, DriverError, Handle};
 use crate::event::{Action, Event};
-use crate::stats::{SizeKind, Stats};
+use crate::figures::{Figures, SizeKind};
 use crate::units::{Bytes, DeviceAddress};
 
 /// The number of a segment in the [`SegmentTable`].
@@ -136,7 +136,7 @@ pub(crate) struct Heap<D> {
     pub(crate) blocks: BlockTable,
     pub(crate) segments: SegmentTable,
     pub(crate) domains: Domains,
-    pub(crate) stats: Stats,
+    pub(crate) stats: Figures,
     pub(crate) log: EventLog,
     /// Bytes that may be held from the driver, where the program set a fraction.
     pub(crate) limit: Option<Bytes>,
@@ -153,9 +153,9 @@ impl<D: Driver> Heap<D> {
             blocks: BlockTable::new(),
             segments: SegmentTable::default(),
             domains: Domains::new(),
-            stats: Stats {
+            stats: Figures {
                 max_split_size: -1,
-                ..Stats::default()
+                ..Figures::default()
             },
             log: EventLog::default(),
             limit: None,

@@ -7,9 +7,9 @@ use crate::units::Bytes;
 pub struct Stat {
     /// What it is.
     pub current: i64,
-    /// The most it has been since the last [`Stats::reset_peaks`].
+    /// The most it has been since the peaks were reset.
     pub peak: i64,
-    /// The sum of everything that was added since the last [`Stats::reset_accumulated`].
+    /// The sum of everything that was added since the sums were reset.
     pub allocated: i64,
     /// The sum of everything that was taken away since then.
     pub freed: i64,
@@ -36,24 +36,6 @@ impl Stat {
         self.allocated = 0;
         self.freed = 0;
     }
-
-    /// Adds a change that may go either way.
-    pub(crate) fn change(&mut self, amount: i64) {
-        if amount >= 0 {
-            self.increase(amount);
-        } else {
-            self.decrease(-amount);
-        }
-    }
-}
-
-/// Which of PyTorch's two size pools a segment and its blocks count for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SizeKind {
-    /// Requests of up to 1 MiB.
-    Small,
-    /// Everything else.
-    Large,
 }
 
 /// A [`Stat`] over everything and over each of the two size pools.
@@ -68,43 +50,11 @@ pub struct PoolStats {
 }
 
 impl PoolStats {
-    #[inline]
-    pub(crate) fn increase(&mut self, kind: SizeKind, amount: i64) {
-        self.all.increase(amount);
-        self.of(kind).increase(amount);
-    }
-
-    #[inline]
-    pub(crate) fn decrease(&mut self, kind: SizeKind, amount: i64) {
-        self.all.decrease(amount);
-        self.of(kind).decrease(amount);
-    }
-
-    /// Adds a change that may go either way.
-    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) {
-        self.all.change(amount);
-        self.of(kind).change(amount);
-    }
-
     /// Adds the twelve figures under their keys, which begin with `name`.
     pub(crate) fn push_entries(&self, entries: &mut Vec<(String, i64)>, name: &str) {
         push_stat(entries, &format!("{name}.all"), self.all);
         push_stat(entries, &format!("{name}.large_pool"), self.large_pool);
         push_stat(entries, &format!("{name}.small_pool"), self.small_pool);
-    }
-
-    /// Does something to each of the three.
-    pub(crate) fn for_each_stat(&mut self, mut act: impl FnMut(&mut Stat)) {
-        act(&mut self.all);
-        act(&mut self.large_pool);
-        act(&mut self.small_pool);
-    }
-
-    fn of(&mut self, kind: SizeKind) -> &mut Stat {
-        match kind {
-            SizeKind::Small => &mut self.small_pool,
-            SizeKind::Large => &mut self.large_pool,
-        }
     }
 }
 
@@ -151,22 +101,6 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Sets every peak to its current value.
-    pub fn reset_peaks(&mut self) {
-        self.for_each_stat(Stat::reset_peak);
-    }
-
-    /// Sets every sum and count to zero.
-    pub fn reset_accumulated(&mut self) {
-        self.for_each_stat(Stat::reset_accumulated);
-        self.num_alloc_retries = 0;
-        self.num_ooms = 0;
-        self.num_sync_all_streams = 0;
-        self.num_device_alloc = 0;
-        self.num_device_free = 0;
-        self.num_oom_rejections = 0;
-    }
-
     /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
     /// the keys.
     pub fn entries(&self) -> Vec<(String, i64)> {
@@ -216,25 +150,6 @@ impl Stats {
             ("inactive_split_bytes", &self.inactive_split_bytes),
             ("requested_bytes", &self.requested_bytes),
         ]
-    }
-
-    fn for_each_stat(&mut self, mut act: impl FnMut(&mut Stat)) {
-        let pools = [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
-        ];
-        for pool in pools {
-            pool.for_each_stat(&mut act);
-        }
-        act(&mut self.oversize_allocations);
-        act(&mut self.oversize_segments);
     }
 }
 

@@ -1,9 +1,24 @@
 //! Replays a recording through an allocator: what would this job have taken?
 //!
-//! A [`Job`] is a [`Trace`](lowtide_trace::Trace) turned into steps; [`Job::replay`] takes them with any
-//! strategy on the simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
+//! A [`Job`] is a [`Trace`] turned into steps; [`Job::replay`] takes them with any strategy on the
+//! simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
 //! recorded one did, and every event is compared with the recorded one: the proof that `caching` is
 //! PyTorch's allocator.
+//!
+//! ```no_run
+//! use lowtide_core::Config;
+//! use lowtide_replay::{Job, Options};
+//!
+//! let snapshot = lowtide_trace::read("snapshot.pickle.zst".as_ref())?;
+//! let job = Job::new(&snapshot.traces[0]);
+//! let config: Config = "caching:expandable_segments:True".parse()?;
+//! let outcome = job.replay(&config, &Options::default(), &())?;
+//! println!("{} held at most, {:.3} times what was live", outcome.peak_reserved_bytes, outcome.reserved_ratio);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Not modelled: a job that would have allocated otherwise under another allocator, and the time of its
+//! kernels.
 //!
 //! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of
 //! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`

@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
     }
 
     fn outcome(self, config: &Config, elapsed_ns: f64, taken: usize) -> Outcome {
-        let stats = *self.allocator.stats();
+        let stats = self.allocator.stats();
         let driver = self.allocator.driver();
         let done = |call: Call| driver.stats(call).count - driver.stats(call).failures;
         let peak_reserved = stats.reserved_bytes.all.peak.unsigned_abs();

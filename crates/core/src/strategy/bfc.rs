@@ -23,8 +23,8 @@ use crate::block::{Block, BlockId, BlockState};
 use crate::config::BfcConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::{Figures, SizeKind};
 use crate::segment::{Heap, signed};
-use crate::stats::{SizeKind, Stats};
 use crate::units::{Bytes, DeviceAddress};
 use frontier::Timing;
 
@@ -94,7 +94,7 @@ impl SplitChange {
     }
 
     #[inline]
-    fn apply(self, stats: &mut Stats) {
+    fn apply(self, stats: &mut Figures) {
         stats.inactive_split.change(KIND, self.chunks);
         stats.inactive_split_bytes.change(KIND, self.bytes);
     }
@@ -174,10 +174,7 @@ impl Bfc {
         if rest.is_zero() || (rest < size && rest < self.waste_max(heap)) {
             return false;
         }
-        !heap
-            .domains
-            .pool(heap.domains.domain(chunk.domain).pool)
-            .no_split
+        !heap.domains.is_no_split(chunk.domain)
     }
 
     /// Returns the size from which on the rest of a chunk is split off, even from a larger request.
@@ -288,11 +285,14 @@ impl<D: Driver> Strategy<D> for Bfc {
             for region in self.free_regions(heap, domain) {
                 self.release_region(heap, region)?;
             }
-            let chunks = self.chunks_of(domain);
-            if pool != PoolIndex::DEFAULT && chunks.free.len() == 0 {
-                // The pool may end here; whichever has its number next starts with small regions.
-                *chunks = DomainChunks::default();
-            }
+            // Regions double from what is left, or a program that empties its cache often would soon
+            // ask for more than any card has. TensorFlow's programs have no such call.
+            let held = heap
+                .segments
+                .iter()
+                .filter(|(_, region)| region.domain == domain);
+            let largest = held.map(|(_, region)| region.size).max();
+            self.chunks_of(domain).next_region_size = largest.map(regions::doubled);
         }
         Ok(())
     }
@@ -318,8 +318,8 @@ impl<D: Driver> Strategy<D> for Bfc {
             }
         }
         let figures = (
-            heap.stats.inactive_split.all.current,
-            heap.stats.inactive_split_bytes.all.current,
+            heap.stats.inactive_split.current(),
+            heap.stats.inactive_split_bytes.current(),
         );
         if figures != (split.chunks, split.bytes) {
             return Err(format!("{split:?} are split and free, but {figures:?}"));

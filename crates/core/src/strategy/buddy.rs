@@ -20,8 +20,8 @@ use crate::block::BlockId;
 use crate::config::BuddyConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::Figures;
 use crate::segment::{Heap, signed};
-use crate::stats::Stats;
 use crate::units::Bytes;
 
 /// The strategy.
@@ -134,10 +134,14 @@ impl<D: Driver> Strategy<D> for Buddy {
 }
 
 /// Checks the figures of what is free in segments that are not free as a whole.
-pub(super) fn check_inactive_split(stats: &Stats, count: i64, bytes: Bytes) -> Result<(), String> {
+pub(super) fn check_inactive_split(
+    stats: &Figures,
+    count: i64,
+    bytes: Bytes,
+) -> Result<(), String> {
     let figures = (
-        stats.inactive_split.all.current,
-        stats.inactive_split_bytes.all.current,
+        stats.inactive_split.current(),
+        stats.inactive_split_bytes.current(),
     );
     if figures == (count, signed(bytes)) {
         Ok(())

@@ -16,9 +16,9 @@ use crate::block::{Block, BlockId, BlockState};
 use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::SizeKind;
 use crate::segment::{Heap, signed};
 use crate::snapshot::{BlockStatus, SegmentSnapshot};
-use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
 /// No block is smaller.
@@ -149,12 +149,7 @@ impl Caching {
     #[inline]
     fn should_split<D>(&self, heap: &Heap<D>, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
-        if rest < BLOCK_MIN
-            || heap
-                .domains
-                .pool(heap.domains.domain(block.domain).pool)
-                .no_split
-        {
+        if rest < BLOCK_MIN || heap.domains.is_no_split(block.domain) {
             return false;
         }
         block.kind == SizeKind::Small
@@ -293,14 +288,15 @@ impl<D: Driver> Strategy<D> for Caching {
         let (kind, previous, next) = (block.kind, block.previous, block.next);
         let counts = !self.is_expandable(heap, block);
         let (mut blocks, mut bytes) = (0, 0);
-        if let Some(next) = next.filter(|&next| heap.blocks[next].state == BlockState::Free) {
+        // Both neighbours are looked at first: their records are in two cache lines, likely far away.
+        let is_free = |id: &BlockId| heap.blocks[*id].state == BlockState::Free;
+        let (next, previous) = (next.filter(is_free), previous.filter(is_free));
+        if let Some(next) = next {
             (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[next].size));
             self.remove_free(heap, next);
             heap.blocks.merge_with_next(id);
         }
-        if let Some(previous) =
-            previous.filter(|&previous| heap.blocks[previous].state == BlockState::Free)
-        {
+        if let Some(previous) = previous {
             (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[previous].size));
             self.remove_free(heap, previous);
             heap.blocks.merge_with_next(previous);
@@ -458,13 +454,14 @@ impl<D: Driver> Strategy<D> for Caching {
                 }
             }
         }
-        let figures = (
-            heap.stats.inactive_split.all,
-            heap.stats.inactive_split_bytes.all,
+        let figures = &heap.stats;
+        let (blocks, bytes) = (
+            figures.inactive_split.current(),
+            figures.inactive_split_bytes.current(),
         );
-        if (figures.0.current, figures.1.current) != (split, signed(split_bytes)) {
+        if (blocks, bytes) != (split, signed(split_bytes)) {
             return Err(format!(
-                "{split} split free blocks of {split_bytes:?}, but {figures:?}"
+                "{split} split free blocks of {split_bytes:?}, but the figures say {blocks} of {bytes}"
             ));
         }
         self.check_lists(heap)?;

@@ -21,9 +21,9 @@ use crate::block::BlockId;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::{Figures, SizeKind};
 use crate::segment::{Heap, SegmentId, signed};
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::{SizeKind, Stats};
 use crate::units::Bytes;
 
 /// Segments for many blocks, and for large ones, are multiples of this: the driver gives nothing less.
@@ -199,7 +199,7 @@ macro_rules! dispatch {
 impl ActiveStrategy {
     /// Returns the strategy that a configuration asks for, and notes in the figures the one option
     /// that `torch.cuda.memory_stats` reports.
-    pub(crate) fn new(config: &Config, stats: &mut Stats) -> ActiveStrategy {
+    pub(crate) fn new(config: &Config, stats: &mut Figures) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),

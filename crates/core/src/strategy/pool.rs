@@ -14,8 +14,8 @@ use crate::block::{BlockId, BlockState};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::SizeKind;
 use crate::segment::{Heap, Segment, SegmentId, signed};
-use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
 /// Sizes are rounded up to this.

@@ -2,8 +2,8 @@
 
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
+use crate::figures::SizeKind;
 use crate::segment::{Heap, signed};
-use crate::stats::SizeKind;
 use crate::units::Bytes;
 
 /// At most this many blocks of a size class are kept; half of them, the oldest, go when there is one

@@ -24,8 +24,8 @@ use crate::block::{Block, BlockId};
 use crate::config::SlabConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::SizeKind;
 use crate::segment::{Heap, signed};
-use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
 /// The strategy.

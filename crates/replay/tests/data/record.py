@@ -1,293 +1,341 @@
-import argparse, gc, gzip, os, pickle, random, sys, threading, time, json
-import torch, torch.nn as nn, torch.nn.functional as F
+#!/usr/bin/env python3
+"""Records the jobs of this directory: runs each on a GPU and writes what PyTorch's allocator did.
 
-ap = argparse.ArgumentParser()
-ap.add_argument("name")
-ap.add_argument("out")
-ap.add_argument("--frac", type=float)
-ap.add_argument("--max", type=int, default=2_000_000)
-ap.add_argument("--late", action="store_true")
-ap.add_argument("--stacks", action="store_true")
-ap.add_argument("--steps", type=int, default=0)
-a = ap.parse_args()
-dev = "cuda"
-torch.manual_seed(0)
-random.seed(0)
+usage: record.py RECORDING...      run and record these, one after the other
+       record.py                   run and record all of them
+
+Writes RECORDING.pickle.gz, the memory snapshot, and for recordings that have their beginning
+RECORDING.stats.json, what torch.cuda.memory_stats said at the end. The names are the keys of
+RECORDINGS. Needs torch 2.11, for `compiled` also a C compiler, and a GPU of 140 GiB: a recording
+with a memory fraction depends on the card's size.
+"""
+
+import gc
+import gzip
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+
+DIRECTORY = Path(__file__).parent
+# The first argument of the process that records.
+HERE = "--here"
 
 
-def hist():
+class Recording(NamedTuple):
+    """One job under one setting."""
+
+    job: str
+    # PYTORCH_CUDA_ALLOC_CONF.
+    conf: str = ""
+    # The part of the card's memory that the job may hold.
+    memory_fraction: Optional[float] = None
+    # PyTorch keeps the last events only: with fewer than the job has, the beginning is lost.
+    events_max: int = 2_000_000
+    # Steps that are taken before recording starts.
+    steps_unrecorded: int = 0
+
+    @property
+    def has_beginning(self):
+        return self.events_max >= 2_000_000 and self.steps_unrecorded == 0
+
+
+EXPANDABLE = "expandable_segments:True"
+RECORDINGS = {
+    "multistream": Recording("multistream"),
+    "multistream.exp": Recording("multistream", EXPANDABLE),
+    "graphs": Recording("graphs"),
+    "graphs.exp": Recording("graphs", EXPANDABLE),
+    "compiled": Recording("compiled"),
+    "mempool": Recording("mempool"),
+    "mempool.exp": Recording("mempool", EXPANDABLE),
+    "rl": Recording("rl"),
+    "gnn.cap": Recording("gnn", memory_fraction=0.012),
+    "gnn.gc": Recording("gnn", "garbage_collection_threshold:0.5", memory_fraction=0.02),
+    "varlen.gc": Recording("varlen", "garbage_collection_threshold:0.6", memory_fraction=0.04),
+    "varlen.round4": Recording("varlen", "roundup_power2_divisions:4"),
+    "varlen.roundlist": Recording("varlen", "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"),
+    "varlen.split64": Recording("varlen", "max_split_size_mb:64"),
+    "varlen.split200.cap": Recording(
+        "varlen", "max_split_size_mb:200,max_non_split_rounding_mb:30", memory_fraction=0.033
+    ),
+    "varlen.large40exp": Recording("varlen", "large_segment_size_mb:40,expandable_segments:True"),
+    "ring": Recording("varlen", events_max=5000),
+    "ring.exp": Recording("varlen", EXPANDABLE, events_max=5000),
+    "ringms": Recording("multistream", events_max=8000),
+    "late": Recording("graphs", steps_unrecorded=3),
+}
+
+
+def main():
+    if sys.argv[1:2] == [HERE]:
+        record(sys.argv[2])
+    names = sys.argv[1:] or list(RECORDINGS)
+    if unknown := [name for name in names if name not in RECORDINGS]:
+        sys.exit(f"no such recording: {', '.join(unknown)}; there are {', '.join(RECORDINGS)}")
+    # Each in a process of its own: PyTorch reads its settings once, and nothing may have been used.
+    for name in names:
+        environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": RECORDINGS[name].conf}
+        command = [sys.executable, __file__, HERE, name]
+        subprocess.run(command, env=environment, check=True)
+
+
+def record(name):
+    recording = RECORDINGS[name]
+    torch.manual_seed(0)
+    random.seed(0)
+    if recording.steps_unrecorded == 0:
+        record_history(recording)
+    if recording.memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(recording.memory_fraction)
+
+    step, steps = JOBS[recording.job](random.Random(1))
+    for index in range(recording.steps_unrecorded):
+        step(index)
+    if recording.steps_unrecorded > 0:
+        record_history(recording)
+    refused = 0
+    for index in range(steps):
+        try:
+            step(index)
+        except torch.OutOfMemoryError:
+            refused += 1
+            gc.collect()
+    torch.cuda.synchronize()
+    write(name, recording, refused)
+    # Tearing the job down is no part of it.
+    os._exit(0)
+
+
+def record_history(recording):
     torch.cuda.memory._record_memory_history(
-        enabled="all", context="alloc" if a.stacks else None, stacks="python", max_entries=a.max
+        enabled="all", context=None, stacks="python", max_entries=recording.events_max
     )
 
 
-if not a.late:
-    hist()
-if a.frac:
-    torch.cuda.set_per_process_memory_fraction(a.frac)
-r = random.Random(1)
+def write(name, recording, refused):
+    stats = torch.cuda.memory_stats()
+    snapshot = torch.cuda.memory._snapshot()
+    with gzip.open(DIRECTORY / f"{name}.pickle.gz", "wb", 6) as file:
+        pickle.dump(snapshot, file)
+    if recording.has_beginning:
+        (DIRECTORY / f"{name}.stats.json").write_text(json.dumps(stats))
+    events = sum(len(events) for events in snapshot["device_traces"])
+    reserved_mib = stats["reserved_bytes.all.peak"] >> 20
+    print(f"{name}: {events} events, {refused} refused, {reserved_mib} MiB reserved", flush=True)
 
 
-def mlp(d=1024, n=4):
+# The jobs. Each returns a function that takes one step, and how many steps there are. `choose` is
+# seeded: the same sizes come in every run.
+
+
+def mlp(width=1024, layers=4):
     return nn.Sequential(
-        *[m for _ in range(n) for m in (nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))]
-    ).to(dev)
+        *[
+            layer
+            for _ in range(layers)
+            for layer in (nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        ]
+    ).cuda()
 
 
-def multistream():
-    m = mlp()
-    opt = torch.optim.Adam(m.parameters())
-    s1, s2 = torch.cuda.Stream(), torch.cuda.Stream()
-    keep = []
+def multistream(choose):
+    """Blocks that up to three streams use, and that outlive their step."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    kept = []
 
-    def step(i):
-        with torch.cuda.stream(s1):
-            x = torch.randn(r.choice([256, 512, 700, 1111]), 1024, device=dev)
+    def step(_):
+        with torch.cuda.stream(first):
+            x = torch.randn(choose.choice([256, 512, 700, 1111]), 1024, device="cuda")
             y = x * 2
-            z = torch.randn(r.randrange(1, 4_000_000), device=dev)
-        torch.cuda.current_stream().wait_stream(s1)
+            z = torch.randn(choose.randrange(1, 4_000_000), device="cuda")
+        torch.cuda.current_stream().wait_stream(first)
         x.record_stream(torch.cuda.current_stream())
-        z.record_stream(s2)
-        with torch.cuda.stream(s2):
-            s2.wait_stream(s1)
+        z.record_stream(second)
+        with torch.cuda.stream(second):
+            second.wait_stream(first)
             w = z.sin()
-            torch.cuda._sleep(r.randrange(200_000, 20_000_000))
-            w2 = torch.cat([w, z])
-        w.record_stream(s1)
-        w2.record_stream(torch.cuda.current_stream())
+            torch.cuda._sleep(choose.randrange(200_000, 20_000_000))
+            longer = torch.cat([w, z])
+        w.record_stream(first)
+        longer.record_stream(torch.cuda.current_stream())
         del z
-        keep.append(w2)
-        if len(keep) > 3:
-            keep.pop(r.randrange(3))
-        loss = m(x).square().mean()
-        opt.zero_grad()
+        kept.append(longer)
+        if len(kept) > 3:
+            kept.pop(choose.randrange(3))
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
         loss.backward()
-        opt.step()
+        optimizer.step()
         del x, y
 
     return step, 60
 
 
-def threads():
-    ms = [mlp(512, 3) for _ in range(3)]
-    ss = [torch.cuda.Stream() for _ in ms]
-
-    def work(k, i):
-        rr = random.Random(i * 7 + k)
-        with torch.cuda.stream(ss[k]):
-            for _ in range(6):
-                x = torch.randn(rr.randrange(50, 3000), 512, device=dev)
-                l = ms[k](x).sum()
-                l.backward()
-                x.record_stream(ss[(k + 1) % 3])
-
-    def step(i):
-        t = [threading.Thread(target=work, args=(k, i)) for k in range(3)]
-        [x.start() for x in t]
-        [x.join() for x in t]
-
-    return step, 25
+class Captured(NamedTuple):
+    graph: object
+    input: object
+    output: object
+    total: object
 
 
-def graphs():
-    m = mlp(512, 3)
-    state = {}
+def graphs(choose):
+    """CUDA graphs that are captured, share a pool, are replayed and dropped."""
+    model = mlp(512, 3)
+    captured = {}
 
-    def capture(n, pool=None):
-        x = torch.randn(n, 512, device=dev)
-        s = torch.cuda.Stream()
-        s.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(s):
+    def capture(rows, pool=None):
+        x = torch.randn(rows, 512, device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(2):
-                m(x)
-        torch.cuda.current_stream().wait_stream(s)
-        g = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(g, pool=pool):
-            y = m(x)
+                model(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            y = model(x)
             z = torch.cat([y, y * 2])
             q = z.softmax(-1).sum()
-        return g, x, y, q
+        return Captured(graph, x, y, q)
 
-    def step(i):
-        k = i % 7
-        if k == 0:
-            state["a"] = capture(r.randrange(100, 3000))
-        if k == 1:
-            state["b"] = capture(r.randrange(100, 3000), state["a"][0].pool())
-        if k == 2:
-            state["c"] = capture(4096)
-        for v in list(state.values()):
-            v[1].normal_()
-            v[0].replay()
-            float(v[3])
-        x = torch.randn(r.randrange(100, 5000), 512, device=dev)
-        m(x).sum().backward()
-        if k == 4:
-            state.pop("b", None)
+    def step(index):
+        phase = index % 7
+        if phase == 0:
+            captured["a"] = capture(choose.randrange(100, 3000))
+        if phase == 1:
+            captured["b"] = capture(choose.randrange(100, 3000), captured["a"].graph.pool())
+        if phase == 2:
+            captured["c"] = capture(4096)
+        for each in list(captured.values()):
+            each.input.normal_()
+            each.graph.replay()
+            float(each.total)
+        x = torch.randn(choose.randrange(100, 5000), 512, device="cuda")
+        model(x).sum().backward()
+        if phase == 4:
+            captured.pop("b", None)
             gc.collect()
-        if k == 5:
+        if phase == 5:
             torch.cuda.empty_cache()
-        if k == 6:
-            state.clear()
+        if phase == 6:
+            captured.clear()
             gc.collect()
-            torch.cuda.empty_cache() if i % 2 else None
+            if index % 2:
+                torch.cuda.empty_cache()
 
     return step, 42
 
 
-def compiled():
-    m = mlp(512, 2)
-    f = torch.compile(m, mode="reduce-overhead")
+def compiled(_):
+    """torch.compile with graphs, whose pools it restores to checkpoints."""
+    model = mlp(512, 2)
+    function = torch.compile(model, mode="reduce-overhead")
 
-    def step(i):
+    def step(index):
         torch.compiler.cudagraph_mark_step_begin()
-        x = torch.randn([128, 256, 640][i // 6 % 3], 512, device=dev)
-        f(x).sum().backward()
-        m.zero_grad()
+        x = torch.randn([128, 256, 640][index // 6 % 3], 512, device="cuda")
+        function(x).sum().backward()
+        model.zero_grad()
 
     return step, 30
 
 
-def mempool():
+def mempool(choose):
+    """Memory pools of the program's own, of which one at a time ends."""
     pools = []
-    m = mlp(512, 2)
+    model = mlp(512, 2)
 
-    def step(i):
-        if i % 5 == 0:
+    def step(index):
+        if index % 5 == 0:
             pools.append(torch.cuda.MemPool())
         with torch.cuda.use_mem_pool(pools[-1]):
-            x = torch.randn(r.randrange(1000, 9000), 512, device=dev)
+            x = torch.randn(choose.randrange(1000, 9000), 512, device="cuda")
             y = x * 2
-            t = [torch.empty(r.randrange(1, 300_000), device=dev) for _ in range(20)]
-        m(x).sum().backward()
-        m.zero_grad()
+            t = [torch.empty(choose.randrange(1, 300_000), device="cuda") for _ in range(20)]
+        model(x).sum().backward()
+        model.zero_grad()
         del t, x
-        if i % 5 == 4:
+        if index % 5 == 4:
             del y
             pools.pop(0)
             gc.collect()
-        if i % 10 == 9:
+        if index % 10 == 9:
             torch.cuda.empty_cache()
 
     return step, 40
 
 
-def moe():
-    E = 16
-    d = 1024
-    ex = nn.ModuleList(
-        [nn.Sequential(nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)) for _ in range(E)]
-    ).to(dev)
-    gate = nn.Linear(d, E).to(dev)
-    opt = torch.optim.AdamW(list(ex.parameters()) + list(gate.parameters()))
+def gnn(choose):
+    """Message passing over graphs of random sizes: no two requests alike."""
+    width = 256
+    layers = [nn.Linear(width, width).cuda(), nn.Linear(width, width).cuda()]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1)
 
-    def step(i):
-        x = torch.randn(r.choice([2048, 4096, 8192]), d, device=dev)
-        w, j = gate(x).softmax(-1).topk(2, -1)
-        out = torch.zeros_like(x)
-        for e in range(E):
-            rows, k = (j == e).nonzero(as_tuple=True)
-            if rows.numel():
-                out = out.index_add(0, rows, ex[e](x[rows]) * w[rows, k, None])
-        opt.zero_grad()
-        out.square().mean().backward()
-        opt.step()
-
-    return step, 40
-
-
-def gnn():
-    d = 256
-    l1, l2 = nn.Linear(d, d).to(dev), nn.Linear(d, d).to(dev)
-    opt = torch.optim.SGD(list(l1.parameters()) + list(l2.parameters()), 0.1)
-
-    def step(i):
-        n, e = r.randrange(2000, 60000), r.randrange(10000, 500000)
-        x = torch.randn(n, d, device=dev)
-        s, t = torch.randint(0, n, (e,), device=dev), torch.randint(0, n, (e,), device=dev)
-        for l in (l1, l2):
-            x = torch.zeros_like(x).index_add(0, t, l(x)[s]).relu()
-        u = torch.unique(t)
-        loss = x[u].square().mean()
-        opt.zero_grad()
+    def step(_):
+        nodes, edges = choose.randrange(2000, 60000), choose.randrange(10000, 500000)
+        x = torch.randn(nodes, width, device="cuda")
+        source = torch.randint(0, nodes, (edges,), device="cuda")
+        target = torch.randint(0, nodes, (edges,), device="cuda")
+        for layer in layers:
+            x = torch.zeros_like(x).index_add(0, target, layer(x)[source]).relu()
+        reached = torch.unique(target)
+        loss = x[reached].square().mean()
+        optimizer.zero_grad()
         loss.backward()
-        opt.step()
+        optimizer.step()
 
     return step, 60
 
 
-def rl():
-    m = mlp(1024, 4)
-    opt = torch.optim.Adam(m.parameters())
+def rl(choose):
+    """Generation with caches that grow by concatenation, then training; empty_cache between."""
+    model = mlp(1024, 4)
+    optimizer = torch.optim.Adam(model.parameters())
 
-    def step(i):
+    def step(index):
         with torch.no_grad():
-            kv = torch.randn(r.choice([4, 8, 16]), r.randrange(10, 400), 1024, device=dev)
+            prompts, length = choose.choice([4, 8, 16]), choose.randrange(10, 400)
+            kv = torch.randn(prompts, length, 1024, device="cuda")
             for _ in range(60):
-                kv = torch.cat([kv, m(kv[:, -1:])], 1)
+                kv = torch.cat([kv, model(kv[:, -1:])], 1)
         torch.cuda.empty_cache()
         x = kv[:, :256].clone()
         del kv
-        opt.zero_grad()
-        m(x).square().mean().backward()
-        opt.step()
-        if i % 3 == 0:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if index % 3 == 0:
             torch.cuda.empty_cache()
 
     return step, 40
 
 
-def varlen():
-    m = mlp(2048, 6)
-    opt = torch.optim.AdamW(m.parameters(), foreach=True)
+def varlen(choose):
+    """Training with another length every step."""
+    model = mlp(2048, 6)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
-    def step(i):
-        x = torch.randn(r.randrange(300, 9000), 2048, device=dev)
-        opt.zero_grad(set_to_none=True)
-        m(x).square().mean().backward()
-        opt.step()
+    def step(_):
+        x = torch.randn(choose.randrange(300, 9000), 2048, device="cuda")
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
 
     return step, 40
 
 
-step, n = globals()[a.name]()
-ooms = 0
-keep = []
-if a.late:
-    for i in range(3):
-        step(i)
-    hist()
-for i in range(a.steps or n):
-    try:
-        step(i)
-    except torch.OutOfMemoryError:
-        ooms += 1
-        gc.collect()
-torch.cuda.synchronize()
-s = torch.cuda.memory_stats()
-snap = torch.cuda.memory._snapshot()
-with gzip.open(a.out, "wb", 6) as f:
-    pickle.dump(snap, f)
-print(
-    "RESULT",
-    json.dumps(
-        dict(
-            job=a.name,
-            out=os.path.basename(a.out),
-            conf=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            frac=a.frac,
-            total=torch.cuda.mem_get_info()[1],
-            events=sum(map(len, snap["device_traces"])),
-            ooms=ooms,
-            retries=s["num_alloc_retries"],
-            reserved=s["reserved_bytes.all.peak"],
-            allocated=s["allocated_bytes.all.peak"],
-            device_alloc=s["num_device_alloc"],
-            size=os.path.getsize(a.out),
-        )
-    ),
-    flush=True,
-)
-with open(a.out + ".stats.json", "w") as f:
-    json.dump(s, f)
-os._exit(0)
+JOBS = {job.__name__: job for job in (multistream, graphs, compiled, mempool, gnn, rl, varlen)}
+
+if __name__ == "__main__":
+    main()

@@ -204,7 +204,7 @@ impl Runner {
         stream: Stream,
         named: Option<MempoolId>,
     ) -> Result<Effect, String> {
-        let before = *self.allocator.stats();
+        let before = self.allocator.stats();
         let result = match named {
             Some(pool) => self.allocator.allocate_in(pool, size, stream),
             None => self.allocator.allocate(size, stream),
@@ -216,7 +216,7 @@ impl Runner {
         }
         match result {
             Ok(DeviceAddress::NULL) if size.is_zero() => {
-                ensure_unchanged(&before, self.allocator.stats())?;
+                ensure_unchanged(&before, &self.allocator.stats())?;
                 Ok(Effect::Done)
             }
             Ok(address) => {
@@ -227,7 +227,7 @@ impl Runner {
             Err(AllocError::TooLarge { requested })
                 if requested == size && size > Bytes::REQUEST_MAX =>
             {
-                ensure_unchanged(&before, self.allocator.stats())?;
+                ensure_unchanged(&before, &self.allocator.stats())?;
                 Ok(Effect::Refused)
             }
             Err(AllocError::OutOfMemory(error))
@@ -313,7 +313,7 @@ impl Runner {
     fn free_stray(&mut self, index: u16) -> Result<Effect, String> {
         let held = self.shadow.address(index).unwrap_or(DeviceAddress(1 << 41));
         let address = held + Bytes(1);
-        let before = *self.allocator.stats();
+        let before = self.allocator.stats();
         let refused = Err(AllocError::NotAllocated { address });
         let answers = [
             self.allocator.free(address),
@@ -330,7 +330,7 @@ impl Runner {
         ensure(nulls == [Ok(()), Ok(())], || {
             format!("null may be freed and used: {nulls:?}")
         })?;
-        ensure_unchanged(&before, self.allocator.stats())?;
+        ensure_unchanged(&before, &self.allocator.stats())?;
         Ok(Effect::Refused)
     }
 

@@ -215,7 +215,7 @@ fn last_chunk<D>(heap: &Heap<D>, region: SegmentId) -> BlockId {
 }
 
 /// Returns twice a region's size. Sizes stop growing where requests do.
-fn doubled(size: Bytes) -> Bytes {
+pub(super) fn doubled(size: Bytes) -> Bytes {
     size.saturating_add(size).min(Bytes::REQUEST_MAX)
 }
 

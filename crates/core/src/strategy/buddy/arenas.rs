@@ -5,8 +5,8 @@ use super::forest::{Change, Forest, Position, Run};
 use crate::block::{Block, BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::figures::{Figures, SizeKind};
 use crate::segment::{Heap, SegmentId, signed};
-use crate::stats::{SizeKind, Stats};
 use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
 use crate::strategy::{Request, SEGMENT_ROUNDING, allocate_shared_segment, unless_out_of_memory};
 use crate::units::{Bytes, DeviceAddress};
@@ -75,7 +75,7 @@ impl Arenas {
     #[inline]
     pub(in crate::strategy) fn take(
         &mut self,
-        stats: &mut Stats,
+        stats: &mut Figures,
         domain: DomainId,
         run: Run,
     ) -> Option<Place> {
@@ -94,7 +94,7 @@ impl Arenas {
     #[inline]
     pub(in crate::strategy) fn put(
         &mut self,
-        stats: &mut Stats,
+        stats: &mut Figures,
         domain: DomainId,
         (arena, offset): (u64, Bytes),
         run: Run,
@@ -347,7 +347,7 @@ pub(in crate::strategy) fn is_own_segment(block: &Block) -> bool {
 }
 
 #[inline]
-fn count(stats: &mut Stats, change: Change) {
+fn count(stats: &mut Figures, change: Change) {
     stats.inactive_split.change(SizeKind::Large, change.nodes);
     let change = change.granules * signed(GRANULE);
     stats.inactive_split_bytes.change(SizeKind::Large, change);
