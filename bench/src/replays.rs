@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use lowtide_core::Config;
-use lowtide_replay::{Options, replay};
+use lowtide_replay::{Job, Options};
 use lowtide_trace::Snapshot;
 
 use crate::answers::ReplayAnswer;
@@ -102,7 +102,7 @@ impl ReplayBench {
             maps: 0,
         };
         for trace in &self.snapshot.traces {
-            let outcome = replay(trace, config, &Options::default(), &())?;
+            let outcome = Job::new(&trace).replay(config, &Options::default(), &())?;
             answer.completed &= outcome.completed;
             answer.allocations += trace.allocs() as u64;
             answer.peak_reserved_bytes += outcome.peak_reserved_bytes.get();

@@ -3,7 +3,7 @@
 mod inspect;
 mod pools;
 
-use crate::block::{BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState};
 use crate::config::Config;
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
@@ -24,7 +24,7 @@ pub struct DeviceAllocator<D> {
     pub(crate) strategy: ActiveStrategy,
     pub(crate) uses: StreamUses,
     device: u32,
-    /// Which requests go to private pools; the first that matches decides.
+    /// Which requests go to private pools; the latest that matches decides.
     routes: Vec<Route>,
     /// Streams being captured into graphs, in which events may not be queried.
     captures: u32,
@@ -68,7 +68,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Returns an allocator that holds nothing yet. `device` is the number that messages name.
     pub fn new(driver: D, device: u32, config: &Config) -> DeviceAllocator<D> {
         let mut heap = Heap::new(driver);
-        let strategy = ActiveStrategy::new(config, &mut heap.stats);
+        let strategy = ActiveStrategy::new(config, &mut heap);
         DeviceAllocator {
             heap,
             strategy,
@@ -101,8 +101,9 @@ impl<D: Driver> DeviceAllocator<D> {
         self.allocate_from(pool, requested, stream, None)
     }
 
-    /// As [`DeviceAllocator::allocate`], but `None` when memory has run out, which no figure counts
-    /// and no event tells of: for a caller that will try again.
+    /// As [`DeviceAllocator::allocate`], but `None` when memory has run out, which `num_ooms` does not
+    /// count and no event tells of: for a caller that will try again. Retries, waits and rejections
+    /// are counted.
     ///
     /// # Errors
     ///
@@ -153,9 +154,14 @@ impl<D: Driver> DeviceAllocator<D> {
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<DeviceAddress, AllocError> {
-        let found = self.heap.blocks.find(address);
-        let free = found.filter(|&id| self.heap.blocks[id].state == BlockState::Free);
-        let id = free.ok_or(AllocError::NotFree { address, size })?;
+        if size > Bytes::REQUEST_MAX {
+            return Err(AllocError::TooLarge { requested: size });
+        }
+        // A free block need not be listed; checkpoints are rare enough to look at all.
+        let is_it = |block: &Block| block.address == address && block.state == BlockState::Free;
+        let found = { self.heap.blocks.iter() }.find(|(_, block)| is_it(block));
+        let found = found.map(|(id, _)| id);
+        let id = found.ok_or(AllocError::NotFree { address, size })?;
         let rounded = size.round_up(Bytes(512));
         if size.is_zero() || !self.strategy.take_at(&mut self.heap, id, rounded) {
             return Err(AllocError::NotFree { address, size });
@@ -300,6 +306,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Gives a found block to the program.
     #[inline]
     fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
+        self.heap.blocks.list(id);
         let block = &mut self.heap.blocks[id];
         block.state = BlockState::Allocated;
         block.requested = requested;

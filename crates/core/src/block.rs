@@ -57,6 +57,8 @@ pub(crate) struct Block {
     pub(crate) kind: SizeKind,
     /// Whether streams besides its own have used it since it was handed out.
     pub(crate) used_elsewhere: bool,
+    /// Whether the block can be found by its address.
+    pub(crate) is_listed: bool,
 }
 
 impl Block {
@@ -78,9 +80,9 @@ impl Block {
 
 /// Every block, by number and by address.
 ///
-/// Numbers are used again, last freed first: the newest record is likeliest to be in cache. The map
-/// from addresses holds four bytes a block and compares through the table, so that at 100,000 blocks
-/// it still fits the second-level cache.
+/// Numbers are used again, last freed first: the newest record is likeliest to be in cache; a record
+/// that holds no block has no segment. The map from addresses holds four bytes a block and compares
+/// through the table, so that at 100,000 blocks it still fits the second-level cache.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     /// Slot 0 is never used, so that `Option<BlockId>` takes four bytes.
@@ -88,6 +90,7 @@ pub(crate) struct BlockTable {
     /// Slots that hold no block.
     vacant: Vec<BlockId>,
     by_address: HashTable<BlockId>,
+    lists_when_handed_out: bool,
 }
 
 impl BlockTable {
@@ -104,27 +107,30 @@ impl BlockTable {
             state: BlockState::Free,
             kind: SizeKind::Small,
             used_elsewhere: false,
+            is_listed: false,
         };
         BlockTable {
             blocks: vec![unused],
             vacant: Vec::new(),
             by_address: HashTable::new(),
+            lists_when_handed_out: false,
         }
+    }
+
+    /// Puts blocks into the map from addresses only when they are handed out. What is left of a block
+    /// that was cut is often merged again before anyone asks for it by its address, and a strategy that
+    /// never does need not pay for that.
+    pub(crate) fn list_when_handed_out(&mut self) {
+        self.lists_when_handed_out = true;
     }
 
     /// Returns the number of blocks.
     pub(crate) fn len(&self) -> usize {
-        self.by_address.len()
+        self.blocks.len() - 1 - self.vacant.len()
     }
 
     /// Puts a block in and returns its number. Constant time.
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
-        debug_assert!(
-            self.find(block.address).is_none(),
-            "two blocks at {}",
-            block.address
-        );
-        let hash = hash_of(block.address);
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.blocks[id.index()] = block;
@@ -138,31 +144,51 @@ impl BlockTable {
                 BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
             }
         };
-        let blocks = &self.blocks;
-        self.by_address
-            .insert_unique(hash, id, |&id| hash_of(blocks[id.index()].address));
+        if !self.lists_when_handed_out {
+            self.list(id);
+        }
         id
+    }
+
+    /// Makes a block found by its address, if it is not already. Constant time.
+    #[inline]
+    pub(crate) fn list(&mut self, id: BlockId) {
+        let block = &mut self[id];
+        if !std::mem::replace(&mut block.is_listed, true) {
+            let address = block.address;
+            debug_assert!(self.find(address).is_none(), "two blocks at {address}");
+            let blocks = &self.blocks;
+            let hash_of_id = |&id: &BlockId| hash_of(blocks[id.index()].address);
+            self.by_address
+                .insert_unique(hash_of(address), id, hash_of_id);
+        }
     }
 
     /// Takes a block out. Its number may be given to another. Constant time.
     pub(crate) fn remove(&mut self, id: BlockId) {
-        let hash = hash_of(self[id].address);
-        let entry = self.by_address.find_entry(hash, |&other| other == id);
-        entry
-            .expect("every block of the table is in the map")
-            .remove();
+        let block = &mut self[id];
+        block.segment = SegmentId::NONE;
+        if std::mem::replace(&mut block.is_listed, false) {
+            let hash = hash_of(block.address);
+            let entry = self.by_address.find_entry(hash, |&other| other == id);
+            entry.expect("listed blocks are in the map").remove();
+        }
         self.vacant.push(id);
     }
 
-    /// Returns the block that starts at `address`. Constant time.
+    /// Returns the block that starts at `address`, if it is listed: a block that is in use is. Constant
+    /// time.
+    #[inline]
     pub(crate) fn find(&self, address: DeviceAddress) -> Option<BlockId> {
         let same = |&id: &BlockId| self.blocks[id.index()].address == address;
         self.by_address.find(hash_of(address), same).copied()
     }
 
-    /// Returns every block, in no particular order. Linear time.
+    /// Returns every block, in the order of their numbers. Linear time.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
-        self.by_address.iter().map(|&id| (id, &self[id]))
+        let numbered = (1..).filter_map(NonZeroU32::new).zip(&self.blocks[1..]);
+        let present = numbered.filter(|(_, block)| block.segment != SegmentId::NONE);
+        present.map(|(number, block)| (BlockId(number), block))
     }
 
     /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
@@ -175,6 +201,7 @@ impl BlockTable {
         rest.address = first.address + size;
         rest.size = first.size - size;
         rest.previous = Some(id);
+        rest.is_listed = false;
         first.size = size;
         let rest = self.insert(rest);
         self[id].next = Some(rest);

@@ -152,17 +152,19 @@ impl fmt::Display for OutOfMemory {
         let unallocated = self.reserved.saturating_sub(held);
         write!(
             f,
-            "and {unallocated} is reserved by PyTorch but unallocated. The largest free block has {}.",
-            self.largest_free
-        )
-    }
-}
-
-impl std::error::Error for AllocError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            AllocError::Driver(error) => Some(error),
-            _ => None,
+            "and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory \
+             is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid \
+             fragmentation.  See documentation for Memory Management  \
+             (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )?;
+        write!(f, " The largest free block has {}.", self.largest_free)?;
+        if self.details.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "\n{}", self.details)
         }
     }
 }
+
+/// Without a source: what the driver said is all that [`AllocError::Driver`] says.
+impl std::error::Error for AllocError {}

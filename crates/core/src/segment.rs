@@ -527,6 +527,7 @@ impl<D: Driver> Heap<D> {
             state: BlockState::Free,
             kind: segment.kind,
             used_elsewhere: false,
+            is_listed: false,
         })
     }
 

@@ -184,11 +184,11 @@ fn routing_twice_and_ending_twice_are_errors() -> Outcome {
 }
 
 #[test]
-fn the_first_route_that_matches_decides() -> Outcome {
+fn the_latest_route_that_matches_decides() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let second = MempoolId(0, 2);
-    allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
     allocator.begin_allocate_to_pool(second, |_| true)?;
+    allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
     let blocks = [
         allocator.allocate(Bytes(1), ROUTED)?,
         allocator.allocate(Bytes(1), OTHER)?,

@@ -22,8 +22,8 @@ pub(crate) struct Compiler<'a> {
     vacant: Vec<Slot>,
     /// The users of freed blocks that are still used.
     used: HashMap<DeviceAddress, User>,
-    /// For each user, the event at which its latest block will be free.
-    users: Vec<usize>,
+    /// The users, by the event at which the latest block of each will be free.
+    users: BTreeMap<usize, Vec<User>>,
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
     group: Group,
@@ -62,14 +62,14 @@ impl<'a> Compiler<'a> {
             survey: Survey::new(trace),
             told_pools: told.1,
             program: Program {
-                initial_pools: told.0,
+                initial_pools: told.0.clone(),
                 ..Program::default()
             },
             in_use: HashMap::default(),
             vacant: Vec::new(),
             used: HashMap::new(),
-            users: Vec::new(),
-            pools: HashMap::new(),
+            users: BTreeMap::new(),
+            pools: held_pools(trace, told.0.as_deref()),
             group: Group::default(),
             restored_until: 0,
             silent: Vec::new(),
@@ -133,6 +133,7 @@ impl<'a> Compiler<'a> {
             Action::FreeCompleted => {
                 if let Some(user) = self.used.remove(&address) {
                     self.vacate(address);
+                    self.group.traffic.finished = true;
                     self.group.finished.push(user);
                 }
             }
@@ -210,19 +211,30 @@ impl<'a> Compiler<'a> {
 
     /// Returns a user all of whose blocks are free before `completion`, a new one if need be.
     fn user_until(&mut self, completion: usize) -> User {
-        let fitting = self.users.iter().position(|&latest| latest <= completion);
-        let index = fitting.unwrap_or_else(|| {
-            self.users.push(0);
+        let mut done_before = self.users.range_mut(..=completion);
+        let user = done_before
+            .next_back()
+            .map(|(&latest, users)| (latest, users.pop()));
+        let user = match user {
+            Some((latest, user)) => {
+                if self.users[&latest].is_empty() {
+                    self.users.remove(&latest);
+                }
+                user
+            }
+            None => None,
+        };
+        let user = user.unwrap_or_else(|| {
             self.program.users += 1;
-            self.users.len() - 1
+            User(number(self.program.users - 1))
         });
-        self.users[index] = completion;
-        User(number(index))
+        self.users.entry(completion).or_default().push(user);
+        user
     }
 
     fn compile_release(&mut self, index: usize) {
         let (size, pool) = (self.trace.events[index].event.size, self.pool_of(index));
-        self.group.traffic.release(self.reserved);
+        self.group.traffic.release(self.reserved, index);
         self.group.release_end = index + 1;
         if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
             self.silent.push(Step::ReleasePool { pool });
@@ -266,9 +278,10 @@ impl<'a> Compiler<'a> {
     /// A request that fails lets memory go back and then gets new memory. It did fail only if with
     /// the new memory more would have been held than ever was, because the limit was at least that;
     /// and where some memory went back that no request can have let go, the program is one that calls
-    /// `empty_cache`, and did so here too. Requests that collect garbage do not fail first.
+    /// `empty_cache`, and did so here too. Nor did it fail if what went back would have served it.
+    /// Requests that collect garbage do not fail first.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
-        if group.released_from.is_empty() {
+        if group.released_from.is_empty() || group.traffic.would_have_served(self.trace, index) {
             return false;
         }
         let Some(needed) = group.traffic.needed() else {
@@ -354,6 +367,20 @@ impl<'a> Compiler<'a> {
         self.program.event_ends.extend(ends);
         self.program.steps.append(&mut self.silent);
     }
+}
+
+/// Returns the private pools that there were before the first event: something holds them.
+fn held_pools(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, bool> {
+    let said = trace
+        .initial
+        .segments
+        .iter()
+        .filter_map(|segment| segment.pool);
+    let pools = said.chain(told.into_iter().flatten().copied());
+    pools
+        .filter(|pool| !pool.is_default())
+        .map(|pool| (pool, true))
+        .collect()
 }
 
 fn number(index: usize) -> u32 {

@@ -89,11 +89,8 @@ impl fmt::Display for ReplayError {
     }
 }
 
-impl std::error::Error for ReplayError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+/// Without a source: the sentence says what the allocator said.
+impl std::error::Error for ReplayError {}
 
 /// A recording made ready to be replayed, any number of times and in several threads at once.
 #[derive(Debug)]
@@ -118,8 +115,8 @@ impl<'a> Job<'a> {
     ///
     /// # Errors
     ///
-    /// When the simulated device fails otherwise than by running out of memory, which only a fault in
-    /// the allocator can bring about.
+    /// When the simulated device fails otherwise than by running out of memory: the recording
+    /// contradicts itself in a way that reading it did not show, or the allocator is at fault.
     pub fn replay(
         &self,
         config: &Config,

@@ -27,8 +27,9 @@ pub(crate) struct Run<'a> {
     allocator: DeviceAllocator<SimDriver<Addresses>>,
     /// Where the blocks in the slots are; null where a request was refused.
     addresses: Vec<DeviceAddress>,
-    /// The events that the blocks of each user wait for, oldest first.
-    waits: Vec<VecDeque<EventHandle>>,
+    /// The events that the blocks of each user wait for, oldest first; `None` for a block of no bytes,
+    /// which waits for none.
+    waits: Vec<VecDeque<Option<EventHandle>>>,
     comparison: Option<Comparison<'a>>,
     timeline: Option<Timeline<'a>>,
     /// The recorded event of the first refusal, and what it said.
@@ -63,7 +64,14 @@ impl<'a> Run<'a> {
             driver.hold_stream(stream_of(index));
         }
         let mut allocator = DeviceAllocator::new(driver, trace.device, config);
-        allocator.set_limit(options.capacity);
+        // A fraction in the configuration is one of the capacity.
+        let has_fraction = matches!(
+            config,
+            Config::Caching(options) if options.per_process_memory_fraction < 1.0
+        );
+        if options.capacity.is_some() && !has_fraction {
+            allocator.set_limit(options.capacity);
+        }
         allocator.record_events(options.verify);
         Run {
             trace,
@@ -148,7 +156,9 @@ impl<'a> Run<'a> {
                 comparison.compare(end);
             }
         }
-        if let Some(timeline) = &mut self.timeline {
+        if let Some(timeline) = &mut self.timeline
+            && let Progressed::On = progressed
+        {
             timeline.add(step, end, self.allocator.stats().reserved());
         }
         Ok(progressed)
@@ -242,12 +252,14 @@ impl<'a> Run<'a> {
         self.allocator
             .record_stream(address, stream_of(user.index()))?;
         let event = self.allocator.driver().next_event();
-        self.waits[user.index()].push_back(event);
-        self.allocator.free(address)
+        self.allocator.free(address)?;
+        let recorded = self.allocator.driver().next_event() != event;
+        self.waits[user.index()].push_back(recorded.then_some(event));
+        Ok(())
     }
 
     fn finish_use(&mut self, user: User) -> Result<(), AllocError> {
-        if let Some(event) = self.waits[user.index()].pop_front() {
+        if let Some(event) = self.waits[user.index()].pop_front().flatten() {
             // It has passed already where the allocator waited for it.
             self.allocator.driver_mut().complete_event(event);
         }

@@ -25,6 +25,10 @@ pub(crate) struct Traffic {
     pub(crate) reserved_before: Option<Bytes>,
     /// Bytes that came after that.
     pub(crate) came: Bytes,
+    /// The events by which memory went back.
+    pub(crate) releases: Vec<usize>,
+    /// Whether a block became free meanwhile that was not when its program let go of it.
+    pub(crate) finished: bool,
 }
 
 impl Traffic {
@@ -33,15 +37,44 @@ impl Traffic {
         self.came += size;
     }
 
-    /// Notes that memory went back, of `reserved` bytes held.
-    pub(crate) fn release(&mut self, reserved: Bytes) {
+    /// Notes that memory went back by the event at `index`, of `reserved` bytes held.
+    pub(crate) fn release(&mut self, reserved: Bytes, index: usize) {
+        self.releases.push(index);
         // What came before that went to a request that had it, and still failed.
         if self.reserved_before.is_none() {
-            *self = Traffic {
-                reserved_before: Some(reserved),
-                came: Bytes::ZERO,
-            };
+            self.reserved_before = Some(reserved);
+            self.came = Bytes::ZERO;
         }
+    }
+
+    /// Returns whether something went back that the request at event `index` would have been served
+    /// from: then it had not asked yet. Blocks that other streams had just finished with do not count,
+    /// since PyTorch waits for those only after it has looked.
+    pub(crate) fn would_have_served(&self, trace: &Trace, index: usize) -> bool {
+        let request = trace.events.get(index).map(|recorded| recorded.event);
+        let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
+        let settings = &trace.settings;
+        let splits = settings.max_split_size.is_none();
+        // Rounding to steps between powers of two at most doubles a size.
+        let rounds = settings
+            .roundup_power2_divisions
+            .iter()
+            .any(|&(_, steps)| steps > 1);
+        let factor = if rounds { 2 } else { 1 };
+        request.is_some_and(|request| {
+            splits
+                && self.releases.iter().any(|&release| {
+                    let released = trace.events[release].event;
+                    let is_large = match released.action {
+                        Action::SegmentUnmap => (released.size % Bytes::mib(20)).is_zero(),
+                        _ => released.size > Bytes::mib(2),
+                    };
+                    released.stream == request.stream
+                        && released.pool == request.pool
+                        && is_large == (request.size > Bytes::mib(1))
+                        && released.size.get() >= factor * request.size.round_up(Bytes(512)).get()
+                })
+        })
     }
 
     /// Returns what would have been held, had nothing gone back, if memory went back and came.
@@ -69,7 +102,9 @@ impl Survey {
             let event = recorded.event;
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let grew = traffic.needed().filter(|_| event.action == Action::Alloc);
+                    let asked =
+                        event.action == Action::Alloc && !traffic.would_have_served(trace, index);
+                    let grew = traffic.needed().filter(|_| asked);
                     match grew {
                         Some(needed) => {
                             needed_min = Some(needed_min.map_or(needed, |min| min.min(needed)));
@@ -87,13 +122,16 @@ impl Survey {
                     traffic.add(event.size);
                 }
                 Action::SegmentFree | Action::SegmentUnmap => {
-                    traffic.release(reserved);
+                    traffic.release(reserved, index);
                     reserved = reserved.saturating_sub(event.size);
                 }
-                Action::FreeCompleted => match waiting.remove(&event.address) {
-                    Some(freed) => drop(survey.completions.insert(freed, index)),
-                    None => drop(survey.initial_completions.insert(event.address, index)),
-                },
+                Action::FreeCompleted => {
+                    traffic.finished = true;
+                    match waiting.remove(&event.address) {
+                        Some(freed) => drop(survey.completions.insert(freed, index)),
+                        None => drop(survey.initial_completions.insert(event.address, index)),
+                    }
+                }
                 Action::Snapshot => {}
             }
             if event.action == Action::FreeRequested {

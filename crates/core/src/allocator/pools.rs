@@ -7,9 +7,14 @@ use crate::error::AllocError;
 use crate::units::{MempoolId, Stream};
 
 impl<D: Driver> DeviceAllocator<D> {
+    /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
     pub(super) fn route(&self, stream: Stream) -> PoolIndex {
-        let route = self.routes.iter().find(|route| (route.accepts)(stream));
+        let route = self
+            .routes
+            .iter()
+            .rev()
+            .find(|route| (route.accepts)(stream));
         route.map_or(PoolIndex::DEFAULT, |route| route.pool)
     }
 

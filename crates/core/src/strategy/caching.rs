@@ -266,7 +266,8 @@ impl<D: Driver> Strategy<D> for Caching {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let size = Strategy::<D>::segment_size(self, request);
-        if self.config.expandable_segments {
+        // A device that cannot map memory gets plain segments.
+        if self.config.expandable_segments && heap.driver.supports_virtual_memory() {
             // The limit is held against the segment that a request would get without them.
             if heap.exceeds_limit(size) {
                 return Ok(None);

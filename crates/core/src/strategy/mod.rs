@@ -21,7 +21,7 @@ use crate::block::BlockId;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
-use crate::figures::{Figures, SizeKind};
+use crate::figures::SizeKind;
 use crate::segment::{Heap, SegmentId, signed};
 use crate::snapshot::SegmentSnapshot;
 use crate::units::Bytes;
@@ -197,9 +197,9 @@ macro_rules! dispatch {
 }
 
 impl ActiveStrategy {
-    /// Returns the strategy that a configuration asks for, and notes in the figures the one option
-    /// that `torch.cuda.memory_stats` reports.
-    pub(crate) fn new(config: &Config, stats: &mut Figures) -> ActiveStrategy {
+    /// Returns the strategy that a configuration asks for, and tells the heap what it should know of
+    /// it: the one option that `torch.cuda.memory_stats` reports, and who asks for blocks by address.
+    pub(crate) fn new<D>(config: &Config, heap: &mut Heap<D>) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
@@ -207,7 +207,8 @@ impl ActiveStrategy {
             Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
-                stats.max_split_size = config.max_split_size.map_or(-1, signed);
+                heap.stats.max_split_size = config.max_split_size.map_or(-1, signed);
+                heap.blocks.list_when_handed_out();
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
         }

@@ -14,6 +14,12 @@ pub(crate) fn is_large(size: Bytes) -> bool {
     size > Bytes::mib(2)
 }
 
+/// Returns whether a range that went from an expandable segment at once had pages for large requests:
+/// those are 20 MiB each, unless the job said otherwise, the others 2 MiB.
+fn is_of_large_pages(size: Bytes) -> bool {
+    (size % Bytes::mib(20)).is_zero()
+}
+
 /// Segments, and mapped ranges of expandable segments, by address. No two overlap.
 #[derive(Default)]
 pub(super) struct Segments(BTreeMap<u64, Segment>);
@@ -145,7 +151,11 @@ impl Segments {
             size: size.get(),
             stream,
             pool: event.pool(),
-            is_large: is_large(size),
+            is_large: if is_expandable {
+                is_of_large_pages(size)
+            } else {
+                is_large(size)
+            },
             is_expandable,
         };
         let pool = self.insert(address, segment)?;

@@ -3,6 +3,7 @@
 use super::{Bfc, KIND, Merge, ROUNDING, SplitChange};
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
+use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Heap, SegmentId};
 use crate::strategy::{Request, unless_out_of_memory};
@@ -121,7 +122,10 @@ impl Bfc {
         let Some(limit) = self.known_limit(heap) else {
             return false;
         };
+        // Private pools that are held keep what they have.
         let pools = heap.domains.pools();
+        let pools =
+            pools.filter(|&(index, pool)| index == PoolIndex::DEFAULT || pool.use_count == 0);
         let domains = pools.flat_map(|(pool, _)| heap.domains.of_pool(pool));
         let regions = domains.flat_map(|domain| self.free_regions(heap, domain));
         let free: Bytes = regions

@@ -165,6 +165,7 @@ impl Caching {
             SizeKind::Small => SMALL_PAGE,
             SizeKind::Large => self.config.large_segment_size,
         };
+        let page_size = page_size.round_up(heap.driver.granularity());
         let total = heap.driver.memory_info()?.total;
         let room = Bytes(total.get() + total.get() / 8).round_up(page_size);
         let segment = heap.reserve_segment(domain, room, page_size, kind)?;
