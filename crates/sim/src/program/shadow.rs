@@ -254,7 +254,11 @@ pub(super) struct Pools {
 
 impl Pools {
     pub(super) fn route(&self, stream: Stream) -> MempoolId {
-        let route = self.routes.iter().find(|&&(_, routed)| routed == stream);
+        let route = self
+            .routes
+            .iter()
+            .rev()
+            .find(|&&(_, routed)| routed == stream);
         route.map_or(MempoolId::DEFAULT, |&(pool, _)| pool)
     }
 

@@ -1,0 +1,115 @@
+//! What a recording implies but does not say, on recordings of a few events made by hand.
+#![expect(clippy::unwrap_used, reason = "a test that cannot replay fails")]
+
+use lowtide_core::{Action, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_replay::{Job, Options, Outcome};
+use lowtide_trace::{InitialSegment, StackId, Trace, TraceEvent};
+
+const HERE: u64 = 0x7f00_0000_0000;
+const THERE: u64 = 0x7f00_2000_0000;
+
+fn event(action: Action, address: u64, mib: u64) -> Event {
+    let (pool, stream) = (MempoolId::DEFAULT, Stream::DEFAULT);
+    Event {
+        action,
+        pool,
+        address: DeviceAddress(address),
+        size: Bytes::mib(mib),
+        stream,
+    }
+}
+
+fn recording(events: Vec<Event>) -> Trace {
+    let recorded = events.into_iter().map(|event| TraceEvent {
+        event,
+        time_us: 0,
+        stack: StackId::NONE,
+        pool_known: true,
+    });
+    Trace {
+        events: recorded.collect(),
+        ..Trace::default()
+    }
+}
+
+fn verify(trace: &Trace) -> Outcome {
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let outcome = Job::new(trace)
+        .replay(&Config::default(), &options, &())
+        .unwrap();
+    let verified = outcome.verified.as_ref().unwrap();
+    assert_eq!(
+        verified.first_difference.as_ref().map(ToString::to_string),
+        None
+    );
+    assert_eq!(verified.compared, verified.same_address);
+    outcome
+}
+
+/// A request that the cache would have served cannot have emptied it.
+#[test]
+fn an_empty_cache_right_before_the_peak_is_the_programs() {
+    for (first_mib, second_mib) in [(100, 100), (200, 150), (200, 201)] {
+        let trace = recording(vec![
+            event(Action::SegmentAlloc, HERE, first_mib + first_mib % 2),
+            event(Action::Alloc, HERE, first_mib),
+            event(Action::FreeRequested, HERE, first_mib),
+            event(Action::FreeCompleted, HERE, first_mib),
+            event(Action::SegmentFree, HERE, first_mib + first_mib % 2),
+            event(Action::SegmentAlloc, THERE, second_mib + second_mib % 2),
+            event(Action::Alloc, THERE, second_mib),
+        ]);
+        let outcome = verify(&trace);
+        // The last could have been either; whichever it was, the memory is the same.
+        let was_request = second_mib > first_mib;
+        assert_eq!(
+            outcome.retries,
+            u64::from(was_request),
+            "{first_mib} then {second_mib} MiB"
+        );
+    }
+}
+
+#[test]
+fn a_pool_that_was_free_before_the_first_event_is_held_until_its_memory_goes() {
+    let pool = MempoolId(0, 5);
+    let mut freed = event(Action::SegmentFree, HERE, 20);
+    freed.pool = pool;
+    let mut trace = recording(vec![
+        event(Action::SegmentAlloc, THERE, 20),
+        event(Action::Alloc, THERE, 5),
+        freed,
+        event(Action::Alloc, THERE + (5 << 20), 5),
+    ]);
+    trace.initial.segments.push(InitialSegment {
+        address: DeviceAddress(HERE),
+        size: Bytes::mib(20),
+        stream: Stream::DEFAULT,
+        pool: Some(pool),
+        is_large: true,
+        is_expandable: false,
+    });
+    verify(&trace);
+}
+
+/// A configured fraction is one of the capacity.
+#[test]
+fn a_fraction_limits_a_replay() {
+    let trace = recording(vec![
+        event(Action::SegmentAlloc, HERE, 600),
+        event(Action::Alloc, HERE, 600),
+    ]);
+    let options = Options {
+        capacity: Some(Bytes::mib(1000)),
+        ..Options::default()
+    };
+    for (fraction, completed) in [("1.0", true), ("0.7", true), ("0.5", false)] {
+        let conf = format!("per_process_memory_fraction:{fraction}");
+        let config = Config::parse("caching", &conf).unwrap();
+        let outcome = Job::new(&trace).replay(&config, &options, &()).unwrap();
+        assert_eq!(outcome.completed, completed, "{conf}");
+    }
+}
