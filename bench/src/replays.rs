@@ -102,7 +102,7 @@ impl ReplayBench {
             maps: 0,
         };
         for trace in &self.snapshot.traces {
-            let outcome = Job::new(&trace).replay(config, &Options::default(), &())?;
+            let outcome = Job::new(trace).replay(config, &Options::default(), &())?;
             answer.completed &= outcome.completed;
             answer.allocations += trace.allocs() as u64;
             answer.peak_reserved_bytes += outcome.peak_reserved_bytes.get();
