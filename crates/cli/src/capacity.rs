@@ -18,7 +18,7 @@ impl Capacity {
     pub(crate) fn resolve(self, peak_live: Bytes) -> Bytes {
         match self {
             Capacity::Absolute(bytes) => bytes,
-            Capacity::TimesPeakLive(factor) => scale(factor, peak_live),
+            Capacity::TimesPeakLive(factor) => peak_live.scale(factor),
         }
     }
 }
@@ -41,7 +41,7 @@ impl FromStr for Capacity {
         let capacity = match unit.as_str() {
             "" => Capacity::Absolute(Bytes(number.parse().map_err(|_| bad_number(number))?)),
             "x" => Capacity::TimesPeakLive(decimal(number)?),
-            _ => Capacity::Absolute(scale(decimal(number)?, unit_bytes(&unit)?)),
+            _ => Capacity::Absolute(unit_bytes(&unit)?.scale(decimal(number)?)),
         };
         match capacity {
             Capacity::Absolute(bytes) if bytes.is_zero() => Err(no_memory()),
@@ -77,16 +77,6 @@ fn bad_number(number: &str) -> String {
 
 fn no_memory() -> String {
     "a device without memory cannot run anything".into()
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "a device's size needs no more digits than f64 has; the cast saturates"
-)]
-fn scale(factor: f64, bytes: Bytes) -> Bytes {
-    Bytes((factor * bytes.get() as f64) as u64)
 }
 
 #[cfg(test)]

@@ -255,7 +255,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
     fn apply_configured_fraction(&mut self) -> Result<(), DriverError> {
         if let Some(fraction) = self.fraction {
-            let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
+            let limit = self.heap.driver.memory_info()?.total.scale(fraction);
             self.set_limit(Some(limit));
         }
         Ok(())
@@ -608,14 +608,4 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn retry_wait_ms(&self) -> Option<u64> {
         self.strategy.retry_wait_ms()
     }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
-)]
-fn limit_of(fraction: f64, total: Bytes) -> Bytes {
-    Bytes((fraction.clamp(0.0, 1.0) * total.get() as f64) as u64)
 }

@@ -66,6 +66,18 @@ impl Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
+    /// Returns `factor` times as many bytes, cut to a whole number as PyTorch cuts its fractions; no
+    /// bytes for a negative factor, the most there are where the product is out of range.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a device's size needs no more digits than f64 has; the cast saturates"
+    )]
+    pub fn scale(self, factor: f64) -> Bytes {
+        Bytes((factor * self.0 as f64) as u64)
+    }
+
     /// Returns `self + other`, or the largest number of bytes where the sum is out of range.
     pub const fn saturating_add(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))

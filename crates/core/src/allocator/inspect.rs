@@ -1,6 +1,6 @@
 //! Limits, figures, events: what is asked about, rather than for, memory.
 
-use super::{Allocation, DeviceAllocator, limit_of};
+use super::{Allocation, DeviceAllocator};
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::{Action, Event};
@@ -27,7 +27,12 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::Driver`] when the device does not say how much memory it has.
     pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let limit = limit_of(fraction, self.heap.driver.memory_info()?.total);
+        let limit = self
+            .heap
+            .driver
+            .memory_info()?
+            .total
+            .scale(fraction.clamp(0.0, 1.0));
         self.set_limit(Some(limit));
         Ok(())
     }

@@ -324,7 +324,10 @@ impl<D: Driver> Strategy<D> for Caching {
         if !self.collects_garbage(heap) {
             return Ok(());
         }
-        let threshold = fraction_of(self.config.garbage_collection_threshold, heap.limit);
+        let threshold = heap
+            .limit
+            .unwrap_or_default()
+            .scale(self.config.garbage_collection_threshold);
         let target = heap.stats.reserved().saturating_sub(threshold);
         let mut aged = self.aged_segments(heap);
         let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
@@ -525,14 +528,4 @@ impl Caching {
         }
         Ok(())
     }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rounded as PyTorch rounds it: a float product, cut to a whole number of bytes"
-)]
-fn fraction_of(fraction: f64, limit: Option<Bytes>) -> Bytes {
-    Bytes((fraction * limit.unwrap_or(Bytes::ZERO).get() as f64) as u64)
 }
