@@ -9,7 +9,7 @@ use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, OutOfMemory};
 use crate::event::Action;
-use crate::segment::{Heap, signed};
+use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::strategy::{ActiveStrategy, Request, Strategy};
 use crate::stream::StreamUses;
@@ -200,7 +200,9 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::TooLarge { requested });
         }
         // What other streams have finished with can be used from here on.
-        self.process_events()?;
+        if !self.uses.none_wait() {
+            self.process_events()?;
+        }
         let size = Strategy::<D>::block_size(&self.strategy, requested);
         let domain = self.heap.domains.find_or_insert(pool, stream);
         Ok(Request {
@@ -215,9 +217,14 @@ impl<D: Driver> DeviceAllocator<D> {
     #[inline]
     fn find_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
         // What the job itself has freed.
-        if let Some(block) = self.strategy.take(&mut self.heap, request) {
-            return Ok(Some(block));
+        match self.strategy.take(&mut self.heap, request) {
+            Some(block) => Ok(Some(block)),
+            None => self.find_new_block(request),
         }
+    }
+
+    #[cold]
+    fn find_new_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
         self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
         self.strategy.collect_garbage(&mut self.heap, request)?;
@@ -311,12 +318,7 @@ impl<D: Driver> DeviceAllocator<D> {
         block.state = BlockState::Allocated;
         block.requested = requested;
         let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
-        let stats = &mut self.heap.stats;
-        stats.allocation.increase(kind, 1);
-        stats.active.increase(kind, 1);
-        stats.allocated_bytes.increase(kind, signed(size));
-        stats.active_bytes.increase(kind, signed(size));
-        stats.requested_bytes.increase(kind, signed(requested));
+        self.heap.stats.count_allocated(kind, size, requested);
         if self.heap.is_oversize(size) {
             self.heap.stats.oversize_allocations.increase(1);
         }
@@ -348,15 +350,17 @@ impl<D: Driver> DeviceAllocator<D> {
         let result = if used_elsewhere {
             self.suspend(id)
         } else {
-            self.reclaim(id)
+            self.give_back(id)
         };
         if let Err(error) = result {
             self.heap.log.events.truncate(events_before);
             return Err(error.into());
         }
-        let stats = &mut self.heap.stats;
-        stats.allocation.decrease(kind, 1);
-        stats.allocated_bytes.decrease(kind, signed(size));
+        if used_elsewhere {
+            self.heap.stats.count_suspended(kind, size);
+        } else {
+            self.heap.stats.count_freed(kind, size, requested);
+        }
         if self.heap.is_oversize(size) {
             self.heap.stats.oversize_allocations.decrease(1);
         }
@@ -364,6 +368,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Keeps a freed block until the other streams that used it are done.
+    #[cold]
     fn suspend(&mut self, id: BlockId) -> Result<(), DriverError> {
         if self.captures > 0 {
             self.uses.defer(id);
@@ -376,23 +381,18 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns a block's memory to the strategy.
+    /// Returns a block's memory to the strategy. An event of it is written even on an error.
     #[inline]
-    fn reclaim(&mut self, id: BlockId) -> Result<(), DriverError> {
+    fn give_back(&mut self, id: BlockId) -> Result<(), DriverError> {
         let block = &mut self.heap.blocks[id];
-        let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
-        let (requested, state) = (block.requested, block.state);
-        block.state = BlockState::Free;
+        let (address, requested, domain) = (block.address, block.requested, block.domain);
+        let state = std::mem::replace(&mut block.state, BlockState::Free);
         self.heap
             .record(Action::FreeCompleted, domain, address, requested);
         if let Err(error) = self.strategy.put(&mut self.heap, id) {
             self.heap.blocks[id].state = state;
             return Err(error);
         }
-        let stats = &mut self.heap.stats;
-        stats.active.decrease(kind, 1);
-        stats.active_bytes.decrease(kind, signed(size));
-        stats.requested_bytes.decrease(kind, signed(requested));
         Ok(())
     }
 
@@ -424,7 +424,6 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
-    #[inline]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
         if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
@@ -435,12 +434,15 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     fn reclaim_passed(&mut self) -> Result<(), DriverError> {
-        while let Some(block) = self.uses.first_passed() {
+        while let Some(id) = self.uses.first_passed() {
+            let block = &self.heap.blocks[id];
+            let (size, kind, requested) = (block.size, block.kind, block.requested);
             let events_before = self.heap.log.events.len();
-            if let Err(error) = self.reclaim(block) {
+            if let Err(error) = self.give_back(id) {
                 self.heap.log.events.truncate(events_before);
                 return Err(error);
             }
+            self.heap.stats.count_resumed(kind, size, requested);
             self.uses.remove_first_passed();
         }
         Ok(())
@@ -507,6 +509,7 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
+    #[cold]
     fn out_of_memory(&mut self, request: &Request) -> Result<AllocError, DriverError> {
         let info = self.heap.driver.memory_info()?;
         let heap = &self.heap;

@@ -3,10 +3,9 @@
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
-use hashbrown::HashTable;
-
 use crate::domain::DomainId;
 use crate::figures::SizeKind;
+use crate::number_table::{NumberTable, hash_of};
 use crate::segment::SegmentId;
 use crate::units::{Bytes, DeviceAddress};
 
@@ -50,6 +49,8 @@ pub(crate) struct Block {
     pub(crate) previous: Option<BlockId>,
     /// The block that starts where this one ends, likewise.
     pub(crate) next: Option<BlockId>,
+    /// The block beneath this one, in strategies that stack free blocks.
+    pub(crate) below: Option<BlockId>,
     /// A number for the strategy's own use: an order, a size class, an age.
     pub(crate) mark: u64,
     pub(crate) state: BlockState,
@@ -81,15 +82,14 @@ impl Block {
 /// Every block, by number and by address.
 ///
 /// Numbers are used again, last freed first: the newest record is likeliest to be in cache; a record
-/// that holds no block has no segment. The map from addresses holds four bytes a block and compares
-/// through the table, so that at 100,000 blocks it still fits the second-level cache.
+/// that holds no block has no segment. The map from addresses compares through the table.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     /// Slot 0 is never used, so that `Option<BlockId>` takes four bytes.
     blocks: Vec<Block>,
     /// Slots that hold no block.
     vacant: Vec<BlockId>,
-    by_address: HashTable<BlockId>,
+    by_address: NumberTable,
     lists_when_handed_out: bool,
 }
 
@@ -103,6 +103,7 @@ impl BlockTable {
             domain: DomainId::DEFAULT,
             previous: None,
             next: None,
+            below: None,
             mark: 0,
             state: BlockState::Free,
             kind: SizeKind::Small,
@@ -112,7 +113,7 @@ impl BlockTable {
         BlockTable {
             blocks: vec![unused],
             vacant: Vec::new(),
-            by_address: HashTable::new(),
+            by_address: NumberTable::new(),
             lists_when_handed_out: false,
         }
     }
@@ -157,10 +158,7 @@ impl BlockTable {
         if !std::mem::replace(&mut block.is_listed, true) {
             let address = block.address;
             debug_assert!(self.find(address).is_none(), "two blocks at {address}");
-            let blocks = &self.blocks;
-            let hash_of_id = |&id: &BlockId| hash_of(blocks[id.index()].address);
-            self.by_address
-                .insert_unique(hash_of(address), id, hash_of_id);
+            self.by_address.insert(hash_of(address.get()), id.0);
         }
     }
 
@@ -169,9 +167,8 @@ impl BlockTable {
         let block = &mut self[id];
         block.segment = SegmentId::NONE;
         if std::mem::replace(&mut block.is_listed, false) {
-            let hash = hash_of(block.address);
-            let entry = self.by_address.find_entry(hash, |&other| other == id);
-            entry.expect("listed blocks are in the map").remove();
+            let hash = hash_of(block.address.get());
+            self.by_address.remove(hash, id.0);
         }
         self.vacant.push(id);
     }
@@ -180,8 +177,10 @@ impl BlockTable {
     /// time.
     #[inline]
     pub(crate) fn find(&self, address: DeviceAddress) -> Option<BlockId> {
-        let same = |&id: &BlockId| self.blocks[id.index()].address == address;
-        self.by_address.find(hash_of(address), same).copied()
+        let is_it = |number| self[BlockId(number)].address == address;
+        self.by_address
+            .find(hash_of(address.get()), is_it)
+            .map(BlockId)
     }
 
     /// Returns every block, in the order of their numbers. Linear time.
@@ -240,13 +239,6 @@ impl IndexMut<BlockId> for BlockTable {
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         &mut self.blocks[id.index()]
     }
-}
-
-/// Blocks start at multiples of 256 bytes or more, and often at multiples of 2 MiB: multiplying moves
-/// what differs to the high bits, folding brings it back to the low ones that choose the slot.
-fn hash_of(address: DeviceAddress) -> u64 {
-    let product = (address.get() >> 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    product ^ (product >> 32)
 }
 
 #[cfg(test)]

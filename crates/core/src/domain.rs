@@ -72,7 +72,7 @@ pub(crate) struct Domains {
     domains: Vec<Option<Domain>>,
     by_pair: HashMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
-    recent: DomainId,
+    recent: (Domain, DomainId),
     /// Whether any pool's blocks were ever handed out whole, so that jobs without need not ask.
     any_no_split: bool,
 }
@@ -87,22 +87,26 @@ impl Domains {
             pools: vec![Some(Pool::new(MempoolId::DEFAULT))],
             domains: vec![Some(default)],
             by_pair: HashMap::from([(default, DomainId::DEFAULT)]),
-            recent: DomainId::DEFAULT,
+            recent: (default, DomainId::DEFAULT),
             any_no_split: false,
         }
     }
 
     /// Returns the domain of a pool and a stream, a new one if need be. Constant time.
+    #[inline]
     pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> DomainId {
         let pair = Domain { pool, stream };
-        if self.domains[self.recent.index()] == Some(pair) {
-            return self.recent;
+        if self.recent.0 != pair {
+            self.recent = (pair, self.find_or_insert_other(pair));
         }
-        self.recent = match self.by_pair.get(&pair) {
+        self.recent.1
+    }
+
+    fn find_or_insert_other(&mut self, pair: Domain) -> DomainId {
+        match self.by_pair.get(&pair) {
             Some(&id) => id,
             None => self.insert(pair),
-        };
-        self.recent
+        }
     }
 
     fn insert(&mut self, pair: Domain) -> DomainId {
@@ -175,6 +179,7 @@ impl Domains {
         debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
         self.pools[index.0 as usize] = None;
+        self.recent = (self.domain(DomainId::DEFAULT), DomainId::DEFAULT);
         for slot in &mut self.domains {
             if let Some(domain) = slot.take_if(|domain| domain.pool == index) {
                 self.by_pair.remove(&domain);

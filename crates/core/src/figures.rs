@@ -1,10 +1,12 @@
 //! The figures as they are kept: what the path of a request pays for [`Stats`].
 //!
-//! Ten figures change with every request and every free, each of them for a size pool and for all.
+//! Five figures change with every request and every free, each of them for a size pool and for all.
 //! What follows from others is left out until somebody asks: the figures over all are sums, but for
-//! their peaks, and what was freed is what was allocated less what is there. A free then costs one
-//! subtraction a figure.
+//! their peaks; what was freed is what was allocated less what is there; and what is active is what
+//! is allocated and the few blocks that wait for other streams. A free then costs one subtraction for
+//! each of three figures.
 
+use crate::segment::signed;
 use crate::stats::{PoolStats, Stat, Stats};
 use crate::units::Bytes;
 
@@ -29,6 +31,13 @@ struct Half {
 }
 
 impl Half {
+    #[inline]
+    fn increase(&mut self, amount: i64) {
+        self.current += amount;
+        self.added += amount;
+        raise(&mut self.peak, self.current);
+    }
+
     fn stat(&self) -> Stat {
         let &Half {
             current,
@@ -56,11 +65,9 @@ pub(crate) struct Gauge {
 impl Gauge {
     #[inline]
     pub(crate) fn increase(&mut self, kind: SizeKind, amount: i64) {
-        let half = &mut self.halves[kind as usize];
-        half.current += amount;
-        half.added += amount;
-        half.peak = half.peak.max(half.current);
-        self.peak = self.peak.max(self.current());
+        self.halves[kind as usize].increase(amount);
+        let current = self.current();
+        raise(&mut self.peak, current);
     }
 
     #[inline]
@@ -116,18 +123,78 @@ impl Gauge {
     }
 }
 
+/// Raises a peak. A job is seldom at its peak, so that this is a branch which is rarely taken, and no
+/// store.
+#[inline]
+fn raise(peak: &mut i64, current: i64) {
+    if *peak < current {
+        *peak = current;
+    }
+}
+
+/// What the blocks that were freed and wait for other streams add to a figure.
+#[derive(Clone, Copy, Default, Debug)]
+struct Waiting {
+    /// By [`SizeKind`].
+    current: [i64; 2],
+    /// What they added when the sums were reset.
+    base: [i64; 2],
+    /// The most that the figure has been while any waited, by [`SizeKind`] and over everything.
+    peaks: [i64; 2],
+    peak: i64,
+}
+
+impl Waiting {
+    /// Returns the figure of which `held` is the part that does not wait.
+    fn stats(&self, held: &Gauge) -> PoolStats {
+        let mut sum = *held;
+        for kind in [0, 1] {
+            let half = &mut sum.halves[kind];
+            half.current += self.current[kind];
+            half.base += self.base[kind];
+            half.peak = half.peak.max(self.peaks[kind]);
+        }
+        sum.peak = sum.peak.max(self.peak);
+        sum.stats()
+    }
+
+    /// Raises the peaks of the figure of which `held` is the part that does not wait.
+    fn raise_peaks(&mut self, held: &Gauge) {
+        for kind in [0, 1] {
+            let current = held.halves[kind].current + self.current[kind];
+            raise(&mut self.peaks[kind], current);
+        }
+        raise(
+            &mut self.peak,
+            held.current() + self.current.iter().sum::<i64>(),
+        );
+    }
+
+    fn reset_peak(&mut self, held: &Gauge) {
+        (self.peaks, self.peak) = ([0; 2], 0);
+        self.raise_peaks(held);
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.base = self.current;
+    }
+}
+
 /// Everything that is counted; [`Stats`] says what each figure means.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Figures {
-    pub(crate) allocation: Gauge,
-    pub(crate) segment: Gauge,
-    pub(crate) active: Gauge,
+    allocation: Gauge,
+    allocated_bytes: Gauge,
+    requested_bytes: Gauge,
+    /// What is active and not allocated.
+    waiting: Waiting,
+    waiting_bytes: Waiting,
+    /// How many blocks wait, so that a job in which none does need not look further.
+    waiting_blocks: usize,
     pub(crate) inactive_split: Gauge,
-    pub(crate) allocated_bytes: Gauge,
-    pub(crate) reserved_bytes: Gauge,
-    pub(crate) active_bytes: Gauge,
     pub(crate) inactive_split_bytes: Gauge,
-    pub(crate) requested_bytes: Gauge,
+    pub(crate) segment: Gauge,
+    pub(crate) reserved_bytes: Gauge,
     pub(crate) oversize_allocations: Stat,
     pub(crate) oversize_segments: Stat,
     pub(crate) num_alloc_retries: i64,
@@ -141,16 +208,84 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
+    /// Returns the figures of an allocator that holds nothing.
+    pub(crate) fn new() -> Figures {
+        Figures {
+            allocation: Gauge::default(),
+            allocated_bytes: Gauge::default(),
+            requested_bytes: Gauge::default(),
+            waiting: Waiting::default(),
+            waiting_bytes: Waiting::default(),
+            waiting_blocks: 0,
+            inactive_split: Gauge::default(),
+            inactive_split_bytes: Gauge::default(),
+            segment: Gauge::default(),
+            reserved_bytes: Gauge::default(),
+            oversize_allocations: Stat::default(),
+            oversize_segments: Stat::default(),
+            num_alloc_retries: 0,
+            num_ooms: 0,
+            num_sync_all_streams: 0,
+            num_device_alloc: 0,
+            num_device_free: 0,
+            num_oom_rejections: 0,
+            max_split_size: -1,
+        }
+    }
+
+    /// Counts a block that the program gets, and asked for so many bytes of.
+    #[inline]
+    pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
+        self.allocation.increase(kind, 1);
+        self.allocated_bytes.increase(kind, signed(size));
+        self.requested_bytes.increase(kind, signed(requested));
+        if self.waiting_blocks > 0 {
+            self.waiting.raise_peaks(&self.allocation);
+            self.waiting_bytes.raise_peaks(&self.allocated_bytes);
+        }
+    }
+
+    /// Counts a block that the program let go of, and that nobody uses any more.
+    #[inline]
+    pub(crate) fn count_freed(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
+        self.allocation.decrease(kind, 1);
+        self.allocated_bytes.decrease(kind, signed(size));
+        self.requested_bytes.decrease(kind, signed(requested));
+    }
+
+    /// Counts a block that the program let go of, and that other streams may still use.
+    pub(crate) fn count_suspended(&mut self, kind: SizeKind, size: Bytes) {
+        self.allocation.decrease(kind, 1);
+        self.allocated_bytes.decrease(kind, signed(size));
+        self.waiting_blocks += 1;
+        self.waiting.current[kind as usize] += 1;
+        self.waiting_bytes.current[kind as usize] += signed(size);
+    }
+
+    /// Counts a suspended block that nobody uses any more.
+    pub(crate) fn count_resumed(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
+        self.waiting_blocks -= 1;
+        self.waiting.current[kind as usize] -= 1;
+        self.waiting_bytes.current[kind as usize] -= signed(size);
+        self.requested_bytes.decrease(kind, signed(requested));
+    }
+
+    /// Returns the bytes of the blocks that the program, or work it queued, may still touch.
+    pub(crate) fn active(&self) -> Bytes {
+        let waiting: i64 = self.waiting_bytes.current.iter().sum();
+        Bytes((self.allocated_bytes.current() + waiting).unsigned_abs())
+    }
+
     /// Returns the figures as PyTorch reports them.
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             allocation: self.allocation.stats(),
             segment: self.segment.stats(),
-            active: self.active.stats(),
+            active: self.waiting.stats(&self.allocation),
             inactive_split: self.inactive_split.stats(),
             allocated_bytes: self.allocated_bytes.stats(),
             reserved_bytes: self.reserved_bytes.stats(),
-            active_bytes: self.active_bytes.stats(),
+            active_bytes: self.waiting_bytes.stats(&self.allocated_bytes),
             inactive_split_bytes: self.inactive_split_bytes.stats(),
             requested_bytes: self.requested_bytes.stats(),
             oversize_allocations: self.oversize_allocations,
@@ -168,6 +303,8 @@ impl Figures {
     /// Sets every peak to its current value.
     pub(crate) fn reset_peaks(&mut self) {
         self.gauges().into_iter().for_each(Gauge::reset_peak);
+        self.waiting.reset_peak(&self.allocation);
+        self.waiting_bytes.reset_peak(&self.allocated_bytes);
         self.oversize_allocations.reset_peak();
         self.oversize_segments.reset_peak();
     }
@@ -175,6 +312,8 @@ impl Figures {
     /// Sets every sum and count to zero.
     pub(crate) fn reset_accumulated(&mut self) {
         self.gauges().into_iter().for_each(Gauge::reset_accumulated);
+        self.waiting.reset_accumulated();
+        self.waiting_bytes.reset_accumulated();
         self.oversize_allocations.reset_accumulated();
         self.oversize_segments.reset_accumulated();
         self.num_alloc_retries = 0;
@@ -195,15 +334,13 @@ impl Figures {
         Bytes(self.allocated_bytes.current().unsigned_abs())
     }
 
-    fn gauges(&mut self) -> [&mut Gauge; 9] {
+    fn gauges(&mut self) -> [&mut Gauge; 7] {
         [
             &mut self.allocation,
             &mut self.segment,
-            &mut self.active,
             &mut self.inactive_split,
             &mut self.allocated_bytes,
             &mut self.reserved_bytes,
-            &mut self.active_bytes,
             &mut self.inactive_split_bytes,
             &mut self.requested_bytes,
         ]

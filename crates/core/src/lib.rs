@@ -59,6 +59,7 @@ mod driver;
 mod error;
 mod event;
 mod figures;
+mod number_table;
 mod segment;
 mod snapshot;
 mod stats;

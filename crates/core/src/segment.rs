@@ -153,10 +153,7 @@ impl<D: Driver> Heap<D> {
             blocks: BlockTable::new(),
             segments: SegmentTable::default(),
             domains: Domains::new(),
-            stats: Figures {
-                max_split_size: -1,
-                ..Figures::default()
-            },
+            stats: Figures::new(),
             log: EventLog::default(),
             limit: None,
             detached: Vec::new(),
@@ -523,6 +520,7 @@ impl<D: Driver> Heap<D> {
             domain: segment.domain,
             previous: None,
             next: None,
+            below: None,
             mark: 0,
             state: BlockState::Free,
             kind: segment.kind,
@@ -541,16 +539,27 @@ impl<D: Driver> Heap<D> {
         size: Bytes,
     ) {
         if self.log.enabled {
-            let domain = self.domains.domain(domain);
-            let pool = self.domains.pool(domain.pool).id;
-            self.log.events.push(Event {
-                action,
-                pool,
-                address,
-                size,
-                stream: domain.stream,
-            });
+            self.push_event(action, domain, address, size);
         }
+    }
+
+    #[inline(never)]
+    fn push_event(
+        &mut self,
+        action: Action,
+        domain: DomainId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) {
+        let domain = self.domains.domain(domain);
+        let pool = self.domains.pool(domain.pool).id;
+        self.log.events.push(Event {
+            action,
+            pool,
+            address,
+            size,
+            stream: domain.stream,
+        });
     }
 
     /// Returns whether `size` is one from which blocks are not split.

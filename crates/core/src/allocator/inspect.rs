@@ -107,10 +107,10 @@ impl<D: Driver> DeviceAllocator<D> {
     /// O(n log n) for n blocks.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         let segments = crate::snapshot::of_heap(&self.heap);
-        let active = self.heap.stats.active_bytes.current().unsigned_abs();
+        let active = self.heap.stats.active();
         let domain = crate::domain::DomainId::DEFAULT;
         self.heap
-            .record(Action::Snapshot, domain, DeviceAddress::NULL, Bytes(active));
+            .record(Action::Snapshot, domain, DeviceAddress::NULL, active);
         segments
     }
 

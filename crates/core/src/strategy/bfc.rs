@@ -232,7 +232,7 @@ impl<D: Driver> Strategy<D> for Bfc {
         request.size
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let free = &self.domains.get(request.domain.index())?.free;
         let best = match request.freed_before {
@@ -263,7 +263,7 @@ impl<D: Driver> Strategy<D> for Bfc {
         Ok(None)
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
         heap.blocks[id].mark = mark;

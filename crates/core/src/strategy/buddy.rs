@@ -66,7 +66,7 @@ impl<D: Driver> Strategy<D> for Buddy {
         request.size.max(self.arenas.arena_size())
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
@@ -98,7 +98,7 @@ impl<D: Driver> Strategy<D> for Buddy {
         Ok(self.arenas.take_block(heap, request.domain, run))
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
         let arenas = &mut self.arenas;
         if is_own_segment(&heap.blocks[block]) {

@@ -234,7 +234,7 @@ impl<D: Driver> Strategy<D> for Caching {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         let kind = kind_of(size);
@@ -283,7 +283,7 @@ impl<D: Driver> Strategy<D> for Caching {
         Ok(Some(self.carve(heap, block, request)))
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
         let block = &heap.blocks[id];
         let (kind, previous, next) = (block.kind, block.previous, block.next);

@@ -1,5 +1,6 @@
 //! Free blocks ordered by size, then address: best fit in a few nanoseconds.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId};
@@ -16,7 +17,7 @@ const BINS_PER_OCTAVE_LOG2: u32 = 5;
 const SHORT_BIN_MAX: usize = 96;
 
 /// A free block, ordered by size, then address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeBlock {
     pub(crate) size: Bytes,
     pub(crate) address: DeviceAddress,
@@ -32,6 +33,37 @@ impl FreeBlock {
             address: block.address,
             id,
         }
+    }
+}
+
+impl FreeBlock {
+    /// Returns size and address as one number: comparing two of them takes no branch, and which of two
+    /// blocks is larger is what a processor cannot predict.
+    #[inline]
+    fn key(self) -> u128 {
+        u128::from(self.size.get()) << 64 | u128::from(self.address.get())
+    }
+}
+
+impl PartialEq for FreeBlock {
+    fn eq(&self, other: &FreeBlock) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for FreeBlock {}
+
+impl Ord for FreeBlock {
+    #[inline]
+    fn cmp(&self, other: &FreeBlock) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for FreeBlock {
+    #[inline]
+    fn partial_cmp(&self, other: &FreeBlock) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -202,7 +234,8 @@ impl Bin {
     fn insert(&mut self, block: FreeBlock) {
         match self {
             Bin::Short(blocks) if blocks.len() < SHORT_BIN_MAX => {
-                let position = blocks.partition_point(|other| *other > block);
+                let key = block.key();
+                let position = blocks.partition_point(|other| other.key() > key);
                 blocks.insert(position, block);
             }
             Bin::Short(blocks) => {
@@ -219,7 +252,8 @@ impl Bin {
     fn remove(&mut self, block: FreeBlock) {
         match self {
             Bin::Short(blocks) => {
-                let position = blocks.partition_point(|other| *other > block);
+                let key = block.key();
+                let position = blocks.partition_point(|other| other.key() > key);
                 assert_eq!(blocks[position], block, "only free blocks are removed");
                 blocks.remove(position);
             }

@@ -5,16 +5,17 @@
 //! block has covered yet, the *rest* of a slab. Slabs are large so that the driver is rarely asked;
 //! what this costs is memory that stays with sizes that nothing asks for any more.
 
-use hashbrown::HashTable;
+use std::num::NonZeroU32;
 
 use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
-use crate::block::{BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState, BlockTable};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
+use crate::number_table::{NumberTable, hash_of};
 use crate::segment::{Heap, Segment, SegmentId, signed};
 use crate::units::{Bytes, DeviceAddress};
 
@@ -33,46 +34,50 @@ pub(crate) struct Pool {
 }
 
 /// The free memory of one domain.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SizeLists {
     /// In the order in which the sizes were first asked for.
     lists: Vec<SizeList>,
-    /// The numbers of the lists, by size.
-    by_size: HashTable<u32>,
+    /// The numbers of the lists, by size; counted from one.
+    by_size: NumberTable,
     /// What is left of each slab.
     rests: FreeBlocks,
 }
 
-/// The free blocks of one size, used last-in first-out: the record of the newest is likeliest to be in
-/// cache.
+/// The free blocks of one size: a stack, because the record of the newest is likeliest to be in cache.
+/// It goes through the blocks' own records, which are read and written anyway.
 #[derive(Debug)]
 struct SizeList {
     size: Bytes,
-    /// The block freed last, unless it was taken again. Kept beside the size, so that with thousands
-    /// of sizes a request takes one cache miss fewer.
     newest: Option<BlockId>,
-    /// Those freed before.
-    older: Vec<BlockId>,
 }
 
 impl SizeList {
     #[inline]
-    fn push(&mut self, id: BlockId) {
-        self.older.extend(self.newest.replace(id));
+    fn push(&mut self, blocks: &mut BlockTable, id: BlockId) {
+        blocks[id].below = self.newest.replace(id);
     }
 
     #[inline]
-    fn pop(&mut self) -> Option<BlockId> {
-        self.newest.take().or_else(|| self.older.pop())
+    fn pop(&mut self, blocks: &BlockTable) -> Option<BlockId> {
+        let id = self.newest?;
+        self.newest = blocks[id].below;
+        Some(id)
     }
 
-    fn retain(&mut self, keep: impl Fn(BlockId) -> bool) {
-        self.newest.take_if(|id| !keep(*id));
-        self.older.retain(|&id| keep(id));
+    /// Keeps the blocks that `keep` names, in their order.
+    fn retain(&mut self, blocks: &mut BlockTable, keep: impl Fn(&Block) -> bool) {
+        let kept = self.iter(blocks).filter(|&id| keep(&blocks[id]));
+        let kept: Vec<BlockId> = kept.collect();
+        self.newest = None;
+        for id in kept.into_iter().rev() {
+            self.push(blocks, id);
+        }
     }
 
-    fn iter(&self) -> impl Iterator<Item = BlockId> {
-        self.older.iter().copied().chain(self.newest)
+    /// Returns the blocks, the newest first.
+    fn iter(&self, blocks: &BlockTable) -> impl Iterator<Item = BlockId> {
+        std::iter::successors(self.newest, |&id| blocks[id].below)
     }
 }
 
@@ -86,8 +91,7 @@ impl Pool {
 
     fn domain(&mut self, domain: DomainId) -> &mut SizeLists {
         if domain.index() >= self.domains.len() {
-            self.domains
-                .resize_with(domain.index() + 1, SizeLists::default);
+            self.domains.resize_with(domain.index() + 1, SizeLists::new);
         }
         &mut self.domains[domain.index()]
     }
@@ -103,11 +107,11 @@ impl<D: Driver> Strategy<D> for Pool {
         request.size.round_up(SEGMENT_ROUNDING).max(self.slab_size)
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let domain = self.domain(request.domain);
         let number = domain.list_of(request.size);
-        if let Some(id) = domain.lists[number].pop() {
+        if let Some(id) = domain.lists[number].pop(&heap.blocks) {
             let block = &heap.blocks[id];
             if block.is_split() {
                 let size = signed(block.size);
@@ -139,12 +143,13 @@ impl<D: Driver> Strategy<D> for Pool {
         Ok(Some(domain.carve(heap, rest, number)))
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
         let block = &heap.blocks[id];
-        let (size, number) = (signed(block.size), index(block.mark));
-        self.domains[block.domain.index()].lists[number].push(id);
-        if block.is_split() {
+        let (size, is_split) = (signed(block.size), block.is_split());
+        let lists = &mut self.domains[block.domain.index()].lists;
+        lists[index(block.mark)].push(&mut heap.blocks, id);
+        if is_split {
             heap.stats.inactive_split.increase(SizeKind::Large, 1);
             heap.stats
                 .inactive_split_bytes
@@ -184,10 +189,7 @@ impl<D: Driver> Strategy<D> for Pool {
             return Bytes::ZERO;
         };
         let rest = domain.rests.last().map(|rest| rest.size);
-        let lists = domain
-            .lists
-            .iter()
-            .filter(|list| list.iter().next().is_some());
+        let lists = domain.lists.iter().filter(|list| list.newest.is_some());
         lists
             .map(|list| list.size)
             .chain(rest)
@@ -221,26 +223,34 @@ impl<D: Driver> Strategy<D> for Pool {
 }
 
 impl SizeLists {
+    fn new() -> SizeLists {
+        SizeLists {
+            lists: Vec::new(),
+            by_size: NumberTable::new(),
+            rests: FreeBlocks::default(),
+        }
+    }
+
     /// Returns the number of the list of a size. Constant time.
     #[inline]
     fn list_of(&mut self, size: Bytes) -> usize {
-        let lists = &mut self.lists;
-        let found =
-            (self.by_size).find(hash_of(size), |&number| lists[number as usize].size == size);
-        if let Some(&number) = found {
-            return number as usize;
+        let lists = &self.lists;
+        let is_it = |number: NonZeroU32| lists[list_index(number)].size == size;
+        match self.by_size.find(hash_of(size.get()), is_it) {
+            Some(number) => list_index(number),
+            None => self.insert_list(size),
         }
-        let number = u32::try_from(lists.len()).expect("fewer than 2^32 sizes");
-        lists.push(SizeList {
-            size,
-            newest: None,
-            older: Vec::new(),
-        });
-        self.by_size
-            .insert_unique(hash_of(size), number, |&number| {
-                hash_of(lists[number as usize].size)
-            });
-        number as usize
+    }
+
+    #[cold]
+    fn insert_list(&mut self, size: Bytes) -> usize {
+        self.lists.push(SizeList { size, newest: None });
+        let number = u32::try_from(self.lists.len())
+            .ok()
+            .and_then(NonZeroU32::new);
+        let number = number.expect("fewer than 2^32 sizes");
+        self.by_size.insert(hash_of(size.get()), number);
+        list_index(number)
     }
 
     /// Cuts a block for a list from a rest that is not in `rests`, and puts what is left there.
@@ -273,7 +283,7 @@ impl SizeLists {
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
         for (number, list) in self.lists.iter().enumerate() {
-            for block in list.iter().map(|id| &heap.blocks[id]) {
+            for block in list.iter(&heap.blocks).map(|id| &heap.blocks[id]) {
                 let belongs = (block.mark, block.size) == (number as u64, list.size);
                 if block.state != BlockState::Free || !belongs {
                     return Err(format!("{} is in the wrong list", block.address));
@@ -287,7 +297,7 @@ impl SizeLists {
                 return Err(format!("{} is no rest", block.address));
             }
         }
-        let listed = self.lists.iter().map(|list| list.iter().count());
+        let listed = (self.lists.iter()).map(|list| list.iter(&heap.blocks).count());
         Ok(self.rests.len() + listed.sum::<usize>())
     }
 }
@@ -316,7 +326,7 @@ impl Pool {
         for domain in domains {
             let lists = self.domains.get_mut(domain.index());
             for list in lists.into_iter().flat_map(|domain| &mut domain.lists) {
-                list.retain(|id| heap.blocks[id].mark != GONE);
+                list.retain(&mut heap.blocks, |block| block.mark != GONE);
             }
         }
         for &id in gone {
@@ -348,14 +358,13 @@ fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
     Ok(())
 }
 
-/// Sizes are multiples of 1 KiB, and many of them of far more: multiplying moves what differs to the
-/// high bits, folding brings it back to the low ones that choose the slot.
+/// Returns where in `lists` the list is that has this number.
 #[inline]
-fn hash_of(size: Bytes) -> u64 {
-    let product = (size.get() >> 10).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    product ^ (product >> 32)
+fn list_index(number: NonZeroU32) -> usize {
+    number.get() as usize - 1
 }
 
+#[inline]
 fn index(number: u64) -> usize {
     usize::try_from(number).expect("the number of lists fits a usize")
 }

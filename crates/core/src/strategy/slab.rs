@@ -101,7 +101,7 @@ impl<D: Driver> Strategy<D> for Slabs {
         request.size.max(self.layers.arenas.arena_size())
     }
 
-    #[inline]
+    #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
@@ -138,7 +138,7 @@ impl<D: Driver> Strategy<D> for Slabs {
         Ok(None)
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
         let block = &heap.blocks[id];
         let layers = &mut self.layers;
