@@ -10,8 +10,8 @@ use lowtide_core::{
     Stream,
 };
 use lowtide_trace::{
-    AllocatorSettings, Annotation, AnnotationStage, InitialState, Snapshot, StackId, StackTable,
-    Trace, TraceEvent, read_from, write_pickle,
+    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, Snapshot, StackId,
+    StackTable, Trace, TraceEvent, read_from, write_pickle,
 };
 
 /// Returns how many items each append takes, as the viewer's stack machine would find.
@@ -143,4 +143,36 @@ fn a_long_list_is_appended_in_parts() {
     assert_eq!(again.traces[0].events, snapshot.traces[0].events);
     assert_eq!(again.traces[0].segments, snapshot.traces[0].segments);
     assert_eq!(again.traces[0].annotations, snapshot.traces[0].annotations);
+}
+
+#[test]
+fn a_segment_says_what_allocated_it() {
+    let mut snapshot = long(1);
+    let trace = &mut snapshot.traces[0];
+    let mut table = StackTable::new();
+    let mut stack = |name| {
+        table.intern([Frame {
+            name,
+            filename: "train.py",
+            line: 1,
+        }])
+    };
+    // The same address twice: the second call is the one that counts.
+    let mut before = trace.events[0];
+    before.stack = stack("before");
+    trace.events[0].stack = stack("at_last");
+    let mut freed = before;
+    freed.event.action = Action::SegmentFree;
+    trace.events.splice(..0, [before, freed]);
+    trace.stacks = Arc::new(table);
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).expect("memory takes everything");
+    let position = |text: &str| {
+        let mut windows = pickle.windows(text.len());
+        let position = windows.position(|window| window == text.as_bytes());
+        position.expect("it was written")
+    };
+    let segments_end = position("device_traces");
+    assert!(position("at_last") < segments_end);
+    assert!(segments_end < position("before"));
 }

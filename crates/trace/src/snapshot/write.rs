@@ -3,7 +3,7 @@
 use std::io::{self, BufWriter, Write};
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockSnapshot, Bytes, MempoolId, SegmentSnapshot};
+use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
@@ -66,9 +66,12 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.string("segments")?;
         self.pickle.list()?;
         for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
+            let segment_stacks = segment_stacks(trace);
             let block_stacks = final_block_stacks(trace);
             self.append(&trace.segments, |writer, segment| {
-                writer.segment(trace.device, segment, &block_stacks, stacks)
+                let stack = segment_stacks.get(&segment.address).copied();
+                let stack = stack.unwrap_or_default();
+                writer.segment(trace.device, segment, stack, &block_stacks, stacks)
             })?;
         }
         self.pickle.string("device_traces")?;
@@ -120,6 +123,7 @@ impl<W: Write> SnapshotWriter<W> {
         &mut self,
         device: u32,
         segment: &SegmentSnapshot,
+        stack: StackId,
         block_stacks: &BlockStacks,
         stacks: &mut StackWriter<'_>,
     ) -> io::Result<()> {
@@ -139,7 +143,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.string("is_expandable")?;
         self.pickle.boolean(segment.is_expandable)?;
         self.pickle.string("frames")?;
-        self.stack(StackId::NONE, stacks)?;
+        self.stack(stack, stacks)?;
         self.pickle.string("blocks")?;
         self.pickle.list()?;
         self.append(&segment.blocks, |writer, block| {
@@ -275,4 +279,15 @@ impl<W: Write> SnapshotWriter<W> {
     fn bytes(&mut self, key: &str, value: Bytes) -> io::Result<()> {
         self.natural(key, value.get())
     }
+}
+
+/// Returns the call stacks that allocated the segments of `trace`, by their addresses; those that
+/// were freed since have one too. As in PyTorch, a range of an expandable segment has none: several
+/// calls mapped it. Linear in the events.
+fn segment_stacks(trace: &Trace) -> HashMap<DeviceAddress, StackId> {
+    let events = trace.events.iter();
+    events
+        .filter(|event| event.event.action == Action::SegmentAlloc)
+        .map(|event| (event.event.address, event.stack))
+        .collect()
 }
