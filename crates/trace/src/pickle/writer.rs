@@ -41,11 +41,17 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(&[op::SETITEMS])
     }
 
-    pub(crate) fn begin_list(&mut self) -> io::Result<()> {
-        self.out.write_all(&[op::EMPTY_LIST, op::MARK])
+    /// Writes an empty list. What is written between [`begin_items`](Self::begin_items) and
+    /// [`end_items`](Self::end_items) is appended to it, as often as wanted.
+    pub(crate) fn list(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::EMPTY_LIST])
     }
 
-    pub(crate) fn end_list(&mut self) -> io::Result<()> {
+    pub(crate) fn begin_items(&mut self) -> io::Result<()> {
+        self.out.write_all(&[op::MARK])
+    }
+
+    pub(crate) fn end_items(&mut self) -> io::Result<()> {
         self.out.write_all(&[op::APPENDS])
     }
 
@@ -105,7 +111,7 @@ impl<W: Write> PickleWriter<W> {
         Ok(())
     }
 
-    /// Memoizes the value written last: a list or dict once it has ended.
+    /// Memoizes the value written last: a list or dict once it is complete.
     pub(crate) fn memoize(&mut self) -> io::Result<Memo> {
         let memo = self.memo_count;
         self.memo_count += 1;

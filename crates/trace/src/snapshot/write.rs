@@ -3,13 +3,19 @@
 use std::io::{self, BufWriter, Write};
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, Bytes, MempoolId, SegmentSnapshot};
+use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
 use crate::error::TraceError;
-use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::{BlockStacks, final_block_stacks};
 use crate::pickle::{Memo, PickleWriter};
 use crate::stacks::{FrameId, StackId, StackTable};
+
+/// How many items are appended to a list at once, as Python's own pickler does it.
+///
+/// The viewer passes them as the arguments of one call: above some 120,000 the browser's stack
+/// overflows, and nothing is shown.
+const ITEMS_AT_ONCE_MAX: usize = 1000;
 
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
@@ -58,49 +64,66 @@ impl<W: Write> SnapshotWriter<W> {
             snapshot.traces.iter().map(StackWriter::new).collect();
         self.pickle.begin_dict()?;
         self.pickle.string("segments")?;
-        self.pickle.begin_list()?;
+        self.pickle.list()?;
         for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
+            let segment_stacks = segment_stacks(trace);
             let block_stacks = final_block_stacks(trace);
-            for segment in &trace.segments {
-                self.segment(trace.device, segment, &block_stacks, stacks)?;
-            }
+            self.append(&trace.segments, |writer, segment| {
+                let stack = segment_stacks.get(&segment.address).copied();
+                let stack = stack.unwrap_or_default();
+                writer.segment(trace.device, segment, stack, &block_stacks, stacks)
+            })?;
         }
-        self.pickle.end_list()?;
         self.pickle.string("device_traces")?;
-        self.pickle.begin_list()?;
+        self.pickle.list()?;
+        self.pickle.begin_items()?;
         let mut device = 0;
         for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
             // The position in the list is the device's number.
             while device < trace.device {
-                self.pickle.begin_list()?;
-                self.pickle.end_list()?;
+                self.pickle.list()?;
                 device += 1;
             }
-            self.pickle.begin_list()?;
-            for event in &trace.events {
-                self.event(event, stacks)?;
-            }
-            self.pickle.end_list()?;
+            self.pickle.list()?;
+            self.append(&trace.events, |writer, event| writer.event(event, stacks))?;
             device += 1;
         }
-        self.pickle.end_list()?;
+        self.pickle.end_items()?;
         if let Some(trace) = snapshot.traces.first() {
             self.pickle.string("allocator_settings")?;
             self.settings(&trace.settings)?;
         }
         self.pickle.string("external_annotations")?;
-        self.pickle.begin_list()?;
+        self.pickle.list()?;
         for trace in &snapshot.traces {
-            self.annotations(trace)?;
+            self.append(&trace.annotations, |writer, annotation| {
+                writer.annotation(trace.device, annotation)
+            })?;
         }
-        self.pickle.end_list()?;
         self.pickle.end_dict()
+    }
+
+    /// Appends `items`, as `write` writes each, to the list that was written last.
+    fn append<T>(
+        &mut self,
+        items: &[T],
+        mut write: impl FnMut(&mut Self, &T) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for items in items.chunks(ITEMS_AT_ONCE_MAX) {
+            self.pickle.begin_items()?;
+            for item in items {
+                write(self, item)?;
+            }
+            self.pickle.end_items()?;
+        }
+        Ok(())
     }
 
     fn segment(
         &mut self,
         device: u32,
         segment: &SegmentSnapshot,
+        stack: StackId,
         block_stacks: &BlockStacks,
         stacks: &mut StackWriter<'_>,
     ) -> io::Result<()> {
@@ -120,21 +143,29 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.string("is_expandable")?;
         self.pickle.boolean(segment.is_expandable)?;
         self.pickle.string("frames")?;
-        self.stack(StackId::NONE, stacks)?;
+        self.stack(stack, stacks)?;
         self.pickle.string("blocks")?;
-        self.pickle.begin_list()?;
-        for block in &segment.blocks {
-            self.pickle.begin_dict()?;
-            self.natural("address", block.address.get())?;
-            self.bytes("size", block.size)?;
-            self.bytes("requested_size", block.requested)?;
-            self.pickle.string("state")?;
-            self.pickle.string(block.status.name())?;
-            self.pickle.string("frames")?;
-            self.stack(block_stacks.stack(block), stacks)?;
-            self.pickle.end_dict()?;
-        }
-        self.pickle.end_list()?;
+        self.pickle.list()?;
+        self.append(&segment.blocks, |writer, block| {
+            writer.block(block, block_stacks.stack(block), stacks)
+        })?;
+        self.pickle.end_dict()
+    }
+
+    fn block(
+        &mut self,
+        block: &BlockSnapshot,
+        stack: StackId,
+        stacks: &mut StackWriter<'_>,
+    ) -> io::Result<()> {
+        self.pickle.begin_dict()?;
+        self.natural("address", block.address.get())?;
+        self.bytes("size", block.size)?;
+        self.bytes("requested_size", block.requested)?;
+        self.pickle.string("state")?;
+        self.pickle.string(block.status.name())?;
+        self.pickle.string("frames")?;
+        self.stack(stack, stacks)?;
         self.pickle.end_dict()
     }
 
@@ -184,22 +215,19 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.end_dict()
     }
 
-    fn annotations(&mut self, trace: &Trace) -> io::Result<()> {
-        for annotation in &trace.annotations {
-            self.pickle.begin_dict()?;
-            self.pickle.string("stage")?;
-            self.pickle.string(match annotation.stage {
-                AnnotationStage::Start => "START",
-                AnnotationStage::End => "END",
-            })?;
-            self.pickle.string("name")?;
-            self.pickle.string(&annotation.name)?;
-            self.natural("device", u64::from(trace.device))?;
-            self.pickle.string("time_us")?;
-            self.pickle.integer(annotation.time_us)?;
-            self.pickle.end_dict()?;
-        }
-        Ok(())
+    fn annotation(&mut self, device: u32, annotation: &Annotation) -> io::Result<()> {
+        self.pickle.begin_dict()?;
+        self.pickle.string("stage")?;
+        self.pickle.string(match annotation.stage {
+            AnnotationStage::Start => "START",
+            AnnotationStage::End => "END",
+        })?;
+        self.pickle.string("name")?;
+        self.pickle.string(&annotation.name)?;
+        self.natural("device", u64::from(device))?;
+        self.pickle.string("time_us")?;
+        self.pickle.integer(annotation.time_us)?;
+        self.pickle.end_dict()
     }
 
     /// Writes a list of frames, from the second time on as a reference to the first.
@@ -207,24 +235,28 @@ impl<W: Write> SnapshotWriter<W> {
         if let Some(&memo) = stacks.stacks.get(&stack) {
             return self.pickle.again(memo);
         }
-        self.pickle.begin_list()?;
-        for &id in stacks.table.frame_ids(stack) {
-            if let Some(&memo) = stacks.frames.get(&id) {
-                self.pickle.again(memo)?;
-                continue;
-            }
-            let frame = stacks.table.frame(id);
-            self.pickle.begin_dict()?;
-            self.pickle.string("name")?;
-            self.pickle.string(frame.name)?;
-            self.pickle.string("filename")?;
-            self.pickle.string(frame.filename)?;
-            self.natural("line", u64::from(frame.line))?;
-            self.pickle.end_dict()?;
-            stacks.frames.insert(id, self.pickle.memoize()?);
-        }
-        self.pickle.end_list()?;
+        self.pickle.list()?;
+        let table = stacks.table;
+        self.append(table.frame_ids(stack), |writer, &frame| {
+            writer.frame(frame, stacks)
+        })?;
         stacks.stacks.insert(stack, self.pickle.memoize()?);
+        Ok(())
+    }
+
+    fn frame(&mut self, id: FrameId, stacks: &mut StackWriter<'_>) -> io::Result<()> {
+        if let Some(&memo) = stacks.frames.get(&id) {
+            return self.pickle.again(memo);
+        }
+        let frame = stacks.table.frame(id);
+        self.pickle.begin_dict()?;
+        self.pickle.string("name")?;
+        self.pickle.string(frame.name)?;
+        self.pickle.string("filename")?;
+        self.pickle.string(frame.filename)?;
+        self.natural("line", u64::from(frame.line))?;
+        self.pickle.end_dict()?;
+        stacks.frames.insert(id, self.pickle.memoize()?);
         Ok(())
     }
 
@@ -247,4 +279,15 @@ impl<W: Write> SnapshotWriter<W> {
     fn bytes(&mut self, key: &str, value: Bytes) -> io::Result<()> {
         self.natural(key, value.get())
     }
+}
+
+/// Returns the call stacks that allocated the segments of `trace`, by their addresses; those that
+/// were freed since have one too. As in PyTorch, a range of an expandable segment has none: several
+/// calls mapped it. Linear in the events.
+fn segment_stacks(trace: &Trace) -> HashMap<DeviceAddress, StackId> {
+    let events = trace.events.iter();
+    events
+        .filter(|event| event.event.action == Action::SegmentAlloc)
+        .map(|event| (event.event.address, event.stack))
+        .collect()
 }
