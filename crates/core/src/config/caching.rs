@@ -76,6 +76,20 @@ impl CachingConfig {
         }
     }
 
+    /// Returns whether a free block of a size may serve a request. Blocks that are not split serve only
+    /// requests of their own class, and of those only the ones that do not waste much.
+    #[inline]
+    pub(crate) fn block_serves(&self, block: Bytes, request: Bytes) -> bool {
+        let Some(max) = self.max_split_size else {
+            return true;
+        };
+        if request < max {
+            block < max
+        } else {
+            block < request + self.max_non_split_rounding
+        }
+    }
+
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
         let mut config = CachingConfig::default();
         config.read_large_segment_size(reader.clone())?;

@@ -100,6 +100,17 @@ impl SplitChange {
     }
 }
 
+impl DomainChunks {
+    /// Does what follows when a chunk is taken out of `free`.
+    #[inline]
+    fn forget(&mut self, chunk: &Block, change: &mut SplitChange) {
+        change.subtract(chunk);
+        if chunk.mark != 0 {
+            self.recent.remove(&(chunk.mark, chunk.address));
+        }
+    }
+}
+
 impl Bfc {
     pub(crate) fn new(config: BfcConfig) -> Bfc {
         Bfc {
@@ -144,12 +155,9 @@ impl Bfc {
     #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
         let chunk = &heap.blocks[id];
-        change.subtract(chunk);
         let chunks = &mut self.domains[chunk.domain.index()];
         chunks.free.remove(free_chunk(id, chunk));
-        if chunk.mark != 0 {
-            chunks.recent.remove(&(chunk.mark, chunk.address));
-        }
+        chunks.forget(chunk, change);
     }
 
     /// Takes what a request needs from a chunk that is in no list.
@@ -234,15 +242,18 @@ impl<D: Driver> Strategy<D> for Bfc {
 
     #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        let free = &self.domains.get(request.domain.index())?.free;
+        let chunks = self.domains.get_mut(request.domain.index())?;
         let best = match request.freed_before {
-            None => free.first_at_least(request.size),
-            Some(mark) => free
-                .iter_from(request.size)
-                .find(|chunk| heap.blocks[chunk.id].mark <= mark),
-        }?;
+            None => chunks.free.take_first_at_least(request.size, |_| true)?,
+            Some(mark) => {
+                let was_freed = |chunk: &FreeBlock| heap.blocks[chunk.id].mark <= mark;
+                let best = chunks.free.iter_from(request.size).find(was_freed)?;
+                chunks.free.remove(best);
+                best
+            }
+        };
         let mut change = SplitChange::default();
-        self.remove_free(heap, best.id, &mut change);
+        chunks.forget(&heap.blocks[best.id], &mut change);
         self.carve(heap, best.id, request, &mut change);
         change.apply(&mut heap.stats);
         Some(best.id)

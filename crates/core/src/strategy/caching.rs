@@ -70,18 +70,9 @@ impl Caching {
         }
     }
 
-    /// Returns the free memory that may serve a size.
     #[inline]
     fn pool_of(&mut self, domain: DomainId, kind: SizeKind) -> &mut SizePool {
-        if domain.index() >= self.domains.len() {
-            self.domains
-                .resize_with(domain.index() + 1, SizePools::default);
-        }
-        let pools = &mut self.domains[domain.index()];
-        match kind {
-            SizeKind::Small => &mut pools.small,
-            SizeKind::Large => &mut pools.large,
-        }
+        pool_of(&mut self.domains, domain, kind)
     }
 
     #[inline]
@@ -218,6 +209,19 @@ impl Caching {
     }
 }
 
+/// Returns the free memory that may serve a domain's requests of a kind.
+#[inline]
+fn pool_of(domains: &mut Vec<SizePools>, domain: DomainId, kind: SizeKind) -> &mut SizePool {
+    if domain.index() >= domains.len() {
+        domains.resize_with(domain.index() + 1, SizePools::default);
+    }
+    let pools = &mut domains[domain.index()];
+    match kind {
+        SizeKind::Small => &mut pools.small,
+        SizeKind::Large => &mut pools.large,
+    }
+}
+
 impl<D: Driver> Strategy<D> for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
@@ -244,19 +248,13 @@ impl<D: Driver> Strategy<D> for Caching {
         {
             self.large_searches += 1;
         }
-        let mut best = self.pool_of(domain, kind).free.first_at_least(size)?;
-        if self.has_expandable {
-            best = self.best_with_expandable(heap, best, request)?;
-        }
-        if let Some(max) = self.config.max_split_size {
-            // Blocks that are not split serve only requests of their own class, and of those only
-            // the ones that do not waste much.
-            let wasteful = size + self.config.max_non_split_rounding;
-            if (size < max && best.size >= max) || (size >= max && best.size >= wasteful) {
-                return None;
-            }
-        }
-        self.pool_of(domain, kind).free.remove(best);
+        let best = if self.has_expandable {
+            self.take_with_expandable(heap, request)?
+        } else {
+            let pool = pool_of(&mut self.domains, domain, kind);
+            let serves = |best: &FreeBlock| self.config.block_serves(best.size, size);
+            pool.free.take_first_at_least(size, serves)?
+        };
         Some(self.carve(heap, best.id, request))
     }
 

@@ -85,6 +85,14 @@ pub(crate) struct FreeBlocks {
     len: usize,
 }
 
+/// Where a block is in the bins.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    block: FreeBlock,
+    bin: usize,
+    position: usize,
+}
+
 impl FreeBlocks {
     /// Returns the number of blocks.
     pub(crate) fn len(&self) -> usize {
@@ -118,11 +126,35 @@ impl FreeBlocks {
     /// Returns the smallest block of at least `size`, of several the one at the lowest address.
     #[inline]
     pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
-        let newest = self.newest.filter(|newest| newest.size >= size);
-        match (newest, self.first_in_bins(size)) {
-            (Some(newest), Some(binned)) => Some(newest.min(binned)),
-            (newest, binned) => newest.or(binned),
+        let binned = self.first_in_bins(size);
+        let newest = self.newest_before(size, binned);
+        newest.or(binned.map(|found| found.block))
+    }
+
+    /// Takes the block out that [`FreeBlocks::first_at_least`] returns, if `accepts` it.
+    #[inline]
+    pub(crate) fn take_first_at_least(
+        &mut self,
+        size: Bytes,
+        accepts: impl Fn(&FreeBlock) -> bool,
+    ) -> Option<FreeBlock> {
+        let binned = self.first_in_bins(size);
+        let newest = self.newest_before(size, binned);
+        let first = newest.or(binned.map(|found| found.block));
+        let first = first.filter(accepts)?;
+        self.len -= 1;
+        match (newest, binned) {
+            (None, Some(found)) => self.remove_found(found),
+            _ => self.newest = None,
         }
+        Some(first)
+    }
+
+    /// Returns the newest block if it has at least `size` and comes before `binned`.
+    #[inline]
+    fn newest_before(&self, size: Bytes, binned: Option<Found>) -> Option<FreeBlock> {
+        let newest = self.newest.filter(|newest| newest.size >= size);
+        newest.filter(|newest| binned.is_none_or(|found| *newest < found.block))
     }
 
     /// Returns the blocks from the smallest of at least `size` on, in order.
@@ -162,21 +194,41 @@ impl FreeBlocks {
     }
 
     fn remove_from_bin(&mut self, block: FreeBlock) {
-        let index = bin_of(block.size);
-        let bin = &mut self.bins[index];
-        bin.remove(block);
+        let bin = bin_of(block.size);
+        let position = self.bins[bin].position_of(block);
+        self.remove_found(Found {
+            block,
+            bin,
+            position,
+        });
+    }
+
+    #[inline]
+    fn remove_found(&mut self, found: Found) {
+        let bin = &mut self.bins[found.bin];
+        bin.remove(found.block, found.position);
         if bin.is_empty() {
-            self.occupied[index / 64] &= !(1 << (index % 64));
+            self.occupied[found.bin / 64] &= !(1 << (found.bin % 64));
         }
     }
 
-    fn first_in_bins(&self, size: Bytes) -> Option<FreeBlock> {
-        let index = bin_of(size);
-        let same_bin = self
-            .bins
-            .get(index)
-            .and_then(|bin| bin.first_at_least(size));
-        same_bin.or_else(|| self.bins[self.next_occupied(index + 1)?].first())
+    fn first_in_bins(&self, size: Bytes) -> Option<Found> {
+        let same_bin = bin_of(size);
+        let found = self.bins.get(same_bin);
+        if let Some((block, position)) = found.and_then(|bin| bin.first_at_least(size)) {
+            return Some(Found {
+                block,
+                bin: same_bin,
+                position,
+            });
+        }
+        let bin = self.next_occupied(same_bin + 1)?;
+        let (block, position) = self.bins[bin].first()?;
+        Some(Found {
+            block,
+            bin,
+            position,
+        })
     }
 
     /// Returns the bins that hold anything, from one on. There are hundreds of others.
@@ -209,6 +261,23 @@ fn bin_of(size: Bytes) -> usize {
     ((octave as usize) << BINS_PER_OCTAVE_LOG2) + step
 }
 
+/// Returns how many of some blocks in falling order have at least a key.
+///
+/// A binary search whose steps are sums: [`slice::partition_point`] is compiled to branches here, half
+/// of which a processor takes wrongly.
+#[inline]
+fn count_from(blocks: &[FreeBlock], key: u128) -> usize {
+    let (mut base, mut len) = (0, blocks.len());
+    while len > 1 {
+        let half = len / 2;
+        // All ones where the difference is negative.
+        let below = (blocks[base + half].key().wrapping_sub(key).cast_signed() >> 127) as usize;
+        base += half & !below;
+        len -= half;
+    }
+    base + blocks.get(base).map_or(0, |block| usize::from(block.key() >= key))
+}
+
 /// Blocks of about the same size.
 #[derive(Debug)]
 enum Bin {
@@ -234,9 +303,7 @@ impl Bin {
     fn insert(&mut self, block: FreeBlock) {
         match self {
             Bin::Short(blocks) if blocks.len() < SHORT_BIN_MAX => {
-                let key = block.key();
-                let position = blocks.partition_point(|other| other.key() > key);
-                blocks.insert(position, block);
+                blocks.insert(count_from(blocks, block.key()), block);
             }
             Bin::Short(blocks) => {
                 let mut long: BTreeSet<FreeBlock> = blocks.drain(..).collect();
@@ -249,11 +316,11 @@ impl Bin {
         }
     }
 
-    fn remove(&mut self, block: FreeBlock) {
+    /// Takes out a block that is at a position, as the bin has told it.
+    #[inline]
+    fn remove(&mut self, block: FreeBlock, position: usize) {
         match self {
             Bin::Short(blocks) => {
-                let key = block.key();
-                let position = blocks.partition_point(|other| other.key() > key);
                 assert_eq!(blocks[position], block, "only free blocks are removed");
                 blocks.remove(position);
             }
@@ -266,10 +333,23 @@ impl Bin {
         }
     }
 
-    fn first(&self) -> Option<FreeBlock> {
+    /// Returns where a block is; in a tree, blocks have no positions, and this is zero.
+    #[inline]
+    fn position_of(&self, block: FreeBlock) -> usize {
         match self {
-            Bin::Short(blocks) => blocks.last().copied(),
-            Bin::Long(blocks) => blocks.first().copied(),
+            Bin::Short(blocks) => {
+                count_from(blocks, block.key()).saturating_sub(1)
+            }
+            Bin::Long(_) => 0,
+        }
+    }
+
+    /// Returns the first block and its position.
+    #[inline]
+    fn first(&self) -> Option<(FreeBlock, usize)> {
+        match self {
+            Bin::Short(blocks) => Some((*blocks.last()?, blocks.len() - 1)),
+            Bin::Long(blocks) => Some((*blocks.first()?, 0)),
         }
     }
 
@@ -280,11 +360,14 @@ impl Bin {
         }
     }
 
-    fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
+    /// Returns the first block of at least `size` and its position.
+    #[inline]
+    fn first_at_least(&self, size: Bytes) -> Option<(FreeBlock, usize)> {
         match self {
             Bin::Short(blocks) => {
-                let fitting = blocks.partition_point(|block| block.size >= size);
-                blocks[..fitting].last().copied()
+                let fitting = count_from(blocks, u128::from(size.get()) << 64);
+                let position = fitting.checked_sub(1)?;
+                Some((blocks[position], position))
             }
             Bin::Long(blocks) => {
                 let id = blocks.first()?.id;
@@ -293,7 +376,7 @@ impl Bin {
                     address: DeviceAddress::NULL,
                     id,
                 };
-                blocks.range(least..).next().copied()
+                Some((*blocks.range(least..).next()?, 0))
             }
         }
     }

@@ -122,8 +122,7 @@ impl<D: Driver> Strategy<D> for Pool {
             }
             return Some(id);
         }
-        let rest = domain.rests.first_at_least(request.size)?;
-        domain.rests.remove(rest);
+        let rest = domain.rests.take_first_at_least(request.size, |_| true)?;
         Some(domain.carve(heap, rest.id, number))
     }
 

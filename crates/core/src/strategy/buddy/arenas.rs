@@ -174,11 +174,11 @@ impl Arenas {
     /// Takes a free block that is a segment, where it is at most an eighth larger than need be.
     pub(in crate::strategy) fn take_own_segment(&mut self, request: &Request) -> Option<BlockId> {
         let own_segments = &mut self.domains.get_mut(request.domain.index())?.own_segments;
-        let best = own_segments.first_at_least(request.size)?;
-        if best.size - request.requested > Bytes(best.size.get() / 8) && best.size > request.size {
-            return None;
-        }
-        own_segments.remove(best);
+        let serves = |best: &FreeBlock| {
+            let waste = best.size - request.requested;
+            best.size == request.size || waste <= Bytes(best.size.get() / 8)
+        };
+        let best = own_segments.take_first_at_least(request.size, serves)?;
         Some(best.id)
     }
 

@@ -16,10 +16,28 @@ use crate::units::Bytes;
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
 impl Caching {
-    /// Returns the free block to take where some are in expandable segments: for those, fit is judged
-    /// by the size that they can grow to. With the option off they are passed over, since a program
-    /// may have switched it off to get memory that it can share.
-    pub(super) fn best_with_expandable<D>(
+    /// Takes the free block that serves a request where some are in expandable segments.
+    #[inline(never)]
+    pub(super) fn take_with_expandable<D>(
+        &mut self,
+        heap: &Heap<D>,
+        request: &Request,
+    ) -> Option<FreeBlock> {
+        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let first = pool.free.first_at_least(request.size)?;
+        let best = self.best_with_expandable(heap, first, request)?;
+        if !self.config.block_serves(best.size, request.size) {
+            return None;
+        }
+        let pool = self.pool_of(request.domain, kind_of(request.size));
+        pool.free.remove(best);
+        Some(best)
+    }
+
+    /// Returns the free block to take where the first that fits may be in an expandable segment: for
+    /// those, fit is judged by the size that they can grow to. With the option off they are passed
+    /// over, since a program may have switched it off to get memory that it can share.
+    fn best_with_expandable<D>(
         &mut self,
         heap: &Heap<D>,
         first: FreeBlock,
