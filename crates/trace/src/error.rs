@@ -63,6 +63,12 @@ impl TraceError {
         self
     }
 
+    /// Says in which part of the recording it is.
+    pub(crate) fn in_part(mut self, part: &str) -> TraceError {
+        self.0.what = format!("{part}: {}", self.0.what);
+        self
+    }
+
     /// Says at which event of a device's recording it is.
     pub(crate) fn at_event(mut self, device: u32, index: usize) -> TraceError {
         self.0.place = Place::Event { device, index };

@@ -142,7 +142,12 @@ impl StackTable {
 
     /// Returns about how much memory the table takes, without its strings.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        (self.frames.len() * 32 + self.stack_frames.len() * 4 + self.ends.len() * 16) as u64
+        let frames =
+            self.frames.len() * size_of::<FrameRecord>() + self.frame_ids.allocation_size();
+        let stacks = self.stack_frames.len() * size_of::<FrameId>()
+            + self.ends.len() * size_of::<usize>()
+            + self.stack_ids.allocation_size();
+        (frames + stacks) as u64
     }
 }
 

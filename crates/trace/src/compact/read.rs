@@ -9,11 +9,12 @@ use lowtide_core::{
 
 use super::payload::Payload;
 use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::StringId;
-use crate::source::{Input, too_much_memory};
+use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
 /// Returns whether the file in `input`, of which nothing has been taken, is of this format.
@@ -41,18 +42,16 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
                     parts.skipped_events =
                         payload.natural().map_err(|error| error.at_byte(start))?;
                 }
-                return reader.finish(false);
+                return reader.finish(input, false);
             }
             Ok((kind, payload)) => {
                 reader
                     .section(kind, &payload)
                     .map_err(|error| error.at_byte(start))?;
-                if reader.retained_bytes() > input.retained_bytes_max() {
-                    return Err(too_much_memory().at_byte(start));
-                }
+                reader.budget(input).map_err(|error| error.at_byte(start))?;
             }
             // The recorder was killed: what it had written is good.
-            Err(error) if error.is_truncated() => return reader.finish(true),
+            Err(error) if error.is_truncated() => return reader.finish(input, true),
             Err(error) => return Err(error),
         }
     }
@@ -86,11 +85,12 @@ struct Reader {
 }
 
 impl Reader {
-    fn finish(self, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+    fn finish(self, input: &Input<'_>, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+        let mut budget = self.budget(input)?;
         let stacks = Arc::new(self.stacks);
         let mut traces = Vec::new();
         for (device, parts) in self.devices {
-            traces.push(parts.into_trace(device, Arc::clone(&stacks))?);
+            traces.push(parts.into_trace(device, Arc::clone(&stacks), &mut budget)?);
         }
         traces.sort_by_key(|trace| trace.device);
         Ok(Snapshot { traces, is_cut_off })
@@ -257,7 +257,7 @@ impl Reader {
             if address.get() != end {
                 return Err(does_not_tile());
             }
-            self.parts()?.segments.push(segment);
+            self.parts()?.push_segment(segment);
         }
         Ok(())
     }
@@ -277,15 +277,20 @@ impl Reader {
         }
     }
 
-    fn retained_bytes(&self) -> u64 {
-        let events: usize = self
-            .devices
-            .iter()
-            .map(|(_, parts)| parts.events.len())
-            .sum();
-        (events * size_of::<TraceEvent>()) as u64
-            + self.stacks.retained_bytes()
-            + self.stacks.strings.retained_bytes()
+    /// Returns what the file may still take after what has been read of it.
+    fn budget(&self, input: &Input<'_>) -> Result<Budget, TraceError> {
+        let mut budget = Budget::new(input.retained_bytes_max(Density::Compact));
+        let tables = self.strings.len() * size_of::<StringId>()
+            + self.frames.len() * size_of::<FrameId>()
+            + self.stack_ids.len() * size_of::<StackId>()
+            + self.names.len() * size_of::<Option<Arc<str>>>();
+        budget.take(tables, 1)?;
+        budget.take(1, self.stacks.retained_bytes())?;
+        budget.take(1, self.stacks.strings.retained_bytes())?;
+        for (_, parts) in &self.devices {
+            budget.take(1, parts.retained_bytes())?;
+        }
+        Ok(budget)
     }
 }
 

@@ -55,7 +55,14 @@ fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
 }
 
 fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
-    recover(0, events.to_vec(), segments, &BlockStacks::default())
+    let budget = &mut Budget::new(1 << 20);
+    recover(
+        0,
+        events.to_vec(),
+        segments,
+        &BlockStacks::default(),
+        budget,
+    )
 }
 
 fn actions(recovered: &Recovered) -> Vec<Action> {
