@@ -3,6 +3,7 @@
 //!
 //! Not covered here: expandable segments (their rules have tests beside the code).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_core::{
@@ -11,7 +12,7 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
-    InitialState, Snapshot, StackId, StackTable, Trace, TraceEvent, read_from, write_compact,
+    InitialState, Snapshot, StackId, StackTable, Trace, TraceEvent, read, read_from, write_compact,
     write_pickle,
 };
 use proptest::prelude::*;
@@ -330,9 +331,9 @@ fn trace(
         segments: end.snapshot(),
         settings: AllocatorSettings {
             conf: "max_split_size_mb:512".to_owned(),
-            max_split_size: Some(Bytes::mib(512)),
-            garbage_collection_threshold: 0.75,
-            expandable_segments: false,
+            max_split_size: Some(Some(Bytes::mib(512))),
+            garbage_collection_threshold: Some(0.75),
+            expandable_segments: Some(false),
             roundup_power2_divisions: vec![(1, 4), (32768, 8)],
         },
         stacks: Arc::clone(table),
@@ -553,13 +554,53 @@ fn damage_to_a_compact_file_is_noticed() {
 #[test]
 fn a_newer_version_is_refused() {
     let mut bytes = compact(&example());
-    bytes[8] = 2;
+    bytes[8] = 3;
     let error = read_from(&bytes[..]).unwrap_err();
     assert!(error.is_newer_version());
     assert_eq!(
         error.to_string(),
-        "version 2 of lowtide's format; this lowtide reads 1, update it"
+        "version 3 of lowtide's format; this lowtide reads up to 2, update it"
     );
+}
+
+#[test]
+fn what_settings_are_off_and_what_are_not_said_reads_back() {
+    let off = AllocatorSettings {
+        conf: "expandable_segments:True".to_owned(),
+        max_split_size: Some(None),
+        garbage_collection_threshold: Some(0.0),
+        expandable_segments: Some(false),
+        roundup_power2_divisions: vec![(1, 0)],
+    };
+    let only_one = AllocatorSettings {
+        garbage_collection_threshold: Some(0.0),
+        ..AllocatorSettings::default()
+    };
+    for settings in [off, only_one, AllocatorSettings::default()] {
+        let mut original = example();
+        for trace in &mut original.traces {
+            trace.settings = settings.clone();
+        }
+        assert_same(&read_from(&pickled(&original)[..]).unwrap(), &original);
+        assert_same(&read_from(&compact(&original)[..]).unwrap(), &original);
+    }
+}
+
+/// `data/version1.lowtide` is `data/devices.pickle`, as lowtide wrote it before version 2.
+#[test]
+fn an_older_version_is_read() {
+    let data = |name| {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/data")
+            .join(name)
+    };
+    let old = read(&data("version1.lowtide")).unwrap();
+    let mut same = read(&data("devices.pickle")).unwrap();
+    for trace in &mut same.traces {
+        // What is off could not be told from what is not said.
+        assert_eq!(trace.settings.expandable_segments.take(), Some(false));
+    }
+    assert_same(&old, &same);
 }
 
 #[test]

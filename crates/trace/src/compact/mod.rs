@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   8 bytes  "lowtide\n"
-//!          2 bytes  the version of the format, 1; a reader refuses higher ones
+//!          2 bytes  the version of the format, 2; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
 //!          4 bytes  the length of the payload
 //!          …        the payload
@@ -23,7 +23,7 @@
 //! | `F` frames | *n* function (number of a string), *n* file (likewise), *n* line, repeated; numbered from 0 |
 //! | `K` stacks | *n* count of frames, then the *n* of each, innermost first; repeated; numbered from 1, 0 is the empty stack |
 //! | `D` device | *n* its number. The sections below are about the device named last |
-//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
+//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; 1 byte which of the next three the recording says (1, 2, 4); *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
 //! | `E` events | events, below, repeated |
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
@@ -35,6 +35,8 @@
 //! are not the same: *z* address minus that before; *n* size; *n* stream; 1 byte whether the pool is
 //! known, and if so *n* and *n* pool; *n* stack; and always *z* time minus that before. Before the
 //! first event of a section, everything is 0 and the pool is not known.
+//!
+//! Version 1 had no byte in `C` for what the recording says.
 //!
 //! What was there before the first event is not in the file: it follows from the events and the
 //! segments at the end, as for PyTorch's snapshots.
@@ -52,7 +54,7 @@ pub(crate) use read::{is_compact, read};
 pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// What the sections hold, by their first byte.
 mod section {
@@ -73,6 +75,13 @@ mod event_flags {
     pub(super) const SAME_PLACE: u8 = 16;
     pub(super) const SAME_STREAM: u8 = 32;
     pub(super) const SAME_STACK: u8 = 64;
+}
+
+/// Which settings a recording says.
+mod settings_flags {
+    pub(super) const MAX_SPLIT_SIZE: u8 = 1;
+    pub(super) const GARBAGE_COLLECTION_THRESHOLD: u8 = 2;
+    pub(super) const EXPANDABLE_SEGMENTS: u8 = 4;
 }
 
 /// The first byte of a segment.

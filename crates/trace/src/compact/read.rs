@@ -8,7 +8,7 @@ use lowtide_core::{
 };
 
 use super::payload::Payload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot};
@@ -26,13 +26,16 @@ pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     input.array::<{ MAGIC.len() }>()?;
     let version = u16::from_le_bytes(input.array()?);
-    if version != VERSION {
+    if !(1..=VERSION).contains(&version) {
         let what = format!(
-            "version {version} of lowtide's format; this lowtide reads {VERSION}, update it"
+            "version {version} of lowtide's format; this lowtide reads up to {VERSION}, update it"
         );
         return Err(TraceError::new(ErrorKind::Version, what));
     }
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        version,
+        ..Reader::default()
+    };
     loop {
         let start = input.offset();
         match next_section(input) {
@@ -74,6 +77,7 @@ fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
 /// What has been read of a file.
 #[derive(Default)]
 struct Reader {
+    version: u16,
     /// The strings, by number in the file, are those of the table of stacks.
     strings: Vec<StringId>,
     frames: Vec<FrameId>,
@@ -104,7 +108,7 @@ impl Reader {
             section::STACKS => self.read_stacks(&mut payload),
             section::DEVICE => self.read_device(&mut payload),
             section::SETTINGS => {
-                self.parts()?.settings = settings(&mut payload)?;
+                self.parts()?.settings = settings(&mut payload, self.version)?;
                 Ok(())
             }
             section::EVENTS => self.read_events(&mut payload),
@@ -294,16 +298,30 @@ impl Reader {
     }
 }
 
-fn settings(payload: &mut Payload<'_>) -> Result<AllocatorSettings, TraceError> {
+fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
     let conf = payload.text()?.to_owned();
+    // Version 1 does not tell what is off from what the recording does not say.
+    let said = match version {
+        1 => None,
+        _ => Some(payload.byte()?),
+    };
+    let is_said = |flag, is_on| said.map_or(is_on, |said: u8| said & flag != 0);
     let max_split_size = payload.natural()?.checked_sub(1).map(Bytes);
     let mut threshold = [0; 8];
     threshold.copy_from_slice(payload.bytes(8)?);
+    let threshold = f64::from_le_bytes(threshold);
+    let expandable = payload.byte()? != 0;
     let mut settings = AllocatorSettings {
         conf,
-        max_split_size,
-        garbage_collection_threshold: f64::from_le_bytes(threshold),
-        expandable_segments: payload.byte()? != 0,
+        max_split_size: is_said(settings_flags::MAX_SPLIT_SIZE, max_split_size.is_some())
+            .then_some(max_split_size),
+        garbage_collection_threshold: is_said(
+            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
+            threshold > 0.0,
+        )
+        .then_some(threshold),
+        expandable_segments: is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable)
+            .then_some(expandable),
         roundup_power2_divisions: Vec::new(),
     };
     while !payload.is_empty() {

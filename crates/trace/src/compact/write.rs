@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use lowtide_core::BlockStatus;
 
 use super::payload::PutPayload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::final_block_stacks;
@@ -213,14 +213,25 @@ impl Tables {
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     let mut payload = Vec::new();
     payload.put_text(&settings.conf);
-    // A limit of 2^64 - 1 bytes is none.
-    payload.put_natural(
-        settings
-            .max_split_size
-            .map_or(0, |size| size.get().wrapping_add(1)),
+    let flag = |is_said, flag| if is_said { flag } else { 0 };
+    let threshold = settings.garbage_collection_threshold;
+    payload.push(
+        flag(
+            settings.max_split_size.is_some(),
+            settings_flags::MAX_SPLIT_SIZE,
+        ) | flag(
+            threshold.is_some(),
+            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
+        ) | flag(
+            settings.expandable_segments.is_some(),
+            settings_flags::EXPANDABLE_SEGMENTS,
+        ),
     );
-    payload.extend_from_slice(&settings.garbage_collection_threshold.to_le_bytes());
-    payload.push(u8::from(settings.expandable_segments));
+    // A limit of 2^64 - 1 bytes is none.
+    let max_split_size = settings.max_split_size.flatten();
+    payload.put_natural(max_split_size.map_or(0, |size| size.get().wrapping_add(1)));
+    payload.extend_from_slice(&threshold.unwrap_or(0.0).to_le_bytes());
+    payload.push(u8::from(settings.expandable_segments == Some(true)));
     for &(mebibytes, steps) in &settings.roundup_power2_divisions {
         payload.put_natural(mebibytes);
         payload.put_natural(steps);

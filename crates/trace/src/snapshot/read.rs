@@ -260,9 +260,18 @@ impl Reader {
         let conf = self
             .heap
             .text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"));
-        let threshold = match self.get(settings, "garbage_collection_threshold") {
-            Value::Float(threshold) => threshold,
-            _ => 0.0,
+        let max_split_size = match self.get(settings, "max_split_size") {
+            Value::Int(..0) => Some(None),
+            size => natural(size).map(|size| Some(Bytes(size))),
+        };
+        let garbage_collection_threshold = match self.get(settings, "garbage_collection_threshold")
+        {
+            Value::Float(threshold) => Some(threshold),
+            _ => None,
+        };
+        let expandable_segments = match self.get(settings, "expandable_segments") {
+            Value::Bool(is_on) => Some(is_on),
+            _ => None,
         };
         let divisions = self
             .heap
@@ -274,10 +283,9 @@ impl Reader {
         roundup_power2_divisions.sort_unstable();
         AllocatorSettings {
             conf: conf.unwrap_or_default().to_owned(),
-            // -1 is no limit.
-            max_split_size: natural(self.get(settings, "max_split_size")).map(Bytes),
-            garbage_collection_threshold: threshold,
-            expandable_segments: self.get(settings, "expandable_segments") == Value::Bool(true),
+            max_split_size,
+            garbage_collection_threshold,
+            expandable_segments,
             roundup_power2_divisions,
         }
     }

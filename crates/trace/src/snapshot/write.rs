@@ -166,15 +166,21 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.begin_dict()?;
         self.pickle.string("PYTORCH_CUDA_ALLOC_CONF")?;
         self.pickle.string(&settings.conf)?;
-        self.pickle.string("max_split_size")?;
-        match settings.max_split_size {
-            Some(size) => self.pickle.natural(size.get())?,
-            None => self.pickle.integer(-1)?,
+        if let Some(size) = settings.max_split_size {
+            self.pickle.string("max_split_size")?;
+            match size {
+                Some(size) => self.pickle.natural(size.get())?,
+                None => self.pickle.integer(-1)?,
+            }
         }
-        self.pickle.string("garbage_collection_threshold")?;
-        self.pickle.float(settings.garbage_collection_threshold)?;
-        self.pickle.string("expandable_segments")?;
-        self.pickle.boolean(settings.expandable_segments)?;
+        if let Some(threshold) = settings.garbage_collection_threshold {
+            self.pickle.string("garbage_collection_threshold")?;
+            self.pickle.float(threshold)?;
+        }
+        if let Some(is_on) = settings.expandable_segments {
+            self.pickle.string("expandable_segments")?;
+            self.pickle.boolean(is_on)?;
+        }
         self.pickle.string("roundup_power2_divisions")?;
         self.pickle.begin_dict()?;
         for &(mebibytes, steps) in &settings.roundup_power2_divisions {
