@@ -201,6 +201,7 @@ mod tests {
             time_us,
             stack: lowtide_trace::StackId::default(),
             pool_known: false,
+            note: lowtide_trace::NoteId::NONE,
         };
         trace.events = vec![at(0), at(0)];
         assert_eq!(duration_us(&trace), None);

@@ -35,6 +35,7 @@ mod budget;
 mod compact;
 mod error;
 mod model;
+mod notes;
 mod parts;
 mod pickle;
 mod recover;
@@ -52,6 +53,7 @@ pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,
 };
+pub use notes::{Note, NoteId};
 pub use snapshot::write_pickle;
 pub use stacks::{Frame, StackId, StackTable};
 

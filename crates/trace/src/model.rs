@@ -8,6 +8,7 @@ use lowtide_core::{
     MempoolId, SegmentSnapshot, Stream,
 };
 
+use crate::notes::NoteId;
 use crate::stacks::{StackId, StackTable};
 
 /// What one file says.
@@ -38,7 +39,7 @@ pub struct Trace {
     pub segments: Vec<SegmentSnapshot>,
     /// How the allocator was set up.
     pub settings: AllocatorSettings,
-    /// The call stacks that events refer to; all devices of a file share one table.
+    /// The call stacks and notes that events refer to; all devices of a file share one table.
     pub stacks: Arc<StackTable>,
     /// What the program marked in time, oldest first.
     pub annotations: Vec<Annotation>,
@@ -58,6 +59,8 @@ pub struct TraceEvent {
     pub stack: StackId,
     /// Whether the recording says which pool it happened in; if not, `event.pool` is the default.
     pub pool_known: bool,
+    /// What else it says of the event.
+    pub note: NoteId,
 }
 
 /// What was there before the first event of a recording.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, MempoolId, Stream};
 use lowtide_trace::{
-    AllocatorSettings, AnnotationStage, InitialBlock, InitialSegment, Snapshot, StackId, Trace,
-    TraceError, read, read_from,
+    AllocatorSettings, AnnotationStage, InitialBlock, InitialSegment, Note, Snapshot, StackId,
+    Trace, TraceError, read, read_from,
 };
 
 const A: DeviceAddress = DeviceAddress(0x7f00_0000_0000);
@@ -65,6 +65,11 @@ fn check_one_segment(trace: &Trace, with_stacks: bool) {
         "the bytes free at the failure"
     );
     assert_eq!(trace.skipped_events, 2);
+    let note = Note {
+        compile_context: Some("N/A"),
+        user_metadata: Some(""),
+    };
+    assert_eq!(trace.stacks.note(trace.events[1].note), note);
     assert_eq!(trace.events[1].pool(), Some(MempoolId::DEFAULT));
     assert_eq!(trace.events[5].pool(), None);
     let frames = [("forward", "model.py", 12), ("<module>", "train.py", 3)];

@@ -12,8 +12,8 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
-    InitialState, Snapshot, StackId, StackTable, Trace, TraceEvent, read, read_from, write_compact,
-    write_pickle,
+    InitialState, Note, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent, read, read_from,
+    write_compact, write_pickle,
 };
 use proptest::prelude::*;
 
@@ -128,6 +128,7 @@ impl Model {
                 time_us,
                 stack,
                 pool_known: false,
+                note: NoteId::NONE,
             },
             generation,
         ));
@@ -303,6 +304,7 @@ fn trace(
     lost: usize,
     table: &Arc<StackTable>,
     stacks: &[StackId; 3],
+    notes: &[NoteId; 4],
 ) -> Trace {
     let lost = lost.min(ops.len());
     let mut begin = Model::default();
@@ -315,15 +317,16 @@ fn trace(
         .flatten()
         .map(|segment| segment.0)
         .collect();
-    let events = end.events[begin.events.len()..]
-        .iter()
-        .map(|&(mut event, generation)| {
+    let events = end.events[begin.events.len()..].iter().enumerate().map(
+        |(index, &(mut event, generation))| {
+            event.note = notes[index / 2 % notes.len()];
             event.pool_known = at_end.contains(&generation);
             if event.pool_known {
                 event.event.pool = pool(generation);
             }
             event
-        });
+        },
+    );
     Trace {
         device,
         events: events.collect(),
@@ -365,10 +368,22 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
         table.intern([frame("inner", 1), frame("outer", 70_000)]),
         table.intern([frame("outer", 70_000)]),
     ];
+    let mut note = |compile_context, user_metadata| {
+        table.intern_note(Note {
+            compile_context,
+            user_metadata,
+        })
+    };
+    let notes = [
+        note(Some("N/A"), Some("")),
+        note(None, None),
+        note(Some("0/1"), None),
+        note(None, Some("a step\n")),
+    ];
     let table = Arc::new(table);
     let traces = devices
         .iter()
-        .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks));
+        .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks, &notes));
     let is_something = |trace: &Trace| !trace.events.is_empty() || !trace.segments.is_empty();
     Snapshot {
         traces: traces.filter(is_something).collect(),
@@ -395,9 +410,11 @@ fn assert_same(one: &Snapshot, other: &Snapshot) {
                 *event,
                 TraceEvent {
                     stack: event.stack,
+                    note: event.note,
                     ..*same
                 }
             );
+            assert_eq!(one.stacks.note(event.note), other.stacks.note(same.note));
             assert_eq!(frames(one, event.stack), frames(other, same.stack));
         }
         assert_eq!(one.initial.segments, other.initial.segments);
@@ -599,6 +616,12 @@ fn an_older_version_is_read() {
     for trace in &mut same.traces {
         // What is off could not be told from what is not said.
         assert_eq!(trace.settings.expandable_segments.take(), Some(false));
+        // Notes were not kept.
+        assert!(trace.events.iter().any(|event| event.note != NoteId::NONE));
+        trace
+            .events
+            .iter_mut()
+            .for_each(|event| event.note = NoteId::NONE);
     }
     assert_same(&old, &same);
 }

@@ -12,6 +12,7 @@ use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, s
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot};
+use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::StringId;
 use crate::source::Input;
@@ -83,6 +84,8 @@ struct Reader {
     frames: Vec<FrameId>,
     /// By number in the file, from 1.
     stack_ids: Vec<StackId>,
+    /// By number in the file, from 1.
+    note_ids: Vec<NoteId>,
     stacks: StackTable,
     names: Vec<Option<Arc<str>>>,
     devices: Vec<(u32, Parts)>,
@@ -106,6 +109,7 @@ impl Reader {
             section::STRINGS => self.read_strings(&mut payload),
             section::FRAMES => self.read_frames(&mut payload),
             section::STACKS => self.read_stacks(&mut payload),
+            section::NOTES => self.read_notes(&mut payload),
             section::DEVICE => self.read_device(&mut payload),
             section::SETTINGS => {
                 self.parts()?.settings = settings(&mut payload, self.version)?;
@@ -154,6 +158,24 @@ impl Reader {
         Ok(())
     }
 
+    fn read_notes(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let record = NoteRecord {
+                compile_context: self.text(payload)?,
+                user_metadata: self.text(payload)?,
+            };
+            let note = self.stacks.notes.intern(record);
+            self.note_ids.push(note.ok_or_else(too_many_notes)?);
+        }
+        Ok(())
+    }
+
+    /// Returns a string, or `None` for the number 0.
+    fn text(&self, payload: &mut Payload<'_>) -> Result<Option<StringId>, TraceError> {
+        let number = payload.number(self.strings.len() + 1, "string")? as usize;
+        Ok(number.checked_sub(1).map(|index| self.strings[index]))
+    }
+
     fn read_device(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
         let device = payload.number(DEVICES_MAX as usize, "device")?;
         if self.devices.iter().any(|&(other, _)| other == device) {
@@ -189,6 +211,12 @@ impl Reader {
             }
             if first & event_flags::SAME_STACK == 0 {
                 event.stack = self.stack(payload)?;
+            }
+            if first & event_flags::OTHER_NOTE != 0 {
+                let number = payload.number(self.note_ids.len() + 1, "note")? as usize;
+                event.note = number
+                    .checked_sub(1)
+                    .map_or(NoteId::NONE, |index| self.note_ids[index]);
             }
             event.time_us = before.time_us.wrapping_add(payload.integer()?);
             self.parts()?.events.push(event);
@@ -287,6 +315,7 @@ impl Reader {
         let tables = self.strings.len() * size_of::<StringId>()
             + self.frames.len() * size_of::<FrameId>()
             + self.stack_ids.len() * size_of::<StackId>()
+            + self.note_ids.len() * size_of::<NoteId>()
             + self.names.len() * size_of::<Option<Arc<str>>>();
         budget.take(tables, 1)?;
         budget.take(1, self.stacks.retained_bytes())?;

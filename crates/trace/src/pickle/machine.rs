@@ -392,9 +392,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     /// Drops the values from `height` up, and their memory where they were many.
     #[inline]
     fn drop_above(&mut self, height: usize) {
+        let is_many = self.stack.len() >= height + MANY_VALUES;
         self.stack.truncate(height);
-        if self.stack.capacity() > 4 * height.max(MANY_VALUES) {
-            self.stack.shrink_to(2 * height);
+        if is_many {
+            self.shrink_stack();
         }
     }
 
@@ -418,16 +419,19 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         };
         if let Some(record) = record {
             self.heap.set_record(dict, record);
-        } else if !self.heap.extend_dict(dict, items) {
-            return Err(TraceError::malformed(
-                "a record changes after it was complete",
-            ));
-        } else if self.heap.pairs(Value::Dict(dict)).len() > 2 * KEYS_MAX {
-            let what = format!("a dict has more than {KEYS_MAX} keys; none of a recording does");
-            return Err(TraceError::new(ErrorKind::Limit, what));
+        } else {
+            extend_dict(&mut self.heap, dict, items)?;
         }
         self.drop_above(height);
         Ok(())
+    }
+
+    #[cold]
+    fn shrink_stack(&mut self) {
+        let height = self.stack.len();
+        if self.stack.capacity() > 4 * height.max(MANY_VALUES) {
+            self.stack.shrink_to(2 * height);
+        }
     }
 
     fn tuple_of(&mut self, count: usize) -> Result<(), TraceError> {
@@ -522,6 +526,21 @@ fn integer(bytes: &[u8]) -> Value {
         }
         _ => Value::Opaque,
     }
+}
+
+/// Puts keys and values in turn into a dict that has not become a record.
+#[inline(never)]
+fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Result<(), TraceError> {
+    if !heap.extend_dict(dict, items) {
+        return Err(TraceError::malformed(
+            "a record changes after it was complete",
+        ));
+    }
+    if heap.pairs(Value::Dict(dict)).len() > 2 * KEYS_MAX {
+        let what = format!("a dict has more than {KEYS_MAX} keys; none of a recording does");
+        return Err(TraceError::new(ErrorKind::Limit, what));
+    }
+    Ok(())
 }
 
 #[inline]

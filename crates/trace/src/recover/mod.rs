@@ -35,6 +35,9 @@ use crate::stacks::StackId;
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
 
+/// After so many events it is looked how much memory has been taken.
+const CHECK_EVERY_EVENTS: usize = 4096;
+
 /// What [`recover`] found.
 #[derive(Debug)]
 pub(crate) struct Recovered {
@@ -64,7 +67,10 @@ pub(crate) fn recover(
         .any(|event| event.event.action == Action::FreeCompleted);
     for (index, event) in events.iter_mut().enumerate().rev() {
         past.undo(index, event)
-            .and_then(|()| budget.check(past.retained_bytes()))
+            .and_then(|()| match index % CHECK_EVERY_EVENTS {
+                0 => budget.check(past.retained_bytes()),
+                _ => Ok(()),
+            })
             .map_err(|error| error.at_event(device, index))?;
     }
     budget.take(1, past.retained_bytes())?;

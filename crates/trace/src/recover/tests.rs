@@ -3,6 +3,7 @@
 use lowtide_core::BlockSnapshot;
 
 use super::*;
+use crate::notes::NoteId;
 
 const SEGMENT: u64 = 0x10_0000;
 const EXPANDABLE: u64 = 0x4000_0000;
@@ -19,6 +20,7 @@ fn event(action: Action, address: u64, size: u64) -> TraceEvent {
         time_us: 0,
         stack: StackId::NONE,
         pool_known: false,
+        note: NoteId::NONE,
     }
 }
 

@@ -4,6 +4,7 @@ use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, 
 
 use crate::error::TraceError;
 use crate::model::{AnnotationStage, TraceEvent};
+use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::pickle::{Dict, Heap, Recogniser, StringId, Strings, Value};
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
@@ -29,9 +30,11 @@ pub(super) enum Field {
     Line,
     Stage,
     Device,
+    CompileContext,
+    UserMetadata,
 }
 
-const FIELD_NAMES: [&str; 18] = [
+const FIELD_NAMES: [&str; 20] = [
     "action",
     "addr",
     "size",
@@ -50,6 +53,8 @@ const FIELD_NAMES: [&str; 18] = [
     "line",
     "stage",
     "device",
+    "compile_context",
+    "user_metadata",
 ];
 
 /// What a dict was replaced by.
@@ -113,17 +118,25 @@ pub(super) fn known_strings() -> Strings {
 struct Fields([Value; FIELD_NAMES.len()]);
 
 impl Fields {
+    const NONE: Fields = Fields([Value::None; FIELD_NAMES.len()]);
+
     #[inline]
     fn of(items: &[Value]) -> Fields {
-        let mut fields = Fields([Value::None; FIELD_NAMES.len()]);
+        let mut fields = Fields::NONE;
+        fields.fill(items);
+        fields
+    }
+
+    /// Fills in the values of `items`, keys and values in turn.
+    #[inline]
+    fn fill(&mut self, items: &[Value]) {
         for pair in items.chunks_exact(2) {
             if let Value::String(key) = pair[0]
-                && let Some(field) = fields.0.get_mut(key.0 as usize)
+                && let Some(field) = self.0.get_mut(key.0 as usize)
             {
                 *field = pair[1];
             }
         }
-        fields
     }
 
     #[inline]
@@ -154,7 +167,9 @@ impl Recogniser for Records {
         heap: &mut Heap<Record>,
         items: &[Value],
     ) -> Result<Option<Record>, TraceError> {
-        let fields = Fields::of(items);
+        // Filled in place: it is too large to be moved for each dict.
+        let mut fields = Fields::NONE;
+        fields.fill(items);
         if fields.has(Field::Action) && (fields.has(Field::Addr) || fields.has(Field::DeviceFree)) {
             return self.event(heap, &fields).map(Some);
         }
@@ -228,6 +243,7 @@ impl Records {
             time_us,
             stack: self.stack(heap, fields.get(Field::Frames)),
             pool_known: pool.is_some(),
+            note: self.note(fields)?,
         };
         let number =
             u32::try_from(self.events.len()).expect("the budget of a file ends before 2^32 events");
@@ -281,6 +297,19 @@ impl Records {
             u32::try_from(self.blocks.len()).expect("the budget of a file ends before 2^32 blocks");
         self.blocks.push(block);
         Ok(Record::Block(number))
+    }
+
+    #[inline]
+    fn note(&mut self, fields: &Fields) -> Result<NoteId, TraceError> {
+        let text = |field| match fields.get(field) {
+            Value::String(text) => Some(text),
+            _ => None,
+        };
+        let record = NoteRecord {
+            compile_context: text(Field::CompileContext),
+            user_metadata: text(Field::UserMetadata),
+        };
+        self.stacks.notes.intern(record).ok_or_else(too_many_notes)
     }
 
     /// Returns the record of a mark in time, or `None` where it lacks something.
@@ -414,7 +443,10 @@ mod tests {
             strings.get(StringId(Field::DeviceFree as u32)),
             "device_free"
         );
-        assert_eq!(strings.get(StringId(Field::Device as u32)), "device");
+        assert_eq!(
+            strings.get(StringId(Field::UserMetadata as u32)),
+            "user_metadata"
+        );
         for (number, expected) in (FIELD_NAMES.len()..).zip(Action::ALL) {
             let number = u32::try_from(number).unwrap();
             assert_eq!(action(Value::String(StringId(number))), Some(expected));

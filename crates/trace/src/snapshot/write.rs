@@ -14,8 +14,10 @@ use crate::stacks::{FrameId, StackId, StackTable};
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
 ///
-/// What is written reads back as the same traces. The settings are those of the first trace, and
-/// events that reading skipped are not there to be written.
+/// What is written reads back as the same traces. What reading leaves out is not there to be written:
+/// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
+/// to frames, the call stacks of segments, what an annotation has beside its name and stage, the
+/// settings that do not decide where blocks go, and host memory.
 ///
 /// # Errors
 ///
@@ -158,6 +160,17 @@ impl<W: Write> SnapshotWriter<W> {
         if event.stack != StackId::NONE {
             self.pickle.string("frames")?;
             self.stack(event.stack, stacks)?;
+        }
+        let note = stacks.table.note(event.note);
+        let texts = [
+            ("compile_context", note.compile_context),
+            ("user_metadata", note.user_metadata),
+        ];
+        for (key, text) in texts {
+            if let Some(text) = text {
+                self.pickle.string(key)?;
+                self.pickle.string(text)?;
+            }
         }
         self.pickle.end_dict()
     }
