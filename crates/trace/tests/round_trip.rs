@@ -603,6 +603,23 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
     }
 }
 
+#[test]
+fn a_pickle_has_one_set_of_settings() {
+    let mut snapshot = example();
+    let mut other = snapshot.traces[0].clone();
+    other.device = 5;
+    other.settings.conf.clear();
+    snapshot.traces.push(other);
+    let error = write_pickle(&snapshot, Vec::new()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "devices 0 and 5 have different settings, and a snapshot has one set for all; write them to \
+         one file each"
+    );
+    snapshot.traces.pop();
+    write_pickle(&snapshot, Vec::new()).unwrap();
+}
+
 /// `data/version1.lowtide` is `data/devices.pickle`, as lowtide wrote it before version 2.
 #[test]
 fn an_older_version_is_read() {

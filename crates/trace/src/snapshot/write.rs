@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use hashbrown::HashMap;
 use lowtide_core::{Action, Bytes, MempoolId, SegmentSnapshot};
 
-use crate::error::TraceError;
+use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::{BlockStacks, final_block_stacks};
 use crate::pickle::{Memo, PickleWriter};
@@ -21,8 +21,19 @@ use crate::stacks::{FrameId, StackId, StackTable};
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to.
+/// If `out` cannot be written to, or the traces differ in their settings: a PyTorch process has one set
+/// for all its devices, and so has a snapshot.
 pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
+    if let [first, others @ ..] = &snapshot.traces[..]
+        && let Some(other) = others.iter().find(|trace| trace.settings != first.settings)
+    {
+        let what = format!(
+            "devices {} and {} have different settings, and a snapshot has one set for all; write \
+             them to one file each",
+            first.device, other.device
+        );
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
     let mut writer = SnapshotWriter {
         pickle: PickleWriter::new(BufWriter::new(out))?,
         pools: HashMap::new(),
