@@ -35,12 +35,12 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// Returns what messages call the file at `path`.
+/// Returns what messages call the file at `path`, on one line.
 pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {
         "standard input".into()
     } else {
-        path.display().to_string()
+        format::on_one_line(&path.display().to_string())
     }
 }
 

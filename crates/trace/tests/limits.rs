@@ -123,6 +123,17 @@ fn a_list_of_events_belongs_to_one_device() {
 }
 
 #[test]
+fn what_a_file_says_is_shown_on_one_line() {
+    let number = [&b"\x80\x00I12\r\x1b[2J"[..], &b"x".repeat(100_000), b"\n."].concat();
+    let message = refused(&number).to_string();
+    assert!(
+        message.starts_with("byte 2: `12\\r\\u{1b}[2Jxxx"),
+        "{message}"
+    );
+    assert!(message.len() < 100, "{message}");
+}
+
+#[test]
 fn programs_that_make_no_sense() {
     let programs: [&[u8]; 14] = [
         b"\x80\x04.",

@@ -16,6 +16,9 @@ const NESTING_MAX: usize = 1000;
 /// twenty in one dict.
 const KEYS_MAX: usize = 64;
 
+/// How much of a text that is wrong goes into a message.
+const SHOWN_LETTERS: usize = 40;
+
 /// From so many values on, what a container takes is counted before it is made.
 const MANY_VALUES: usize = 4096;
 
@@ -459,7 +462,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     fn text(&mut self, opcode: u8) -> Result<Value, TraceError> {
         let line = self.input.line()?;
         let line = utf8(&line)?;
-        let not_a_number = || TraceError::malformed(format!("`{line}` is not a number"));
+        let not_a_number = || {
+            let shown: String = line.chars().take(SHOWN_LETTERS).collect();
+            TraceError::malformed(format!("`{shown}` is not a number"))
+        };
         Ok(match opcode {
             op::INT if line == "00" => Value::Bool(false),
             op::INT if line == "01" => Value::Bool(true),
