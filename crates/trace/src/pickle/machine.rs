@@ -355,10 +355,18 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         let reference = self.heap.reference(value);
         match self.memo.get_mut(index as usize) {
             Some(place) => *place = reference,
-            None => {
-                self.sparse_memo.insert(index, reference);
-            }
+            None => self.put_sparse(index, reference)?,
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn put_sparse(&mut self, index: u32, reference: Reference) -> Result<(), TraceError> {
+        if self.sparse_memo.len() == self.sparse_memo.capacity() {
+            // It grows to twice its size, and is there twice meanwhile.
+            self.check_memory(2 * self.sparse_memo.allocation_size() as u64)?;
+        }
+        self.sparse_memo.insert(index, reference);
         Ok(())
     }
 
