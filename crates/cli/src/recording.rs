@@ -87,7 +87,11 @@ pub(crate) fn keep_device(path: &Path, snapshot: &mut Snapshot, device: u32) -> 
     let devices = devices(snapshot);
     snapshot.traces.retain(|trace| trace.device == device);
     if snapshot.traces.is_empty() {
-        bail!("{}: has no device {device}, only {devices}", name(path));
+        let others = match devices.as_str() {
+            "" => "nor any other".to_owned(),
+            _ => format!("only {devices}"),
+        };
+        bail!("{}: has no device {device}, {others}", name(path));
     }
     Ok(())
 }

@@ -166,4 +166,8 @@ fn each_bad_file_has_its_line() {
             assert!(message.contains(expected), "{message}");
         }
     }
+    let still = scratch.path("still.pickle");
+    let still = still.to_str().unwrap();
+    let message = fail(&["replay", still, "--device", "0"]);
+    assert_eq!(message, format!("{still}: has no device 0, nor any other"));
 }
