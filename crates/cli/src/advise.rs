@@ -111,9 +111,9 @@ impl<'a> Search<'a> {
         Ok(Candidate {
             settings: Vec::new(),
             // What was set while the job ran is not in the recorded text.
-            conf: match settings.conf.is_empty() {
-                true => config.to_conf(),
-                false => settings.conf.clone(),
+            conf: match Config::parse("caching", &settings.conf) {
+                Ok(began_with) if began_with == config => settings.conf.clone(),
+                _ => config.to_conf(),
             },
             config,
         })

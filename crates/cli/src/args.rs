@@ -101,7 +101,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) output: PathBuf,
 
     /// Write only this device [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
 }
 
@@ -114,12 +114,12 @@ pub(crate) struct SourceArgs {
     pub(crate) trace: PathBuf,
 
     /// The device, of a recording that has several [default: the one with the most events]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
 
     /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or
     /// `1.02x` the job's peak of live bytes [default: no limit]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) capacity: Option<Capacity>,
 }
 
@@ -135,6 +135,11 @@ pub(crate) enum StrategyChoice {
         /// Whether they were given, if only as an empty text after a colon.
         has_conf: bool,
     },
+}
+
+fn device(text: &str) -> Result<u32, &'static str> {
+    text.parse()
+        .map_err(|_| "expected the number of a device, 0 for the first")
 }
 
 impl SourceArgs {

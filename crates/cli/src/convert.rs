@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
     output::print(&format!(
         "{}: {} of {}\n",
-        args.output.display(),
+        recording::name(&args.output),
         format::counted(events as u64, "event"),
         format::counted(snapshot.traces.len() as u64, "device"),
     ))

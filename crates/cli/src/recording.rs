@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use lowtide_core::{Bytes, CachingConfig, Config};
+use lowtide_core::{Bytes, CachingConfig};
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace};
 use serde::Serialize;
 
@@ -35,12 +35,12 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// Returns what messages call the file at `path`.
+/// Returns what messages call the file at `path`, on one line.
 pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {
         "standard input".into()
     } else {
-        path.display().to_string()
+        format::on_one_line(&path.display().to_string())
     }
 }
 
@@ -87,7 +87,11 @@ pub(crate) fn keep_device(path: &Path, snapshot: &mut Snapshot, device: u32) -> 
     let devices = devices(snapshot);
     snapshot.traces.retain(|trace| trace.device == device);
     if snapshot.traces.is_empty() {
-        bail!("{}: has no device {device}, only {devices}", name(path));
+        let others = match devices.as_str() {
+            "" => "nor any other".to_owned(),
+            _ => format!("only {devices}"),
+        };
+        bail!("{}: has no device {device}, {others}", name(path));
     }
     Ok(())
 }
@@ -102,36 +106,18 @@ fn devices(snapshot: &Snapshot) -> String {
     devices.join(", ")
 }
 
-/// Returns the configuration of the allocator that was recorded.
-///
-/// Settings that were changed while the job ran are not in the recorded text, only in the values beside
-/// it: those count.
+/// Returns the configuration of the allocator that was recorded, as it was in the end.
 ///
 /// # Errors
 ///
 /// If the recorded text is not one that PyTorch's allocator here understands.
 pub(crate) fn recorded_config(settings: &AllocatorSettings) -> Result<CachingConfig> {
-    let parsed = Config::parse("caching", &settings.conf).with_context(|| {
+    settings.in_force().with_context(|| {
         format!(
             "the recording's own PYTORCH_CUDA_ALLOC_CONF={}",
             settings.conf
         )
-    })?;
-    let Config::Caching(mut config) = parsed else {
-        unreachable!("the strategy is given above");
-    };
-    config.expandable_segments |= settings.expandable_segments;
-    if settings.max_split_size.is_some() {
-        config.max_split_size = settings.max_split_size;
-    }
-    if settings.garbage_collection_threshold > 0.0 {
-        config.garbage_collection_threshold = settings.garbage_collection_threshold;
-    }
-    for &(mib, divisions) in &settings.roundup_power2_divisions {
-        let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
-        config.roundup_power2_divisions[exponent as usize] = divisions;
-    }
-    Ok(config)
+    })
 }
 
 /// What there is to say about a recording before any strategy is tried.
@@ -204,28 +190,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_while_the_job_ran_counts() {
-        let mut settings = AllocatorSettings {
-            conf: "roundup_power2_divisions:2,garbage_collection_threshold:0.5".into(),
-            ..AllocatorSettings::default()
-        };
-        let config = recorded_config(&settings).unwrap();
-        assert_eq!(config.roundup_power2_divisions, [2; 16]);
-        assert!(!config.expandable_segments);
-
-        settings.expandable_segments = true;
-        settings.max_split_size = Some(Bytes::mib(64));
-        settings.garbage_collection_threshold = 0.75;
-        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
-        let config = recorded_config(&settings).unwrap();
-        assert!(config.expandable_segments);
-        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
-        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
-        let divisions = config.roundup_power2_divisions;
-        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 2, 4));
-    }
-
-    #[test]
     fn a_recording_without_times_has_no_duration() {
         let mut trace = Trace::default();
         assert_eq!(duration_us(&trace), None);
@@ -241,6 +205,7 @@ mod tests {
             time_us,
             stack: lowtide_trace::StackId::default(),
             pool_known: false,
+            note: lowtide_trace::NoteId::NONE,
         };
         trace.events = vec![at(0), at(0)];
         assert_eq!(duration_us(&trace), None);

@@ -1,7 +1,5 @@
 //! `lowtide replay`: what each strategy makes of a job.
 
-use std::io::Write as _;
-
 use anyhow::{Context, Result};
 use lowtide_core::Config;
 use lowtide_replay::{Options, Outcome};

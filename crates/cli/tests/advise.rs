@@ -8,7 +8,10 @@ use serde_json::Value;
 /// Returns the sample's path as recorded with `conf`.
 fn recorded_with(scratch: &Scratch, conf: &str) -> String {
     let mut snapshot = read_sample(GPT2);
-    snapshot.traces[0].settings.conf = conf.into();
+    snapshot.traces[0].settings = lowtide_trace::AllocatorSettings {
+        conf: conf.into(),
+        ..Default::default()
+    };
     let path = scratch.write_snapshot("recorded.lowtide", &snapshot);
     path.display().to_string()
 }

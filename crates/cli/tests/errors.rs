@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{GPT2, Scratch, fail, lowtide, sample, stderr};
+use common::{GPT2, Scratch, fail, lowtide, run, sample, stderr};
 
 #[test]
 fn each_bad_argument_has_its_line() {
@@ -51,8 +51,21 @@ fn each_bad_argument_has_its_line() {
     );
     check(
         "replay a --device first",
-        "invalid value 'first' for '--device <N>': invalid digit found in string",
+        "invalid value 'first' for '--device <N>': expected the number of a device, 0 for the first",
     );
+    check(
+        "replay a --device -1",
+        "invalid value '-1' for '--device <N>': expected the number of a device, 0 for the first",
+    );
+    for capacity in ["-1", "-1GiB", "-0.5x"] {
+        check(
+            &format!("replay a --capacity {capacity}"),
+            &format!(
+                "invalid value '{capacity}' for '--capacity <SIZE>': expected bytes, a size such as \
+                 12GiB, or a factor such as 1.02x"
+            ),
+        );
+    }
     check(
         &format!("replay {GPT2} --verify --strategy bfc"),
         "--strategy bfc cannot be verified: a recording has the addresses of PyTorch's own allocator, \
@@ -62,6 +75,37 @@ fn each_bad_argument_has_its_line() {
         "convert a b.json",
         "b.json: the name says no format; it has to end in .pickle or .lowtide, with .zst or .gz after \
          that to compress it",
+    );
+}
+
+#[test]
+fn a_name_never_makes_a_second_line() {
+    let scratch = Scratch::new("names");
+    let missing = scratch.path("a\nb\u{1b}[31m.pickle");
+    let shown =
+        format!("{}/a\\nb\\u{{1b}}[31m.pickle", scratch.path("").display()).replace("//", "/");
+    for command in ["replay", "advise"] {
+        assert_eq!(
+            fail(&[command, missing.to_str().unwrap()]),
+            format!("{shown}: No such file or directory (os error 2)")
+        );
+    }
+    let message = fail(&["convert", GPT2, missing.join("in.pickle").to_str().unwrap()]);
+    assert!(
+        message.starts_with(&format!("{shown}/in.pickle: ")),
+        "{message}"
+    );
+    let text = run(&["convert", GPT2, missing.to_str().unwrap()]);
+    assert_eq!(text, format!("{shown}: 116,097 events of 1 device\n"));
+    let text = run(&["replay", missing.to_str().unwrap(), "--strategy", "caching"]);
+    assert!(text.starts_with(&format!("{shown}, device 0: ")), "{text}");
+
+    // Nor does what a file says.
+    let path = scratch.write("number.pickle", b"\x80\x00I1\r\x1b[2J\n.");
+    let message = fail(&["replay", path.to_str().unwrap()]);
+    assert!(
+        message.ends_with("`1\\r\\u{1b}[2J` is not a number"),
+        "{message}"
     );
 }
 
@@ -122,4 +166,8 @@ fn each_bad_file_has_its_line() {
             assert!(message.contains(expected), "{message}");
         }
     }
+    let still = scratch.path("still.pickle");
+    let still = still.to_str().unwrap();
+    let message = fail(&["replay", still, "--device", "0"]);
+    assert_eq!(message, format!("{still}: has no device 0, nor any other"));
 }

@@ -138,11 +138,23 @@ fn verification_follows_the_recorded_settings() {
     let scratch = Scratch::new("recorded-settings");
     let mut snapshot = read_sample(GPT2);
     // As if max_split_size_mb had been set while the job ran.
-    snapshot.traces[0].settings.max_split_size = Some(lowtide_core::Bytes::mib(64));
+    snapshot.traces[0].settings.max_split_size = Some(Some(lowtide_core::Bytes::mib(64)));
     let path = scratch.write_snapshot("split.lowtide", &snapshot);
     let path = path.to_str().unwrap();
     let report = run_json(&["replay", path, "--verify", "--json"]);
     assert_eq!(report["results"][0]["config"], "max_split_size_mb:64");
+
+    // And as if expandable segments had been switched off.
+    snapshot.traces[0].settings.conf = "expandable_segments:True".into();
+    let path = scratch.write_snapshot("off.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    let report = run_json(&["replay", path, "--verify", "--json"]);
+    assert_eq!(report["results"][0]["config"], "max_split_size_mb:64");
+    let advice = run(&["advise", path]);
+    assert!(
+        advice.contains("With the settings it had, max_split_size_mb:64, "),
+        "{advice}"
+    );
 
     snapshot.traces[0].settings.conf = "no_such_key:1".into();
     let path = scratch.write_snapshot("unknown.lowtide", &snapshot);

@@ -281,14 +281,18 @@ impl<'a> Compiler<'a> {
     /// `empty_cache`, and did so here too. Nor did it fail if what went back would have served it.
     /// Requests that collect garbage do not fail first.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
-        if group.released_from.is_empty() || group.traffic.would_have_served(self.trace, index) {
+        if group.released_from.is_empty()
+            || group
+                .traffic
+                .would_have_served(self.trace, &self.survey.config, index)
+        {
             return false;
         }
         let Some(needed) = group.traffic.needed() else {
             let recorded = self.trace.events.get(index);
             return recorded.is_some_and(|event| event.event.action == Action::OutOfMemory);
         };
-        let collects_garbage = self.trace.settings.garbage_collection_threshold > 0.0;
+        let collects_garbage = self.survey.config.garbage_collection_threshold > 0.0;
         collects_garbage || !self.survey.empties_cache && needed > self.survey.reserved_max
     }
 

@@ -16,6 +16,7 @@ use lowtide_core::{
 use lowtide_trace::Trace;
 
 use crate::initial;
+use crate::survey::config_of;
 
 /// The largest request that small segments serve, and the largest end that is left on a large block.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
@@ -67,14 +68,6 @@ pub(crate) struct Told {
     pub(crate) initial: Vec<MempoolId>,
     /// Of each event that takes a block or concerns a segment.
     pub(crate) events: Vec<MempoolId>,
-}
-
-/// Returns the options that the recording was made with, the defaults where it does not say.
-fn config_of(trace: &Trace) -> CachingConfig {
-    match lowtide_core::Config::parse("caching", &trace.settings.conf) {
-        Ok(lowtide_core::Config::Caching(config)) => config,
-        _ => CachingConfig::default(),
-    }
 }
 
 /// Memory as the recording lays it out.

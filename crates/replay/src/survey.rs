@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use lowtide_core::{Action, Bytes, DeviceAddress};
-use lowtide_trace::Trace;
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress};
+use lowtide_trace::{AllocatorSettings, Trace};
 
 /// What one look at every event tells.
 #[derive(Debug, Default)]
@@ -12,6 +12,8 @@ pub(crate) struct Survey {
     /// where that was before the first event, by address.
     pub(crate) completions: HashMap<usize, usize>,
     pub(crate) initial_completions: HashMap<DeviceAddress, usize>,
+    /// The options it was made with.
+    pub(crate) config: CachingConfig,
     /// The most bytes that were ever held from the driver.
     pub(crate) reserved_max: Bytes,
     /// Whether memory went back somewhere although no request can have asked for that.
@@ -50,16 +52,20 @@ impl Traffic {
     /// Returns whether something went back that the request at event `index` would have been served
     /// from: then it had not asked yet. Blocks that other streams had just finished with do not count,
     /// since PyTorch waits for those only after it has looked.
-    pub(crate) fn would_have_served(&self, trace: &Trace, index: usize) -> bool {
+    pub(crate) fn would_have_served(
+        &self,
+        trace: &Trace,
+        config: &CachingConfig,
+        index: usize,
+    ) -> bool {
         let request = trace.events.get(index).map(|recorded| recorded.event);
         let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
-        let settings = &trace.settings;
-        let splits = settings.max_split_size.is_none();
+        let splits = config.max_split_size.is_none();
         // Rounding to steps between powers of two at most doubles a size.
-        let rounds = settings
+        let rounds = config
             .roundup_power2_divisions
             .iter()
-            .any(|&(_, steps)| steps > 1);
+            .any(|&steps| steps > 1);
         let factor = if rounds { 2 } else { 1 };
         request.is_some_and(|request| {
             splits
@@ -91,6 +97,7 @@ impl Survey {
         let segments = trace.initial.segments.iter();
         let mut reserved = segments.map(|segment| segment.size).sum();
         let mut survey = Survey {
+            config: config_of(trace),
             reserved_max: reserved,
             ..Survey::default()
         };
@@ -102,8 +109,8 @@ impl Survey {
             let event = recorded.event;
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let asked =
-                        event.action == Action::Alloc && !traffic.would_have_served(trace, index);
+                    let asked = event.action == Action::Alloc
+                        && !traffic.would_have_served(trace, &survey.config, index);
                     let grew = traffic.needed().filter(|_| asked);
                     match grew {
                         Some(needed) => {
@@ -146,6 +153,18 @@ impl Survey {
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.reserved_max);
         survey
     }
+}
+
+/// Returns the options that the recording was made with; where its text is none that is understood, as
+/// if it had none.
+pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
+    trace.settings.in_force().unwrap_or_else(|_| {
+        let values = AllocatorSettings {
+            conf: String::new(),
+            ..trace.settings.clone()
+        };
+        values.in_force().unwrap_or_default()
+    })
 }
 
 /// Returns whether the block that an event frees is free with the next event: then no other stream

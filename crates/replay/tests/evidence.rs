@@ -25,6 +25,7 @@ fn recording(events: Vec<Event>) -> Trace {
         time_us: 0,
         stack: StackId::NONE,
         pool_known: true,
+        note: lowtide_trace::NoteId::NONE,
     });
     Trace {
         events: recorded.collect(),

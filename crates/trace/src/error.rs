@@ -1,6 +1,6 @@
 //! What can be wrong with a file, in one line.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +60,12 @@ impl TraceError {
         if let Place::Nowhere = self.0.place {
             self.0.place = Place::Byte(offset);
         }
+        self
+    }
+
+    /// Says in which part of the recording it is.
+    pub(crate) fn in_part(mut self, part: &str) -> TraceError {
+        self.0.what = format!("{part}: {}", self.0.what);
         self
     }
 
@@ -126,15 +132,28 @@ impl From<io::Error> for TraceError {
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.0.path {
-            write!(f, "{}: ", path.display())?;
+            write!(f, "{}: ", OneLine(&path.to_string_lossy()))?;
         }
         match self.0.place {
-            Place::Nowhere => write!(f, "{}", self.0.what),
-            Place::Byte(offset) => write!(f, "byte {offset}: {}", self.0.what),
-            Place::Event { device, index } => {
-                write!(f, "device {device}, event {index}: {}", self.0.what)
-            }
+            Place::Nowhere => {}
+            Place::Byte(offset) => write!(f, "byte {offset}: ")?,
+            Place::Event { device, index } => write!(f, "device {device}, event {index}: ")?,
         }
+        write!(f, "{}", OneLine(&self.0.what))
+    }
+}
+
+/// A name, or what a file says, with control characters as escapes.
+struct OneLine<'t>(&'t str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .chars()
+            .try_for_each(|letter| match letter.is_control() {
+                true => write!(f, "{}", letter.escape_default()),
+                false => f.write_char(letter),
+            })
     }
 }
 

@@ -24,14 +24,18 @@
 //!
 //! # What a file can cost
 //!
-//! Memory is limited to 256 MiB plus 256 bytes for each byte of the file and 32 GiB in all,
-//! decompression to 64 MiB plus a thousandfold. Nothing is allocated because a file claims a
-//! length, and there is no recursion.
+//! While a pickle is read, memory is limited to 32 MiB plus 4 bytes for each of its bytes, of which
+//! recordings take 1.5 to 2.7; for lowtide's own format to 32 MiB plus 32. No file may take more than
+//! 24 GiB, nor a compressed one more than 256 MiB plus 256 bytes for each of its bytes, and none may
+//! expand beyond 64 MiB plus a thousandfold. Nothing is allocated because a file claims a length, there
+//! is no recursion, and what is referred to many times is looked at once.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod compact;
 mod error;
 mod model;
+mod notes;
 mod parts;
 mod pickle;
 mod recover;
@@ -49,6 +53,7 @@ pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,
 };
+pub use notes::{Note, NoteId};
 pub use snapshot::write_pickle;
 pub use stacks::{Frame, StackId, StackTable};
 

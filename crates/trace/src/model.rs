@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lowtide_core::{
-    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
+    Action, BlockStatus, Bytes, CachingConfig, Config, ConfigError, DeviceAddress, Event,
+    MempoolId, SegmentSnapshot, Stream,
 };
 
+use crate::notes::NoteId;
 use crate::stacks::{StackId, StackTable};
 
 /// What one file says.
@@ -37,7 +39,7 @@ pub struct Trace {
     pub segments: Vec<SegmentSnapshot>,
     /// How the allocator was set up.
     pub settings: AllocatorSettings,
-    /// The call stacks that events refer to; all devices of a file share one table.
+    /// The call stacks and notes that events refer to; all devices of a file share one table.
     pub stacks: Arc<StackTable>,
     /// What the program marked in time, oldest first.
     pub annotations: Vec<Annotation>,
@@ -57,6 +59,8 @@ pub struct TraceEvent {
     pub stack: StackId,
     /// Whether the recording says which pool it happened in; if not, `event.pool` is the default.
     pub pool_known: bool,
+    /// What else it says of the event.
+    pub note: NoteId,
 }
 
 /// What was there before the first event of a recording.
@@ -105,18 +109,22 @@ pub struct InitialBlock {
 }
 
 /// How PyTorch's allocator was set up, as far as it decides where blocks go.
+///
+/// The text is what the process began with. The values beside it are those in force when the snapshot
+/// was taken, as the program may have changed them; snapshots of torch 2.1 have none of them. Each is
+/// `None` where the recording does not say. PyTorch has one set for all devices of a process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AllocatorSettings {
     /// `PYTORCH_CUDA_ALLOC_CONF`, as it was given.
     pub conf: String,
-    /// Blocks of this size and more are never split.
-    pub max_split_size: Option<Bytes>,
+    /// Blocks of this size and more are never split; `Some(None)` where all may be.
+    pub max_split_size: Option<Option<Bytes>>,
     /// The share of the limit above which cached segments are given back; 0 is never.
-    pub garbage_collection_threshold: f64,
+    pub garbage_collection_threshold: Option<f64>,
     /// Whether segments grow in place.
-    pub expandable_segments: bool,
+    pub expandable_segments: Option<bool>,
     /// How many steps there are between powers of two, by size: (MiB, steps), ascending; 0 is no
-    /// rounding.
+    /// rounding. Empty where the recording does not say.
     pub roundup_power2_divisions: Vec<(u64, u64)>,
 }
 
@@ -205,6 +213,34 @@ impl Trace {
     }
 }
 
+impl AllocatorSettings {
+    /// Returns the options that were in force when the snapshot was taken: the values that the
+    /// recording has, be they on or off, and for what it does not say, the text.
+    ///
+    /// # Errors
+    ///
+    /// If the text is not one that `lowtide_core` understands.
+    pub fn in_force(&self) -> Result<CachingConfig, ConfigError> {
+        let Config::Caching(mut config) = Config::parse("caching", &self.conf)? else {
+            unreachable!("the strategy is given above");
+        };
+        if let Some(size) = self.max_split_size {
+            config.max_split_size = size;
+        }
+        if let Some(threshold) = self.garbage_collection_threshold {
+            config.garbage_collection_threshold = threshold;
+        }
+        if let Some(is_on) = self.expandable_segments {
+            config.expandable_segments = is_on;
+        }
+        for &(mib, divisions) in &self.roundup_power2_divisions {
+            let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
+            config.roundup_power2_divisions[exponent as usize] = divisions;
+        }
+        Ok(config)
+    }
+}
+
 impl TraceEvent {
     /// Returns the pool it happened in, where the recording says.
     pub fn pool(&self) -> Option<MempoolId> {
@@ -222,3 +258,41 @@ const _: () = assert!(
     size_of::<TraceEvent>() == 64,
     "an event takes one cache line"
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_in_force_counts_on_or_off() {
+        let text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True,\
+                    roundup_power2_divisions:2";
+        let mut settings = AllocatorSettings {
+            conf: text.into(),
+            ..AllocatorSettings::default()
+        };
+        assert_eq!(
+            Config::Caching(settings.in_force().unwrap()),
+            Config::parse("caching", text).unwrap(),
+            "without values the text counts"
+        );
+
+        settings.max_split_size = Some(None);
+        settings.garbage_collection_threshold = Some(0.0);
+        settings.expandable_segments = Some(false);
+        settings.roundup_power2_divisions = (0..16).map(|power| (1 << power, 0)).collect();
+        assert_eq!(settings.in_force().unwrap(), CachingConfig::default());
+
+        settings.conf.clear();
+        settings.max_split_size = Some(Some(Bytes::mib(64)));
+        settings.garbage_collection_threshold = Some(0.75);
+        settings.expandable_segments = Some(true);
+        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
+        let config = settings.in_force().unwrap();
+        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
+        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
+        assert!(config.expandable_segments);
+        let divisions = config.roundup_power2_divisions;
+        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 0, 4));
+    }
+}

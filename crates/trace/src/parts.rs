@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, SegmentSnapshot};
 
+use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, Annotation, Trace, TraceEvent};
 use crate::recover;
@@ -17,7 +18,9 @@ pub(crate) const DEVICES_MAX: u32 = 128;
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) events: Vec<TraceEvent>,
-    pub(crate) segments: Vec<SegmentSnapshot>,
+    segments: Vec<SegmentSnapshot>,
+    /// How many blocks the segments have.
+    blocks: usize,
     pub(crate) block_stacks: BlockStacks,
     pub(crate) settings: AllocatorSettings,
     pub(crate) annotations: Vec<Annotation>,
@@ -29,18 +32,40 @@ pub(crate) struct Parts {
 pub(crate) struct BlockStacks(HashMap<DeviceAddress, StackId>);
 
 impl Parts {
+    pub(crate) fn push_segment(&mut self, segment: SegmentSnapshot) {
+        self.blocks += segment.blocks.len();
+        self.segments.push(segment);
+    }
+
+    /// Returns about how much memory they take.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        let events = self.events.len() * size_of::<TraceEvent>();
+        let annotations = self.annotations.len() * size_of::<Annotation>();
+        let segments = self.segments.len() * size_of::<SegmentSnapshot>();
+        let blocks =
+            self.blocks * size_of::<BlockSnapshot>() + self.block_stacks.0.allocation_size();
+        (events + annotations + segments + blocks) as u64
+    }
+
     /// Returns the trace that these are the parts of, with what was there before its first event.
     ///
     /// # Errors
     ///
-    /// If it cannot have happened; see [`recover::recover`].
+    /// If it cannot have happened, or would take too much memory; see [`recover::recover`].
     pub(crate) fn into_trace(
         mut self,
         device: u32,
         stacks: Arc<StackTable>,
+        budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
         self.segments.sort_by_key(|segment| segment.address);
-        let recovered = recover::recover(device, self.events, &self.segments, &self.block_stacks)?;
+        let recovered = recover::recover(
+            device,
+            self.events,
+            &self.segments,
+            &self.block_stacks,
+            budget,
+        )?;
         Ok(Trace {
             device,
             events: recovered.events,

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::io::{self, BufReader, Read};
 use std::rc::Rc;
 
+use crate::budget::{Density, too_much_memory};
 use crate::error::{ErrorKind, TraceError};
 
 /// How much is decompressed at a time. Larger than any number or key in a recording, and small
@@ -22,14 +23,6 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// attack.
 fn expanded_bytes_max(file_bytes: u64) -> u64 {
     (64 << 20) + file_bytes.saturating_mul(1024)
-}
-
-/// Returns how much memory may be spent on what a file says of which `file_bytes` have been read.
-///
-/// A recording takes about 3 bytes for each of its pickle, and so about 100 for each of the
-/// compressed file. No more than 32 GiB in all: then no table has 2^32 entries.
-fn retained_bytes_max(file_bytes: u64) -> u64 {
-    (32 << 30).min((256 << 20) + file_bytes.saturating_mul(256))
 }
 
 /// The decompressed bytes of a file, one buffer at a time.
@@ -84,8 +77,8 @@ impl<'r> Input<'r> {
     }
 
     /// Returns how much memory may be spent on what has been read so far.
-    pub(crate) fn retained_bytes_max(&self) -> u64 {
-        retained_bytes_max(self.file_bytes.get())
+    pub(crate) fn retained_bytes_max(&self, density: Density) -> u64 {
+        density.bytes_max(self.offset(), self.file_bytes.get())
     }
 
     /// Returns the bytes that are in the buffer, at least `count` unless the file ends before.
@@ -150,13 +143,13 @@ impl<'r> Input<'r> {
         Ok(&self.buffer[taken])
     }
 
-    /// Takes `count` bytes, however many a file claims: memory grows with what is really there.
+    /// Takes `count` bytes, however many a file claims: memory grows with what is really there, and no
+    /// more than a compressed file justifies.
     pub(crate) fn long_bytes(&mut self, count: u64) -> Result<Vec<u8>, TraceError> {
         let mut taken = Vec::new();
         while (taken.len() as u64) < count {
             let wanted = count - taken.len() as u64;
-            let retained_max = self.retained_bytes_max();
-            if taken.len() as u64 > retained_max {
+            if taken.len() as u64 > self.retained_bytes_max(Density::Pickle) {
                 return Err(self.fail(too_much_memory()));
             }
             let ready = self.peek(1)?;
@@ -240,12 +233,6 @@ impl<'r> Input<'r> {
             _ => self.fail(error.into()),
         }
     }
-}
-
-/// Says that a file would take more memory than its size justifies.
-pub(crate) fn too_much_memory() -> TraceError {
-    let what = "the file is made to take far more memory than its size; no recording does";
-    TraceError::new(ErrorKind::Limit, what)
 }
 
 #[cfg(feature = "zstd")]

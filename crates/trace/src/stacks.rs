@@ -1,9 +1,10 @@
-//! Call stacks, each distinct one once.
+//! Call stacks, each distinct one once; and with them the other texts of a recording.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 
+use crate::notes::{Note, NoteId, NoteRecord, Notes};
 use crate::pickle::{StringId, Strings};
 
 /// The number of a call stack in a [`StackTable`]: equal stacks have equal numbers.
@@ -37,10 +38,11 @@ pub(crate) struct FrameRecord {
     pub(crate) line: u32,
 }
 
-/// The distinct call stacks of a recording.
+/// The distinct call stacks of a recording, and the distinct notes on its events.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     pub(crate) strings: Strings,
+    pub(crate) notes: Notes,
     frames: Vec<FrameRecord>,
     frame_ids: HashMap<FrameRecord, FrameId>,
     /// The frames of stack 1, of stack 2, …, innermost function first.
@@ -82,6 +84,34 @@ impl StackTable {
     /// If `stack` is from another table.
     pub fn frames(&self, stack: StackId) -> impl ExactSizeIterator<Item = Frame<'_>> {
         self.frame_ids(stack).iter().map(|&frame| self.frame(frame))
+    }
+
+    /// Returns the number of `note`: a new one where it has none yet.
+    ///
+    /// # Panics
+    ///
+    /// If there are 2^24 - 1 others.
+    pub fn intern_note(&mut self, note: Note<'_>) -> NoteId {
+        let strings = &mut self.strings;
+        let record = NoteRecord {
+            compile_context: note.compile_context.map(|text| strings.intern(text)),
+            user_metadata: note.user_metadata.map(|text| strings.intern(text)),
+        };
+        let id = self.notes.intern(record);
+        id.expect("there are fewer than 2^24 notes")
+    }
+
+    /// Returns the note that `note` numbers.
+    ///
+    /// # Panics
+    ///
+    /// If it is from another table.
+    pub fn note(&self, note: NoteId) -> Note<'_> {
+        let record = self.notes.get(note);
+        Note {
+            compile_context: record.compile_context.map(|text| self.strings.get(text)),
+            user_metadata: record.user_metadata.map(|text| self.strings.get(text)),
+        }
     }
 
     /// Returns how many distinct stacks there are, the empty one not counted.
@@ -142,7 +172,12 @@ impl StackTable {
 
     /// Returns about how much memory the table takes, without its strings.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        (self.frames.len() * 32 + self.stack_frames.len() * 4 + self.ends.len() * 16) as u64
+        let frames =
+            self.frames.len() * size_of::<FrameRecord>() + self.frame_ids.allocation_size();
+        let stacks = self.stack_frames.len() * size_of::<FrameId>()
+            + self.ends.len() * size_of::<usize>()
+            + self.stack_ids.allocation_size();
+        (frames + stacks + self.notes.retained_bytes()) as u64
     }
 }
 

@@ -70,6 +70,69 @@ fn absurd_nesting() {
     assert!(refused(b"\x80\x04]\x94h\x00a.").is_malformed());
 }
 
+/// Keys and an action under the numbers 0 to 4, and a list of `count` Nones under 5.
+fn events_and_a_list(count: usize) -> Vec<u8> {
+    let mut pickle = b"\x80\x04\x8c\x06action\x94\x8c\x04addr\x94\x8c\x04size\x94\
+        \x8c\x05alloc\x94\x8c\x06frames\x9400000]\x94("
+        .to_vec();
+    pickle.extend(b"N".repeat(count));
+    pickle.extend(b"e0}(\x8c\x0ddevice_traces](");
+    pickle
+}
+
+#[test]
+fn what_is_referred_to_many_times_is_looked_at_once() {
+    // 10^11 steps, were the list looked at for each event.
+    let event = b"}(h\x00h\x03h\x01K\x01h\x02K\x00h\x04h\x05u";
+    let mut pickle = events_and_a_list(500_000);
+    pickle.extend(b"](");
+    pickle.extend(event.repeat(200_000));
+    pickle.extend(b"eeu.");
+    let snapshot = read_from(&pickle[..]).expect("a list of no frames is no stack");
+    assert_eq!(snapshot.traces[0].events.len(), 200_000);
+
+    // A dict in which each look for a key would take long.
+    let keys: Vec<u8> = (0..1000_u16)
+        .flat_map(|key| [b'M', key.to_le_bytes()[0], key.to_le_bytes()[1], b'N'])
+        .collect();
+    let dict = [&b"\x80\x04}("[..], &keys, b"u."].concat();
+    let error = refused(&dict);
+    assert!(error.is_limit() && error.to_string().contains("more than 64 keys"));
+}
+
+#[test]
+fn a_list_of_events_belongs_to_one_device() {
+    let event = b"}(h\x00h\x03h\x01K\x01h\x02K\x00u";
+    let mut pickle = events_and_a_list(0);
+    pickle.extend(b"]\x94(");
+    pickle.extend(event.repeat(3));
+    pickle.extend(b"eh\x06eu.");
+    let error = refused(&pickle);
+    assert_eq!(error.to_string(), "two devices list the same events");
+    // Nor does one segment with all its blocks become a thousand.
+    let mut pickle = b"\x80\x04\x8c\x04size\x94\x8c\x05state\x94\x8c\x08inactive\x94000\
+        }(\x8c\x08segments](}\x94(\x8c\x06deviceK\x00\x8c\x07addressJ\x00\x10\x00\x00\
+        \x8c\x0atotal_sizeM\x10\x27\x8c\x06blocks]("
+        .to_vec();
+    pickle.extend(b"}(h\x00K\x01h\x01h\x02u".repeat(10_000));
+    pickle.extend(b"eu");
+    pickle.extend(b"h\x03".repeat(1000));
+    pickle.extend(b"eu.");
+    let error = refused(&pickle);
+    assert!(error.is_limit(), "{error}");
+}
+
+#[test]
+fn what_a_file_says_is_shown_on_one_line() {
+    let number = [&b"\x80\x00I12\r\x1b[2J"[..], &b"x".repeat(100_000), b"\n."].concat();
+    let message = refused(&number).to_string();
+    assert!(
+        message.starts_with("byte 2: `12\\r\\u{1b}[2Jxxx"),
+        "{message}"
+    );
+    assert!(message.len() < 100, "{message}");
+}
+
 #[test]
 fn programs_that_make_no_sense() {
     let programs: [&[u8]; 14] = [

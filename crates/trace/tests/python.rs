@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, MempoolId, Stream};
 use lowtide_trace::{
-    AnnotationStage, InitialBlock, InitialSegment, Snapshot, StackId, Trace, TraceError, read,
-    read_from,
+    AllocatorSettings, AnnotationStage, InitialBlock, InitialSegment, Note, Snapshot, StackId,
+    Trace, TraceError, read, read_from,
 };
 
 const A: DeviceAddress = DeviceAddress(0x7f00_0000_0000);
@@ -65,6 +65,11 @@ fn check_one_segment(trace: &Trace, with_stacks: bool) {
         "the bytes free at the failure"
     );
     assert_eq!(trace.skipped_events, 2);
+    let note = Note {
+        compile_context: Some("N/A"),
+        user_metadata: Some(""),
+    };
+    assert_eq!(trace.stacks.note(trace.events[1].note), note);
     assert_eq!(trace.events[1].pool(), Some(MempoolId::DEFAULT));
     assert_eq!(trace.events[5].pool(), None);
     let frames = [("forward", "model.py", 12), ("<module>", "train.py", 3)];
@@ -104,8 +109,10 @@ fn every_protocol() {
             trace.settings.conf,
             "max_split_size_mb:64,roundup_power2_divisions:4"
         );
-        assert_eq!(trace.settings.max_split_size, Some(Bytes::mib(64)));
-        assert!((trace.settings.garbage_collection_threshold - 0.5).abs() < f64::EPSILON);
+        let settings = &trace.settings;
+        assert_eq!(settings.max_split_size, Some(Some(Bytes::mib(64))));
+        assert_eq!(settings.garbage_collection_threshold, Some(0.5));
+        assert_eq!(settings.expandable_segments, Some(false));
         assert_eq!(
             trace.settings.roundup_power2_divisions,
             [(1, 4), (2, 4), (32768, 0)]
@@ -159,7 +166,7 @@ fn torch_2_1() {
         (A + Bytes(1024), BlockStatus::PendingFree)
     );
     assert_eq!(blocks[2].address, A + Bytes(1536));
-    assert_eq!(trace.settings.max_split_size, None);
+    assert_eq!(trace.settings, AllocatorSettings::default());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //!
 //! Not covered here: expandable segments (their rules have tests beside the code).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_core::{
@@ -11,8 +12,8 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
-    InitialState, Snapshot, StackId, StackTable, Trace, TraceEvent, read_from, write_compact,
-    write_pickle,
+    InitialState, Note, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent, read, read_from,
+    write_compact, write_pickle,
 };
 use proptest::prelude::*;
 
@@ -127,6 +128,7 @@ impl Model {
                 time_us,
                 stack,
                 pool_known: false,
+                note: NoteId::NONE,
             },
             generation,
         ));
@@ -302,6 +304,7 @@ fn trace(
     lost: usize,
     table: &Arc<StackTable>,
     stacks: &[StackId; 3],
+    notes: &[NoteId; 4],
 ) -> Trace {
     let lost = lost.min(ops.len());
     let mut begin = Model::default();
@@ -314,15 +317,16 @@ fn trace(
         .flatten()
         .map(|segment| segment.0)
         .collect();
-    let events = end.events[begin.events.len()..]
-        .iter()
-        .map(|&(mut event, generation)| {
+    let events = end.events[begin.events.len()..].iter().enumerate().map(
+        |(index, &(mut event, generation))| {
+            event.note = notes[index / 2 % notes.len()];
             event.pool_known = at_end.contains(&generation);
             if event.pool_known {
                 event.event.pool = pool(generation);
             }
             event
-        });
+        },
+    );
     Trace {
         device,
         events: events.collect(),
@@ -330,9 +334,9 @@ fn trace(
         segments: end.snapshot(),
         settings: AllocatorSettings {
             conf: "max_split_size_mb:512".to_owned(),
-            max_split_size: Some(Bytes::mib(512)),
-            garbage_collection_threshold: 0.75,
-            expandable_segments: false,
+            max_split_size: Some(Some(Bytes::mib(512))),
+            garbage_collection_threshold: Some(0.75),
+            expandable_segments: Some(false),
             roundup_power2_divisions: vec![(1, 4), (32768, 8)],
         },
         stacks: Arc::clone(table),
@@ -364,10 +368,22 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
         table.intern([frame("inner", 1), frame("outer", 70_000)]),
         table.intern([frame("outer", 70_000)]),
     ];
+    let mut note = |compile_context, user_metadata| {
+        table.intern_note(Note {
+            compile_context,
+            user_metadata,
+        })
+    };
+    let notes = [
+        note(Some("N/A"), Some("")),
+        note(None, None),
+        note(Some("0/1"), None),
+        note(None, Some("a step\n")),
+    ];
     let table = Arc::new(table);
     let traces = devices
         .iter()
-        .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks));
+        .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks, &notes));
     let is_something = |trace: &Trace| !trace.events.is_empty() || !trace.segments.is_empty();
     Snapshot {
         traces: traces.filter(is_something).collect(),
@@ -394,9 +410,11 @@ fn assert_same(one: &Snapshot, other: &Snapshot) {
                 *event,
                 TraceEvent {
                     stack: event.stack,
+                    note: event.note,
                     ..*same
                 }
             );
+            assert_eq!(one.stacks.note(event.note), other.stacks.note(same.note));
             assert_eq!(frames(one, event.stack), frames(other, same.stack));
         }
         assert_eq!(one.initial.segments, other.initial.segments);
@@ -553,13 +571,76 @@ fn damage_to_a_compact_file_is_noticed() {
 #[test]
 fn a_newer_version_is_refused() {
     let mut bytes = compact(&example());
-    bytes[8] = 2;
+    bytes[8] = 3;
     let error = read_from(&bytes[..]).unwrap_err();
     assert!(error.is_newer_version());
     assert_eq!(
         error.to_string(),
-        "version 2 of lowtide's format; this lowtide reads 1, update it"
+        "version 3 of lowtide's format; this lowtide reads up to 2, update it"
     );
+}
+
+#[test]
+fn what_settings_are_off_and_what_are_not_said_reads_back() {
+    let off = AllocatorSettings {
+        conf: "expandable_segments:True".to_owned(),
+        max_split_size: Some(None),
+        garbage_collection_threshold: Some(0.0),
+        expandable_segments: Some(false),
+        roundup_power2_divisions: vec![(1, 0)],
+    };
+    let only_one = AllocatorSettings {
+        garbage_collection_threshold: Some(0.0),
+        ..AllocatorSettings::default()
+    };
+    for settings in [off, only_one, AllocatorSettings::default()] {
+        let mut original = example();
+        for trace in &mut original.traces {
+            trace.settings = settings.clone();
+        }
+        assert_same(&read_from(&pickled(&original)[..]).unwrap(), &original);
+        assert_same(&read_from(&compact(&original)[..]).unwrap(), &original);
+    }
+}
+
+#[test]
+fn a_pickle_has_one_set_of_settings() {
+    let mut snapshot = example();
+    let mut other = snapshot.traces[0].clone();
+    other.device = 5;
+    other.settings.conf.clear();
+    snapshot.traces.push(other);
+    let error = write_pickle(&snapshot, Vec::new()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "devices 0 and 5 have different settings, and a snapshot has one set for all; write them to \
+         one file each"
+    );
+    snapshot.traces.pop();
+    write_pickle(&snapshot, Vec::new()).unwrap();
+}
+
+/// `data/version1.lowtide` is `data/devices.pickle`, as lowtide wrote it before version 2.
+#[test]
+fn an_older_version_is_read() {
+    let data = |name| {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/data")
+            .join(name)
+    };
+    let old = read(&data("version1.lowtide")).unwrap();
+    let mut same = read(&data("devices.pickle")).unwrap();
+    for trace in &mut same.traces {
+        // What is off could not be told from what is not said.
+        assert_eq!(trace.settings.expandable_segments.take(), Some(false));
+        // Notes were not kept.
+        assert!(trace.events.iter().any(|event| event.note != NoteId::NONE));
+        trace
+            .events
+            .iter_mut()
+            .for_each(|event| event.note = NoteId::NONE);
+    }
+    assert_same(&old, &same);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use lowtide_core::{
     Stream,
 };
 use lowtide_trace::{
-    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, Snapshot, StackId,
+    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, NoteId, Snapshot, StackId,
     StackTable, Trace, TraceEvent, read_from, write_pickle,
 };
 
@@ -103,6 +103,7 @@ fn long(count: usize) -> Snapshot {
             stream: Stream(0),
         },
         time_us: 1_795_223_068_669_434,
+        note: NoteId::NONE,
         stack: StackId::NONE,
         pool_known: true,
     };

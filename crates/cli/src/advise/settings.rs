@@ -196,6 +196,7 @@ mod tests {
             time_us: 0,
             stack: StackId::default(),
             pool_known: false,
+            note: lowtide_trace::NoteId::NONE,
         };
         Trace {
             events: sizes_mib.iter().map(event).collect(),

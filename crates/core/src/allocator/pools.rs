@@ -10,11 +10,11 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
     pub(super) fn route(&self, stream: Stream) -> PoolIndex {
-        let route = self
-            .routes
-            .iter()
-            .rev()
-            .find(|route| (route.accepts)(stream));
+        if self.routes.is_empty() {
+            return PoolIndex::DEFAULT;
+        }
+        let mut innermost_first = self.routes.iter().rev();
+        let route = innermost_first.find(|route| (route.accepts)(stream));
         route.map_or(PoolIndex::DEFAULT, |route| route.pool)
     }
 

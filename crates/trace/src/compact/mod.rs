@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   8 bytes  "lowtide\n"
-//!          2 bytes  the version of the format, 1; a reader refuses higher ones
+//!          2 bytes  the version of the format, 2; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
 //!          4 bytes  the length of the payload
 //!          …        the payload
@@ -22,8 +22,9 @@
 //! | `S` strings | text, repeated; numbered from 0 through the file |
 //! | `F` frames | *n* function (number of a string), *n* file (likewise), *n* line, repeated; numbered from 0 |
 //! | `K` stacks | *n* count of frames, then the *n* of each, innermost first; repeated; numbered from 1, 0 is the empty stack |
+//! | `N` notes | *n* compile_context (number of a string + 1, 0 where it is not said), *n* user_metadata (likewise), repeated; numbered from 1, 0 is the note that says nothing |
 //! | `D` device | *n* its number. The sections below are about the device named last |
-//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
+//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; 1 byte which of the next three the recording says (1, 2, 4); *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
 //! | `E` events | events, below, repeated |
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
@@ -31,10 +32,13 @@
 //!
 //! An event starts with a byte: the number of its action in the lower four bits (the order of
 //! [`Action::ALL`]), then 16 where it has the address and the size of the event before, 32 where its
-//! stream and pool are those of the event before, 64 where its stack is. Then come, as far as they
-//! are not the same: *z* address minus that before; *n* size; *n* stream; 1 byte whether the pool is
-//! known, and if so *n* and *n* pool; *n* stack; and always *z* time minus that before. Before the
-//! first event of a section, everything is 0 and the pool is not known.
+//! stream and pool are those of the event before, 64 where its stack is, and 128 where its note is
+//! *not*. Then come, as far as they are not the same: *z* address minus that before; *n* size; *n*
+//! stream; 1 byte whether the pool is known, and if so *n* and *n* pool; *n* stack; *n* note; and always
+//! *z* time minus that before. Before the first event of a section, everything is 0 and the pool is not
+//! known.
+//!
+//! Version 1 had no notes, and no byte in `C` for what the recording says.
 //!
 //! What was there before the first event is not in the file: it follows from the events and the
 //! segments at the end, as for PyTorch's snapshots.
@@ -46,19 +50,21 @@ mod write;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
 use crate::model::TraceEvent;
+use crate::notes::NoteId;
 use crate::stacks::StackId;
 
 pub(crate) use read::{is_compact, read};
 pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// What the sections hold, by their first byte.
 mod section {
     pub(super) const STRINGS: u8 = b'S';
     pub(super) const FRAMES: u8 = b'F';
     pub(super) const STACKS: u8 = b'K';
+    pub(super) const NOTES: u8 = b'N';
     pub(super) const DEVICE: u8 = b'D';
     pub(super) const SETTINGS: u8 = b'C';
     pub(super) const EVENTS: u8 = b'E';
@@ -73,6 +79,14 @@ mod event_flags {
     pub(super) const SAME_PLACE: u8 = 16;
     pub(super) const SAME_STREAM: u8 = 32;
     pub(super) const SAME_STACK: u8 = 64;
+    pub(super) const OTHER_NOTE: u8 = 128;
+}
+
+/// Which settings a recording says.
+mod settings_flags {
+    pub(super) const MAX_SPLIT_SIZE: u8 = 1;
+    pub(super) const GARBAGE_COLLECTION_THRESHOLD: u8 = 2;
+    pub(super) const EXPANDABLE_SEGMENTS: u8 = 4;
 }
 
 /// The first byte of a segment.
@@ -93,4 +107,5 @@ const BEFORE_FIRST: TraceEvent = TraceEvent {
     time_us: 0,
     stack: StackId::NONE,
     pool_known: false,
+    note: NoteId::NONE,
 };

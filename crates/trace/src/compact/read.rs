@@ -8,12 +8,14 @@ use lowtide_core::{
 };
 
 use super::payload::Payload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
+use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot};
+use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::StringId;
-use crate::source::{Input, too_much_memory};
+use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
 /// Returns whether the file in `input`, of which nothing has been taken, is of this format.
@@ -25,13 +27,16 @@ pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     input.array::<{ MAGIC.len() }>()?;
     let version = u16::from_le_bytes(input.array()?);
-    if version != VERSION {
+    if !(1..=VERSION).contains(&version) {
         let what = format!(
-            "version {version} of lowtide's format; this lowtide reads {VERSION}, update it"
+            "version {version} of lowtide's format; this lowtide reads up to {VERSION}, update it"
         );
         return Err(TraceError::new(ErrorKind::Version, what));
     }
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        version,
+        ..Reader::default()
+    };
     loop {
         let start = input.offset();
         match next_section(input) {
@@ -41,18 +46,16 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
                     parts.skipped_events =
                         payload.natural().map_err(|error| error.at_byte(start))?;
                 }
-                return reader.finish(false);
+                return reader.finish(input, false);
             }
             Ok((kind, payload)) => {
                 reader
                     .section(kind, &payload)
                     .map_err(|error| error.at_byte(start))?;
-                if reader.retained_bytes() > input.retained_bytes_max() {
-                    return Err(too_much_memory().at_byte(start));
-                }
+                reader.budget(input).map_err(|error| error.at_byte(start))?;
             }
             // The recorder was killed: what it had written is good.
-            Err(error) if error.is_truncated() => return reader.finish(true),
+            Err(error) if error.is_truncated() => return reader.finish(input, true),
             Err(error) => return Err(error),
         }
     }
@@ -75,22 +78,26 @@ fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
 /// What has been read of a file.
 #[derive(Default)]
 struct Reader {
+    version: u16,
     /// The strings, by number in the file, are those of the table of stacks.
     strings: Vec<StringId>,
     frames: Vec<FrameId>,
     /// By number in the file, from 1.
     stack_ids: Vec<StackId>,
+    /// By number in the file, from 1.
+    note_ids: Vec<NoteId>,
     stacks: StackTable,
     names: Vec<Option<Arc<str>>>,
     devices: Vec<(u32, Parts)>,
 }
 
 impl Reader {
-    fn finish(self, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+    fn finish(self, input: &Input<'_>, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+        let mut budget = self.budget(input)?;
         let stacks = Arc::new(self.stacks);
         let mut traces = Vec::new();
         for (device, parts) in self.devices {
-            traces.push(parts.into_trace(device, Arc::clone(&stacks))?);
+            traces.push(parts.into_trace(device, Arc::clone(&stacks), &mut budget)?);
         }
         traces.sort_by_key(|trace| trace.device);
         Ok(Snapshot { traces, is_cut_off })
@@ -102,9 +109,10 @@ impl Reader {
             section::STRINGS => self.read_strings(&mut payload),
             section::FRAMES => self.read_frames(&mut payload),
             section::STACKS => self.read_stacks(&mut payload),
+            section::NOTES => self.read_notes(&mut payload),
             section::DEVICE => self.read_device(&mut payload),
             section::SETTINGS => {
-                self.parts()?.settings = settings(&mut payload)?;
+                self.parts()?.settings = settings(&mut payload, self.version)?;
                 Ok(())
             }
             section::EVENTS => self.read_events(&mut payload),
@@ -150,6 +158,24 @@ impl Reader {
         Ok(())
     }
 
+    fn read_notes(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let record = NoteRecord {
+                compile_context: self.text(payload)?,
+                user_metadata: self.text(payload)?,
+            };
+            let note = self.stacks.notes.intern(record);
+            self.note_ids.push(note.ok_or_else(too_many_notes)?);
+        }
+        Ok(())
+    }
+
+    /// Returns a string, or `None` for the number 0.
+    fn text(&self, payload: &mut Payload<'_>) -> Result<Option<StringId>, TraceError> {
+        let number = payload.number(self.strings.len() + 1, "string")? as usize;
+        Ok(number.checked_sub(1).map(|index| self.strings[index]))
+    }
+
     fn read_device(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
         let device = payload.number(DEVICES_MAX as usize, "device")?;
         if self.devices.iter().any(|&(other, _)| other == device) {
@@ -185,6 +211,12 @@ impl Reader {
             }
             if first & event_flags::SAME_STACK == 0 {
                 event.stack = self.stack(payload)?;
+            }
+            if first & event_flags::OTHER_NOTE != 0 {
+                let number = payload.number(self.note_ids.len() + 1, "note")? as usize;
+                event.note = number
+                    .checked_sub(1)
+                    .map_or(NoteId::NONE, |index| self.note_ids[index]);
             }
             event.time_us = before.time_us.wrapping_add(payload.integer()?);
             self.parts()?.events.push(event);
@@ -257,7 +289,7 @@ impl Reader {
             if address.get() != end {
                 return Err(does_not_tile());
             }
-            self.parts()?.segments.push(segment);
+            self.parts()?.push_segment(segment);
         }
         Ok(())
     }
@@ -277,28 +309,48 @@ impl Reader {
         }
     }
 
-    fn retained_bytes(&self) -> u64 {
-        let events: usize = self
-            .devices
-            .iter()
-            .map(|(_, parts)| parts.events.len())
-            .sum();
-        (events * size_of::<TraceEvent>()) as u64
-            + self.stacks.retained_bytes()
-            + self.stacks.strings.retained_bytes()
+    /// Returns what the file may still take after what has been read of it.
+    fn budget(&self, input: &Input<'_>) -> Result<Budget, TraceError> {
+        let mut budget = Budget::new(input.retained_bytes_max(Density::Compact));
+        let tables = self.strings.len() * size_of::<StringId>()
+            + self.frames.len() * size_of::<FrameId>()
+            + self.stack_ids.len() * size_of::<StackId>()
+            + self.note_ids.len() * size_of::<NoteId>()
+            + self.names.len() * size_of::<Option<Arc<str>>>();
+        budget.take(tables, 1)?;
+        budget.take(1, self.stacks.retained_bytes())?;
+        budget.take(1, self.stacks.strings.retained_bytes())?;
+        for (_, parts) in &self.devices {
+            budget.take(1, parts.retained_bytes())?;
+        }
+        Ok(budget)
     }
 }
 
-fn settings(payload: &mut Payload<'_>) -> Result<AllocatorSettings, TraceError> {
+fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
     let conf = payload.text()?.to_owned();
+    // Version 1 does not tell what is off from what the recording does not say.
+    let said = match version {
+        1 => None,
+        _ => Some(payload.byte()?),
+    };
+    let is_said = |flag, is_on| said.map_or(is_on, |said: u8| said & flag != 0);
     let max_split_size = payload.natural()?.checked_sub(1).map(Bytes);
     let mut threshold = [0; 8];
     threshold.copy_from_slice(payload.bytes(8)?);
+    let threshold = f64::from_le_bytes(threshold);
+    let expandable = payload.byte()? != 0;
     let mut settings = AllocatorSettings {
         conf,
-        max_split_size,
-        garbage_collection_threshold: f64::from_le_bytes(threshold),
-        expandable_segments: payload.byte()? != 0,
+        max_split_size: is_said(settings_flags::MAX_SPLIT_SIZE, max_split_size.is_some())
+            .then_some(max_split_size),
+        garbage_collection_threshold: is_said(
+            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
+            threshold > 0.0,
+        )
+        .then_some(threshold),
+        expandable_segments: is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable)
+            .then_some(expandable),
         roundup_power2_divisions: Vec::new(),
     };
     while !payload.is_empty() {

@@ -7,9 +7,10 @@ use hashbrown::HashMap;
 use lowtide_core::BlockStatus;
 
 use super::payload::PutPayload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags};
+use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
+use crate::notes::NoteId;
 use crate::parts::final_block_stacks;
 use crate::stacks::{StackId, StackTable};
 
@@ -53,16 +54,20 @@ struct Tables {
     strings: HashMap<Box<str>, u64>,
     frames: HashMap<(u64, u64, u32), u64>,
     stacks: HashMap<Box<[u64]>, u64>,
+    notes: HashMap<[u64; 2], u64>,
     new_strings: Vec<u8>,
     new_frames: Vec<u8>,
     new_stacks: Vec<u8>,
-    /// The number in the file of each stack of the table at hand.
+    new_notes: Vec<u8>,
+    /// The number in the file of each stack and note of the table at hand.
     numbers: HashMap<StackId, u64>,
+    note_numbers: HashMap<NoteId, u64>,
 }
 
 impl<W: Write> CompactWriter<W> {
     fn trace(&mut self, trace: &Trace) -> io::Result<()> {
         self.tables.numbers.clear();
+        self.tables.note_numbers.clear();
         let mut device = Vec::new();
         device.put_natural(u64::from(trace.device));
         self.section(section::DEVICE, &device)?;
@@ -72,7 +77,11 @@ impl<W: Write> CompactWriter<W> {
             let mut before = BEFORE_FIRST;
             for event in events {
                 let stack = self.tables.stack(&trace.stacks, event.stack);
-                put_event(&mut payload, event, &before, stack);
+                let note = match event.note == before.note {
+                    true => 0,
+                    false => self.tables.note(&trace.stacks, event.note),
+                };
+                put_event(&mut payload, event, &before, [stack, note]);
                 before = *event;
             }
             self.tables(section::EVENTS, &payload)?;
@@ -133,10 +142,12 @@ impl<W: Write> CompactWriter<W> {
         let strings = std::mem::take(&mut self.tables.new_strings);
         let frames = std::mem::take(&mut self.tables.new_frames);
         let stacks = std::mem::take(&mut self.tables.new_stacks);
+        let notes = std::mem::take(&mut self.tables.new_notes);
         let sections = [
             (section::STRINGS, &strings[..]),
             (section::FRAMES, &frames),
             (section::STACKS, &stacks),
+            (section::NOTES, &notes),
             (kind, payload),
         ];
         for (kind, payload) in sections
@@ -208,19 +219,52 @@ impl Tables {
         self.numbers.insert(stack, number);
         number
     }
+
+    /// Returns the number of a note in the file, a new one where it has none.
+    fn note(&mut self, table: &StackTable, note: NoteId) -> u64 {
+        if note == NoteId::NONE {
+            return 0;
+        }
+        if let Some(&number) = self.note_numbers.get(&note) {
+            return number;
+        }
+        let texts = table.note(note);
+        let texts = [texts.compile_context, texts.user_metadata]
+            .map(|text| text.map_or(0, |text| self.string(text) + 1));
+        let next = self.notes.len() as u64 + 1;
+        let number = *self.notes.entry(texts).or_insert(next);
+        if number == next {
+            texts
+                .iter()
+                .for_each(|&text| self.new_notes.put_natural(text));
+        }
+        self.note_numbers.insert(note, number);
+        number
+    }
 }
 
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     let mut payload = Vec::new();
     payload.put_text(&settings.conf);
-    // A limit of 2^64 - 1 bytes is none.
-    payload.put_natural(
-        settings
-            .max_split_size
-            .map_or(0, |size| size.get().wrapping_add(1)),
+    let flag = |is_said, flag| if is_said { flag } else { 0 };
+    let threshold = settings.garbage_collection_threshold;
+    payload.push(
+        flag(
+            settings.max_split_size.is_some(),
+            settings_flags::MAX_SPLIT_SIZE,
+        ) | flag(
+            threshold.is_some(),
+            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
+        ) | flag(
+            settings.expandable_segments.is_some(),
+            settings_flags::EXPANDABLE_SEGMENTS,
+        ),
     );
-    payload.extend_from_slice(&settings.garbage_collection_threshold.to_le_bytes());
-    payload.push(u8::from(settings.expandable_segments));
+    // A limit of 2^64 - 1 bytes is none.
+    let max_split_size = settings.max_split_size.flatten();
+    payload.put_natural(max_split_size.map_or(0, |size| size.get().wrapping_add(1)));
+    payload.extend_from_slice(&threshold.unwrap_or(0.0).to_le_bytes());
+    payload.push(u8::from(settings.expandable_segments == Some(true)));
     for &(mebibytes, steps) in &settings.roundup_power2_divisions {
         payload.put_natural(mebibytes);
         payload.put_natural(steps);
@@ -228,17 +272,26 @@ fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     payload
 }
 
-fn put_event(payload: &mut Vec<u8>, event: &TraceEvent, before: &TraceEvent, stack: u64) {
+/// Puts `event`, whose stack and note, where they are not those of the event before, have the given
+/// numbers in the file.
+fn put_event(
+    payload: &mut Vec<u8>,
+    event: &TraceEvent,
+    before: &TraceEvent,
+    [stack, note]: [u64; 2],
+) {
     let (now, then) = (&event.event, &before.event);
     let same_place = now.address == then.address && now.size == then.size;
     let same_stream = now.stream == then.stream && event.pool() == before.pool();
     let same_stack = event.stack == before.stack;
+    let same_note = event.note == before.note;
     let flag = |is_same, flag| if is_same { flag } else { 0 };
     payload.push(
         now.action as u8
             | flag(same_place, event_flags::SAME_PLACE)
             | flag(same_stream, event_flags::SAME_STREAM)
-            | flag(same_stack, event_flags::SAME_STACK),
+            | flag(same_stack, event_flags::SAME_STACK)
+            | flag(!same_note, event_flags::OTHER_NOTE),
     );
     if !same_place {
         payload.put_integer(
@@ -259,6 +312,9 @@ fn put_event(payload: &mut Vec<u8>, event: &TraceEvent, before: &TraceEvent, sta
     }
     if !same_stack {
         payload.put_natural(stack);
+    }
+    if !same_note {
+        payload.put_natural(note);
     }
     payload.put_integer(event.time_us.wrapping_sub(before.time_us));
 }

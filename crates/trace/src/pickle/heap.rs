@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::strings::{StringId, Strings};
+use crate::budget::vector_bytes;
 
 /// A value of a pickle. Containers and strings are in the [`Heap`].
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -60,8 +61,8 @@ pub(crate) struct Heap<R> {
     /// Pairs of integers, which every event of newer recordings has (its pool), once each.
     integer_pairs: HashMap<(i64, i64), u32>,
     scalars: Vec<Value>,
-    /// How many values the containers hold.
-    values: u64,
+    /// What the lists, dicts and tuples take that are not empty.
+    items_bytes: u64,
 }
 
 impl<R: Copy> Heap<R> {
@@ -74,8 +75,12 @@ impl<R: Copy> Heap<R> {
             tuples: Vec::new(),
             integer_pairs: HashMap::new(),
             scalars: Vec::new(),
-            values: 0,
+            items_bytes: 0,
         }
+    }
+
+    pub(crate) fn into_strings(self) -> Strings {
+        self.strings
     }
 
     #[inline]
@@ -118,22 +123,22 @@ impl<R: Copy> Heap<R> {
             let next = index(self.tuples.len());
             let id = *self.integer_pairs.entry((first, second)).or_insert(next);
             if id == next {
+                self.items_bytes += items_bytes(2, 2);
                 self.tuples.push(items.into());
             }
             return Value::Tuple(id);
         }
-        self.values += items.len() as u64;
+        self.items_bytes += items_bytes(items.len(), items.len());
         self.tuples.push(items.into());
         Value::Tuple(index(self.tuples.len() - 1))
     }
 
     /// Adds items; returns `false` where the list is sealed.
     pub(crate) fn extend_list(&mut self, list: u32, items: &[Value]) -> bool {
-        match &mut self.lists[list as usize] {
-            List::Items(list) => list.extend_from_slice(items),
-            List::Sealed(_) => return false,
-        }
-        self.values += items.len() as u64;
+        let List::Items(list) = &mut self.lists[list as usize] else {
+            return false;
+        };
+        extend(list, items, &mut self.items_bytes);
         true
     }
 
@@ -149,8 +154,11 @@ impl<R: Copy> Heap<R> {
                 pairs
             }
         };
-        self.values += items.len() as u64;
-        self.pairs[pairs as usize].extend_from_slice(items);
+        extend(
+            &mut self.pairs[pairs as usize],
+            items,
+            &mut self.items_bytes,
+        );
         true
     }
 
@@ -182,7 +190,7 @@ impl<R: Copy> Heap<R> {
         if let Value::List(list) = value {
             let old = std::mem::replace(&mut self.lists[list as usize], List::Sealed(seal));
             if let List::Items(items) = old {
-                self.values -= items.len() as u64;
+                self.items_bytes -= items_bytes(items.len(), items.capacity());
             }
         }
     }
@@ -191,8 +199,14 @@ impl<R: Copy> Heap<R> {
         self.dicts[dict as usize]
     }
 
+    /// Lets `record` stand for a dict from now on, and drops its keys and values.
+    #[inline]
     pub(crate) fn set_record(&mut self, dict: u32, record: R) {
-        self.dicts[dict as usize] = Dict::Record(record);
+        let old = std::mem::replace(&mut self.dicts[dict as usize], Dict::Record(record));
+        if let Dict::Pairs(pairs) = old {
+            let pairs = std::mem::take(&mut self.pairs[pairs as usize]);
+            self.items_bytes -= items_bytes(pairs.len(), pairs.capacity());
+        }
     }
 
     /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict.
@@ -216,12 +230,26 @@ impl<R: Copy> Heap<R> {
 
     /// Returns about how much memory all of it takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        let containers = 24 * (self.lists.len() + self.pairs.len() + 3 * self.tuples.len());
-        let dicts = self.dicts.len() * 2 * size_of::<Dict<R>>();
-        (self.values + self.scalars.len() as u64) * size_of::<Value>() as u64
-            + (containers + dicts) as u64
-            + self.strings.retained_bytes()
+        let containers = self.lists.len() * size_of::<List>()
+            + self.dicts.len() * size_of::<Dict<R>>()
+            + self.pairs.len() * size_of::<Vec<Value>>()
+            + self.tuples.len() * size_of::<Box<[Value]>>()
+            + self.integer_pairs.allocation_size()
+            + self.scalars.len() * size_of::<Value>();
+        containers as u64 + self.items_bytes + self.strings.retained_bytes()
     }
+}
+
+/// Adds `items` to `to`, and what that takes to `bytes`.
+#[inline]
+fn extend(to: &mut Vec<Value>, items: &[Value], bytes: &mut u64) {
+    *bytes -= items_bytes(to.len(), to.capacity());
+    to.extend_from_slice(items);
+    *bytes += items_bytes(to.len(), to.capacity());
+}
+
+fn items_bytes(len: usize, capacity: usize) -> u64 {
+    vector_bytes(len, capacity, size_of::<Value>())
 }
 
 /// Returns the number of a container. The budget of a file ends long before 2^32 of them.

@@ -5,11 +5,22 @@ use hashbrown::HashMap;
 use super::heap::{Dict, Heap, Reference, Value};
 use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
+use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::source::{Input, too_much_memory};
+use crate::source::Input;
 
 /// How many containers may be under construction at once. A snapshot needs eight.
 const NESTING_MAX: usize = 1000;
+
+/// How many keys a dict may have, so that looking for one takes constant time. A snapshot has about
+/// twenty in one dict.
+const KEYS_MAX: usize = 64;
+
+/// How much of a text that is wrong goes into a message.
+const SHOWN_LETTERS: usize = 40;
+
+/// From so many values on, what a container takes is counted before it is made.
+const MANY_VALUES: usize = 4096;
 
 /// Sees every dict when it is completed, and may keep a record in its place.
 pub(crate) trait Recogniser {
@@ -72,7 +83,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         loop {
             let offset = machine.input.offset();
             if offset >= machine.check_at {
-                machine.check_memory(offset)?;
+                machine.check_at = offset + CHECK_EVERY_BYTES;
+                machine
+                    .check_memory(0)
+                    .map_err(|error| error.at_byte(offset))?;
             }
             let (opcode, operand) = machine.input.head()?;
             if opcode == op::STOP {
@@ -178,22 +192,17 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
                 let height = self.unmark()?;
                 self.tuple(height)
             }
-            op::APPEND => {
-                let item = self.pop()?;
-                self.append(&[item])
-            }
+            op::APPEND => self.append(self.height_below(1)?),
             op::APPENDS => {
                 let height = self.unmark()?;
-                let items = self.stack.split_off(height);
-                self.append(&items)
+                self.append(height)
             }
             op::SETITEM => self.set_items(self.height_below(2)?),
             op::LIST => {
                 let height = self.unmark()?;
-                let items = self.stack.split_off(height);
                 let list = self.heap.new_list();
-                self.push(list)?;
-                self.append(&items)
+                self.stack.insert(height, list);
+                self.append(height + 1)
             }
             op::DICT => {
                 let height = self.unmark()?;
@@ -204,7 +213,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             op::POP => self.pop().map(|_value| ()),
             op::POP_MARK => {
                 let height = self.unmark()?;
-                self.stack.truncate(height);
+                self.drop_above(height);
                 Ok(())
             }
             op::DUP => {
@@ -346,26 +355,65 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         let reference = self.heap.reference(value);
         match self.memo.get_mut(index as usize) {
             Some(place) => *place = reference,
-            None => {
-                self.sparse_memo.insert(index, reference);
-            }
+            None => self.put_sparse(index, reference)?,
         }
         Ok(())
     }
 
-    fn append(&mut self, items: &[Value]) -> Result<(), TraceError> {
-        match self.stack.get(self.height_below(1)?) {
-            Some(&Value::List(list)) if self.heap.extend_list(list, items) => Ok(()),
-            Some(Value::List(_)) => Err(TraceError::malformed("a stack grows after it was used")),
-            _ => Err(TraceError::malformed(
-                "appends to something that is no list",
-            )),
+    #[cold]
+    fn put_sparse(&mut self, index: u32, reference: Reference) -> Result<(), TraceError> {
+        if self.sparse_memo.len() == self.sparse_memo.capacity() {
+            // It grows to twice its size, and is there twice meanwhile.
+            self.check_memory(2 * self.sparse_memo.allocation_size() as u64)?;
+        }
+        self.sparse_memo.insert(index, reference);
+        Ok(())
+    }
+
+    /// Puts the values from `height` up into the list below them.
+    fn append(&mut self, height: usize) -> Result<(), TraceError> {
+        self.make_room(height)?;
+        let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let below = height.checked_sub(1).filter(|&below| below >= floor);
+        match below.map(|below| self.stack[below]) {
+            Some(Value::List(list)) if self.heap.extend_list(list, items) => {}
+            Some(Value::List(_)) => {
+                return Err(TraceError::malformed("a stack grows after it was used"));
+            }
+            _ => {
+                return Err(TraceError::malformed(
+                    "appends to something that is no list",
+                ));
+            }
+        }
+        self.drop_above(height);
+        Ok(())
+    }
+
+    /// Returns an error where there is no memory for a container of the values from `height` up.
+    #[inline]
+    fn make_room(&mut self, height: usize) -> Result<(), TraceError> {
+        match self.stack.len().saturating_sub(height) {
+            many @ MANY_VALUES.. => self.check_memory((many * size_of::<Value>()) as u64),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops the values from `height` up, and their memory where they were many.
+    #[inline]
+    fn drop_above(&mut self, height: usize) {
+        let is_many = self.stack.len() >= height + MANY_VALUES;
+        self.stack.truncate(height);
+        if is_many {
+            self.shrink_stack();
         }
     }
 
     /// Puts the keys and values from `height` up into the dict below them.
     #[inline]
     fn set_items(&mut self, height: usize) -> Result<(), TraceError> {
+        self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let below = height.checked_sub(1).map(|below| self.stack[below]);
         let Some(Value::Dict(dict)) = below else {
@@ -382,13 +430,19 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         };
         if let Some(record) = record {
             self.heap.set_record(dict, record);
-        } else if !self.heap.extend_dict(dict, items) {
-            return Err(TraceError::malformed(
-                "a record changes after it was complete",
-            ));
+        } else {
+            extend_dict(&mut self.heap, dict, items)?;
         }
-        self.stack.truncate(height);
+        self.drop_above(height);
         Ok(())
+    }
+
+    #[cold]
+    fn shrink_stack(&mut self) {
+        let height = self.stack.len();
+        if self.stack.capacity() > 4 * height.max(MANY_VALUES) {
+            self.stack.shrink_to(2 * height);
+        }
     }
 
     fn tuple_of(&mut self, count: usize) -> Result<(), TraceError> {
@@ -396,9 +450,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     fn tuple(&mut self, height: usize) -> Result<(), TraceError> {
+        self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let tuple = self.heap.new_tuple(items);
-        self.stack.truncate(height);
+        self.drop_above(height);
         self.push(tuple)
     }
 
@@ -415,7 +470,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     fn text(&mut self, opcode: u8) -> Result<Value, TraceError> {
         let line = self.input.line()?;
         let line = utf8(&line)?;
-        let not_a_number = || TraceError::malformed(format!("`{line}` is not a number"));
+        let not_a_number = || {
+            let shown: String = line.chars().take(SHOWN_LETTERS).collect();
+            TraceError::malformed(format!("`{shown}` is not a number"))
+        };
         Ok(match opcode {
             op::INT if line == "00" => Value::Bool(false),
             op::INT if line == "01" => Value::Bool(true),
@@ -448,18 +506,17 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         self.pop()
     }
 
+    /// Returns an error where `coming_bytes` more would be too much memory.
     #[cold]
-    fn check_memory(&mut self, offset: u64) -> Result<(), TraceError> {
-        self.check_at = offset + CHECK_EVERY_BYTES;
-        let references = self.memo.len() + 2 * self.sparse_memo.len();
-        let retained = (self.stack.len() * size_of::<Value>()) as u64
-            + (references * size_of::<Reference>()) as u64
-            + self.heap.retained_bytes()
-            + self.recogniser.retained_bytes();
-        if retained > self.input.retained_bytes_max() {
-            return Err(too_much_memory().at_byte(offset));
-        }
-        Ok(())
+    fn check_memory(&self, coming_bytes: u64) -> Result<(), TraceError> {
+        let references =
+            self.memo.len() * size_of::<Reference>() + self.sparse_memo.allocation_size();
+        let mut budget = Budget::new(self.input.retained_bytes_max(Density::Pickle));
+        budget.take(self.stack.len(), size_of::<Value>() as u64)?;
+        budget.take(references, 1)?;
+        budget.take(1, self.heap.retained_bytes())?;
+        budget.take(1, self.recogniser.retained_bytes())?;
+        budget.check(coming_bytes)
     }
 }
 
@@ -483,6 +540,21 @@ fn integer(bytes: &[u8]) -> Value {
         }
         _ => Value::Opaque,
     }
+}
+
+/// Puts keys and values in turn into a dict that has not become a record.
+#[inline(never)]
+fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Result<(), TraceError> {
+    if !heap.extend_dict(dict, items) {
+        return Err(TraceError::malformed(
+            "a record changes after it was complete",
+        ));
+    }
+    if heap.pairs(Value::Dict(dict)).len() > 2 * KEYS_MAX {
+        let what = format!("a dict has more than {KEYS_MAX} keys; none of a recording does");
+        return Err(TraceError::new(ErrorKind::Limit, what));
+    }
+    Ok(())
 }
 
 #[inline]

@@ -66,7 +66,7 @@ impl Strings {
 
     /// Returns about how much memory the table takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        (self.text.len() + self.ends.len() * 16) as u64
+        (self.text.len() + self.ends.len() * 8 + self.by_text.allocation_size()) as u64
     }
 }
 

@@ -26,6 +26,7 @@ use lowtide_core::{
     Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
 };
 
+use crate::budget::Budget;
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{InitialBlock, InitialState, TraceEvent};
 use crate::parts::BlockStacks;
@@ -33,6 +34,9 @@ use crate::stacks::StackId;
 
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
+
+/// After so many events it is looked how much memory has been taken.
+const CHECK_EVERY_EVENTS: usize = 4096;
 
 /// What [`recover`] found.
 #[derive(Debug)]
@@ -48,12 +52,14 @@ pub(crate) struct Recovered {
 ///
 /// # Errors
 ///
-/// If the events, or they and the segments, contradict each other. The error names the event.
+/// If the events, or they and the segments, contradict each other, or if what was there would take
+/// more memory than `budget` has left. The error names the event.
 pub(crate) fn recover(
     device: u32,
     mut events: Vec<TraceEvent>,
     segments: &[SegmentSnapshot],
     block_stacks: &BlockStacks,
+    budget: &mut Budget,
 ) -> Result<Recovered, TraceError> {
     let mut past = Past::from_end(segments, block_stacks)?;
     past.knows_completions = events
@@ -61,8 +67,13 @@ pub(crate) fn recover(
         .any(|event| event.event.action == Action::FreeCompleted);
     for (index, event) in events.iter_mut().enumerate().rev() {
         past.undo(index, event)
+            .and_then(|()| match index % CHECK_EVERY_EVENTS {
+                0 => budget.check(past.retained_bytes()),
+                _ => Ok(()),
+            })
             .map_err(|error| error.at_event(device, index))?;
     }
+    budget.take(1, past.retained_bytes())?;
     let events = past.complete_frees(events);
     Ok(Recovered {
         events,
@@ -140,6 +151,15 @@ impl Past {
             }
         }
         Ok(past)
+    }
+
+    /// Returns about how much memory all this takes, and what will be made of it.
+    fn retained_bytes(&self) -> u64 {
+        // A node of a tree is a half to wholly full.
+        let block = 3 * size_of::<(u64, Block)>() / 2 + size_of::<InitialBlock>();
+        let half_free = size_of::<usize>() + size_of::<TraceEvent>();
+        (self.blocks.len() * block + self.half_frees.len() * half_free) as u64
+            + self.segments.retained_bytes()
     }
 
     /// Undoes one event, and notes in it the pool it happened in.

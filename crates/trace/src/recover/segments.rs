@@ -98,6 +98,12 @@ impl Segments {
         Ok(segment.pool)
     }
 
+    /// Returns about how much memory they take, and what will be made of them.
+    pub(super) fn retained_bytes(&self) -> u64 {
+        let segment = 3 * size_of::<(u64, Segment)>() / 2 + size_of::<InitialSegment>();
+        (self.0.len() * segment) as u64
+    }
+
     /// Returns the pool of the segment around `address`, where that is known.
     pub(super) fn pool_at(&self, address: DeviceAddress) -> Option<MempoolId> {
         let (&start, segment) = self.0.range(..=address.get()).next_back()?;

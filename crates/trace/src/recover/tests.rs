@@ -3,6 +3,7 @@
 use lowtide_core::BlockSnapshot;
 
 use super::*;
+use crate::notes::NoteId;
 
 const SEGMENT: u64 = 0x10_0000;
 const EXPANDABLE: u64 = 0x4000_0000;
@@ -19,6 +20,7 @@ fn event(action: Action, address: u64, size: u64) -> TraceEvent {
         time_us: 0,
         stack: StackId::NONE,
         pool_known: false,
+        note: NoteId::NONE,
     }
 }
 
@@ -55,7 +57,14 @@ fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
 }
 
 fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
-    recover(0, events.to_vec(), segments, &BlockStacks::default())
+    let budget = &mut Budget::new(1 << 20);
+    recover(
+        0,
+        events.to_vec(),
+        segments,
+        &BlockStacks::default(),
+        budget,
+    )
 }
 
 fn actions(recovered: &Recovered) -> Vec<Action> {

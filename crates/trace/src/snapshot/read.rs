@@ -1,16 +1,17 @@
 //! Picks up what a snapshot says from the dicts above its records.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_core::{BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
 use super::records::{Record, Records, known_strings, natural, pool_id, stream};
+use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
 use crate::parts::{DEVICES_MAX, Parts};
-use crate::pickle::{Heap, Machine, Value, opcode};
+use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value, opcode};
 use crate::recover;
 use crate::source::Input;
 
@@ -27,12 +28,26 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     }
     let mut records = Records::default();
     let (root, heap) = Machine::run(input, &mut records, known_strings())?;
-    Reader { heap, records }.snapshot(root)
+    let mut budget = Budget::new(input.retained_bytes_max(Density::Pickle));
+    budget.take(1, heap.retained_bytes() + records.retained_bytes())?;
+    let reader = Reader {
+        heap,
+        records,
+        budget,
+    };
+    reader.snapshot(root)
 }
 
 struct Reader {
     heap: Heap<Record>,
     records: Records,
+    budget: Budget,
+}
+
+/// What a list says of one device, before its events are taken.
+struct DeviceTrace {
+    device: u32,
+    events: Runs,
 }
 
 impl Reader {
@@ -51,14 +66,25 @@ impl Reader {
         let settings = self.settings(self.get(root, "allocator_settings"));
         let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
-        self.read_traces(traces, &mut devices)?;
-        self.read_annotations(self.get(root, "external_annotations"), &mut devices);
-        let Reader { heap, mut records } = self;
-        records.stacks.strings = heap.strings;
+        let device_traces = self.read_traces(traces, &mut devices)?;
+        self.read_annotations(self.get(root, "external_annotations"), &mut devices)?;
+        let Reader {
+            heap,
+            mut records,
+            mut budget,
+        } = self;
+        budget.give_back(heap.retained_bytes());
+        records.stacks.strings = heap.into_strings();
+        budget.take(1, records.stacks.strings.retained_bytes())?;
+        // From the last device to the first, so that each takes its events off the end.
+        for DeviceTrace { device, events } in device_traces.into_iter().rev() {
+            let parts = devices.entry(device).or_default();
+            parts.events = events.take(&mut records.events, &mut budget)?;
+        }
         let stacks = Arc::new(records.stacks);
         let trace = |(device, mut parts): (u32, Parts)| {
             parts.settings = settings.clone();
-            parts.into_trace(device, Arc::clone(&stacks))
+            parts.into_trace(device, Arc::clone(&stacks), &mut budget)
         };
         let traces = devices.into_iter().map(trace).collect::<Result<_, _>>()?;
         Ok(Snapshot {
@@ -72,40 +98,46 @@ impl Reader {
         segments: Value,
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
-        let segments = self.heap.items(segments).unwrap_or_default().to_vec();
-        for (number, segment) in segments.into_iter().enumerate() {
-            let in_segment = |what: &str| {
-                TraceError::malformed(format!("segment {number} of the snapshot: {what}"))
-            };
-            let device = natural(self.get(segment, "device"))
-                .and_then(|device| u32::try_from(device).ok())
-                .filter(|&device| device < DEVICES_MAX)
-                .ok_or_else(|| in_segment("`device` is not a device's number"))?;
-            let parts = devices.entry(device).or_default();
-            let address = natural(self.get(segment, "address"))
-                .ok_or_else(|| in_segment("`address` is not a number"))?;
-            let size = natural(self.get(segment, "total_size"))
-                .filter(|size| address.checked_add(*size).is_some())
-                .ok_or_else(|| in_segment("`total_size` is not a number of bytes"))?;
-            let segment_pool = match self.get(segment, "segment_pool_id") {
-                Value::None => MempoolId::DEFAULT,
-                pool => pool_id(&self.heap, pool)?,
-            };
-            let kind = self.heap.text(self.get(segment, "segment_type"));
-            let mut segment_snapshot = SegmentSnapshot {
-                address: DeviceAddress(address),
-                size: Bytes(size),
-                stream: stream(self.get(segment, "stream"))?,
-                pool: segment_pool,
-                is_large: kind
-                    .map_or_else(|| recover::is_large(Bytes(size)), |kind| kind == "large"),
-                is_expandable: self.get(segment, "is_expandable") == Value::Bool(true),
-                blocks: Vec::new(),
-            };
-            self.read_blocks(self.get(segment, "blocks"), &mut segment_snapshot, parts)
-                .map_err(|error| in_segment(&error.to_string()))?;
-            parts.segments.push(segment_snapshot);
+        for number in 0..self.count(segments) {
+            let segment = self.item(segments, number);
+            self.read_segment(segment, devices)
+                .map_err(|error| error.in_part(&format!("segment {number} of the snapshot")))?;
         }
+        Ok(())
+    }
+
+    fn read_segment(
+        &mut self,
+        segment: Value,
+        devices: &mut BTreeMap<u32, Parts>,
+    ) -> Result<(), TraceError> {
+        self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
+        let device = natural(self.get(segment, "device"))
+            .and_then(|device| u32::try_from(device).ok())
+            .filter(|&device| device < DEVICES_MAX)
+            .ok_or_else(|| TraceError::malformed("`device` is not a device's number"))?;
+        let parts = devices.entry(device).or_default();
+        let address = natural(self.get(segment, "address"))
+            .ok_or_else(|| TraceError::malformed("`address` is not a number"))?;
+        let size = natural(self.get(segment, "total_size"))
+            .filter(|size| address.checked_add(*size).is_some())
+            .ok_or_else(|| TraceError::malformed("`total_size` is not a number of bytes"))?;
+        let segment_pool = match self.get(segment, "segment_pool_id") {
+            Value::None => MempoolId::DEFAULT,
+            pool => pool_id(&self.heap, pool)?,
+        };
+        let kind = self.heap.text(self.get(segment, "segment_type"));
+        let mut segment_snapshot = SegmentSnapshot {
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: stream(self.get(segment, "stream"))?,
+            pool: segment_pool,
+            is_large: kind.map_or_else(|| recover::is_large(Bytes(size)), |kind| kind == "large"),
+            is_expandable: self.get(segment, "is_expandable") == Value::Bool(true),
+            blocks: Vec::new(),
+        };
+        self.read_blocks(self.get(segment, "blocks"), &mut segment_snapshot, parts)?;
+        parts.push_segment(segment_snapshot);
         Ok(())
     }
 
@@ -118,7 +150,11 @@ impl Reader {
     ) -> Result<(), TraceError> {
         let mut address = segment.address;
         let mut left = segment.size;
-        for block in self.heap.items(blocks).unwrap_or_default().to_vec() {
+        // Some 20 bytes for a stack.
+        let block_bytes = size_of::<BlockSnapshot>() as u64 + 20;
+        self.budget.take(self.count(blocks), block_bytes)?;
+        for index in 0..self.count(blocks) {
+            let block = self.item(blocks, index);
             let Some(Record::Block(number)) = self.records.resolve(&mut self.heap, block)? else {
                 return Err(TraceError::malformed(
                     "a block is not a dict with `size` and `state`",
@@ -149,14 +185,15 @@ impl Reader {
         Ok(())
     }
 
+    /// Returns which events are whose, and counts those that are none.
     fn read_traces(
         &mut self,
         traces: Value,
         devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<(), TraceError> {
-        let traces = self.heap.items(traces).unwrap_or_default().to_vec();
-        // From the last device to the first, so that each takes its events off the end of the list.
-        for (device, trace) in traces.into_iter().enumerate().rev() {
+    ) -> Result<Vec<DeviceTrace>, TraceError> {
+        let mut device_traces = Vec::new();
+        for device in 0..self.count(traces) {
+            let trace = self.item(traces, device);
             let device = u32::try_from(device)
                 .ok()
                 .filter(|&device| device < DEVICES_MAX)
@@ -168,11 +205,13 @@ impl Reader {
                 continue;
             }
             let parts = devices.entry(device).or_default();
-            let mut numbers = Runs::default();
+            let mut events = Runs::default();
             for index in 0..count {
-                let entry = self.heap.items(trace).unwrap_or_default()[index];
+                let entry = self.item(trace, index);
                 match self.records.resolve(&mut self.heap, entry)? {
-                    Some(Record::Event(number)) => numbers.push(number as usize),
+                    Some(Record::Event(number)) => {
+                        events.push(number as usize, &mut self.budget)?
+                    }
                     Some(Record::SkippedEvent) => parts.skipped_events += 1,
                     _ if self.get(entry, "action") != Value::None => parts.skipped_events += 1,
                     _ => {
@@ -181,55 +220,58 @@ impl Reader {
                     }
                 }
             }
-            parts.events = numbers.take(&mut self.records.events);
+            device_traces.push(DeviceTrace { device, events });
         }
-        Ok(())
+        Ok(device_traces)
     }
 
-    fn read_annotations(&self, annotations: Value, devices: &mut BTreeMap<u32, Parts>) {
-        let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
-        for &annotation in self.heap.items(annotations).unwrap_or_default() {
-            let stage = match self.heap.text(self.get(annotation, "stage")) {
-                Some("START") => AnnotationStage::Start,
-                Some("END") => AnnotationStage::End,
-                _ => continue,
-            };
-            let device = natural(self.get(annotation, "device"))
-                .and_then(|device| u32::try_from(device).ok());
-            let (Some(device), Some(name), Value::Int(time_us)) = (
-                device,
-                self.heap.text(self.get(annotation, "name")),
-                self.get(annotation, "time_us"),
-            ) else {
+    fn read_annotations(
+        &mut self,
+        annotations: Value,
+        devices: &mut BTreeMap<u32, Parts>,
+    ) -> Result<(), TraceError> {
+        let mut names: BTreeMap<StringId, Arc<str>> = BTreeMap::new();
+        for index in 0..self.count(annotations) {
+            let entry = self.item(annotations, index);
+            let record = self.records.resolve(&mut self.heap, entry)?;
+            let Some(Record::Annotation(number)) = record else {
                 continue;
             };
+            let annotation = self.records.annotations[number as usize];
             // A mark alone is no reason to list a device.
-            let Some(parts) = devices.get_mut(&device) else {
+            let Some(parts) = devices.get_mut(&annotation.device) else {
                 continue;
             };
-            let name = match names.get(name) {
-                Some(name) => Arc::clone(name),
-                None => {
-                    let name: Arc<str> = name.into();
-                    names.insert(Arc::clone(&name));
-                    name
-                }
-            };
+            self.budget.take(1, size_of::<Annotation>() as u64)?;
+            let strings = &self.heap.strings;
+            let name = names
+                .entry(annotation.name)
+                .or_insert_with(|| strings.get(annotation.name).into());
             parts.annotations.push(Annotation {
-                name,
-                stage,
-                time_us,
+                name: Arc::clone(name),
+                stage: annotation.stage,
+                time_us: annotation.time_us,
             });
         }
+        Ok(())
     }
 
     fn settings(&self, settings: Value) -> AllocatorSettings {
         let conf = self
             .heap
             .text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"));
-        let threshold = match self.get(settings, "garbage_collection_threshold") {
-            Value::Float(threshold) => threshold,
-            _ => 0.0,
+        let max_split_size = match self.get(settings, "max_split_size") {
+            Value::Int(..0) => Some(None),
+            size => natural(size).map(|size| Some(Bytes(size))),
+        };
+        let garbage_collection_threshold = match self.get(settings, "garbage_collection_threshold")
+        {
+            Value::Float(threshold) => Some(threshold),
+            _ => None,
+        };
+        let expandable_segments = match self.get(settings, "expandable_segments") {
+            Value::Bool(is_on) => Some(is_on),
+            _ => None,
         };
         let divisions = self
             .heap
@@ -241,12 +283,20 @@ impl Reader {
         roundup_power2_divisions.sort_unstable();
         AllocatorSettings {
             conf: conf.unwrap_or_default().to_owned(),
-            // -1 is no limit.
-            max_split_size: natural(self.get(settings, "max_split_size")).map(Bytes),
-            garbage_collection_threshold: threshold,
-            expandable_segments: self.get(settings, "expandable_segments") == Value::Bool(true),
+            max_split_size,
+            garbage_collection_threshold,
+            expandable_segments,
             roundup_power2_divisions,
         }
+    }
+
+    /// Returns how many items a list has; none where `list` is no list.
+    fn count(&self, list: Value) -> usize {
+        self.heap.items(list).map_or(0, <[Value]>::len)
+    }
+
+    fn item(&self, list: Value, index: usize) -> Value {
+        self.heap.items(list).unwrap_or_default()[index]
     }
 
     /// Returns what the dict `value` has under `key`, the last if several; [`Value::None`] if
@@ -263,24 +313,42 @@ impl Reader {
 struct Runs(Vec<Range<usize>>);
 
 impl Runs {
-    fn push(&mut self, number: usize) {
+    fn push(&mut self, number: usize, budget: &mut Budget) -> Result<(), TraceError> {
         match self.0.last_mut() {
             Some(run) if run.end == number => run.end += 1,
-            _ => self.0.push(number..number + 1),
+            _ => {
+                budget.take(1, size_of::<Range<usize>>() as u64)?;
+                self.0.push(number..number + 1);
+            }
         }
+        Ok(())
     }
 
     /// Returns the events of these numbers. Moves them where they are all that is left of `events`,
     /// as they are for one device, or its tail.
-    fn take(self, events: &mut Vec<TraceEvent>) -> Vec<TraceEvent> {
-        match &self.0[..] {
+    fn take(
+        self,
+        events: &mut Vec<TraceEvent>,
+        budget: &mut Budget,
+    ) -> Result<Vec<TraceEvent>, TraceError> {
+        Ok(match &self.0[..] {
             [run] if run.end == events.len() && run.start == 0 => std::mem::take(events),
-            [run] if run.end == events.len() => events.split_off(run.start),
-            runs => runs
-                .iter()
-                .flat_map(|run| &events[run.clone()])
-                .copied()
-                .collect(),
-        }
+            [run] if run.end == events.len() => {
+                let tail = events.split_off(run.start);
+                events.shrink_to_fit();
+                tail
+            }
+            runs => {
+                // A file may list an event many times.
+                let count = runs.iter().map(ExactSizeIterator::len).sum();
+                budget.take(count, size_of::<TraceEvent>() as u64)?;
+                let mut taken = Vec::with_capacity(count);
+                for run in runs {
+                    let twice = || TraceError::malformed("two devices list the same events");
+                    taken.extend_from_slice(events.get(run.clone()).ok_or_else(twice)?);
+                }
+                taken
+            }
+        })
     }
 }

@@ -3,8 +3,9 @@
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
 use crate::error::TraceError;
-use crate::model::TraceEvent;
-use crate::pickle::{Dict, Heap, Recogniser, Strings, Value};
+use crate::model::{AnnotationStage, TraceEvent};
+use crate::notes::{NoteId, NoteRecord, too_many_notes};
+use crate::pickle::{Dict, Heap, Recogniser, StringId, Strings, Value};
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
 /// The keys of the dicts that become records. Their strings are interned first, in this order, so
@@ -27,9 +28,13 @@ pub(super) enum Field {
     Name,
     Filename,
     Line,
+    Stage,
+    Device,
+    CompileContext,
+    UserMetadata,
 }
 
-const FIELD_NAMES: [&str; 16] = [
+const FIELD_NAMES: [&str; 20] = [
     "action",
     "addr",
     "size",
@@ -46,6 +51,10 @@ const FIELD_NAMES: [&str; 16] = [
     "name",
     "filename",
     "line",
+    "stage",
+    "device",
+    "compile_context",
+    "user_metadata",
 ];
 
 /// What a dict was replaced by.
@@ -58,6 +67,8 @@ pub(super) enum Record {
     /// The block of this number.
     Block(u32),
     Frame(FrameId),
+    /// The annotation of this number.
+    Annotation(u32),
 }
 
 /// A block, as a segment lists it.
@@ -71,11 +82,21 @@ pub(super) struct BlockRecord {
     pub(super) stack: StackId,
 }
 
+/// A mark in time, as a snapshot lists it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnnotationRecord {
+    pub(super) name: StringId,
+    pub(super) stage: AnnotationStage,
+    pub(super) device: u32,
+    pub(super) time_us: i64,
+}
+
 /// The records of a file.
 #[derive(Default)]
 pub(super) struct Records {
     pub(super) events: Vec<TraceEvent>,
     pub(super) blocks: Vec<BlockRecord>,
+    pub(super) annotations: Vec<AnnotationRecord>,
     pub(super) stacks: StackTable,
     /// The frames of the stack being read, here to be allocated once.
     frames: Vec<FrameId>,
@@ -97,17 +118,25 @@ pub(super) fn known_strings() -> Strings {
 struct Fields([Value; FIELD_NAMES.len()]);
 
 impl Fields {
+    const NONE: Fields = Fields([Value::None; FIELD_NAMES.len()]);
+
     #[inline]
     fn of(items: &[Value]) -> Fields {
-        let mut fields = Fields([Value::None; FIELD_NAMES.len()]);
+        let mut fields = Fields::NONE;
+        fields.fill(items);
+        fields
+    }
+
+    /// Fills in the values of `items`, keys and values in turn.
+    #[inline]
+    fn fill(&mut self, items: &[Value]) {
         for pair in items.chunks_exact(2) {
             if let Value::String(key) = pair[0]
-                && let Some(field) = fields.0.get_mut(key.0 as usize)
+                && let Some(field) = self.0.get_mut(key.0 as usize)
             {
                 *field = pair[1];
             }
         }
-        fields
     }
 
     #[inline]
@@ -138,26 +167,32 @@ impl Recogniser for Records {
         heap: &mut Heap<Record>,
         items: &[Value],
     ) -> Result<Option<Record>, TraceError> {
-        let fields = Fields::of(items);
+        // Filled in place: it is too large to be moved for each dict.
+        let mut fields = Fields::NONE;
+        fields.fill(items);
         if fields.has(Field::Action) && (fields.has(Field::Addr) || fields.has(Field::DeviceFree)) {
             return self.event(heap, &fields).map(Some);
         }
         if fields.has(Field::State) && fields.has(Field::Size) {
             return self.block(heap, &fields).map(Some);
         }
+        if fields.has(Field::Stage) {
+            return Ok(self.annotation(heap, &fields));
+        }
         Ok(self.frame(&fields).map(Record::Frame))
     }
 
     fn retained_bytes(&self) -> u64 {
-        (self.events.len() * size_of::<TraceEvent>() + self.blocks.len() * size_of::<BlockRecord>())
-            as u64
-            + self.stacks.retained_bytes()
+        let events = self.events.len() * size_of::<TraceEvent>();
+        let blocks = self.blocks.len() * size_of::<BlockRecord>();
+        let annotations = self.annotations.len() * size_of::<AnnotationRecord>();
+        (events + blocks + annotations) as u64 + self.stacks.retained_bytes()
     }
 }
 
 impl Records {
-    /// Returns the record of a dict that was not built in one go, or `None` where it is of no known
-    /// shape.
+    /// Returns the record that stands for a dict, also for one that was not built in one go; `None`
+    /// where it is of no known shape.
     pub(super) fn resolve(
         &mut self,
         heap: &mut Heap<Record>,
@@ -171,7 +206,11 @@ impl Records {
             Dict::Empty => Ok(None),
             Dict::Pairs(_) => {
                 let items = heap.pairs(value).to_vec();
-                self.recognise(heap, &items)
+                let record = self.recognise(heap, &items)?;
+                if let Some(record) = record {
+                    heap.set_record(dict, record);
+                }
+                Ok(record)
             }
         }
     }
@@ -204,6 +243,7 @@ impl Records {
             time_us,
             stack: self.stack(heap, fields.get(Field::Frames)),
             pool_known: pool.is_some(),
+            note: self.note(fields)?,
         };
         let number =
             u32::try_from(self.events.len()).expect("the budget of a file ends before 2^32 events");
@@ -259,6 +299,44 @@ impl Records {
         Ok(Record::Block(number))
     }
 
+    #[inline]
+    fn note(&mut self, fields: &Fields) -> Result<NoteId, TraceError> {
+        let text = |field| match fields.get(field) {
+            Value::String(text) => Some(text),
+            _ => None,
+        };
+        let record = NoteRecord {
+            compile_context: text(Field::CompileContext),
+            user_metadata: text(Field::UserMetadata),
+        };
+        self.stacks.notes.intern(record).ok_or_else(too_many_notes)
+    }
+
+    /// Returns the record of a mark in time, or `None` where it lacks something.
+    fn annotation(&mut self, heap: &Heap<Record>, fields: &Fields) -> Option<Record> {
+        let stage = match heap.text(fields.get(Field::Stage)) {
+            Some("START") => AnnotationStage::Start,
+            Some("END") => AnnotationStage::End,
+            _ => return None,
+        };
+        let Value::String(name) = fields.get(Field::Name) else {
+            return None;
+        };
+        let Value::Int(time_us) = fields.get(Field::TimeUs) else {
+            return None;
+        };
+        let device = u32::try_from(natural(fields.get(Field::Device))?).ok()?;
+        let number = u32::try_from(self.annotations.len())
+            .expect("the budget of a file ends before 2^32 annotations");
+        self.annotations.push(AnnotationRecord {
+            name,
+            stage,
+            device,
+            time_us,
+        });
+        Some(Record::Annotation(number))
+    }
+
     fn frame(&mut self, fields: &Fields) -> Option<FrameId> {
         let Value::String(name) = fields.get(Field::Name) else {
             return None;
@@ -290,7 +368,8 @@ impl Records {
     fn new_stack(&mut self, heap: &mut Heap<Record>, list: Value) -> StackId {
         let mut frames = std::mem::take(&mut self.frames);
         frames.clear();
-        for &item in heap.items(list).unwrap_or_default() {
+        let items = heap.items(list).unwrap_or_default();
+        for &item in items {
             let frame = match item {
                 Value::Dict(dict) => match heap.dict(dict) {
                     Dict::Record(Record::Frame(frame)) => Some(frame),
@@ -303,7 +382,8 @@ impl Records {
         }
         let stack = self.stacks.intern_stack(&frames);
         self.frames = frames;
-        if stack != StackId::NONE {
+        // An empty list may be one that is for anything, and costs nothing to look at again.
+        if !items.is_empty() {
             heap.seal_list(list, stack.0);
         }
         stack
@@ -354,7 +434,6 @@ fn action(value: Value) -> Option<Action> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pickle::StringId;
 
     #[test]
     fn known_strings_have_the_numbers_of_their_fields_and_actions() {
@@ -364,10 +443,14 @@ mod tests {
             strings.get(StringId(Field::DeviceFree as u32)),
             "device_free"
         );
-        assert_eq!(strings.get(StringId(Field::Line as u32)), "line");
-        for (number, expected) in (16..).zip(Action::ALL) {
+        assert_eq!(
+            strings.get(StringId(Field::UserMetadata as u32)),
+            "user_metadata"
+        );
+        for (number, expected) in (FIELD_NAMES.len()..).zip(Action::ALL) {
+            let number = u32::try_from(number).unwrap();
             assert_eq!(action(Value::String(StringId(number))), Some(expected));
         }
-        assert_eq!(strings.len(), 16 + Action::ALL.len());
+        assert_eq!(strings.len(), FIELD_NAMES.len() + Action::ALL.len());
     }
 }

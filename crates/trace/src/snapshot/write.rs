@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
-use crate::error::TraceError;
+use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::{BlockStacks, final_block_stacks};
 use crate::pickle::{Memo, PickleWriter};
@@ -20,13 +20,26 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
 ///
-/// What is written reads back as the same traces. The settings are those of the first trace, and
-/// events that reading skipped are not there to be written.
+/// What is written reads back as the same traces. What reading leaves out is not there to be written:
+/// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
+/// to frames, the call stacks of segments, what an annotation has beside its name and stage, the
+/// settings that do not decide where blocks go, and host memory.
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to.
+/// If `out` cannot be written to, or the traces differ in their settings: a PyTorch process has one set
+/// for all its devices, and so has a snapshot.
 pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
+    if let [first, others @ ..] = &snapshot.traces[..]
+        && let Some(other) = others.iter().find(|trace| trace.settings != first.settings)
+    {
+        let what = format!(
+            "devices {} and {} have different settings, and a snapshot has one set for all; write \
+             them to one file each",
+            first.device, other.device
+        );
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
     let mut writer = SnapshotWriter {
         pickle: PickleWriter::new(BufWriter::new(out))?,
         pools: HashMap::new(),
@@ -190,6 +203,17 @@ impl<W: Write> SnapshotWriter<W> {
             self.pickle.string("frames")?;
             self.stack(event.stack, stacks)?;
         }
+        let note = stacks.table.note(event.note);
+        let texts = [
+            ("compile_context", note.compile_context),
+            ("user_metadata", note.user_metadata),
+        ];
+        for (key, text) in texts {
+            if let Some(text) = text {
+                self.pickle.string(key)?;
+                self.pickle.string(text)?;
+            }
+        }
         self.pickle.end_dict()
     }
 
@@ -197,15 +221,21 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.begin_dict()?;
         self.pickle.string("PYTORCH_CUDA_ALLOC_CONF")?;
         self.pickle.string(&settings.conf)?;
-        self.pickle.string("max_split_size")?;
-        match settings.max_split_size {
-            Some(size) => self.pickle.natural(size.get())?,
-            None => self.pickle.integer(-1)?,
+        if let Some(size) = settings.max_split_size {
+            self.pickle.string("max_split_size")?;
+            match size {
+                Some(size) => self.pickle.natural(size.get())?,
+                None => self.pickle.integer(-1)?,
+            }
         }
-        self.pickle.string("garbage_collection_threshold")?;
-        self.pickle.float(settings.garbage_collection_threshold)?;
-        self.pickle.string("expandable_segments")?;
-        self.pickle.boolean(settings.expandable_segments)?;
+        if let Some(threshold) = settings.garbage_collection_threshold {
+            self.pickle.string("garbage_collection_threshold")?;
+            self.pickle.float(threshold)?;
+        }
+        if let Some(is_on) = settings.expandable_segments {
+            self.pickle.string("expandable_segments")?;
+            self.pickle.boolean(is_on)?;
+        }
         self.pickle.string("roundup_power2_divisions")?;
         self.pickle.begin_dict()?;
         for &(mebibytes, steps) in &settings.roundup_power2_divisions {
