@@ -131,6 +131,7 @@ impl BlockTable {
     }
 
     /// Puts a block in and returns its number. Constant time.
+    #[inline]
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -163,6 +164,7 @@ impl BlockTable {
     }
 
     /// Takes a block out. Its number may be given to another. Constant time.
+    #[inline]
     pub(crate) fn remove(&mut self, id: BlockId) {
         let block = &mut self[id];
         block.segment = SegmentId::NONE;
@@ -192,6 +194,7 @@ impl BlockTable {
 
     /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
     /// has the state of the first. Constant time.
+    #[inline]
     pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
         let first = &mut self[id];
         debug_assert!(!size.is_zero() && size < first.size);
@@ -215,6 +218,7 @@ impl BlockTable {
     /// # Panics
     ///
     /// If there is none behind it.
+    #[inline]
     pub(crate) fn merge_with_next(&mut self, id: BlockId) {
         let next = self[id].next.expect("a block to merge with");
         debug_assert_eq!(self[id].end(), self[next].address);

@@ -1,5 +1,10 @@
 //! Free blocks ordered by size, then address: best fit in a few nanoseconds.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a free block passed to a call goes through memory, which costs as much as the call"
+)]
+
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
@@ -183,6 +188,7 @@ impl FreeBlocks {
         self.newest.max(binned)
     }
 
+    #[inline(always)]
     fn insert_in_bin(&mut self, block: FreeBlock) {
         let index = bin_of(block.size);
         if index >= self.bins.len() {
@@ -193,6 +199,7 @@ impl FreeBlocks {
         self.occupied[index / 64] |= 1 << (index % 64);
     }
 
+    #[inline(always)]
     fn remove_from_bin(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
         let position = self.bins[bin].position_of(block);
@@ -203,7 +210,7 @@ impl FreeBlocks {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove_found(&mut self, found: Found) {
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
@@ -212,6 +219,7 @@ impl FreeBlocks {
         }
     }
 
+    #[inline(always)]
     fn first_in_bins(&self, size: Bytes) -> Option<Found> {
         let same_bin = bin_of(size);
         let found = self.bins.get(same_bin);
@@ -275,7 +283,9 @@ fn count_from(blocks: &[FreeBlock], key: u128) -> usize {
         base += half & !below;
         len -= half;
     }
-    base + blocks.get(base).map_or(0, |block| usize::from(block.key() >= key))
+    base + blocks
+        .get(base)
+        .map_or(0, |block| usize::from(block.key() >= key))
 }
 
 /// Blocks of about the same size.
@@ -300,6 +310,7 @@ impl Bin {
         }
     }
 
+    #[inline(always)]
     fn insert(&mut self, block: FreeBlock) {
         match self {
             Bin::Short(blocks) if blocks.len() < SHORT_BIN_MAX => {
@@ -337,9 +348,7 @@ impl Bin {
     #[inline]
     fn position_of(&self, block: FreeBlock) -> usize {
         match self {
-            Bin::Short(blocks) => {
-                count_from(blocks, block.key()).saturating_sub(1)
-            }
+            Bin::Short(blocks) => count_from(blocks, block.key()).saturating_sub(1),
             Bin::Long(_) => 0,
         }
     }
