@@ -43,6 +43,13 @@ pub trait Driver {
     /// What the device says; the memory is then still allocated.
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
+    /// Returns whether a block may lie in the memory of two calls of [`Driver::allocate`] that happens to
+    /// be adjacent. Not on CUDA, where fills and copies refuse a range that is in two allocations. Must
+    /// not change for one instance.
+    fn joins_allocations(&self) -> bool {
+        false
+    }
+
     /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
     /// for one instance.
     fn supports_virtual_memory(&self) -> bool;

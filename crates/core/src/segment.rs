@@ -183,7 +183,7 @@ impl<D: Driver> Heap<D> {
 
     /// Takes memory from the driver as [`Heap::allocate_segment`] does, and returns the segment that
     /// it is in and where in it the memory starts. Where the driver returns the addresses behind a
-    /// segment of the same domain and kind, that segment grows; otherwise the memory is a new
+    /// segment of the same domain and kind, and lets blocks lie in both, that segment grows; otherwise the memory is a new
     /// segment, and starts at zero. One driver call; linear in the segments.
     ///
     /// # Errors
@@ -201,10 +201,13 @@ impl<D: Driver> Heap<D> {
                 && (segment.domain, segment.kind) == (domain, kind)
                 && !segment.is_expandable()
         };
-        let extended = self
-            .segments
-            .iter()
-            .find_map(|(id, segment)| ends_there(segment).then_some(id));
+        let found = || {
+            self.segments
+                .iter()
+                .find(|(_, segment)| ends_there(segment))
+        };
+        let joins = self.driver.joins_allocations();
+        let extended = joins.then(found).flatten().map(|(id, _)| id);
         let Some(id) = extended else {
             let id = self.insert_whole_segment(domain, address, size, kind);
             return Ok((id, Bytes::ZERO));

@@ -18,6 +18,8 @@ pub struct SimConfig {
     pub capacity: Option<Bytes>,
     /// Whether the device can reserve addresses and map memory, as all but old ones can.
     pub virtual_memory: bool,
+    /// Whether blocks may lie in adjacent allocations, as they may not on an NVIDIA card.
+    pub joins_allocations: bool,
 }
 
 impl Default for SimConfig {
@@ -25,6 +27,7 @@ impl Default for SimConfig {
         SimConfig {
             capacity: None,
             virtual_memory: true,
+            joins_allocations: false,
         }
     }
 }
@@ -52,6 +55,7 @@ struct Device<A> {
     memory: Memory,
     clock: Clock,
     virtual_memory: bool,
+    joins_allocations: bool,
 }
 
 impl SimDriver {
@@ -79,6 +83,7 @@ impl<A: AddressSource> SimDriver<A> {
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
                 virtual_memory: config.virtual_memory,
+                joins_allocations: config.joins_allocations,
             },
             faults: FaultPlan::none(),
             stats: [CallStats::default(); Call::ALL.len()],
@@ -265,6 +270,10 @@ impl<A: AddressSource> Driver for SimDriver<A> {
             device.clock.wait_for_device();
             Ok(((), cost_of_pages(Call::Free, returned)))
         })
+    }
+
+    fn joins_allocations(&self) -> bool {
+        self.device.joins_allocations
     }
 
     fn supports_virtual_memory(&self) -> bool {

@@ -85,6 +85,10 @@ impl Driver for TestDriver {
         Ok(())
     }
 
+    fn joins_allocations(&self) -> bool {
+        true
+    }
+
     fn supports_virtual_memory(&self) -> bool {
         false
     }
