@@ -213,7 +213,7 @@ impl<D: Driver> DeviceAllocator<D> {
         })
     }
 
-    /// Everything that may serve a request, in order.
+    /// What may serve a request, in order.
     #[inline]
     fn find_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
         // What the job itself has freed.
@@ -223,6 +223,8 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
+    /// What may serve a request that no free block of its own domain does, in order. Apart from
+    /// [`DeviceAllocator::find_block`], so that a hit does not pay for it.
     #[cold]
     fn find_new_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
         self.apply_configured_fraction()?;

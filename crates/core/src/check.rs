@@ -55,7 +55,9 @@ impl<D: Driver> DeviceAllocator<D> {
             "pending blocks and waiting ones",
             pending as u64,
             waiting.len() as u64,
-        )
+        )?;
+        let counted = self.heap.stats.waiting_blocks();
+        ensure_equal("blocks that wait", counted as u64, waiting.len() as u64)
     }
 }
 

@@ -270,6 +270,11 @@ impl Figures {
         self.requested_bytes.decrease(kind, signed(requested));
     }
 
+    /// Returns how many blocks were freed and wait for other streams.
+    pub(crate) fn waiting_blocks(&self) -> usize {
+        self.waiting_blocks
+    }
+
     /// Returns the bytes of the blocks that the program, or work it queued, may still touch.
     pub(crate) fn active(&self) -> Bytes {
         let waiting: i64 = self.waiting_bytes.current.iter().sum();
@@ -344,5 +349,125 @@ impl Figures {
             &mut self.inactive_split_bytes,
             &mut self.requested_bytes,
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A figure kept the plain way: each of the three is told of every change.
+    fn change(stats: &mut PoolStats, kind: SizeKind, amount: i64) {
+        let of_kind = match kind {
+            SizeKind::Small => &mut stats.small_pool,
+            SizeKind::Large => &mut stats.large_pool,
+        };
+        for stat in [of_kind, &mut stats.all] {
+            if amount >= 0 {
+                stat.increase(amount);
+            } else {
+                stat.decrease(-amount);
+            }
+        }
+    }
+
+    fn reset(stats: &mut PoolStats, reset: impl Fn(&mut Stat)) {
+        [&mut stats.all, &mut stats.small_pool, &mut stats.large_pool]
+            .into_iter()
+            .for_each(reset);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Allocate(SizeKind, u64, u64),
+        Free(usize),
+        Suspend(usize),
+        Resume(usize),
+        ResetPeaks,
+        ResetAccumulated,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let kind = prop_oneof![Just(SizeKind::Small), Just(SizeKind::Large)];
+        prop_oneof![
+            4 => (kind, 1..1_000_u64, 0..1_000_u64)
+                .prop_map(|(kind, requested, rest)| Step::Allocate(kind, requested + rest, requested)),
+            2 => any::<usize>().prop_map(Step::Free),
+            2 => any::<usize>().prop_map(Step::Suspend),
+            2 => any::<usize>().prop_map(Step::Resume),
+            1 => Just(Step::ResetPeaks),
+            1 => Just(Step::ResetAccumulated),
+        ]
+    }
+
+    /// The figures of blocks: two of those held, two of those active, and what was asked for.
+    type Five = [PoolStats; 5];
+
+    fn five(stats: &Stats) -> Five {
+        [
+            stats.allocation,
+            stats.allocated_bytes,
+            stats.active,
+            stats.active_bytes,
+            stats.requested_bytes,
+        ]
+    }
+
+    proptest! {
+        /// What is worked out when somebody asks is what would have been counted step by step.
+        #[test]
+        fn what_is_left_out_follows_from_what_is_kept(steps in prop::collection::vec(step(), 1..200)) {
+            let mut figures = Figures::new();
+            let mut plain: Five = Default::default();
+            let (mut held, mut waiting) = (Vec::new(), Vec::new());
+            for step in steps {
+                let count = |plain: &mut Five, kind, changes: [i64; 5]| {
+                    for (stats, amount) in plain.iter_mut().zip(changes) {
+                        change(stats, kind, amount);
+                    }
+                };
+                match step {
+                    Step::Allocate(kind, size, requested) => {
+                        let block = (kind, Bytes(size), Bytes(requested));
+                        let (size, requested) = (signed(block.1), signed(block.2));
+                        figures.count_allocated(kind, block.1, block.2);
+                        count(&mut plain, kind, [1, size, 1, size, requested]);
+                        held.push(block);
+                    }
+                    Step::Free(index) if !held.is_empty() => {
+                        let block = held.swap_remove(index % held.len());
+                        let (size, requested) = (signed(block.1), signed(block.2));
+                        figures.count_freed(block.0, block.1, block.2);
+                        count(&mut plain, block.0, [-1, -size, -1, -size, -requested]);
+                    }
+                    Step::Suspend(index) if !held.is_empty() => {
+                        let block = held.swap_remove(index % held.len());
+                        figures.count_suspended(block.0, block.1);
+                        count(&mut plain, block.0, [-1, -signed(block.1), 0, 0, 0]);
+                        waiting.push(block);
+                    }
+                    Step::Resume(index) if !waiting.is_empty() => {
+                        let block = waiting.swap_remove(index % waiting.len());
+                        let (size, requested) = (signed(block.1), signed(block.2));
+                        figures.count_resumed(block.0, block.1, block.2);
+                        count(&mut plain, block.0, [0, 0, -1, -size, -requested]);
+                    }
+                    Step::ResetPeaks => {
+                        figures.reset_peaks();
+                        plain.iter_mut().for_each(|stats| reset(stats, Stat::reset_peak));
+                    }
+                    Step::ResetAccumulated => {
+                        figures.reset_accumulated();
+                        plain.iter_mut().for_each(|stats| reset(stats, Stat::reset_accumulated));
+                    }
+                    Step::Free(_) | Step::Suspend(_) | Step::Resume(_) => {}
+                }
+                prop_assert_eq!(five(&figures.stats()), plain);
+                prop_assert_eq!(figures.waiting_blocks, waiting.len());
+                prop_assert_eq!(signed(figures.active()), plain[3].all.current);
+            }
+        }
     }
 }

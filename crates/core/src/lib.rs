@@ -31,17 +31,19 @@
 //! │  └─ Domains::find_or_insert          domain.rs: pool and stream as one small number
 //! ├─ find_block                          every attempt, in order
 //! │  ├─ Strategy::take                   a free block, split in block.rs
-//! │  ├─ Strategy::collect_garbage        memory long idle goes back
-//! │  ├─ Strategy::grow                   new memory: segment.rs, which asks the Driver
-//! │  ├─ is_rejected                      over the limit, where that is to fail at once
-//! │  ├─ take_from_open_pools             free blocks of pools that allow it
-//! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory
-//! │  └─ reclaim_pending, release_cached, Strategy::retry
+//! │  └─ find_new_block                   where there is none
+//! │     ├─ Strategy::collect_garbage     memory long idle goes back
+//! │     ├─ Strategy::grow                new memory: segment.rs, which asks the Driver
+//! │     ├─ is_rejected                   over the limit, where that is to fail at once
+//! │     ├─ take_from_open_pools          free blocks of pools that allow it
+//! │     ├─ Strategy::release_for, grow   just enough goes back, then new memory
+//! │     └─ reclaim_pending, release_cached, Strategy::retry
 //! │                                      everything goes back, then the last try
 //! └─ hand_out                            state, figures, event
 //! ```
 //!
-//! A block that is freed goes to `Strategy::put` at once or, where other streams used it, by way of `stream.rs` once they have passed their events.
+//! A block that is freed goes to `Strategy::put` at once or, where other streams used it, by way of
+//! `stream.rs` once they have passed their events.
 //!
 //! # What this crate does not do
 //!

@@ -45,9 +45,11 @@ impl NumberTable {
         }
     }
 
-    /// Adds a number that is not in the table. Constant time, but for the doubling.
+    /// Adds a number that is not in the table, which never becomes smaller again. Constant time, but for
+    /// the doubling.
     #[inline]
     pub(crate) fn insert(&mut self, hash: u32, number: NonZeroU32) {
+        debug_assert!(self.find(hash, |other| other == number).is_none());
         if self.len >= self.slots.len() / 2 {
             self.double();
         }

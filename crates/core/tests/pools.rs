@@ -1,7 +1,8 @@
 //! Private pools: routing, life cycle, sharing when memory runs out.
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, SegmentSnapshot, Stream,
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, MempoolId,
+    SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{SimConfig, SimDriver};
@@ -251,6 +252,28 @@ fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
         allocator.release_pool(POOL)?;
         allocator.empty_cache()?;
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
+    }
+    Ok(())
+}
+
+/// The numbers of pools and of their streams are used again, and nothing remembers who had them.
+#[test]
+fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
+    for config in configs() {
+        let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, &config);
+        for number in 1..=3 {
+            let pool = MempoolId(0, number);
+            allocator.create_or_retain_pool(pool);
+            let block = allocator.allocate_in(pool, Bytes::mib(3), Stream(7))?;
+            allocator.free(block)?;
+            allocator.release_pool(pool)?;
+            allocator.empty_cache()?;
+            assert_eq!(
+                allocator.check_invariants(CheckLevel::Everything),
+                Ok(()),
+                "{config}"
+            );
+        }
     }
     Ok(())
 }

@@ -70,6 +70,7 @@ impl Caching {
         }
     }
 
+    /// Returns the free memory that may serve a domain's requests of a kind.
     #[inline]
     fn pool_of(&mut self, domain: DomainId, kind: SizeKind) -> &mut SizePool {
         pool_of(&mut self.domains, domain, kind)

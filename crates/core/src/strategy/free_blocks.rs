@@ -441,6 +441,13 @@ mod tests {
                 prop_assert_eq!(blocks.first_at_least(from.size), set.range(from..).next().copied());
                 prop_assert_eq!(blocks.last(), set.last().copied());
                 prop_assert!(blocks.iter_from(from.size).eq(set.range(from..).copied()));
+                let accepts = |block: &FreeBlock| block.address.get().is_multiple_of(512);
+                let first = set.range(from..).next().copied().filter(accepts);
+                if place % 3 == 0 {
+                    prop_assert_eq!(blocks.take_first_at_least(from.size, accepts), first);
+                    first.map(|first| set.remove(&first));
+                    prop_assert_eq!(blocks.len(), set.len());
+                }
             }
             prop_assert!(blocks.iter().eq(set.iter().copied()));
         }

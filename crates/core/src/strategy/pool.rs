@@ -415,6 +415,23 @@ mod tests {
     }
 
     #[test]
+    fn the_newest_is_still_first_after_a_slab_went_back() {
+        let driver = TestDriver::new(Bytes::gib(80));
+        let mut allocator = DeviceAllocator::new(driver, 0, &pool(Bytes::mib(2)));
+        let blocks: Vec<_> = (0..5)
+            .map(|_| allocate(&mut allocator, 512 * KIB))
+            .collect();
+        // The last is alone in the second slab.
+        for index in [1, 4, 2] {
+            allocator.free(blocks[index]).unwrap();
+        }
+        allocator.empty_cache().unwrap();
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(2));
+        assert_eq!(allocate(&mut allocator, 512 * KIB), blocks[2]);
+        assert_eq!(allocate(&mut allocator, 512 * KIB), blocks[1]);
+    }
+
+    #[test]
     fn slabs_shrink_to_what_a_device_has() {
         let driver = TestDriver::new(Bytes::gib(4));
         let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
