@@ -64,7 +64,8 @@ use std::path::PathBuf;
 /// If the program does not know where it lies itself, or the shared object is not there.
 pub fn library_path() -> PathBuf {
     let program = std::env::current_exe().expect("a process knows its program");
-    let mut directories = program.ancestors().skip(1);
+    // Tests lie in `deps`, examples in a directory beside it.
+    let mut directories = program.ancestors().skip(1).take(2);
     directories
         .find_map(|directory| {
             let path = directory.join("libfakecuda.so");
