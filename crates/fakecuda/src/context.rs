@@ -34,16 +34,20 @@ driver_calls! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) {
         let mut state = lock()?;
         let index = state.device_index(device)?;
-        let Some(context) = &mut state.devices[index].context else {
-            return Err(CUresult::INVALID_CONTEXT);
-        };
-        context.retains -= 1;
-        if context.retains > 0 {
+        match &mut state.devices[index].context {
+            // Without retains it is being destroyed by another thread, which waits below.
+            None | Some(Context { retains: 0, .. }) => return Err(CUresult::INVALID_CONTEXT),
+            Some(context) => context.retains -= 1,
+        }
+        if state.is_retained(index) {
             return Ok(());
         }
         let tails = state.tails_of_device(index);
         let mut state = work::wait_for(state, &tails)?;
-        state.destroy_context(index);
+        // Another thread may have retained it again meanwhile.
+        if !state.is_retained(index) {
+            state.destroy_context(index);
+        }
         Ok(())
     }
 
@@ -159,6 +163,11 @@ impl State {
     /// Fails if work of the device has touched what it may not: the context is lost then.
     pub(crate) fn check_fault(&self, index: usize) -> Outcome {
         self.devices[index].fault.map_or(Ok(()), Err)
+    }
+
+    fn is_retained(&self, index: usize) -> bool {
+        let context = self.devices[index].context.as_ref();
+        context.is_some_and(|context| context.retains > 0)
     }
 
     fn retain_context(&mut self, index: usize) -> CUcontext {

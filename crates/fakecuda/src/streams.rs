@@ -42,11 +42,11 @@ driver_calls! {
 
     fn cuStreamDestroy_v2(stream: CUstream) {
         let mut state = lock()?;
-        let name = state.stream_named(stream)?;
-        // The default streams are the context's.
+        // The default streams are the context's; which code that gets, the manual leaves open.
         if stream <= CU_STREAM_PER_THREAD {
-            return Err(CUresult::INVALID_VALUE);
+            return Err(CUresult::INVALID_HANDLE);
         }
+        let name = state.stream_named(stream)?;
         capture::lose_stream(&mut state, name);
         let has_ended = state.streams[&name].queue.tail().is_passed();
         state.stream_mut(name).is_destroyed = true;
