@@ -81,12 +81,7 @@ driver_calls! {
             return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
         }
         let outcome = capture.outcome();
-        state.captures.remove(&number);
-        for stream in state.streams.values_mut() {
-            if stream.capture == Some(number) {
-                stream.capture = None;
-            }
-        }
+        state.forget_capture(number);
         if let Err(code) = outcome {
             out.set(0);
             return Err(code);
@@ -203,6 +198,16 @@ impl State {
         }
     }
 
+    /// Ends a capture, well or not: its streams do their work again.
+    fn forget_capture(&mut self, number: u64) {
+        self.captures.remove(&number);
+        for stream in self.streams.values_mut() {
+            if stream.capture == Some(number) {
+                stream.capture = None;
+            }
+        }
+    }
+
     /// Fails if the stream is the legacy one and a blocking stream of its context captures.
     fn check_implicit_wait(&self, stream: CUstream) -> Outcome {
         if self.implicitly_awaited(stream).is_empty() {
@@ -302,14 +307,8 @@ pub(crate) fn invalidate_of(state: &mut State, stream: CUstream) {
 pub(crate) fn lose_stream(state: &mut State, stream: CUstream) {
     invalidate_of(state, stream);
     let number = state.streams[&stream].capture;
-    let Some(number) = number.filter(|number| state.captures[number].origin == stream) else {
-        return;
-    };
-    state.captures.remove(&number);
-    for stream in state.streams.values_mut() {
-        if stream.capture == Some(number) {
-            stream.capture = None;
-        }
+    if let Some(number) = number.filter(|number| state.captures[number].origin == stream) {
+        state.forget_capture(number);
     }
 }
 

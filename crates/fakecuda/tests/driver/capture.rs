@@ -126,25 +126,37 @@ fn a_relaxed_thread_may_call_what_is_unsafe() {
 }
 
 #[test]
-fn other_threads_are_bound_by_global_captures_only() {
+fn other_threads_are_bound_by_global_captures_unless_they_look_after_themselves() {
     let _driver = Driver::start();
-    let allocate_elsewhere = || {
+    let allocate_elsewhere = |mut mode: Mode| {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 make_current(0);
+                let exchanged = unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) };
+                assert_eq!((exchanged, mode), (OK, GLOBAL));
                 allocate(PAGE).map(|_| ())
             });
             other.join().unwrap()
         })
     };
-    for (mode, expected) in [
-        (GLOBAL, Err(UNSUPPORTED)),
-        (THREAD_LOCAL, Ok(())),
-        (RELAXED, Ok(())),
+    for (capture, thread, expected) in [
+        (GLOBAL, GLOBAL, Err(UNSUPPORTED)),
+        (GLOBAL, THREAD_LOCAL, Ok(())),
+        (GLOBAL, RELAXED, Ok(())),
+        (THREAD_LOCAL, GLOBAL, Ok(())),
+        (RELAXED, GLOBAL, Ok(())),
     ] {
-        let stream = capturing(mode);
-        assert_eq!(allocate_elsewhere(), expected, "{mode:?}");
-        assert_eq!(end(stream).is_ok(), expected.is_ok(), "{mode:?}");
+        let stream = capturing(capture);
+        assert_eq!(
+            allocate_elsewhere(thread),
+            expected,
+            "{capture:?} {thread:?}"
+        );
+        assert_eq!(
+            end(stream).is_ok(),
+            expected.is_ok(),
+            "{capture:?} {thread:?}"
+        );
     }
 }
 
