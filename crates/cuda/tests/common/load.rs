@@ -65,7 +65,7 @@ impl Load<'_> {
         };
         let byte = random.below(256).to_le_bytes()[0];
         let address = self.attempt(|allocator| Ok(allocator.allocate(size, stream)?))?;
-        let is_shared = random.below(8) == 0;
+        let is_shared = random.below(4) == 0;
         if is_shared {
             // What was there before is the first stream's; only after that may the other begin.
             self.attempt(|allocator| {
