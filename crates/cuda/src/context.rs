@@ -1,0 +1,139 @@
+//! The state that calls depend on without naming it: a thread's current context and its capture mode.
+//! Both are changed for the time of a call, and put back.
+
+use std::marker::PhantomData;
+use std::ptr;
+
+use lowtide_core::DriverError;
+
+use crate::device::Device;
+use crate::library::{Library, call};
+use crate::sys::{CUcontext, CUresult, CUstreamCaptureMode};
+
+/// A device's primary context: the one that CUDA's runtime, and so PyTorch, uses.
+#[derive(Debug)]
+pub(crate) struct PrimaryContext {
+    device: Device,
+    raw: CUcontext,
+}
+
+impl PrimaryContext {
+    /// Holds the device's primary context, which is made if there is none: that takes some tenths of a
+    /// second and some hundred MiB of the device.
+    pub(crate) fn retain(device: Device) -> Result<PrimaryContext, DriverError> {
+        let mut raw = ptr::null_mut();
+        let library = device.library();
+        // SAFETY: the call writes `raw`, which outlives it.
+        unsafe {
+            call!(
+                library,
+                cuDevicePrimaryCtxRetain(&raw mut raw, device.raw())
+            )
+        }?;
+        Ok(PrimaryContext { device, raw })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Makes the context current in this thread until the answer is dropped.
+    ///
+    /// Where it is current already, as in PyTorch's threads, this is one call that reads a variable of
+    /// the thread. Where it is not, it is pushed and popped and not set: which device is current is the
+    /// program's business, and a thread that had none must not be left with one.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<EnteredContext, DriverError> {
+        let library = self.device.library();
+        let mut current = ptr::null_mut();
+        // SAFETY: the call writes `current`, which outlives it.
+        unsafe { call!(library, cuCtxGetCurrent(&raw mut current)) }?;
+        if current == self.raw {
+            return Ok(EnteredContext {
+                pop: None,
+                stays_in_thread: PhantomData,
+            });
+        }
+        // SAFETY: the context is held by `self`.
+        unsafe { call!(library, cuCtxPushCurrent_v2(self.raw)) }?;
+        Ok(EnteredContext {
+            pop: Some(library.functions.cuCtxPopCurrent_v2),
+            stays_in_thread: PhantomData,
+        })
+    }
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was retained once for `self`, and is not used after this.
+        let released = unsafe {
+            call!(
+                self.device.library(),
+                cuDevicePrimaryCtxRelease_v2(self.device.raw())
+            )
+        };
+        // At the end of a process the driver may be gone before us, and everything with it.
+        drop(released);
+    }
+}
+
+/// A context is current in this thread.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct EnteredContext {
+    /// What takes it away again, if it was not current before.
+    pop: Option<unsafe extern "C" fn(*mut CUcontext) -> CUresult>,
+    /// What is current belongs to a thread.
+    stays_in_thread: PhantomData<*const ()>,
+}
+
+impl Drop for EnteredContext {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(pop) = self.pop {
+            let mut popped = ptr::null_mut();
+            // It fails only if the driver has shut down, and then there is nothing to put back.
+            // SAFETY: 1. the call writes `popped`, which outlives it. 2. What it takes is what `enter`
+            // pushed in this thread, as calls are nested.
+            unsafe { pop(&raw mut popped) };
+        }
+    }
+}
+
+/// This thread may make calls that would spoil a graph capture; from
+/// [`Library::relax_capture`](crate::Library::relax_capture).
+#[must_use = "the thread's mode is put back when this is dropped"]
+#[derive(Debug)]
+pub struct RelaxedCapture {
+    exchange: unsafe extern "C" fn(*mut CUstreamCaptureMode) -> CUresult,
+    previous: CUstreamCaptureMode,
+    /// The mode belongs to a thread.
+    stays_in_thread: PhantomData<*const ()>,
+}
+
+impl RelaxedCapture {
+    #[inline]
+    pub(crate) fn begin(library: &Library) -> Result<RelaxedCapture, DriverError> {
+        let mut mode = CUstreamCaptureMode::RELAXED;
+        // SAFETY: the call reads and writes `mode`, which outlives it.
+        unsafe { call!(library, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        Ok(RelaxedCapture {
+            exchange: library.functions.cuThreadExchangeStreamCaptureMode,
+            previous: mode,
+            stays_in_thread: PhantomData,
+        })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    #[inline]
+    fn drop(&mut self) {
+        // It fails only if the driver has shut down, and then there is nothing to put back.
+        // SAFETY: the call reads and writes `previous`, which outlives it.
+        unsafe { (self.exchange)(&raw mut self.previous) };
+    }
+}

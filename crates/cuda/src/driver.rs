@@ -1,0 +1,329 @@
+//! [`CudaDriver`]: the calls of [`Driver`] on one device.
+
+use std::ptr;
+
+use lowtide_core::{
+    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+};
+
+use crate::context::{EnteredContext, PrimaryContext, RelaxedCapture};
+use crate::device::Device;
+use crate::library::{Library, call};
+use crate::physical::PhysicalMemory;
+use crate::sys::{
+    CU_EVENT_DISABLE_TIMING, CUevent, CUmemAccessDesc, CUmemAccessFlags, CUresult, CUstream,
+};
+
+/// One device's driver.
+///
+/// Every call leaves the calling thread's current context and capture mode as they were, so that it may
+/// come from any thread, whatever device that thread is using. Calls for memory neither fail nor spoil a
+/// graph capture when one is under way.
+///
+/// As [`Driver`] says, nothing is checked here: the device is asked, and its answer reported.
+#[derive(Debug)]
+pub struct CudaDriver {
+    pub(crate) context: PrimaryContext,
+    /// `None` where the device has no virtual memory.
+    pub(crate) physical: Option<PhysicalMemory>,
+    /// Who may use mapped memory: this device first, then its peers.
+    pub(crate) access: Vec<CUmemAccessDesc>,
+    /// Events that were given back: making one costs several times what recording one costs.
+    idle_events: Vec<CUevent>,
+}
+
+// SAFETY: 1. contexts and events belong to the process, and any thread may use them. 2. The one other
+// pointer, in the properties of physical memory, is null.
+unsafe impl Send for CudaDriver {}
+
+impl CudaDriver {
+    /// Returns the driver of a device.
+    ///
+    /// This makes the device's primary context if there is none, and finds out once what physical memory
+    /// the device and its surroundings allow, by mapping one page of each kind.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    ///
+    /// # Safety
+    ///
+    /// For the life of the answer, whatever is given to it must be what it is said to be, as no type can
+    /// tell: addresses, handles and events came from it and have not been given back, streams are the
+    /// default ones or exist in the device's primary context, and that context is not reset.
+    pub unsafe fn new(device: Device) -> Result<CudaDriver, DriverError> {
+        let mut driver = CudaDriver {
+            access: vec![read_write(&device)],
+            context: PrimaryContext::retain(device)?,
+            physical: None,
+            idle_events: Vec::new(),
+        };
+        driver.choose_physical_memory()?;
+        Ok(driver)
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        self.context.device()
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        self.context.device().library()
+    }
+
+    /// Prepares a call for memory: PyTorch relaxes captures around `cudaMalloc` alone, but a capture in
+    /// one thread must not keep others from giving memory back either.
+    fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
+        Ok((self.library().relax_capture()?, self.context.enter()?))
+    }
+
+    /// Returns an event that is not in use.
+    fn take_event(&mut self) -> Result<CUevent, DriverError> {
+        if let Some(event) = self.idle_events.pop() {
+            return Ok(event);
+        }
+        let mut event = ptr::null_mut();
+        // SAFETY: the call writes `event`, which outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING)
+            )
+        }?;
+        Ok(event)
+    }
+}
+
+/// Returns the right of a device to read and write.
+pub(crate) fn read_write(device: &Device) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: device.location(),
+        flags: CUmemAccessFlags::READ_WRITE,
+    }
+}
+
+impl Driver for CudaDriver {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let _scope = self.enter_relaxed()?;
+        let mut address = 0;
+        // SAFETY: the call writes `address`, which outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemAlloc_v2(&raw mut address, host_size(size))
+            )
+        }?;
+        Ok(DeviceAddress(address))
+    }
+
+    fn free(&mut self, address: DeviceAddress, _size: Bytes) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the address came from `allocate`, by the contract of `new`.
+        unsafe { call!(self.library(), cuMemFree_v2(address.get())) }
+    }
+
+    fn supports_virtual_memory(&self) -> bool {
+        self.physical.is_some()
+    }
+
+    fn granularity(&self) -> Bytes {
+        // Without virtual memory nobody maps, but sizes may still be rounded to what cards map.
+        self.physical
+            .as_ref()
+            .map_or(Bytes::mib(2), |physical| physical.granularity)
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let _scope = self.enter_relaxed()?;
+        let mut address = 0;
+        // SAFETY: the call writes `address`, which outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemAddressReserve(&raw mut address, host_size(size), 0, 0, 0)
+            )
+        }?;
+        Ok(DeviceAddress(address))
+    }
+
+    fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the range came from `reserve`, by the contract of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemAddressFree(address.get(), host_size(size))
+            )
+        }
+    }
+
+    fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
+        let Some(physical) = &self.physical else {
+            let call = "cuMemCreate";
+            return Err(DriverError::Unsupported { call });
+        };
+        let _scope = self.enter_relaxed()?;
+        let mut handle = 0;
+        // SAFETY: the call reads the properties and writes `handle`; both outlive it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemCreate(
+                    &raw mut handle,
+                    host_size(size),
+                    &raw const physical.properties,
+                    0
+                )
+            )
+        }?;
+        Ok(Handle(handle))
+    }
+
+    fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the handle came from `create` or `import`, by the contract of `new`.
+        unsafe { call!(self.library(), cuMemRelease(handle.0)) }
+    }
+
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the range came from `reserve`, the handle from `create` or `import`, by the contract
+        // of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemMap(address.get(), host_size(size), 0, handle.0, 0)
+            )
+        }
+    }
+
+    fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.grant(address, size, &self.access)
+    }
+
+    fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the range came from `reserve`, by the contract of `new`.
+        unsafe { call!(self.library(), cuMemUnmap(address.get(), host_size(size))) }
+    }
+
+    fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
+        let _scope = self.context.enter()?;
+        let event = self.take_event()?;
+        // SAFETY: 1. the event is in no one's hands. 2. The stream exists, by the contract of `new`.
+        let recorded = unsafe { call!(self.library(), cuEventRecord(event, raw_stream(stream))) };
+        if let Err(error) = recorded {
+            self.idle_events.push(event);
+            return Err(error);
+        }
+        Ok(EventHandle(event.expose_provenance() as u64))
+    }
+
+    fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
+        let _scope = self.context.enter()?;
+        let library = self.library();
+        // SAFETY: the event came from `record_event`, by the contract of `new`.
+        match unsafe { (library.functions.cuEventQuery)(raw_event(event)) } {
+            CUresult::NOT_READY => Ok(false),
+            result => library.check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        // SAFETY: the event came from `record_event`, by the contract of `new`.
+        unsafe { call!(self.library(), cuEventSynchronize(raw_event(event))) }
+    }
+
+    fn release_event(&mut self, event: EventHandle) {
+        self.idle_events.push(raw_event(event));
+    }
+
+    fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        // SAFETY: the stream exists, by the contract of `new`.
+        unsafe { call!(self.library(), cuStreamSynchronize(raw_stream(stream))) }
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        let _scope = self.context.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the call writes both numbers, which outlive it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemGetInfo_v2(&raw mut free, &raw mut total)
+            )
+        }?;
+        Ok(MemoryInfo {
+            free: Bytes(free as u64),
+            total: Bytes(total as u64),
+        })
+    }
+}
+
+impl CudaDriver {
+    /// Lets devices read and write a mapped range.
+    pub(crate) fn grant(
+        &self,
+        address: DeviceAddress,
+        size: Bytes,
+        access: &[CUmemAccessDesc],
+    ) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: 1. the range came from `reserve`, by the contract of `new`. 2. The call reads
+        // `access.len()` elements, which outlive it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemSetAccess(
+                    address.get(),
+                    host_size(size),
+                    access.as_ptr(),
+                    access.len()
+                )
+            )
+        }
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        let Ok(_scope) = self.context.enter() else {
+            return;
+        };
+        for &event in &self.idle_events {
+            // At the end of a process the driver may be gone before us, and its events with it.
+            // SAFETY: an idle event is in no one's hands.
+            let _ = unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
+        }
+    }
+}
+
+/// Returns a size as the host counts it.
+pub(crate) fn host_size(size: Bytes) -> usize {
+    const {
+        assert!(
+            size_of::<usize>() == size_of::<u64>(),
+            "CUDA's hosts have 64 bits"
+        )
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
+    let size = size.get() as usize;
+    size
+}
+
+/// Returns the stream that a number names.
+pub(crate) fn raw_stream(stream: Stream) -> CUstream {
+    ptr::with_exposed_provenance_mut(host_size(Bytes(stream.0)))
+}
+
+/// Returns the event that a number names.
+pub(crate) fn raw_event(event: EventHandle) -> CUevent {
+    ptr::with_exposed_provenance_mut(host_size(Bytes(event.0)))
+}

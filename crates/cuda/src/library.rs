@@ -1,0 +1,219 @@
+//! The driver's library: found and opened when the program runs, its functions looked up once.
+
+use std::error::Error;
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::mem::forget;
+use std::ptr;
+use std::sync::Arc;
+
+use lowtide_core::DriverError;
+
+use crate::context::RelaxedCapture;
+use crate::device::Device;
+use crate::error::LoadError;
+use crate::functions::{Functions, find};
+use crate::sys::CUresult;
+
+/// NVIDIA's driver in this process, started.
+///
+/// The library stays loaded until the process ends: its threads run its code.
+#[derive(Debug)]
+pub struct Library {
+    pub(crate) functions: Functions,
+}
+
+/// Calls a function of a [`Library`] and turns what it returns into a `Result`. Whoever calls says in an
+/// `unsafe` block of its own why the call is sound.
+macro_rules! call {
+    ($library:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        let library: &crate::library::Library = $library;
+        library.check(stringify!($name), (library.functions.$name)($($argument),*))
+    }};
+}
+
+/// As `call!`, for a function that older drivers lack.
+macro_rules! call_optional {
+    ($library:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        let library: &crate::library::Library = $library;
+        match library.functions.$name {
+            Some(function) => library.check(stringify!($name), function($($argument),*)),
+            None => Err(lowtide_core::DriverError::Unsupported { call: stringify!($name) }),
+        }
+    }};
+}
+
+pub(crate) use {call, call_optional};
+
+impl Library {
+    /// The oldest driver that will do, as `cuDriverGetVersion` counts: that of CUDA 11.3, which has every
+    /// function and attribute that is needed. The PyTorch that lowtide is for needs a newer one.
+    const VERSION_MIN: c_int = 11_030;
+
+    /// Opens and starts the driver of this machine, `libcuda.so.1`.
+    ///
+    /// To start it makes no context and takes no memory of a device, but a process that forks after it
+    /// cannot use CUDA in the child.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] says what is missing.
+    pub fn load() -> Result<Arc<Library>, LoadError> {
+        // SAFETY: the name is that of NVIDIA's driver.
+        unsafe { Library::open("libcuda.so.1") }
+    }
+
+    /// As [`Library::load`], but for the library at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] says what is missing.
+    ///
+    /// # Safety
+    ///
+    /// The library must be NVIDIA's driver, or behave as `cuda.h` says it does.
+    pub unsafe fn open(path: impl AsRef<OsStr>) -> Result<Arc<Library>, LoadError> {
+        let path = path.as_ref();
+        // SAFETY: what runs while it is loaded is the driver's, by the contract of this function.
+        let loaded = unsafe { libloading::Library::new(path) };
+        let loaded = loaded.map_err(|error| LoadError::NotFound {
+            message: one_line(&error),
+        })?;
+        let version = version(&loaded)?;
+        if version < Library::VERSION_MIN {
+            return Err(LoadError::TooOld {
+                found: version,
+                needed: Library::VERSION_MIN,
+            });
+        }
+        let library = Library {
+            functions: Functions::find_all(&loaded)?,
+        };
+        // From here on the functions are called, so the library must never be closed.
+        forget(loaded);
+
+        // SAFETY: takes a number only.
+        match unsafe { (library.functions.cuInit)(0) } {
+            CUresult::NO_DEVICE => Err(LoadError::NoDevice),
+            result => library.check("cuInit", result).map_err(LoadError::Start),
+        }?;
+        Ok(Arc::new(library))
+    }
+
+    /// Returns the number of devices that the process may use (`CUDA_VISIBLE_DEVICES`).
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn device_count(&self) -> Result<u32, DriverError> {
+        let mut count = 0;
+        // SAFETY: the call writes `count`, which outlives it.
+        unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// Returns a device by its number, counted from 0 as in `cuda:0`.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if there are not as many devices.
+    pub fn device(self: &Arc<Library>, ordinal: u32) -> Result<Device, DriverError> {
+        Device::find(Arc::clone(self), ordinal)
+    }
+
+    /// Lets this thread make calls that would spoil a graph capture, until the answer is dropped.
+    ///
+    /// By default the driver refuses them, and makes the capture invalid, while any thread captures: it
+    /// cannot know that the captured work does not need them. Calls for memory do not: the capture gets
+    /// no node from them.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn relax_capture(&self) -> Result<RelaxedCapture, DriverError> {
+        RelaxedCapture::begin(self)
+    }
+
+    /// Turns what a call returned into a `Result`.
+    #[inline]
+    pub(crate) fn check(&self, call: &'static str, result: CUresult) -> Result<(), DriverError> {
+        match result {
+            CUresult::SUCCESS => Ok(()),
+            _ => Err(self.error(call, result)),
+        }
+    }
+
+    /// Returns a failed call as the allocator knows it.
+    #[cold]
+    fn error(&self, call: &'static str, result: CUresult) -> DriverError {
+        match result {
+            CUresult::OUT_OF_MEMORY => DriverError::OutOfMemory,
+            CUresult::NOT_SUPPORTED => DriverError::Unsupported { call },
+            _ => DriverError::Failed {
+                call,
+                code: result.0.cast_signed(),
+                message: self.describe(result),
+            },
+        }
+    }
+
+    /// Returns an error's words and name: `invalid argument (CUDA_ERROR_INVALID_VALUE)`.
+    fn describe(&self, error: CUresult) -> String {
+        let mut text: *const c_char = ptr::null();
+        // SAFETY: the call writes `text`, which outlives it.
+        let result = unsafe { (self.functions.cuGetErrorString)(error, &raw mut text) };
+        // SAFETY: after success `text` is null or a string of the library's, which is never unloaded.
+        let words = unsafe { static_text(result, text) };
+
+        let mut text: *const c_char = ptr::null();
+        // SAFETY: the call writes `text`, which outlives it.
+        let result = unsafe { (self.functions.cuGetErrorName)(error, &raw mut text) };
+        // SAFETY: as above.
+        let name = unsafe { static_text(result, text) };
+
+        match (words, name) {
+            (Some(words), Some(name)) => format!("{words} ({name})"),
+            (Some(only), None) | (None, Some(only)) => only,
+            (None, None) => "the driver has no words for it".to_owned(),
+        }
+    }
+}
+
+/// Returns a text that a call wrote, if it succeeded.
+///
+/// # Safety
+///
+/// If `result` is a success, `text` is null or a string that ends with a zero and is never changed.
+unsafe fn static_text(result: CUresult, text: *const c_char) -> Option<String> {
+    if result != CUresult::SUCCESS || text.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and a string by the contract of this function.
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_string_lossy().into_owned())
+}
+
+/// Returns the driver's version: 12080 for CUDA 12.8.
+fn version(loaded: &libloading::Library) -> Result<c_int, LoadError> {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> CUresult;
+    // SAFETY: cuda.h gives `cuDriverGetVersion` this type.
+    let get_version: GetVersion = unsafe { find(loaded, "cuDriverGetVersion") }?;
+    let mut version = 0;
+    // SAFETY: 1. the call writes `version`, which outlives it. 2. It may be made before `cuInit`.
+    match unsafe { get_version(&raw mut version) } {
+        CUresult::SUCCESS => Ok(version),
+        result => Err(LoadError::Start(DriverError::Failed {
+            call: "cuDriverGetVersion",
+            code: result.0.cast_signed(),
+            message: "the driver does not know its version".to_owned(),
+        })),
+    }
+}
+
+/// Returns what the system's loader says, which may name a path, on one line.
+fn one_line(error: &libloading::Error) -> String {
+    let text = match error.source() {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    text.replace(char::is_control, " ")
+}

@@ -1,0 +1,153 @@
+//! Streams: waits between them, captures, and what goes through them.
+
+use std::ptr;
+
+use lowtide_core::{Bytes, DeviceAddress, DriverError, EventHandle, Stream};
+
+use crate::driver::{CudaDriver, host_size, raw_event, raw_stream};
+use crate::library::call;
+use crate::sys::CUstreamCaptureStatus;
+
+/// What becomes of the work that is put into a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CaptureStatus {
+    /// It runs.
+    None,
+    /// It goes into a graph.
+    Active,
+    /// It is refused: a forbidden call spoiled the capture, which has not been ended.
+    Invalidated,
+}
+
+impl CaptureStatus {
+    fn from_raw(raw: CUstreamCaptureStatus) -> CaptureStatus {
+        match raw {
+            CUstreamCaptureStatus::NONE => CaptureStatus::None,
+            CUstreamCaptureStatus::ACTIVE => CaptureStatus::Active,
+            // There is one more. What a later driver may add is not known to run or to be captured.
+            _ => CaptureStatus::Invalidated,
+        }
+    }
+}
+
+impl CudaDriver {
+    /// Has work that comes to `stream` from now on wait for the event. Does not wait itself.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        let (stream, event) = (raw_stream(stream), raw_event(event));
+        // SAFETY: stream and event exist, by the contract of `new`.
+        unsafe { call!(self.library(), cuStreamWaitEvent(stream, event, 0)) }
+    }
+
+    /// Returns whether `stream` is being captured.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: for the default stream an error while another stream is being captured, as
+    /// work there would have to wait for the capture.
+    pub fn capture_status(&self, stream: Stream) -> Result<CaptureStatus, DriverError> {
+        let _scope = self.context.enter()?;
+        let mut status = CUstreamCaptureStatus::NONE;
+        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status`, which
+        // outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuStreamIsCapturing(raw_stream(stream), &raw mut status)
+            )
+        }?;
+        Ok(CaptureStatus::from_raw(status))
+    }
+
+    /// Returns the number of the capture that `stream` is part of, the same for all its streams.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaDriver::capture_status`].
+    pub fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
+        let _scope = self.context.enter()?;
+        let mut status = CUstreamCaptureStatus::NONE;
+        let mut id = 0;
+        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status` and `id`,
+        // which outlive it. 3. It writes nothing through the others, which are null.
+        unsafe {
+            call!(
+                self.library(),
+                cuStreamGetCaptureInfo_v2(
+                    raw_stream(stream),
+                    &raw mut status,
+                    &raw mut id,
+                    ptr::null_mut(),
+                    ptr::null_mut(),
+                    ptr::null_mut()
+                )
+            )
+        }?;
+        let is_active = CaptureStatus::from_raw(status) == CaptureStatus::Active;
+        Ok(is_active.then_some(id))
+    }
+
+    /// Sets every byte of a range, in stream order. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn fill(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        byte: u8,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        let (size, stream) = (host_size(size), raw_stream(stream));
+        // SAFETY: memory and stream are the device's, by the contract of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemsetD8Async(address.get(), byte, size, stream)
+            )
+        }
+    }
+
+    /// Copies from the device to the host, after the work that is now in the default stream, and waits.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn read(&self, address: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        let destination = into.as_mut_ptr().cast();
+        // SAFETY: 1. `into` has room for the bytes and outlives the call, which waits for the copy.
+        // 2. The address is the device's, by the contract of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemcpyDtoH_v2(destination, address.get(), into.len())
+            )
+        }
+    }
+
+    /// Copies from the host to the device, after the work that is now in the default stream; `from` may
+    /// be changed again as soon as this returns.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn write(&mut self, address: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        let source = from.as_ptr().cast();
+        // SAFETY: 1. `from` has so many bytes, and they are read before the call returns. 2. The address
+        // is the device's, by the contract of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemcpyHtoD_v2(address.get(), source, from.len())
+            )
+        }
+    }
+}

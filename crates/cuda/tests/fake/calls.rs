@@ -1,0 +1,203 @@
+//! Every call once, contents included, and every strategy on top.
+
+use std::thread;
+
+use lowtide_core::{Bytes, Driver, DriverError, Stream};
+use lowtide_cuda::{CaptureStatus, CudaDriver};
+
+use super::common::steps;
+use super::control::{Fake, Live};
+
+const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
+
+#[test]
+fn a_device_describes_itself() {
+    let fake = Fake::start();
+    let device = fake.device();
+    steps::describe(device.library(), &device).unwrap();
+    assert_eq!(device.name().unwrap(), "fakecuda device 0");
+    assert_eq!(device.total_memory().unwrap(), Bytes::gib(8));
+    assert_eq!(device.ordinal(), 0);
+    assert_eq!(fake.live(), Live::default(), "asking takes nothing");
+}
+
+#[test]
+fn every_call_does_what_it_says() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let (program, streams) = fake.program();
+    steps::plain_memory(&mut driver).unwrap();
+    steps::virtual_memory(&mut driver).unwrap();
+    steps::export_and_import(&mut driver).unwrap();
+    steps::events(&mut driver, streams).unwrap();
+    steps::capture(&mut driver, &program, streams[0]).unwrap();
+    steps::errors(&mut driver).unwrap();
+    assert!(driver.supports_export());
+    drop(driver);
+    // The program's own streams, context and graph are left.
+    let left = Live {
+        contexts: 1,
+        streams: 2,
+        graphs: 1,
+        ..Live::default()
+    };
+    assert_eq!(fake.live(), left);
+    assert_eq!(fake.used_bytes(), 0);
+}
+
+#[test]
+fn peers_use_each_others_memory() {
+    if !Fake::has_two_devices("calls::peers_use_each_others_memory") {
+        return;
+    }
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let found = steps::peers(driver.device().clone().library(), &mut driver).unwrap();
+    assert_eq!(found, "as it should be");
+    assert_eq!(fake.used_bytes(), 0);
+}
+
+#[test]
+fn a_thread_keeps_its_current_context() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let (program, [stream, _]) = fake.program();
+    let current = program.current_context().unwrap();
+    assert_ne!(current, 0);
+    let pushes = fake.calls("cuCtxPushCurrent_v2");
+    use_every_group_of_calls(&mut driver, stream);
+    assert_eq!(program.current_context().unwrap(), current);
+    assert_eq!(fake.calls("cuCtxPushCurrent_v2"), pushes, "it was current");
+
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(program.current_context().unwrap(), 0);
+            use_every_group_of_calls(&mut driver, stream);
+            assert_eq!(program.current_context().unwrap(), 0);
+            assert!(fake.calls("cuCtxPushCurrent_v2") > pushes);
+        });
+    });
+}
+
+fn use_every_group_of_calls(driver: &mut CudaDriver, stream: Stream) {
+    steps::plain_memory(driver).unwrap();
+    steps::virtual_memory(driver).unwrap();
+    let event = driver.record_event(stream).unwrap();
+    driver.synchronize_event(event).unwrap();
+    driver.release_event(event);
+    driver.synchronize_stream(stream).unwrap();
+    driver.capture_status(stream).unwrap();
+}
+
+/// Shows that the stand-in is as strict as a card, so that the capture step proves something.
+#[test]
+fn memory_calls_of_others_spoil_a_capture() {
+    let fake = Fake::start();
+    let driver = fake.driver();
+    let (program, [stream, _]) = fake.program();
+    program.begin_capture(stream).unwrap();
+    assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
+    let status = driver.capture_status(stream).unwrap();
+    assert_eq!(status, CaptureStatus::Invalidated);
+    assert_eq!(driver.capture_id(stream).unwrap(), None);
+    assert!(program.end_capture(stream).is_err());
+    assert_eq!(driver.capture_status(stream).unwrap(), CaptureStatus::None);
+
+    // The guard is what makes the difference, and only while it is there.
+    program.begin_capture(stream).unwrap();
+    let relaxed = driver.device().library().relax_capture().unwrap();
+    assert_eq!(fake.allocate_unguarded(), 0);
+    drop(relaxed);
+    assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
+    assert!(program.end_capture(stream).is_err());
+}
+
+#[test]
+fn an_event_passes_when_its_stream_gets_there() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let (_, [stream, other]) = fake.program();
+    fake.hold(stream, true);
+    let address = driver.allocate(Bytes(4096)).unwrap();
+    driver.fill(address, Bytes(4096), 9, stream).unwrap();
+    let event = driver.record_event(stream).unwrap();
+    driver.wait_event(other, event).unwrap();
+    let behind = driver.record_event(other).unwrap();
+    assert!(!driver.query_event(event).unwrap());
+    assert!(!driver.query_event(behind).unwrap());
+    fake.hold(stream, false);
+    driver.synchronize_event(behind).unwrap();
+    assert!(driver.query_event(event).unwrap());
+    let mut copy = [0; 4096];
+    driver.read(address, &mut copy).unwrap();
+    assert_eq!(copy, [9; 4096]);
+    driver.free(address, Bytes(4096)).unwrap();
+}
+
+#[test]
+fn events_are_made_once_and_used_again() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    for _ in 0..10 {
+        let pair = [(); 2].map(|()| driver.record_event(Stream::DEFAULT).unwrap());
+        assert_ne!(pair[0], pair[1]);
+        for event in pair {
+            driver.release_event(event);
+        }
+    }
+    assert_eq!(fake.calls("cuEventCreate"), 2);
+    drop(driver);
+    assert_eq!(fake.live(), Live::default());
+}
+
+#[test]
+fn errors_are_the_drivers_own_words() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let mut error_of = |code| {
+        fake.fail("cuMemAlloc_v2", 1, code);
+        driver.allocate(Bytes(512)).unwrap_err()
+    };
+    assert_eq!(error_of(2), DriverError::OutOfMemory);
+    let call = "cuMemAlloc_v2";
+    assert_eq!(error_of(801), DriverError::Unsupported { call });
+    assert_eq!(
+        error_of(1).to_string(),
+        "cuMemAlloc_v2 failed with error 1: invalid argument (CUDA_ERROR_INVALID_VALUE)"
+    );
+    let text = error_of(123_456).to_string();
+    assert!(
+        text.starts_with("cuMemAlloc_v2 failed with error 123456: "),
+        "{text}"
+    );
+
+    fake.fail("cuGetErrorString", 1, 1);
+    assert_eq!(
+        error_of(1).to_string(),
+        "cuMemAlloc_v2 failed with error 1: CUDA_ERROR_INVALID_VALUE"
+    );
+    fake.fail("cuGetErrorString", 1, 1);
+    fake.fail("cuGetErrorName", 1, 1);
+    assert_eq!(
+        error_of(1).to_string(),
+        "cuMemAlloc_v2 failed with error 1: the driver has no words for it"
+    );
+}
+
+#[test]
+fn contents_survive_every_strategy() {
+    for config in lowtide_sim::program::configs() {
+        let fake = Fake::start();
+        let driver = fake.driver();
+        fake.set_capacity(Bytes::mib(512).get());
+        let (_, mut streams) = fake.program();
+        if config.to_string().contains("allow_growth:False") {
+            // The first stream has the whole device.
+            streams[1] = streams[0];
+        }
+        let found = steps::strategy(driver, &config, streams, 1000, Bytes::mib(1));
+        found.unwrap_or_else(|error| panic!("{config}: {error}"));
+        assert_eq!(fake.used_bytes(), 0, "{config}");
+        assert_eq!(fake.live().events, 0, "{config}");
+    }
+}

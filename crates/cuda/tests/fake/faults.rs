@@ -1,0 +1,177 @@
+//! Every call to the device fails once.
+
+use lowtide_core::{Bytes, Config, DeviceAllocator, DriverError};
+use lowtide_cuda::{CudaDriver, LoadError};
+
+use super::common::load::Load;
+use super::control::{Fake, Live};
+
+const OUT_OF_MEMORY: i32 = 2;
+const NO_DEVICE: i32 = 100;
+const UNKNOWN: i32 = 999;
+
+/// The functions that an allocator's calls lead to, and those of the test itself.
+const CALLS: [&str; 20] = [
+    "cuCtxGetCurrent",
+    "cuEventCreate",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoH_v2",
+    "cuMemsetD8Async",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+const CONFIGS: [&str; 7] = [
+    "direct",
+    "pool:slab_size_mb:32",
+    "buddy:arena_size_mb:8",
+    "slab:arena_size_mb:8",
+    "bfc",
+    "caching",
+    "caching:expandable_segments:True",
+];
+
+#[test]
+fn an_allocator_survives_every_failure() {
+    let mut struck = Vec::new();
+    for text in CONFIGS {
+        let config = text.parse().unwrap();
+        let counts = run_with_failure(&config, None);
+        for (call, count) in CALLS.into_iter().zip(counts) {
+            // The first call, where there is nothing yet, one in the middle, and the last.
+            let mut places = vec![1, count / 2, count];
+            places.retain(|place| (1..=count).contains(place));
+            places.sort_unstable();
+            places.dedup();
+            for nth in places {
+                for code in [OUT_OF_MEMORY, UNKNOWN] {
+                    run_with_failure(&config, Some((call, nth, code)));
+                }
+                struck.push(call);
+            }
+        }
+    }
+    for call in CALLS {
+        assert!(struck.contains(&call), "{call} was never made");
+    }
+}
+
+/// Takes an allocator through a load while one call fails; it must end knowing of every byte that it has
+/// not given back. Returns how often each of [`CALLS`] was made.
+fn run_with_failure(config: &Config, failure: Option<(&str, u64, i32)>) -> [u64; CALLS.len()] {
+    let fake = Fake::start();
+    let driver = fake.driver();
+    let (_, streams) = fake.program();
+    let mut allocator = DeviceAllocator::new(driver, 0, config);
+    let before = CALLS.map(|call| fake.calls(call));
+    if let Some((call, nth, code)) = failure {
+        fake.fail(call, nth, code);
+    }
+    let mut load = Load {
+        allocator: &mut allocator,
+        streams,
+        steps: 80,
+        size_max: Bytes::mib(1),
+        failures_allowed: 1,
+    };
+    let result = load.run();
+    fake.fail_none();
+    result.unwrap_or_else(|error| panic!("{config} {failure:?}: {error}"));
+    let reserved = allocator.stats().reserved_bytes.all.current;
+    let reserved = u64::try_from(reserved).unwrap();
+    assert_eq!(fake.used_bytes(), reserved, "{config} {failure:?}");
+    // A page that the device refuses to take back is kept for the next time.
+    let is_kept = config.to_string().contains("expandable") && reserved == Bytes::mib(2).get();
+    assert!(
+        reserved == 0 || is_kept,
+        "{config} {failure:?}: {reserved} bytes"
+    );
+    std::array::from_fn(|index| fake.calls(CALLS[index]) - before[index])
+}
+
+#[test]
+fn a_driver_that_cannot_be_made_leaves_nothing() {
+    let made = [
+        "cuDevicePrimaryCtxRetain",
+        "cuDeviceGetAttribute",
+        "cuMemGetAllocationGranularity",
+        "cuThreadExchangeStreamCaptureMode",
+        "cuCtxGetCurrent",
+        "cuCtxPushCurrent_v2",
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+    ];
+    for call in made {
+        for nth in 1..=3 {
+            let fake = Fake::start();
+            let device = fake.device();
+            fake.fail(call, nth, UNKNOWN);
+            // SAFETY: it is given nothing.
+            drop(unsafe { CudaDriver::new(device) });
+            assert_eq!(fake.live(), Live::default(), "{call} {nth}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_start_says_why() {
+    let fake = Fake::start();
+    fake.fail("cuInit", 1, NO_DEVICE);
+    assert_eq!(fake.open().unwrap_err(), LoadError::NoDevice);
+    fake.fail("cuInit", 1, UNKNOWN);
+    assert_eq!(
+        fake.open().unwrap_err().to_string(),
+        "NVIDIA's driver does not start: cuInit failed with error 999: unknown error \
+         (CUDA_ERROR_UNKNOWN)"
+    );
+    fake.fail("cuDriverGetVersion", 1, UNKNOWN);
+    let error = fake.open().unwrap_err();
+    assert!(
+        matches!(error, LoadError::Start(DriverError::Failed { .. })),
+        "{error:?}"
+    );
+    assert!(fake.open().is_ok(), "and then it does");
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_an_error() {
+    let fake = Fake::start();
+    let library = fake.open().unwrap();
+    let device = library.device(0).unwrap();
+    for (call, ask) in [
+        (
+            "cuDeviceGetName",
+            &(|| device.name().err()) as &dyn Fn() -> _,
+        ),
+        ("cuDeviceTotalMem_v2", &|| device.total_memory().err()),
+        ("cuDeviceGetUuid_v2", &|| device.uuid().err()),
+        ("cuDeviceCanAccessPeer", &|| {
+            device.can_access(&device).err()
+        }),
+        ("cuDeviceGetCount", &|| library.device_count().err()),
+        ("cuDeviceGet", &|| library.device(0).err()),
+    ] {
+        fake.fail(call, 1, UNKNOWN);
+        let error: DriverError = ask().unwrap();
+        let text = error.to_string();
+        assert!(
+            text.starts_with(&format!("{call} failed with error 999: ")),
+            "{text}"
+        );
+    }
+}
