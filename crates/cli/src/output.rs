@@ -6,8 +6,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use lowtide_trace::OneLine;
 
-use crate::{format, recording};
+use crate::recording;
 
 /// Writes `text` to standard output. A reader that has seen enough (`| head`) is no error.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -26,7 +27,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Writes one line to standard error, in the command's name.
 pub(crate) fn note(line: &str) {
     // Where nobody can be told, there is nobody to tell that.
-    let _ = writeln!(io::stderr(), "lowtide: {}", format::on_one_line(line));
+    let _ = writeln!(io::stderr(), "lowtide: {}", OneLine(line));
 }
 
 /// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Bytes, CachingConfig};
-use lowtide_trace::{AllocatorSettings, Snapshot, Trace};
+use lowtide_trace::{AllocatorSettings, OneLine, Snapshot, Trace};
 use serde::Serialize;
 
 use crate::format;
@@ -40,7 +40,7 @@ pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {
         "standard input".into()
     } else {
-        format::on_one_line(&path.display().to_string())
+        OneLine(&path.to_string_lossy()).to_string()
     }
 }
 

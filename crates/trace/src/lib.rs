@@ -48,7 +48,7 @@ use std::io::Read;
 use std::path::Path;
 
 pub use compact::write_compact;
-pub use error::TraceError;
+pub use error::{OneLine, TraceError};
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,
