@@ -4,7 +4,7 @@ mod report;
 mod settings;
 
 use anyhow::{Context, Result};
-use lowtide_core::{Bytes, Config};
+use lowtide_core::{Bytes, CachingConfig, Config};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 
@@ -63,6 +63,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         job: &job,
         options: &options,
         progress: Progress::new("replaying", 0),
+        recorded: recording::recorded_config(&source.trace, &trace)?,
         kept: settings::kept_pairs(&trace.settings.conf),
     };
     let advice = search.advise().with_context(in_file)?;
@@ -81,6 +82,8 @@ struct Search<'a> {
     job: &'a Job,
     options: &'a Options,
     progress: Progress,
+    /// What was in force.
+    recorded: CachingConfig,
     /// The recorded pairs that stay as they are.
     kept: Vec<&'a str>,
 }
@@ -89,7 +92,7 @@ impl<'a> Search<'a> {
     /// Returns the advice. Each setting is tried alone, with and without expandable segments; then
     /// those that helped are tried together.
     fn advise(&self) -> Result<Advice<'a>> {
-        let now = self.replay(vec![self.recorded()?])?.remove(0);
+        let now = self.replay(vec![self.now()])?.remove(0);
         let axes = Axes::new(self.trace, self.options.capacity.is_some());
         let mut tried = Vec::new();
         for base in [vec![], vec![Setting::ExpandableSegments]] {
@@ -105,18 +108,18 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the settings of the recording.
-    fn recorded(&self) -> Result<Candidate> {
-        let settings = &self.trace.settings;
-        let config = Config::Caching(recording::recorded_config(settings)?);
-        Ok(Candidate {
+    fn now(&self) -> Candidate {
+        let text = &self.trace.settings.conf;
+        let config = Config::Caching(self.recorded.clone());
+        Candidate {
             settings: Vec::new(),
             // What was set while the job ran is not in the recorded text.
-            conf: match Config::parse("caching", &settings.conf) {
-                Ok(began_with) if began_with == config => settings.conf.clone(),
-                _ => config.to_conf(),
+            conf: match Config::parse("caching", text) {
+                Ok(began_with) if began_with == config => text.clone(),
+                _ => settings::conf_of(&config, &self.kept),
             },
             config,
-        })
+        }
     }
 
     /// Returns each list of settings added to `base`, as far as PyTorch takes it.

@@ -64,7 +64,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Also write a report to FILE, one self-contained page: memory over time, and the table
+    /// Also write a report to FILE, one self-contained page: memory over time, and the table. `-` prints
+    /// it in place of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }
@@ -96,7 +97,8 @@ pub(crate) struct ConvertArgs {
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
 
-    /// The file to write; what was there is replaced once everything is written
+    /// The file to write; what was there is replaced once everything is written. Not `-`: the format
+    /// follows from the name
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
 

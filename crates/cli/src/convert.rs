@@ -54,6 +54,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
 
 impl Target {
     fn of_name(path: &Path) -> Result<Target> {
+        if path == Path::new("-") {
+            bail!("-: standard output has no name to say a format; name a file or a pipe");
+        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let (stem, compression) = if let Some(stem) = name.strip_suffix(".zst") {
             (stem, Compression::Zstd)

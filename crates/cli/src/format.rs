@@ -38,18 +38,6 @@ impl SizeUnit {
     }
 }
 
-/// Returns `text` with control characters, such as a file's name may have, as escapes.
-pub(crate) fn on_one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter.is_control() {
-            true => line.extend(letter.escape_default()),
-            false => line.push(letter),
-        }
-    }
-    line
-}
-
 /// Returns `part / whole`.
 #[expect(clippy::cast_precision_loss, reason = "shown with a few digits")]
 pub(crate) fn ratio(part: Bytes, whole: Bytes) -> f64 {
@@ -110,11 +98,6 @@ mod tests {
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(counted(1, "stream"), "1 stream");
         assert_eq!(counted(1200, "stream"), "1,200 streams");
-    }
-
-    #[test]
-    fn control_characters_are_shown() {
-        assert_eq!(on_one_line("a\n\u{1b}[31mb\\ü"), "a\\n\\u{1b}[31mb\\ü");
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! What the command writes: its answer, notes beside it, and files.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use lowtide_trace::OneLine;
 
-use crate::{format, recording};
+use crate::recording;
 
 /// Writes `text` to standard output. A reader that has seen enough (`| head`) is no error.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -26,28 +27,72 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Writes one line to standard error, in the command's name.
 pub(crate) fn note(line: &str) {
     // Where nobody can be told, there is nobody to tell that.
-    let _ = writeln!(io::stderr(), "lowtide: {}", format::on_one_line(line));
+    let _ = writeln!(io::stderr(), "lowtide: {}", OneLine(line));
 }
 
 /// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and
-/// renamed, through symbolic links. What is no file (a pipe, a terminal) is written to as it is.
+/// renamed, through symbolic links. What is no file (a pipe, a terminal) is written to as it is, and so
+/// is what this process has open already: another in its place would lose the rest of what goes there.
+///
+/// # Errors
+///
+/// If `write` fails, or the file could not be opened for writing.
 pub(crate) fn write_file(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let result = match fs::metadata(path) {
-        // As the name of what standard output is redirected to, which has to stay that.
-        _ if path == Path::new("/dev/stdout") => write_straight(io::stdout().lock(), write),
-        Ok(there) if there.is_file() => replace(path, Some(there.permissions()), write),
-        Ok(there) if there.is_dir() => Err(anyhow!("is a directory")),
-        Ok(_) => open_existing(path).and_then(|file| write_straight(file, write)),
-        Err(_) => replace(path, None, write),
-    };
-    result.with_context(|| recording::name(path))
+    write_to(path, write).with_context(|| recording::name(path))
 }
 
-fn open_existing(path: &Path) -> Result<File> {
-    Ok(OpenOptions::new().write(true).open(path)?)
+fn write_to(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let Ok(there) = fs::metadata(path) else {
+        return replace(&follow_links(path)?, None, write);
+    };
+    if there.is_dir() {
+        return Err(anyhow!("is a directory"));
+    }
+    if let Some(stream) = standard_stream(&there) {
+        return write_straight(stream, write);
+    }
+    let path = follow_links(path)?;
+    let mut options = OpenOptions::new();
+    if !there.is_file() {
+        return write_straight(options.write(true).open(path)?, write);
+    }
+    if is_descriptor(&path) {
+        // Where whoever opened it is in the file is not to be learnt; it is mostly at the end.
+        return write_straight(options.append(true).open(path)?, write);
+    }
+    // A rename asks only whether the directory may be written to.
+    options.write(true).open(&path)?;
+    replace(&path, Some(there.permissions()), write)
+}
+
+/// Returns standard output or standard error, if that is what `there` is of.
+#[cfg(unix)]
+fn standard_stream(there: &Metadata) -> Option<File> {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    let (stdout, stderr) = (io::stdout(), io::stderr());
+    [stdout.as_fd(), stderr.as_fd()]
+        .into_iter()
+        .filter_map(|stream| stream.try_clone_to_owned().ok().map(File::from))
+        .find(|stream| {
+            let stream = stream.metadata();
+            stream.is_ok_and(|stream| (stream.dev(), stream.ino()) == (there.dev(), there.ino()))
+        })
+}
+
+#[cfg(not(unix))]
+fn standard_stream(_there: &Metadata) -> Option<File> {
+    None
+}
+
+/// Returns whether `path` is the name of one of this process's open files, such as `/dev/fd/3`.
+fn is_descriptor(path: &Path) -> bool {
+    let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
+    directory.is_some() && directory == Path::new("/dev/fd").canonicalize().ok()
 }
 
 /// Writes to what cannot be replaced. As with [`print`], its reader may have seen enough.
@@ -65,12 +110,12 @@ fn write_straight(out: impl Write, write: impl FnOnce(&mut dyn Write) -> Result<
     })
 }
 
+/// Makes the file at `path`, which is no symbolic link.
 fn replace(
     path: &Path,
     permissions: Option<Permissions>,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let path = follow_links(path)?;
     let name = path.file_name().context("is not the name of a file")?;
     let mut beside = OsString::from(".");
     beside.push(name);
@@ -86,7 +131,7 @@ fn replace(
             let mut writer = BufWriter::new(file);
             write(&mut writer)?;
             writer.flush()?;
-            Ok(fs::rename(&beside, &path)?)
+            Ok(fs::rename(&beside, path)?)
         });
     if result.is_err() {
         // It may not exist; the error that matters is `result`.
@@ -95,12 +140,16 @@ fn replace(
     result
 }
 
-/// Returns the path of what `path` names, which need not be there, past all symbolic links.
+/// Returns the path of what `path` names, which need not be there, past all symbolic links but those that
+/// name an open file of this process.
 fn follow_links(path: &Path) -> Result<PathBuf> {
     // As many as Linux follows.
     const LINKS_MAX: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
+        if is_descriptor(&path) {
+            return Ok(path);
+        }
         match fs::read_link(&path) {
             Ok(target) => path = path.with_file_name(target),
             Err(_) => return Ok(path),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Bytes, CachingConfig};
-use lowtide_trace::{AllocatorSettings, Snapshot, Trace};
+use lowtide_trace::{OneLine, Snapshot, Trace};
 use serde::Serialize;
 
 use crate::format;
@@ -40,7 +40,7 @@ pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {
         "standard input".into()
     } else {
-        format::on_one_line(&path.display().to_string())
+        OneLine(&path.to_string_lossy()).to_string()
     }
 }
 
@@ -106,18 +106,32 @@ fn devices(snapshot: &Snapshot) -> String {
     devices.join(", ")
 }
 
-/// Returns the configuration of the allocator that was recorded, as it was in the end.
+/// Returns the configuration of the allocator that was recorded in `trace`, from the file at `path`; says
+/// so where a single one cannot have been in force throughout.
 ///
 /// # Errors
 ///
 /// If the recorded text is not one that PyTorch's allocator here understands.
-pub(crate) fn recorded_config(settings: &AllocatorSettings) -> Result<CachingConfig> {
-    settings.in_force().with_context(|| {
+pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> Result<CachingConfig> {
+    let config = trace.config_in_force().with_context(|| {
         format!(
             "the recording's own PYTORCH_CUDA_ALLOC_CONF={}",
-            settings.conf
+            trace.settings.conf
         )
-    })
+    })?;
+    if trace.segment_kinds().are_mixed() {
+        let value = if config.expandable_segments {
+            "True"
+        } else {
+            "False"
+        };
+        output::note(&format!(
+            "{}: the job had expandable segments and others; all of it is replayed with \
+             expandable_segments:{value}",
+            name(path)
+        ));
+    }
+    Ok(config)
 }
 
 /// What there is to say about a recording before any strategy is tried.

@@ -1,6 +1,8 @@
 //! `lowtide replay`: what each strategy makes of a job.
 
-use anyhow::{Context, Result};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
 use lowtide_core::Config;
 use lowtide_replay::{Options, Outcome};
 use rayon::prelude::*;
@@ -21,8 +23,12 @@ const TIMELINE_POINTS: usize = 2000;
 /// If an argument or the recording is bad, or the report cannot be written.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let source = &args.source;
+    let prints_page = args.html.as_deref() == Some(Path::new("-"));
+    if prints_page && args.json {
+        bail!("--html - and --json both print in place of the table; name a file for the page");
+    }
     let trace = recording::read_device(&source.trace, source.device)?;
-    let configs = args.configs(|| recording::recorded_config(&trace.settings))?;
+    let configs = args.configs(|| recording::recorded_config(&source.trace, &trace))?;
     let job = Job::new(&source.trace, &trace);
     let options = Options {
         capacity: source.resolve_capacity(&job),
@@ -49,6 +55,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     ranked.sort_by(|left, right| ranking::compare(&job, left, right));
     if let Some(path) = &args.html {
         let page = html::page(&job, &ranked, options.capacity)?;
+        if prints_page {
+            return output::print(&page);
+        }
         output::write_file(path, |file| Ok(file.write_all(page.as_bytes())?))?;
     }
     if args.json {

@@ -2,8 +2,13 @@
 
 mod common;
 
-use common::{GPT2, Scratch, mask_columns, read_sample, run, run_json};
+use common::{GPT2, Scratch, lowtide, mask_columns, read_sample, run, run_json, stderr};
+use lowtide_core::{Action, DeviceAddress, Event};
+use lowtide_trace::TraceEvent;
 use serde_json::Value;
+
+/// A job recorded with expandable segments, from the directory of the samples.
+const EXPANDABLE: &str = "../crates/replay/tests/data/multistream.exp.pickle.gz";
 
 /// Returns the sample's path as recorded with `conf`.
 fn recorded_with(scratch: &Scratch, conf: &str) -> String {
@@ -62,13 +67,9 @@ fn json_has_now_and_best_and_all_others() {
 
 #[test]
 fn what_is_best_already_is_kept() {
-    let scratch = Scratch::new("keep");
-    let path = recorded_with(&scratch, "expandable_segments:True");
-    let text = run(&["advise", &path]);
+    let text = run(&["advise", EXPANDABLE]);
     assert!(
-        text.contains(
-            "With the settings it had, expandable_segments:True, this job takes 13.54 GiB"
-        ),
+        text.contains("With the settings it had, expandable_segments:True, this job takes "),
         "{text}"
     );
     assert!(
@@ -89,6 +90,57 @@ fn settings_of_other_things_stay() {
         advice["best"]["conf"],
         "expandable_segments:True,pinned_use_cuda_host_register:True"
     );
+}
+
+#[test]
+fn settings_of_other_things_stay_where_others_were_changed() {
+    let scratch = Scratch::new("changed");
+    let mut snapshot = read_sample(GPT2);
+    let settings = &mut snapshot.traces[0].settings;
+    settings.conf = "max_split_size_mb:200,pinned_use_cuda_host_register:True".into();
+    settings.max_split_size = Some(None);
+    let path = scratch.write_snapshot("changed.lowtide", &snapshot);
+    let advice = run_json(&["advise", path.to_str().unwrap(), "--json"]);
+    assert_eq!(advice["now"]["conf"], "pinned_use_cuda_host_register:True");
+}
+
+#[test]
+fn segments_tell_which_settings_there_were() {
+    let scratch = Scratch::new("told");
+    let mut snapshot = read_sample(EXPANDABLE);
+    snapshot.traces[0].settings.expandable_segments = Some(false);
+    let path = scratch.write_snapshot("told.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    let advice = run_json(&["advise", path, "--json"]);
+    assert_eq!(advice["now"]["conf"], "expandable_segments:True");
+    let verified = run_json(&["replay", path, "--verify", "--json"]);
+    let verified = &verified["results"][0]["verified"];
+    assert_eq!(verified["compared"], verified["same_address"]);
+
+    // A job that had both kinds is said to have had them.
+    let mut mixed = read_sample(EXPANDABLE);
+    let plain = read_sample(GPT2).traces.remove(0).events;
+    let is_segment = |event: &&TraceEvent| event.event.action == Action::SegmentAlloc;
+    let mut segment = *plain.iter().find(is_segment).unwrap();
+    segment.event.address = DeviceAddress(1 << 30);
+    let release = Event {
+        action: Action::SegmentFree,
+        ..segment.event
+    };
+    let release = TraceEvent {
+        event: release,
+        ..segment
+    };
+    mixed.traces[0].events.splice(..0, [segment, release]);
+    let path = scratch.write_snapshot("mixed.lowtide", &mixed);
+    let output = lowtide()
+        .args(["replay", path.to_str().unwrap(), "--verify"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let note = "the job had expandable segments and others; all of it is replayed with \
+                expandable_segments:True";
+    assert!(stderr(&output).contains(note), "{}", stderr(&output));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::fs::{self, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -102,4 +102,84 @@ fn standard_output_has_a_name() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(stderr(&output), "");
     assert!(output.status.success());
+}
+
+/// Runs a replay in a shell with `redirected` arguments, and returns what is in `out` of `scratch` then.
+fn in_shell(scratch: &Scratch, redirected: &str) -> String {
+    let replay = format!("\"$0\" replay {GPT2} --strategy caching {redirected}");
+    let status = Command::new("sh")
+        .args(["-c", &replay, env!("CARGO_BIN_EXE_lowtide")])
+        .current_dir(common::sample(""))
+        .env("OUT", scratch.path("out"))
+        .stdout(Stdio::null())
+        .status()
+        .expect("there is a shell");
+    assert!(status.success(), "{redirected}");
+    fs::read_to_string(scratch.path("out")).expect("it is text")
+}
+
+#[test]
+fn what_is_open_already_is_written_into() {
+    let scratch = Scratch::new("descriptors");
+    symlink("/dev/fd/3", scratch.path("third")).unwrap();
+    for (redirected, starts, ends) in [
+        ("--html /dev/fd/1 > $OUT", "<!doctype html>", "host ns/op"),
+        (
+            "--html /proc/self/fd/1 > $OUT",
+            "<!doctype html>",
+            "host ns/op",
+        ),
+        ("--html $OUT > $OUT", "<!doctype html>", "host ns/op"),
+        ("--html /dev/stderr 2> $OUT", "<!doctype html>", "</html>"),
+        (
+            "--html /dev/fd/3 3> $OUT >&3",
+            "<!doctype html>",
+            "host ns/op",
+        ),
+        ("--html ${OUT%out}third 3>> $OUT", "before", "</html>"),
+        ("--html - > $OUT", "<!doctype html>", "</html>"),
+    ] {
+        scratch.write("out", "before\n");
+        let both = in_shell(&scratch, redirected);
+        assert!(both.starts_with(starts), "{redirected}: {both}");
+        assert!(both.contains("</html>"), "{redirected}");
+        let last = both.trim_end().lines().last().unwrap();
+        assert!(last.contains(ends), "{redirected}: {last}");
+    }
+    assert_eq!(scratch.names(), ["out", "third"]);
+}
+
+#[test]
+fn a_dash_is_standard_output_where_that_can_be() {
+    let message = fail(&["convert", GPT2, "-"]);
+    assert!(
+        message.starts_with("-: standard output has no name"),
+        "{message}"
+    );
+    let message = fail(&["replay", GPT2, "--html", "-", "--json"]);
+    assert!(
+        message.starts_with("--html - and --json both print"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_for_writing_stays() {
+    let scratch = Scratch::new("read-only");
+    let path = scratch.write("kept.lowtide", "as it was");
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    // Who may write to anything, root, may write here.
+    if let Err(error) = OpenOptions::new().write(true).open(&path) {
+        let message = fail(&["convert", GPT2, path.to_str().unwrap()]);
+        assert_eq!(message, format!("{}: {error}", path.display()));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "as it was");
+    }
+    // Nor does root write to a program that runs.
+    let program = scratch.path("runs.lowtide");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut running = Command::new(&program).arg("600").spawn().unwrap();
+    let message = fail(&["convert", GPT2, program.to_str().unwrap()]);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(message.contains("Text file busy"), "{message}");
 }

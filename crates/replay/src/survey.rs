@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress};
-use lowtide_trace::{AllocatorSettings, Trace};
+use lowtide_trace::Trace;
 
 /// What one look at every event tells.
 #[derive(Debug, Default)]
@@ -158,13 +158,8 @@ impl Survey {
 /// Returns the options that the recording was made with; where its text is none that is understood, as
 /// if it had none.
 pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
-    trace.settings.in_force().unwrap_or_else(|_| {
-        let values = AllocatorSettings {
-            conf: String::new(),
-            ..trace.settings.clone()
-        };
-        values.in_force().unwrap_or_default()
-    })
+    let config = trace.config_in_force();
+    config.unwrap_or_else(|_| trace.config_without_text())
 }
 
 /// Returns whether the block that an event frees is free with the next event: then no other stream

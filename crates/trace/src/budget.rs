@@ -5,9 +5,13 @@
 
 use crate::error::{ErrorKind, TraceError};
 
-/// What a file of any size may take: it leaves room for a million blocks that were there before the
-/// first event, each of which takes far more than the 30 bytes that say so.
-const LEAST_BYTES: u64 = 256 << 20;
+/// What a file of any size may take, before its bytes count: it leaves room for a million blocks that
+/// were there before the first event, each of which takes far more than the 30 bytes that say so.
+const BASE_BYTES: u64 = 256 << 20;
+
+/// What each byte of a compressed file may add to that at most. Recordings shrink to a tenth or a
+/// fortieth, and take some 100 bytes for each that is left.
+const BYTES_PER_FILE_BYTE: u64 = 256;
 
 /// What any file may take at most: then no table has 2^32 entries, of which none is below 8 bytes.
 const MOST_BYTES: u64 = 24 << 30;
@@ -33,11 +37,10 @@ impl Density {
             Density::Pickle => 4,
             Density::Compact => 32,
         };
-        // Recordings shrink to a tenth or a fortieth: some 100 bytes for each of the compressed file.
-        let by_file = (256 << 20) + file_bytes.saturating_mul(256);
-        LEAST_BYTES
-            .saturating_add(expanded_bytes.saturating_mul(per_byte))
-            .min(by_file)
+        let of_expanded = expanded_bytes.saturating_mul(per_byte);
+        let of_file = file_bytes.saturating_mul(BYTES_PER_FILE_BYTE);
+        BASE_BYTES
+            .saturating_add(of_expanded.min(of_file))
             .min(MOST_BYTES)
     }
 }

@@ -20,7 +20,8 @@
 //! opcodes; `snapshot/records.rs` replaces each completed event, block and frame by a fixed record,
 //! so that no tree of a million dicts comes into being; `snapshot/read.rs` picks the records up from
 //! the few dicts above them; and `recover` walks the events backwards from the final segments,
-//! which checks the recording and finds what was there before it began.
+//! which checks the recording and finds what was there before it began. `in_force.rs` tells which settings
+//! the job ran with.
 //!
 //! # What a file can cost
 //!
@@ -34,6 +35,7 @@
 mod budget;
 mod compact;
 mod error;
+mod in_force;
 mod model;
 mod notes;
 mod parts;
@@ -48,7 +50,8 @@ use std::io::Read;
 use std::path::Path;
 
 pub use compact::write_compact;
-pub use error::TraceError;
+pub use error::{OneLine, TraceError};
+pub use in_force::SegmentKinds;
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lowtide_core::{
-    Action, BlockStatus, Bytes, CachingConfig, Config, ConfigError, DeviceAddress, Event,
-    MempoolId, SegmentSnapshot, Stream,
+    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
 };
 
 use crate::notes::NoteId;
@@ -113,6 +112,7 @@ pub struct InitialBlock {
 /// The text is what the process began with. The values beside it are those in force when the snapshot
 /// was taken, as the program may have changed them; snapshots of torch 2.1 have none of them. Each is
 /// `None` where the recording does not say. PyTorch has one set for all devices of a process.
+/// [`Trace::config_in_force`] puts them together.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AllocatorSettings {
     /// `PYTORCH_CUDA_ALLOC_CONF`, as it was given.
@@ -213,34 +213,6 @@ impl Trace {
     }
 }
 
-impl AllocatorSettings {
-    /// Returns the options that were in force when the snapshot was taken: the values that the
-    /// recording has, be they on or off, and for what it does not say, the text.
-    ///
-    /// # Errors
-    ///
-    /// If the text is not one that `lowtide_core` understands.
-    pub fn in_force(&self) -> Result<CachingConfig, ConfigError> {
-        let Config::Caching(mut config) = Config::parse("caching", &self.conf)? else {
-            unreachable!("the strategy is given above");
-        };
-        if let Some(size) = self.max_split_size {
-            config.max_split_size = size;
-        }
-        if let Some(threshold) = self.garbage_collection_threshold {
-            config.garbage_collection_threshold = threshold;
-        }
-        if let Some(is_on) = self.expandable_segments {
-            config.expandable_segments = is_on;
-        }
-        for &(mib, divisions) in &self.roundup_power2_divisions {
-            let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
-            config.roundup_power2_divisions[exponent as usize] = divisions;
-        }
-        Ok(config)
-    }
-}
-
 impl TraceEvent {
     /// Returns the pool it happened in, where the recording says.
     pub fn pool(&self) -> Option<MempoolId> {
@@ -258,41 +230,3 @@ const _: () = assert!(
     size_of::<TraceEvent>() == 64,
     "an event takes one cache line"
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_in_force_counts_on_or_off() {
-        let text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True,\
-                    roundup_power2_divisions:2";
-        let mut settings = AllocatorSettings {
-            conf: text.into(),
-            ..AllocatorSettings::default()
-        };
-        assert_eq!(
-            Config::Caching(settings.in_force().unwrap()),
-            Config::parse("caching", text).unwrap(),
-            "without values the text counts"
-        );
-
-        settings.max_split_size = Some(None);
-        settings.garbage_collection_threshold = Some(0.0);
-        settings.expandable_segments = Some(false);
-        settings.roundup_power2_divisions = (0..16).map(|power| (1 << power, 0)).collect();
-        assert_eq!(settings.in_force().unwrap(), CachingConfig::default());
-
-        settings.conf.clear();
-        settings.max_split_size = Some(Some(Bytes::mib(64)));
-        settings.garbage_collection_threshold = Some(0.75);
-        settings.expandable_segments = Some(true);
-        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
-        let config = settings.in_force().unwrap();
-        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
-        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
-        assert!(config.expandable_segments);
-        let divisions = config.roundup_power2_divisions;
-        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 0, 4));
-    }
-}

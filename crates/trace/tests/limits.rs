@@ -98,12 +98,41 @@ fn what_is_referred_to_many_times_is_looked_at_once() {
     assert_eq!(snapshot.traces[0].events.len(), 200_000);
 
     // A dict in which each look for a key would take long.
-    let keys: Vec<u8> = (0..1000_u16)
-        .flat_map(|key| [b'M', key.to_le_bytes()[0], key.to_le_bytes()[1], b'N'])
-        .collect();
-    let dict = [&b"\x80\x04}("[..], &keys, b"u."].concat();
-    let error = refused(&dict);
-    assert!(error.is_limit() && error.to_string().contains("more than 64 keys"));
+    let refused = |pickle: &[&[u8]]| {
+        let error = refused(&pickle.concat());
+        assert!(error.is_limit() && error.to_string().contains("more than 64 keys"));
+    };
+    let large = &large_dict(1000)[..];
+    refused(&[b"\x80\x04", large, b"."]);
+    // Also where a recording has one, be it built in one go or key by key.
+    let slow = &[&b"}"[..], &b"K\x01Ns".repeat(65)].concat()[..];
+    for dict in [large, slow] {
+        refused(&[b"\x80\x04}(\x8c\x08segments](", dict, b"eu."]);
+        refused(&[b"\x80\x04}(\x8c\x0ddevice_traces](](", dict, b"eeu."]);
+        let settings = b"\x80\x04}(\x8c\x08segments]\x8c\x12allocator_settings";
+        refused(&[settings, dict, b"u."]);
+    }
+}
+
+/// A dict of `count` numbers as keys.
+fn large_dict(count: u16) -> Vec<u8> {
+    let keys = (0..count).flat_map(|key| [b'M', key.to_le_bytes()[0], key.to_le_bytes()[1], b'N']);
+    [&b"}("[..], &keys.collect::<Vec<u8>>(), b"u"].concat()
+}
+
+#[test]
+fn what_an_owner_added_to_a_snapshot_is_passed_over() {
+    // As `snapshot["stats"] = torch.cuda.memory_stats()`: in parts of 1000 keys, as Python writes
+    // them, and kept under a number that may be referred to.
+    let mut pickle = events_and_a_list(0);
+    pickle.extend(b"](}(h\x00h\x03h\x01K\x01h\x02K\x00uee\x8c\x05stats");
+    pickle.extend(large_dict(1000));
+    pickle.extend(b"\x94");
+    pickle.extend(&large_dict(1000)[1..]);
+    pickle.extend(b"\x8c\x05again");
+    pickle.extend(b"h\x06u.");
+    let snapshot = read_from(&pickle[..]).expect("nothing reads that dict");
+    assert_eq!(snapshot.traces[0].events.len(), 1);
 }
 
 #[test]

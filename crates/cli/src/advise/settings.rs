@@ -157,10 +157,30 @@ impl Candidate {
     }
 }
 
+/// Returns the text of `config`, of which the searched part counts, together with `kept`.
+pub(crate) fn conf_of(config: &Config, kept: &[&str]) -> String {
+    let searched = config.to_conf();
+    let pairs: Vec<&str> = pairs(&searched)
+        .filter(|pair| is_searched(pair))
+        .chain(kept.iter().copied())
+        .collect();
+    pairs.join(",")
+}
+
 /// Returns the `key:value` pairs of `conf` that the search leaves alone.
 pub(crate) fn kept_pairs(conf: &str) -> Vec<&str> {
+    pairs(conf).filter(|pair| !is_searched(pair)).collect()
+}
+
+fn is_searched(pair: &str) -> bool {
+    let key = pair.split(':').next().unwrap_or_default().trim();
+    SEARCHED_KEYS.contains(&key)
+}
+
+/// Returns the `key:value` pairs of `conf`. A list in brackets is one value.
+fn pairs(conf: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0;
-    let pairs = conf.split(|letter| {
+    let pairs = conf.split(move |letter| {
         match letter {
             '[' => depth += 1,
             ']' => depth -= 1,
@@ -168,13 +188,7 @@ pub(crate) fn kept_pairs(conf: &str) -> Vec<&str> {
         }
         letter == ',' && depth == 0
     });
-    pairs
-        .map(str::trim)
-        .filter(|pair| {
-            let key = pair.split(':').next().unwrap_or_default().trim();
-            !key.is_empty() && !SEARCHED_KEYS.contains(&key)
-        })
-        .collect()
+    pairs.map(str::trim).filter(|pair| !pair.is_empty())
 }
 
 #[cfg(test)]
@@ -213,6 +227,21 @@ mod tests {
             ["pinned_use_cuda_host_register:True", "backend:native"]
         );
         assert_eq!(kept_pairs(""), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_not_searched_is_in_what_was_changed_too() {
+        let conf =
+            "max_split_size_mb:64,throw_on_cudamalloc_oom:True,roundup_power2_divisions:[1:2,>:4]";
+        let config = Config::parse("caching", conf).unwrap();
+        let kept = ["throw_on_cudamalloc_oom:True", "backend:native"];
+        let text = conf_of(&config, &kept);
+        assert_eq!(Config::parse("caching", &text), Ok(config));
+        assert_eq!(text.matches("throw").count(), 1);
+        assert!(
+            text.ends_with(",throw_on_cudamalloc_oom:True,backend:native"),
+            "{text}"
+        );
     }
 
     #[test]

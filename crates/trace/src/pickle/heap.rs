@@ -4,6 +4,11 @@ use hashbrown::HashMap;
 
 use super::strings::{StringId, Strings};
 use crate::budget::vector_bytes;
+use crate::error::{ErrorKind, TraceError};
+
+/// How many keys a dict may have to be kept, so that looking for one takes constant time. A snapshot has
+/// about twenty in one dict; what its owner added to it may have any number.
+const KEYS_MAX: usize = 64;
 
 /// A value of a pickle. Containers and strings are in the [`Heap`].
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -42,6 +47,8 @@ pub(crate) enum Dict<R> {
     /// Keys and values in turn, in `Heap::pairs` under this number.
     Pairs(u32),
     Record(R),
+    /// Had more than [`KEYS_MAX`] keys, of which none is kept.
+    TooLarge,
 }
 
 /// The contents of a list.
@@ -146,6 +153,7 @@ impl<R: Copy> Heap<R> {
     pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
         let pairs = match self.dicts[dict as usize] {
             Dict::Record(_) => return false,
+            Dict::TooLarge => return true,
             Dict::Pairs(pairs) => pairs,
             Dict::Empty => {
                 self.pairs.push(Vec::new());
@@ -154,11 +162,12 @@ impl<R: Copy> Heap<R> {
                 pairs
             }
         };
-        extend(
-            &mut self.pairs[pairs as usize],
-            items,
-            &mut self.items_bytes,
-        );
+        let pairs = &mut self.pairs[pairs as usize];
+        if pairs.len() + items.len() > 2 * KEYS_MAX {
+            self.replace_dict(dict, Dict::TooLarge);
+        } else {
+            extend(pairs, items, &mut self.items_bytes);
+        }
         true
     }
 
@@ -202,19 +211,39 @@ impl<R: Copy> Heap<R> {
     /// Lets `record` stand for a dict from now on, and drops its keys and values.
     #[inline]
     pub(crate) fn set_record(&mut self, dict: u32, record: R) {
-        let old = std::mem::replace(&mut self.dicts[dict as usize], Dict::Record(record));
+        self.replace_dict(dict, Dict::Record(record));
+    }
+
+    #[inline]
+    fn replace_dict(&mut self, dict: u32, contents: Dict<R>) {
+        let old = std::mem::replace(&mut self.dicts[dict as usize], contents);
         if let Dict::Pairs(pairs) = old {
             let pairs = std::mem::take(&mut self.pairs[pairs as usize]);
             self.items_bytes -= items_bytes(pairs.len(), pairs.capacity());
         }
     }
 
-    /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict.
+    /// Returns `value`, unless it is a dict of which nothing was kept.
+    ///
+    /// # Errors
+    ///
+    /// If it is one: it had more keys than any dict of a recording.
+    pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
+        match value {
+            Value::Dict(dict) if matches!(self.dicts[dict as usize], Dict::TooLarge) => {
+                Err(too_many_keys())
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict, or
+    /// where none were [`kept`](Heap::kept).
     pub(crate) fn pairs(&self, value: Value) -> &[Value] {
         match value {
             Value::Dict(dict) => match self.dicts[dict as usize] {
                 Dict::Pairs(pairs) => &self.pairs[pairs as usize],
-                Dict::Empty | Dict::Record(_) => &[],
+                Dict::Empty | Dict::Record(_) | Dict::TooLarge => &[],
             },
             _ => &[],
         }
@@ -250,6 +279,12 @@ fn extend(to: &mut Vec<Value>, items: &[Value], bytes: &mut u64) {
 
 fn items_bytes(len: usize, capacity: usize) -> u64 {
     vector_bytes(len, capacity, size_of::<Value>())
+}
+
+#[cold]
+fn too_many_keys() -> TraceError {
+    let what = format!("a dict has more than {KEYS_MAX} keys; none of a recording does");
+    TraceError::new(ErrorKind::Limit, what)
 }
 
 /// Returns the number of a container. The budget of a file ends long before 2^32 of them.

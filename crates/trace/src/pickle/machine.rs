@@ -12,10 +12,6 @@ use crate::source::Input;
 /// How many containers may be under construction at once. A snapshot needs eight.
 const NESTING_MAX: usize = 1000;
 
-/// How many keys a dict may have, so that looking for one takes constant time. A snapshot has about
-/// twenty in one dict.
-const KEYS_MAX: usize = 64;
-
 /// How much of a text that is wrong goes into a message.
 const SHOWN_LETTERS: usize = 40;
 
@@ -426,7 +422,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
         let record = match self.heap.dict(dict) {
             Dict::Empty => self.recogniser.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) => None,
+            Dict::Pairs(_) | Dict::Record(_) | Dict::TooLarge => None,
         };
         if let Some(record) = record {
             self.heap.set_record(dict, record);
@@ -549,10 +545,6 @@ fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Resul
         return Err(TraceError::malformed(
             "a record changes after it was complete",
         ));
-    }
-    if heap.pairs(Value::Dict(dict)).len() > 2 * KEYS_MAX {
-        let what = format!("a dict has more than {KEYS_MAX} keys; none of a recording does");
-        return Err(TraceError::new(ErrorKind::Limit, what));
     }
     Ok(())
 }

@@ -52,7 +52,7 @@ struct DeviceTrace {
 
 impl Reader {
     fn snapshot(mut self, root: Value) -> Result<Snapshot, TraceError> {
-        let (segments, traces) = match root {
+        let (segments, traces) = match self.heap.kept(root)? {
             // What `torch.cuda.memory_snapshot()` returns: segments only.
             Value::List(_) => (root, Value::None),
             Value::Dict(_) => (self.get(root, "segments"), self.get(root, "device_traces")),
@@ -63,7 +63,7 @@ impl Reader {
                         it has neither `segments` nor `device_traces`";
             return Err(TraceError::new(ErrorKind::Foreign, what));
         }
-        let settings = self.settings(self.get(root, "allocator_settings"));
+        let settings = self.settings(self.get(root, "allocator_settings"))?;
         let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
         let device_traces = self.read_traces(traces, &mut devices)?;
@@ -112,6 +112,7 @@ impl Reader {
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
         self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
+        self.heap.kept(segment)?;
         let device = natural(self.get(segment, "device"))
             .and_then(|device| u32::try_from(device).ok())
             .filter(|&device| device < DEVICES_MAX)
@@ -256,7 +257,8 @@ impl Reader {
         Ok(())
     }
 
-    fn settings(&self, settings: Value) -> AllocatorSettings {
+    fn settings(&self, settings: Value) -> Result<AllocatorSettings, TraceError> {
+        let settings = self.heap.kept(settings)?;
         let conf = self
             .heap
             .text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"));
@@ -273,21 +275,22 @@ impl Reader {
             Value::Bool(is_on) => Some(is_on),
             _ => None,
         };
-        let divisions = self
+        let divisions = self.get(settings, "roundup_power2_divisions");
+        let divisions = self.heap.kept(divisions)?;
+        let mut roundup_power2_divisions: Vec<(u64, u64)> = self
             .heap
-            .pairs(self.get(settings, "roundup_power2_divisions"));
-        let mut roundup_power2_divisions: Vec<(u64, u64)> = divisions
+            .pairs(divisions)
             .chunks_exact(2)
             .filter_map(|pair| Some((self.heap.text(pair[0])?.parse().ok()?, natural(pair[1])?)))
             .collect();
         roundup_power2_divisions.sort_unstable();
-        AllocatorSettings {
+        Ok(AllocatorSettings {
             conf: conf.unwrap_or_default().to_owned(),
             max_split_size,
             garbage_collection_threshold,
             expandable_segments,
             roundup_power2_divisions,
-        }
+        })
     }
 
     /// Returns how many items a list has; none where `list` is no list.

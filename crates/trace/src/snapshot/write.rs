@@ -23,7 +23,8 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// What is written reads back as the same traces. What reading leaves out is not there to be written:
 /// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
 /// to frames, what an annotation has beside its name and stage, the settings that do not decide where
-/// blocks go, `category`, and host memory. A segment gets the call stack of the event that took it.
+/// blocks go, `category`, and host memory. A segment gets the call stack of the event that took it, which
+/// is more than PyTorch does: there the first block has it, and once that was split, none is written.
 ///
 /// # Errors
 ///

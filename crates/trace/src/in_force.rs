@@ -1,0 +1,223 @@
+//! Which options were in force for what a recording shows.
+//!
+//! The text of `PYTORCH_CUDA_ALLOC_CONF` is what the process began with, and the values beside it are
+//! those of the moment in which the snapshot was taken. Libraries switch `expandable_segments` off and on
+//! around pools of their own, so that neither need be what the job ran with; but its segments tell.
+
+use lowtide_core::{Action, CachingConfig, Config, ConfigError};
+
+use crate::model::Trace;
+use crate::recover::is_large;
+
+/// Which kinds of segments a job took from the driver; of one that took none, had at the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SegmentKinds {
+    expandable: bool,
+    plain: bool,
+    large_plain: bool,
+}
+
+impl SegmentKinds {
+    /// Returns the kinds of segments that are expandable and large, as `segments` says of each.
+    fn of(segments: impl Iterator<Item = (bool, bool)>) -> SegmentKinds {
+        let mut kinds = SegmentKinds::default();
+        for (is_expandable, is_large) in segments {
+            kinds.expandable |= is_expandable;
+            kinds.plain |= !is_expandable;
+            kinds.large_plain |= !is_expandable && is_large;
+        }
+        kinds
+    }
+
+    /// Returns whether there are both expandable segments and others: no single value of the option
+    /// was in force for all of them.
+    pub fn are_mixed(self) -> bool {
+        self.expandable && self.plain
+    }
+
+    /// Returns whether `expandable_segments` was on, `option` being what the recording says of it.
+    fn expandable_segments(self, option: bool) -> bool {
+        match (self.expandable, self.plain) {
+            // Small segments that are not may be of before a library switched it on.
+            (true, _) if !self.large_plain => true,
+            (false, true) => false,
+            _ => option,
+        }
+    }
+}
+
+impl Trace {
+    /// Returns the options that were in force for what is recorded, which verification, replays and
+    /// advice all start from: the values that the recording has, be they on or off, and for what it
+    /// does not say, the text.
+    ///
+    /// Of `expandable_segments` the segments decide: it was on for a job that mapped pages and took no
+    /// other segment for large requests, and off for one that took segments and mapped no page. For a
+    /// job that did both ([`segment_kinds`](Trace::segment_kinds)) or neither, it is as it was in the
+    /// end. Linear time.
+    ///
+    /// # Errors
+    ///
+    /// If the text is not one that `lowtide_core` understands.
+    pub fn config_in_force(&self) -> Result<CachingConfig, ConfigError> {
+        let Config::Caching(began_with) = Config::parse("caching", &self.settings.conf)? else {
+            unreachable!("the strategy is given above");
+        };
+        Ok(self.changed(began_with))
+    }
+
+    /// Returns the options as [`config_in_force`](Trace::config_in_force) does, for a job that began
+    /// with PyTorch's defaults: the most that can be said where the text is not understood.
+    pub fn config_without_text(&self) -> CachingConfig {
+        self.changed(CachingConfig::default())
+    }
+
+    /// Returns which kinds of segments the job took from the driver. Linear time.
+    pub fn segment_kinds(&self) -> SegmentKinds {
+        let taken = SegmentKinds::of(self.events.iter().filter_map(|recorded| {
+            let event = recorded.event;
+            match event.action {
+                Action::SegmentMap => Some((true, is_large(event.size))),
+                Action::SegmentAlloc => Some((false, is_large(event.size))),
+                _ => None,
+            }
+        }));
+        if taken != SegmentKinds::default() {
+            return taken;
+        }
+        let held = self.segments.iter();
+        SegmentKinds::of(held.map(|segment| (segment.is_expandable, segment.is_large)))
+    }
+
+    /// Returns `config` as the job changed it.
+    fn changed(&self, mut config: CachingConfig) -> CachingConfig {
+        let values = &self.settings;
+        if let Some(size) = values.max_split_size {
+            config.max_split_size = size;
+        }
+        if let Some(threshold) = values.garbage_collection_threshold {
+            config.garbage_collection_threshold = threshold;
+        }
+        for &(mib, divisions) in &values.roundup_power2_divisions {
+            let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
+            config.roundup_power2_divisions[exponent as usize] = divisions;
+        }
+        let option = values.expandable_segments;
+        let option = option.unwrap_or(config.expandable_segments);
+        config.expandable_segments = self.segment_kinds().expandable_segments(option);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream};
+
+    use super::*;
+    use crate::model::{AllocatorSettings, TraceEvent};
+    use crate::notes::NoteId;
+    use crate::stacks::StackId;
+
+    fn with_settings(settings: AllocatorSettings) -> Trace {
+        Trace {
+            settings,
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn what_was_in_force_counts_on_or_off() {
+        let text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True,\
+                    roundup_power2_divisions:2";
+        let mut trace = with_settings(AllocatorSettings {
+            conf: text.into(),
+            ..AllocatorSettings::default()
+        });
+        assert_eq!(
+            Config::Caching(trace.config_in_force().unwrap()),
+            Config::parse("caching", text).unwrap(),
+            "without values the text counts"
+        );
+
+        let settings = &mut trace.settings;
+        settings.max_split_size = Some(None);
+        settings.garbage_collection_threshold = Some(0.0);
+        settings.expandable_segments = Some(false);
+        settings.roundup_power2_divisions = (0..16).map(|power| (1 << power, 0)).collect();
+        assert_eq!(trace.config_in_force().unwrap(), CachingConfig::default());
+
+        let settings = &mut trace.settings;
+        settings.conf = "not a text".into();
+        settings.max_split_size = Some(Some(Bytes::mib(64)));
+        settings.garbage_collection_threshold = Some(0.75);
+        settings.expandable_segments = Some(true);
+        settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
+        assert!(trace.config_in_force().is_err());
+        let config = trace.config_without_text();
+        assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
+        assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
+        assert!(config.expandable_segments);
+        let divisions = config.roundup_power2_divisions;
+        assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 0, 4));
+    }
+
+    /// Asserts what is said of a job that took segments by `events`, had one at the end that is
+    /// expandable or not, and whose option was on or off in the end.
+    #[track_caller]
+    fn check(events: &[(Action, u64)], at_end: Option<bool>, option: bool, expected: (bool, bool)) {
+        let recorded = |&(action, mib)| TraceEvent {
+            event: Event {
+                action,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(0),
+                size: Bytes::mib(mib),
+                stream: Stream::DEFAULT,
+            },
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: false,
+            note: NoteId::NONE,
+        };
+        let segment = |is_expandable| SegmentSnapshot {
+            address: DeviceAddress(0),
+            size: Bytes::mib(20),
+            stream: Stream::DEFAULT,
+            pool: MempoolId::DEFAULT,
+            is_large: true,
+            is_expandable,
+            blocks: Vec::new(),
+        };
+        let trace = Trace {
+            events: events.iter().map(recorded).collect(),
+            segments: at_end.map(segment).into_iter().collect(),
+            ..with_settings(AllocatorSettings {
+                expandable_segments: Some(option),
+                ..AllocatorSettings::default()
+            })
+        };
+        let is_on = trace.config_in_force().unwrap().expandable_segments;
+        assert_eq!((is_on, trace.segment_kinds().are_mixed()), expected);
+    }
+
+    #[test]
+    fn segments_tell_whether_they_were_expandable() {
+        let (map, small, large) = (
+            (Action::SegmentMap, 20),
+            (Action::SegmentAlloc, 2),
+            (Action::SegmentAlloc, 20),
+        );
+        for option in [false, true] {
+            check(&[map], Some(true), option, (true, false));
+            check(&[map], None, option, (true, false));
+            check(&[small, map], Some(false), option, (true, true));
+            check(&[large], Some(false), option, (false, false));
+            check(&[small], None, option, (false, false));
+            check(&[large, map], Some(true), option, (option, true));
+            // What was there before the first event was made with what was in force before.
+            check(&[map], Some(false), option, (true, false));
+            check(&[(Action::Alloc, 1)], Some(true), option, (true, false));
+            check(&[(Action::Alloc, 1)], Some(false), option, (false, false));
+            check(&[(Action::Alloc, 1)], None, option, (option, false));
+        }
+    }
+}
