@@ -8,8 +8,8 @@
 //! although it says that it failed.
 
 use lowtide_core::{
-    AllocError, BlockSnapshot, BlockStatus, Bytes, CheckLevel, Config, DeviceAllocator,
-    DriverError, MempoolId, SegmentSnapshot, Stream,
+    AllocError, BlockSnapshot, BlockStatus, Bytes, CheckLevel, Config, DeviceAddress,
+    DeviceAllocator, DriverError, MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
@@ -245,6 +245,49 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
             let leaks = allocator.driver().leaks();
             assert!(leaks.is_empty(), "{config}: call {nth} failed: {leaks:?}");
         }
+    }
+    Ok(())
+}
+
+/// A picture of 3 MiB, in use or not, where memory comes in pages of 2 and of 20 MiB: what the pages
+/// hold beyond it is free.
+#[test]
+fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
+    let config = "caching:expandable_segments:True".parse().expect("valid");
+    let statuses = [BlockStatus::Allocated, BlockStatus::Inactive];
+    for (status, is_large) in statuses.into_iter().flat_map(|s| [(s, false), (s, true)]) {
+        let mut allocator = allocator(&config);
+        for place in [0, 5] {
+            let address = DeviceAddress(0x7f00_0000_0000) + Bytes::mib(place);
+            let block = |offset: Bytes, size, status| BlockSnapshot {
+                address: address + offset,
+                size,
+                requested: size,
+                status,
+            };
+            let segment = SegmentSnapshot {
+                address,
+                size: Bytes::mib(3),
+                stream: Stream::DEFAULT,
+                pool: MempoolId::DEFAULT,
+                is_large,
+                is_expandable: true,
+                blocks: vec![
+                    block(Bytes::ZERO, Bytes::mib(1), BlockStatus::Allocated),
+                    block(Bytes::mib(1), Bytes::mib(2), status),
+                ],
+            };
+            assert_eq!(allocator.adopt(&segment), Ok(true));
+            assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
+        }
+        let picture = allocator.snapshot();
+        let blocks = picture.iter().flat_map(|segment| &segment.blocks);
+        for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
+            allocator.free(block.address)?;
+        }
+        allocator.empty_cache()?;
+        assert!(allocator.driver().leaks().is_empty());
+        assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     }
     Ok(())
 }

@@ -5,9 +5,9 @@
 
 use crate::error::{ErrorKind, TraceError};
 
-/// What a file of any size may take: it leaves room for 200,000 blocks that were there before the first
-/// event, each of which takes far more than what says so.
-const LEAST_BYTES: u64 = 32 << 20;
+/// What a file of any size may take: it leaves room for a million blocks that were there before the
+/// first event, each of which takes far more than the 30 bytes that say so.
+const LEAST_BYTES: u64 = 256 << 20;
 
 /// What any file may take at most: then no table has 2^32 entries, of which none is below 8 bytes.
 const MOST_BYTES: u64 = 24 << 30;

@@ -24,8 +24,8 @@
 //!
 //! # What a file can cost
 //!
-//! While a pickle is read, memory is limited to 32 MiB plus 4 bytes for each of its bytes, of which
-//! recordings take 1.5 to 2.7; for lowtide's own format to 32 MiB plus 32. No file may take more than
+//! While a pickle is read, memory is limited to 256 MiB plus 4 bytes for each of its bytes, of which
+//! recordings take 1.5 to 2.7; for lowtide's own format to 256 MiB plus 32. No file may take more than
 //! 24 GiB, nor a compressed one more than 256 MiB plus 256 bytes for each of its bytes, and none may
 //! expand beyond 64 MiB plus a thousandfold. Nothing is allocated because a file claims a length, there
 //! is no recursion, and what is referred to many times is looked at once.

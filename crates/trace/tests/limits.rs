@@ -1,6 +1,12 @@
 //! Files that are made to cost far more than their size: each is refused in bounded memory and time.
 
-use lowtide_trace::{TraceError, read_from};
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::{
+    NoteId, Snapshot, StackId, Trace, TraceError, TraceEvent, read_from, write_pickle,
+};
 
 #[track_caller]
 fn refused(bytes: &[u8]) -> TraceError {
@@ -157,4 +163,53 @@ fn programs_that_make_no_sense() {
     // A memo number far from the others is no reason for a table of that size.
     read_from(&b"\x80\x04]r\xff\xff\xff\xffj\xff\xff\xff\xff."[..])
         .expect("an empty list of segments");
+}
+
+/// A picture of a job with many blocks and one event: each block was there before it, which is worked
+/// out at far more memory than the file has.
+#[test]
+fn many_blocks_from_before_the_first_event_are_no_fault() {
+    const BLOCKS: usize = 600_000;
+    let block = |place: usize| BlockSnapshot {
+        address: DeviceAddress(0x7f00_0000_0000) + Bytes(512 * place as u64),
+        size: Bytes(512),
+        requested: Bytes(512),
+        status: BlockStatus::Allocated,
+    };
+    let segment = SegmentSnapshot {
+        address: block(0).address,
+        size: Bytes(512 * BLOCKS as u64),
+        stream: Stream::DEFAULT,
+        pool: MempoolId::DEFAULT,
+        is_large: true,
+        is_expandable: false,
+        blocks: (0..BLOCKS).map(block).collect(),
+    };
+    let event = Event {
+        action: Action::Alloc,
+        pool: MempoolId::DEFAULT,
+        address: block(BLOCKS - 1).address,
+        size: Bytes(512),
+        stream: Stream::DEFAULT,
+    };
+    let event = TraceEvent {
+        event,
+        time_us: 1,
+        note: NoteId::NONE,
+        stack: StackId::NONE,
+        pool_known: true,
+    };
+    let trace = Trace {
+        events: vec![event],
+        segments: vec![segment],
+        ..Trace::default()
+    };
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    let again = read_from(&pickle[..]).unwrap();
+    assert_eq!(again.traces[0].initial.blocks.len(), BLOCKS - 1);
 }

@@ -14,7 +14,7 @@ const CASE: &str = "LOWTIDE_MEMORY_TEST_CASE";
 const FILE_BYTES: usize = 16 << 20;
 
 /// The file itself, what is documented for it, and what a process takes anyway.
-const PEAK_KIB_MAX: usize = (FILE_BYTES + (32 << 20) + 4 * FILE_BYTES + (8 << 20)) >> 10;
+const PEAK_KIB_MAX: usize = (FILE_BYTES + (256 << 20) + 4 * FILE_BYTES + (8 << 20)) >> 10;
 
 /// Keys and actions under the numbers 0 to 6, and the beginning of a list of events.
 const EVENTS: &[u8] =

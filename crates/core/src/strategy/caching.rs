@@ -18,7 +18,7 @@ use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
 use crate::segment::{Heap, signed};
-use crate::snapshot::{BlockStatus, SegmentSnapshot};
+use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::units::{Bytes, DeviceAddress};
 
 /// No block is smaller.
@@ -207,6 +207,23 @@ impl Caching {
         }
         aged
     }
+}
+
+/// Returns the blocks of a picture of a segment, and what whole pages hold beyond it as free.
+fn blocks_covering(segment: &SegmentSnapshot, size: Bytes) -> Vec<BlockSnapshot> {
+    let mut blocks = segment.blocks.clone();
+    let beyond = size - segment.size;
+    match blocks.last_mut() {
+        _ if beyond.is_zero() => {}
+        Some(last) if last.status == BlockStatus::Inactive => last.size += beyond,
+        _ => blocks.push(BlockSnapshot {
+            address: segment.address + segment.size,
+            size: beyond,
+            requested: Bytes::ZERO,
+            status: BlockStatus::Inactive,
+        }),
+    }
+    blocks
 }
 
 /// Returns the free memory that may serve a domain's requests of a kind.
@@ -406,7 +423,7 @@ impl<D: Driver> Strategy<D> for Caching {
             heap.insert_whole_block(id)
         };
         let mut in_use = Vec::new();
-        for block in &segment.blocks {
+        for block in blocks_covering(segment, heap.blocks[rest].size) {
             let id = rest;
             if block.size < heap.blocks[id].size {
                 rest = heap.blocks.split(id, block.size);

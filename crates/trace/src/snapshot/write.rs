@@ -22,8 +22,8 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 ///
 /// What is written reads back as the same traces. What reading leaves out is not there to be written:
 /// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
-/// to frames, the call stacks of segments, what an annotation has beside its name and stage, the
-/// settings that do not decide where blocks go, and host memory.
+/// to frames, what an annotation has beside its name and stage, the settings that do not decide where
+/// blocks go, `category`, and host memory. A segment gets the call stack of the event that took it.
 ///
 /// # Errors
 ///

@@ -140,13 +140,19 @@ impl Caching {
         kind: SizeKind,
         segment: &SegmentSnapshot,
     ) -> Result<BlockId, DriverError> {
+        let page_size = self.page_size(heap, kind);
+        let size = segment.size.round_up(page_size);
         let pool = self.pool_of(domain, kind);
         let around = pool
             .unmapped
             .range(..=segment.address)
             .next_back()
             .map(|(_, &id)| id);
-        let around = around.filter(|&id| segment.address < heap.blocks[id].end());
+        let around = around.filter(|&id| {
+            let room = &heap.blocks[id];
+            let is_page = (segment.address.offset_from(room.address) % page_size).is_zero();
+            is_page && segment.address + size <= room.end()
+        });
         let mut id = match around {
             Some(id) => id,
             None => self.reserve_room(heap, domain, kind)?,
@@ -157,18 +163,27 @@ impl Caching {
             // Where the driver put a new range elsewhere, the picture is laid out from its start.
             None => Bytes::ZERO,
         };
-        heap.map(heap.blocks[id].segment, start + before, segment.size)?;
+        heap.map(heap.blocks[id].segment, start + before, size)?;
         if before.is_zero() {
             self.remove_unmapped(heap, id);
         } else {
             id = heap.blocks.split(id, before);
         }
-        if segment.size < heap.blocks[id].size {
-            let rest = heap.blocks.split(id, segment.size);
+        if size < heap.blocks[id].size {
+            let rest = heap.blocks.split(id, size);
             self.insert_unmapped(heap, rest);
         }
         heap.blocks[id].state = BlockState::Free;
         Ok(id)
+    }
+
+    /// Returns how much memory an expandable segment takes at once.
+    fn page_size<D: Driver>(&self, heap: &Heap<D>, kind: SizeKind) -> Bytes {
+        let page_size = match kind {
+            SizeKind::Small => SMALL_PAGE,
+            SizeKind::Large => self.config.large_segment_size,
+        };
+        page_size.round_up(heap.driver.granularity())
     }
 
     /// Reserves addresses for more than the device's memory, so that holes left by unmapping do not
@@ -179,11 +194,7 @@ impl Caching {
         domain: DomainId,
         kind: SizeKind,
     ) -> Result<BlockId, DriverError> {
-        let page_size = match kind {
-            SizeKind::Small => SMALL_PAGE,
-            SizeKind::Large => self.config.large_segment_size,
-        };
-        let page_size = page_size.round_up(heap.driver.granularity());
+        let page_size = self.page_size(heap, kind);
         let total = heap.driver.memory_info()?.total;
         let room = Bytes(total.get() + total.get() / 8).round_up(page_size);
         let segment = heap.reserve_segment(domain, room, page_size, kind)?;
