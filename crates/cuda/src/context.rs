@@ -17,9 +17,6 @@ pub(crate) struct PrimaryContext {
     raw: CUcontext,
 }
 
-// SAFETY: a context belongs to the process; any thread may make it current.
-unsafe impl Send for PrimaryContext {}
-
 impl PrimaryContext {
     /// Holds the device's primary context, which is made if there is none: that takes some tenths of a
     /// second and some hundred MiB of the device.

@@ -47,12 +47,11 @@ impl Device {
     ///
     /// What the driver says.
     pub fn name(&self) -> Result<String, DriverError> {
-        const LENGTH: usize = 256;
-        let mut name = [0; LENGTH];
+        const LENGTH: c_int = 256;
+        let mut name = [0; LENGTH as usize];
         let start = name.as_mut_ptr().cast::<c_char>();
-        // SAFETY: the call writes a string of at most 256 bytes at `start`, where so many are.
-        unsafe { call!(&self.library, cuDeviceGetName(start, 256, self.raw)) }?;
-        // The last byte was never the driver's to write, so there is a zero.
+        // SAFETY: the call writes at most `LENGTH` bytes, the last of them zero, where so many are.
+        unsafe { call!(&self.library, cuDeviceGetName(start, LENGTH, self.raw)) }?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
     }

@@ -32,7 +32,8 @@ pub struct CudaDriver {
     idle_events: Vec<CUevent>,
 }
 
-// SAFETY: events belong to a context, whichever thread uses them.
+// SAFETY: 1. contexts and events belong to the process, and any thread may use them. 2. The one other
+// pointer, in the properties of physical memory, is null.
 unsafe impl Send for CudaDriver {}
 
 impl CudaDriver {
@@ -126,6 +127,7 @@ impl Driver for CudaDriver {
     }
 
     fn granularity(&self) -> Bytes {
+        // Without virtual memory nobody maps, but sizes may still be rounded to what cards map.
         self.physical
             .as_ref()
             .map_or(Bytes::mib(2), |physical| physical.granularity)

@@ -87,14 +87,6 @@ macro_rules! functions {
                 cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
                 cuStreamSynchronize(stream: CUstream);
                 cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
-                cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
-
-                cuMemsetD8Async(address: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
-                cuMemcpyHtoD_v2(destination: CUdeviceptr, source: *const c_void, size: usize);
-                cuMemcpyDtoH_v2(destination: *mut c_void, source: CUdeviceptr, size: usize);
-            }
-            optional {
-                cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
                 cuStreamGetCaptureInfo_v2(
                     stream: CUstream,
                     status: *mut CUstreamCaptureStatus,
@@ -103,6 +95,14 @@ macro_rules! functions {
                     dependencies: *mut *const CUgraphNode,
                     dependency_count: *mut usize
                 );
+                cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
+
+                cuMemsetD8Async(address: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
+                cuMemcpyHtoD_v2(destination: CUdeviceptr, source: *const c_void, size: usize);
+                cuMemcpyDtoH_v2(destination: *mut c_void, source: CUdeviceptr, size: usize);
+            }
+            optional {
+                cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
             }
         }
     };

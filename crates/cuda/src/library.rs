@@ -1,5 +1,6 @@
 //! The driver's library: found and opened when the program runs, its functions looked up once.
 
+use std::error::Error;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::forget;
 use std::ptr;
@@ -44,8 +45,9 @@ macro_rules! call_optional {
 pub(crate) use {call, call_optional};
 
 impl Library {
-    /// The oldest driver that will do, as `cuDriverGetVersion` counts: that of CUDA 11.0.
-    const VERSION_MIN: c_int = 11_000;
+    /// The oldest driver that will do, as `cuDriverGetVersion` counts: that of CUDA 11.3, which has every
+    /// function and attribute that is needed. The PyTorch that lowtide is for needs a newer one.
+    const VERSION_MIN: c_int = 11_030;
 
     /// Opens and starts the driver of this machine, `libcuda.so.1`.
     ///
@@ -74,7 +76,7 @@ impl Library {
         // SAFETY: what runs while it is loaded is the driver's, by the contract of this function.
         let loaded = unsafe { libloading::Library::new(path) };
         let loaded = loaded.map_err(|error| LoadError::NotFound {
-            message: error.to_string(),
+            message: one_line(&error),
         })?;
         let version = version(&loaded)?;
         if version < Library::VERSION_MIN {
@@ -199,9 +201,19 @@ fn version(loaded: &libloading::Library) -> Result<c_int, LoadError> {
     // SAFETY: 1. the call writes `version`, which outlives it. 2. It may be made before `cuInit`.
     match unsafe { get_version(&raw mut version) } {
         CUresult::SUCCESS => Ok(version),
-        // A driver that does not know its version is not one.
-        _ => Err(LoadError::MissingFunction {
-            name: "cuDriverGetVersion",
-        }),
+        result => Err(LoadError::Start(DriverError::Failed {
+            call: "cuDriverGetVersion",
+            code: result.0.cast_signed(),
+            message: "the driver does not know its version".to_owned(),
+        })),
     }
+}
+
+/// Returns what the system's loader says, which may name a path, on one line.
+fn one_line(error: &libloading::Error) -> String {
+    let text = match error.source() {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    text.replace(char::is_control, " ")
 }

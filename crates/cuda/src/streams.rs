@@ -5,7 +5,7 @@ use std::ptr;
 use lowtide_core::{Bytes, DeviceAddress, DriverError, EventHandle, Stream};
 
 use crate::driver::{CudaDriver, host_size, raw_event, raw_stream};
-use crate::library::{call, call_optional};
+use crate::library::call;
 use crate::sys::CUstreamCaptureStatus;
 
 /// What becomes of the work that is put into a stream.
@@ -67,8 +67,7 @@ impl CudaDriver {
     ///
     /// # Errors
     ///
-    /// [`DriverError::Unsupported`] by drivers before CUDA 11.3; else as
-    /// [`CudaDriver::capture_status`].
+    /// As [`CudaDriver::capture_status`].
     pub fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
         let _scope = self.context.enter()?;
         let mut status = CUstreamCaptureStatus::NONE;
@@ -76,7 +75,7 @@ impl CudaDriver {
         // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status` and `id`,
         // which outlive it. 3. It writes nothing through the others, which are null.
         unsafe {
-            call_optional!(
+            call!(
                 self.library(),
                 cuStreamGetCaptureInfo_v2(
                     raw_stream(stream),

@@ -1,0 +1,147 @@
+//! A load of requests whose contents are checked.
+
+use std::error::Error;
+
+use lowtide_core::{Bytes, CheckLevel, DeviceAddress, DeviceAllocator, Driver, Stream};
+use lowtide_cuda::CudaDriver;
+
+/// Takes an allocator through random requests, at most 100 blocks held at a time.
+///
+/// Each block is filled in stream order, some from another stream than their own, read back, and filled
+/// once more as it is freed: two blocks that overlap, or one that is handed out while its last owner's
+/// work still writes to it, do not have their bytes.
+pub(crate) struct Load<'a> {
+    pub(crate) allocator: &'a mut DeviceAllocator<CudaDriver>,
+    pub(crate) streams: [Stream; 2],
+    /// How many steps there are, each an allocation or a free.
+    pub(crate) steps: usize,
+    /// What the largest requests are just below.
+    pub(crate) size_max: Bytes,
+    /// How many calls may fail; each is made once more then.
+    pub(crate) failures_allowed: u32,
+}
+
+type Answer<T = ()> = Result<T, Box<dyn Error>>;
+
+/// A block that is held, and what fills it.
+#[derive(Clone, Copy)]
+struct Held {
+    address: DeviceAddress,
+    size: Bytes,
+    /// The stream that filled it last.
+    stream: Stream,
+    byte: u8,
+}
+
+impl Load<'_> {
+    /// Leaves the allocator with nothing held, from it or from the driver.
+    pub(crate) fn run(&mut self) -> Answer {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut held: Vec<Held> = Vec::new();
+        for _ in 0..self.steps {
+            if held.len() == 100 || (!held.is_empty() && random.below(3) == 0) {
+                let index = random.below(held.len() as u64);
+                self.free(held.swap_remove(usize::try_from(index)?))?;
+            } else {
+                held.push(self.allocate(&mut random)?);
+            }
+        }
+        for block in held {
+            self.free(block)?;
+        }
+        self.attempt(|allocator| Ok(allocator.empty_cache()?))?;
+        self.check()
+    }
+
+    fn allocate(&mut self, random: &mut Random) -> Answer<Held> {
+        // Sizes spread over all magnitudes.
+        let magnitude = 1 << random.below(u64::from(self.size_max.get().ilog2()) + 1);
+        let size = Bytes(1 + random.below(magnitude));
+        let [first, second] = self.streams;
+        let (stream, other) = if random.below(2) == 0 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        let byte = random.below(256).to_le_bytes()[0];
+        let address = self.attempt(|allocator| Ok(allocator.allocate(size, stream)?))?;
+        let is_shared = random.below(8) == 0;
+        if is_shared {
+            // What was there before is the first stream's; only after that may the other begin.
+            self.attempt(|allocator| {
+                let driver = allocator.driver_mut();
+                let event = driver.record_event(stream)?;
+                let waits = driver.wait_event(other, event);
+                driver.release_event(event);
+                Ok(waits?)
+            })?;
+            self.attempt(|allocator| Ok(allocator.record_stream(address, other)?))?;
+        }
+        let stream = if is_shared { other } else { stream };
+        self.attempt(|allocator| Ok(allocator.driver_mut().fill(address, size, byte, stream)?))?;
+        Ok(Held {
+            address,
+            size,
+            stream,
+            byte,
+        })
+    }
+
+    fn free(&mut self, block: Held) -> Answer {
+        let Held {
+            address,
+            size,
+            stream,
+            byte,
+        } = block;
+        let mut copy = vec![!byte; usize::try_from(size.get())?];
+        self.attempt(|allocator| Ok(allocator.driver_mut().synchronize_stream(stream)?))?;
+        self.attempt(|allocator| Ok(allocator.driver_mut().read(address, &mut copy)?))?;
+        if let Some(offset) = copy.iter().position(|&found| found != byte) {
+            let found = copy[offset];
+            return Err(format!("{block:?} has {found} at offset {offset}").into());
+        }
+        // Whoever has these bytes next, in whatever stream, must come after this.
+        self.attempt(|allocator| Ok(allocator.driver_mut().fill(address, size, !byte, stream)?))?;
+        self.attempt(|allocator| Ok(allocator.free(address)?))
+    }
+
+    /// Does `step`, and once more if it fails as one may: nothing has changed by then.
+    fn attempt<T>(
+        &mut self,
+        mut step: impl FnMut(&mut DeviceAllocator<CudaDriver>) -> Answer<T>,
+    ) -> Answer<T> {
+        match step(self.allocator) {
+            Err(_) if self.failures_allowed > 0 => {
+                self.failures_allowed -= 1;
+                self.check()?;
+                step(self.allocator)
+            }
+            result => result,
+        }
+    }
+
+    fn check(&self) -> Answer {
+        Ok(self.allocator.check_invariants(CheckLevel::Everything)?)
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (address, size, byte) = (self.address, self.size.get(), self.byte);
+        write!(f, "the block at {address} of {size} bytes, all {byte},")
+    }
+}
+
+/// A small source of numbers, the same in every run.
+struct Random(u64);
+
+impl Random {
+    /// Returns a number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}

@@ -1,0 +1,5 @@
+//! What the tests on the stand-in driver and the run on a card share.
+
+pub(crate) mod load;
+pub(crate) mod program;
+pub(crate) mod steps;

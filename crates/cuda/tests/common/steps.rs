@@ -1,0 +1,290 @@
+//! Every call of the driver once: a function for each group of calls, which returns what it found.
+
+use std::error::Error;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+
+use lowtide_core::{
+    Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, Handle, Stream,
+};
+use lowtide_cuda::{Attribute, CaptureStatus, CudaDriver, Device, Library};
+
+use super::load::Load;
+use super::program::Program;
+
+/// What a step found, or what is wrong.
+pub(crate) type Outcome = Result<String, Box<dyn Error>>;
+
+pub(crate) fn describe(library: &Arc<Library>, device: &Device) -> Outcome {
+    let [
+        major,
+        minor,
+        domain,
+        bus,
+        slot,
+        virtual_memory,
+        exportable,
+        rdma,
+    ] = [
+        Attribute::ComputeCapabilityMajor,
+        Attribute::ComputeCapabilityMinor,
+        Attribute::PciDomain,
+        Attribute::PciBus,
+        Attribute::PciDevice,
+        Attribute::VirtualMemory,
+        Attribute::PosixFileDescriptors,
+        Attribute::GpuDirectRdma,
+    ]
+    .map(|attribute| device.attribute(attribute));
+    Ok(format!(
+        "{} of {}, GPU-{}, {}, compute capability {}.{}, PCI {:04x}:{:02x}:{:02x}, virtual memory {}, \
+         file descriptors {}, RDMA {}",
+        device.name()?,
+        library.device_count()?,
+        device.uuid()?,
+        device.total_memory()?,
+        major?,
+        minor?,
+        domain?,
+        bus?,
+        slot?,
+        virtual_memory?,
+        exportable?,
+        rdma?
+    ))
+}
+
+pub(crate) fn plain_memory(driver: &mut CudaDriver) -> Outcome {
+    let before = driver.memory_info()?;
+    let size = Bytes::mib(64);
+    let address = driver.allocate(size)?;
+    let during = driver.memory_info()?;
+    driver.write(address, b"first")?;
+    driver.fill(address + Bytes(5), Bytes(3), b'!', Stream::DEFAULT)?;
+    let mut copy = [0; 8];
+    driver.read(address, &mut copy)?;
+    driver.free(address, size)?;
+    expect(&copy == b"first!!!", "wrong contents")?;
+    expect(during.free < before.free, "it came from nowhere")?;
+    Ok(format!("{} of {} were free", before.free, before.total))
+}
+
+pub(crate) fn virtual_memory(driver: &mut CudaDriver) -> Outcome {
+    if !driver.supports_virtual_memory() {
+        return Ok("not supported".to_owned());
+    }
+    let size = driver.granularity();
+    let address = driver.reserve(size + size)?;
+    let handle = driver.create(size)?;
+    driver.map(address, size, handle)?;
+    driver.map(address + size, size, handle)?;
+    driver.set_access(address, size + size)?;
+    driver.fill(address, size, 7, Stream::DEFAULT)?;
+    let mut copy = [0; 4096];
+    driver.read(address + size, &mut copy)?;
+    driver.unmap(address, size)?;
+    driver.unmap(address + size, size)?;
+    driver.release(handle)?;
+    driver.unreserve(address, size + size)?;
+    expect(
+        copy == [7; 4096],
+        "one handle at two addresses has two contents",
+    )?;
+    Ok(format!(
+        "pages of {size}, exportable: {}",
+        driver.supports_export()
+    ))
+}
+
+pub(crate) fn export_and_import(driver: &mut CudaDriver) -> Outcome {
+    if !driver.supports_export() {
+        return Ok("not supported".to_owned());
+    }
+    let size = driver.granularity();
+    let handle = driver.create(size)?;
+    let descriptor = driver.export(handle)?;
+    let imported = driver.import(descriptor.as_fd())?;
+    let written = with_mapped(driver, handle, |driver, address| {
+        Ok(driver.write(address, b"shared")?)
+    });
+    let mut copy = [0; 6];
+    let read = with_mapped(driver, imported, |driver, address| {
+        Ok(driver.read(address, &mut copy)?)
+    });
+    driver.release(handle)?;
+    driver.release(imported)?;
+    written.and(read)?;
+    expect(&copy == b"shared", "the imported memory is another")
+}
+
+/// Maps one page of `handle` for the time of `use_it`.
+fn with_mapped(
+    driver: &mut CudaDriver,
+    handle: Handle,
+    use_it: impl FnOnce(&mut CudaDriver, DeviceAddress) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    let size = driver.granularity();
+    let address = driver.reserve(size)?;
+    driver.map(address, size, handle)?;
+    driver.set_access(address, size)?;
+    let used = use_it(driver, address);
+    driver.unmap(address, size)?;
+    driver.unreserve(address, size)?;
+    used
+}
+
+pub(crate) fn events(driver: &mut CudaDriver, [first, second]: [Stream; 2]) -> Outcome {
+    let size = Bytes::mib(64);
+    let address = driver.allocate(size)?;
+    driver.fill(address, size, 1, first)?;
+    let filled = driver.record_event(first)?;
+    let passed_at_once = driver.query_event(filled)?;
+    driver.wait_event(second, filled)?;
+    driver.fill(address, size, 2, second)?;
+    let refilled = driver.record_event(second)?;
+    driver.synchronize_event(refilled)?;
+    expect(
+        driver.query_event(filled)?,
+        "what was waited for has not passed",
+    )?;
+    driver.release_event(filled);
+    driver.release_event(refilled);
+    let again = driver.record_event(first)?;
+    driver.synchronize_stream(first)?;
+    expect(
+        driver.query_event(again)?,
+        "the stream is done and the event is not",
+    )?;
+    driver.release_event(again);
+    let mut copy = [0; 4096];
+    driver.read(address + (size - Bytes(4096)), &mut copy)?;
+    driver.free(address, size)?;
+    expect(copy == [2; 4096], "the second stream did not wait")?;
+    expect(again == refilled, "events are not used again")?;
+    Ok(format!("had passed at once: {passed_at_once}"))
+}
+
+pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream) -> Outcome {
+    expect(
+        driver.capture_status(stream)? == CaptureStatus::None,
+        "captures already",
+    )?;
+    program.begin_capture(stream)?;
+    let status = driver.capture_status(stream)?;
+    let id = driver.capture_id(stream)?;
+    // From this thread, which captures, and from another, which the mode forbids as much.
+    memory_calls(driver)?;
+    thread::scope(|scope| {
+        let calls = scope.spawn(|| memory_calls(driver).map_err(|error| error.to_string()));
+        calls.join().map_err(|_| "the thread panicked".to_owned())?
+    })?;
+    let status_after = driver.capture_status(stream)?;
+    program.end_capture(stream)?;
+    expect(
+        status == CaptureStatus::Active && id.is_some(),
+        "does not capture",
+    )?;
+    expect(status_after == status, "the capture is spoiled")?;
+    Ok(format!("number {id:?} survives calls for memory"))
+}
+
+fn memory_calls(driver: &mut CudaDriver) -> Result<(), Box<dyn Error>> {
+    let size = Bytes::mib(2);
+    let address = driver.allocate(size)?;
+    driver.free(address, size)?;
+    if driver.supports_virtual_memory() {
+        let handle = driver.create(driver.granularity())?;
+        let mapped = with_mapped(driver, handle, |_, _| Ok(()));
+        driver.release(handle)?;
+        mapped?;
+    }
+    Ok(())
+}
+
+pub(crate) fn errors(driver: &mut CudaDriver) -> Outcome {
+    let Err(too_much) = driver.allocate(Bytes::gib(1 << 20)) else {
+        return Err("the device has a PiB".into());
+    };
+    expect(too_much == DriverError::OutOfMemory, "not out of memory")?;
+    let Err(beyond) = driver.device().library().device(1000) else {
+        return Err("there are a thousand devices".into());
+    };
+    Ok(format!("{too_much}; {beyond}"))
+}
+
+pub(crate) fn peers(library: &Arc<Library>, driver: &mut CudaDriver) -> Outcome {
+    if library.device_count()? < 2 {
+        return Ok("one device only".to_owned());
+    }
+    let peer = library.device(1)?;
+    if !peer.can_access(driver.device())? {
+        return Ok("no access".to_owned());
+    }
+    // SAFETY: it is given only what is its own.
+    let mut other = unsafe { CudaDriver::new(peer.clone()) }?;
+    other.enable_peer(driver)?;
+    other.enable_peer(driver)?;
+    let size = driver.granularity();
+    let address = driver.allocate(size)?;
+    other.fill(address, size, 3, Stream::DEFAULT)?;
+    other.synchronize_stream(Stream::DEFAULT)?;
+    let mut copy = [0; 16];
+    driver.read(address, &mut copy)?;
+    driver.free(address, size)?;
+    expect(copy == [3; 16], "the peer wrote elsewhere")?;
+
+    let handle = driver.create(size)?;
+    with_mapped(driver, handle, |driver, address| {
+        driver.grant_to_peer(address, size, &peer)?;
+        other.fill(address, size, 4, Stream::DEFAULT)?;
+        Ok(other.synchronize_stream(Stream::DEFAULT)?)
+    })?;
+    driver.add_peer(&peer);
+    with_mapped(driver, handle, |driver, address| {
+        driver.read(address, &mut copy)?;
+        other.fill(address, size, 5, Stream::DEFAULT)?;
+        Ok(other.synchronize_stream(Stream::DEFAULT)?)
+    })?;
+    driver.release(handle)?;
+    expect(copy == [4; 16], "the peer wrote elsewhere")
+}
+
+/// Takes an allocator of that strategy through a [`Load`].
+pub(crate) fn strategy(
+    driver: CudaDriver,
+    config: &Config,
+    streams: [Stream; 2],
+    steps: usize,
+    size_max: Bytes,
+) -> Outcome {
+    let mut allocator = DeviceAllocator::new(driver, 0, config);
+    let mut load = Load {
+        allocator: &mut allocator,
+        streams,
+        steps,
+        size_max,
+        failures_allowed: 0,
+    };
+    load.run()?;
+    let stats = allocator.stats();
+    expect(stats.allocated_bytes.all.current == 0, "blocks are left")?;
+    Ok(format!(
+        "{} requests, peak {} allocated, {} reserved",
+        stats.allocation.all.allocated,
+        bytes(stats.allocated_bytes.all.peak)?,
+        bytes(stats.reserved_bytes.all.peak)?
+    ))
+}
+
+fn bytes(figure: i64) -> Result<Bytes, Box<dyn Error>> {
+    Ok(Bytes(u64::try_from(figure)?))
+}
+
+pub(crate) fn expect(condition: bool, otherwise: &str) -> Outcome {
+    if condition {
+        Ok("as it should be".to_owned())
+    } else {
+        Err(otherwise.into())
+    }
+}
