@@ -1,0 +1,134 @@
+//! `cuMemAlloc` and its kin: memory that comes with its addresses.
+
+use std::ffi::c_uint;
+
+use crate::calls::driver_calls;
+use crate::capture;
+use crate::device::{host_size, ordinal};
+use crate::driver::{State, lock};
+use crate::memory::{GRANULARITY_BYTES, Kind, Physical, plain_properties};
+use crate::pointers::Out;
+use crate::sys::*;
+use crate::work::{self, Work};
+
+/// Allocations below this share the driver's pages of 2 MiB on a card, and the device's memory is
+/// counted as if they were packed there without a gap; larger ones take whole pages. Where exactly a
+/// card's driver draws the line was not measured.
+const SHARED_BYTES_MAX: u64 = 1 << 20;
+/// Unit of small allocations. The manual promises 256; cards give 512.
+const SMALL_UNIT_BYTES: u64 = 512;
+
+driver_calls! {
+    fn cuMemAlloc_v2(address: Out<CUdeviceptr>, bytes: usize) {
+        let out = address.required()?;
+        let mut state = lock()?;
+        let (device, _) = state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        out.set(state.allocate(device, bytes as u64)?);
+        Ok(())
+    }
+
+    fn cuMemFree_v2(address: CUdeviceptr) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let device = state.freeable_allocation(address)?;
+        // Measured on an H200: it waits for every kernel of the device, this memory's or not.
+        let tails = state.tails_of_device(device);
+        let mut state = work::wait_for(state, &tails)?;
+        // Another thread may have freed it while this one waited.
+        state.freeable_allocation(address)?;
+        state.memory.free(address);
+        Ok(())
+    }
+
+    fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) {
+        let out = address.required()?;
+        let mut state = lock()?;
+        let stream = state.stream_named(stream)?;
+        // A card makes a node of it that allocates when the graph runs. Graphs do not run here.
+        capture::refuse_in_capture(&mut state, stream)?;
+        let device = state.streams[&stream].device;
+        // The card's pool keeps what was freed until the next wait; here it goes back at once.
+        out.set(state.allocate(device, bytes as u64)?);
+        Ok(())
+    }
+
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) {
+        let mut state = lock()?;
+        let stream = state.stream_named(stream)?;
+        capture::refuse_in_capture(&mut state, stream)?;
+        state.freeable_allocation(address)?;
+        state.submit(stream, Work::Free { address })
+    }
+
+    fn cuMemAllocManaged(address: Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
+        let out = address.required()?;
+        let mut state = lock()?;
+        let (device, _) = state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let is_known = [CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST].contains(&flags);
+        if !is_known || bytes == 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        // Managed memory may exceed the card's: it costs the device nothing here.
+        let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
+        let physical = Physical::new(&state.devices[device], bytes as u64, 0, properties)?;
+        out.set(state.memory.allocate(physical, Kind::Managed)?);
+        Ok(())
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let (free, total) = (free.required()?, total.required()?);
+        let state = lock()?;
+        let (index, _) = state.current()?;
+        let device = &state.devices[index];
+        free.set(host_size(device.capacity_bytes.saturating_sub(device.used_bytes())));
+        total.set(host_size(device.capacity_bytes));
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, bytes: Out<usize>, address: CUdeviceptr) {
+        let state = lock()?;
+        state.current()?;
+        // For mapped handles the manual says nothing; here it is the mapping of that address.
+        let found = state.memory.mapping_at(address);
+        let (start, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
+        base.set_if_wanted(start);
+        bytes.set_if_wanted(host_size(mapping.bytes));
+        Ok(())
+    }
+}
+
+impl State {
+    fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, CUresult> {
+        if bytes == 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let unit = if bytes < SHARED_BYTES_MAX {
+            SMALL_UNIT_BYTES
+        } else {
+            GRANULARITY_BYTES
+        };
+        let charged = bytes.checked_next_multiple_of(unit);
+        let charged = charged.ok_or(CUresult::OUT_OF_MEMORY)?;
+        let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
+        let physical = Physical::new(&self.devices[device], bytes, charged, properties)?;
+        self.memory.allocate(physical, Kind::Allocation)
+    }
+
+    /// Returns the device of an allocation that starts at `address`.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` for any other address. That goes for null too, of which the manual says only
+    /// that the address must come from an allocation.
+    fn freeable_allocation(&self, address: u64) -> Result<usize, CUresult> {
+        let mapping = self.memory.mappings.get(&address);
+        let mapping = mapping.ok_or(CUresult::INVALID_VALUE)?;
+        match mapping.kind {
+            Kind::Allocation | Kind::Managed => Ok(mapping.physical.device),
+            Kind::Virtual { .. } | Kind::Opened { .. } => Err(CUresult::INVALID_VALUE),
+        }
+    }
+}

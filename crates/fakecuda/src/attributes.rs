@@ -1,0 +1,93 @@
+//! What an address is: `cuPointerGetAttribute`.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::calls::{Outcome, driver_calls};
+use crate::device::{host_size, ordinal};
+use crate::driver::{State, lock};
+use crate::memory::{Kind, Mapping};
+use crate::pointers::Out;
+use crate::sys::*;
+
+driver_calls! {
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr) {
+        let state = lock()?;
+        let answer = Answer(data);
+        if let Some((start, mapping)) = state.memory.mapping_at(address) {
+            return answer.about_device_memory(&state, attribute, address, start, mapping);
+        }
+        let found = state.memory.host_at(address);
+        let (start, bytes) = found.ok_or(CUresult::INVALID_VALUE)?;
+        answer.about_host_memory(attribute, address, start, bytes)
+    }
+}
+
+/// Where the answer goes; its type depends on the attribute.
+struct Answer(*mut c_void);
+
+impl Answer {
+    fn set<T>(&self, value: T) -> Outcome {
+        Out::new(self.0.cast::<T>()).required()?.set(value);
+        Ok(())
+    }
+
+    fn about_device_memory(
+        &self,
+        state: &State,
+        attribute: c_uint,
+        address: u64,
+        start: u64,
+        mapping: &Mapping,
+    ) -> Outcome {
+        let is_managed = matches!(mapping.kind, Kind::Managed);
+        let is_virtual = matches!(mapping.kind, Kind::Virtual { .. });
+        let device = mapping.physical.device;
+        match attribute {
+            // The manual: mapped handles belong to no context.
+            CU_POINTER_ATTRIBUTE_CONTEXT => {
+                let context = state.devices[device].context.as_ref();
+                let name = context
+                    .filter(|_| !is_virtual)
+                    .map_or(0, |context| context.name);
+                self.set::<CUcontext>(name)
+            }
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => self.set::<c_uint>(CU_MEMORYTYPE_DEVICE),
+            CU_POINTER_ATTRIBUTE_DEVICE_POINTER => self.set::<CUdeviceptr>(address),
+            CU_POINTER_ATTRIBUTE_HOST_POINTER if is_managed => self.set::<u64>(address),
+            // An address is not used twice while its memory lives, so it can name it.
+            CU_POINTER_ATTRIBUTE_BUFFER_ID => self.set::<u64>(start),
+            CU_POINTER_ATTRIBUTE_IS_MANAGED => self.set::<bool>(is_managed),
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => self.set::<c_int>(ordinal(device)),
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+                self.set::<bool>(matches!(mapping.kind, Kind::Allocation))
+            }
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => self.set::<CUdeviceptr>(start),
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE => self.set::<usize>(host_size(mapping.bytes)),
+            CU_POINTER_ATTRIBUTE_MAPPED => self.set::<bool>(true),
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
+                self.set::<u64>(mapping.physical.properties.requested_handle_types.into())
+            }
+            _ => Err(CUresult::INVALID_VALUE),
+        }
+    }
+
+    fn about_host_memory(
+        &self,
+        attribute: c_uint,
+        address: u64,
+        start: u64,
+        bytes: u64,
+    ) -> Outcome {
+        match attribute {
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => self.set::<c_uint>(CU_MEMORYTYPE_HOST),
+            CU_POINTER_ATTRIBUTE_DEVICE_POINTER | CU_POINTER_ATTRIBUTE_HOST_POINTER => {
+                self.set::<u64>(address)
+            }
+            CU_POINTER_ATTRIBUTE_IS_MANAGED => self.set::<bool>(false),
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => self.set::<CUdeviceptr>(start),
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE => self.set::<usize>(host_size(bytes)),
+            CU_POINTER_ATTRIBUTE_MAPPED => self.set::<bool>(true),
+            _ => Err(CUresult::INVALID_VALUE),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What every exported function has in common: it is counted, and may be told to fail.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::driver;
+use crate::sys::CUresult;
+
+/// What the body of an exported function returns.
+pub(crate) type Outcome = Result<(), CUresult>;
+
+/// Defines exported functions, and `CALLS`, the list of their names and addresses.
+macro_rules! driver_calls {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$attribute])*
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: $kind),*) -> $crate::sys::CUresult {
+                $crate::calls::enter(stringify!($name), || -> $crate::calls::Outcome { $body })
+            }
+        )*
+
+        /// The functions of this file by name.
+        pub(crate) const CALLS: &[(&str, *const std::ffi::c_void)] =
+            &[$((stringify!($name), $name as *const std::ffi::c_void)),*];
+    };
+}
+pub(crate) use driver_calls;
+
+/// Runs one call: `body`, unless the driver cannot be called now or the call is to fail.
+pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> CUresult {
+    // The manual forbids host functions to call CUDA, and names this code.
+    if SERVES_A_STREAM.get() {
+        return CUresult::NOT_PERMITTED;
+    }
+    let outcome = driver::check_process(name)
+        .and_then(|()| count(name))
+        .and_then(|()| body());
+    match outcome {
+        Ok(()) => CUresult::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+thread_local! {
+    static SERVES_A_STREAM: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes every call from this thread fail from now on.
+pub(crate) fn forbid_on_this_thread() {
+    SERVES_A_STREAM.set(true);
+}
+
+/// One call of `name` that is to fail.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    name: String,
+    /// How many calls there are until then; 1 is the next one.
+    countdown: u64,
+    code: CUresult,
+}
+
+impl Fault {
+    /// Returns the failure of the `nth` call of `name` from now, counted from 1. Without a code,
+    /// calls that take memory run out of it and others fail for an unknown reason.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if there is no such call.
+    pub(crate) fn new(name: &str, nth: u64, code: Option<CUresult>) -> Result<Self, CUresult> {
+        let is_known = crate::proc_address::find_exported(name).is_some();
+        if !is_known || nth == 0 || code == Some(CUresult::SUCCESS) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let default = if name.starts_with("cuMem") {
+            CUresult::OUT_OF_MEMORY
+        } else {
+            CUresult::UNKNOWN
+        };
+        Ok(Self {
+            name: name.into(),
+            countdown: nth,
+            code: code.unwrap_or(default),
+        })
+    }
+
+    /// Reads `name:n` or `name:n:code`.
+    pub(crate) fn parse(text: &str) -> Result<Self, CUresult> {
+        let mut parts = text.trim().split(':');
+        let name = parts.next().unwrap_or_default();
+        let number = |part: &str| part.parse::<u32>().map_err(|_| CUresult::INVALID_VALUE);
+        let nth = number(parts.next().unwrap_or_default())?;
+        let code = parts.next().map(number).transpose()?;
+        if parts.next().is_some() {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        Self::new(name, nth.into(), code.map(CUresult))
+    }
+}
+
+#[derive(Debug)]
+struct Book {
+    counts: BTreeMap<&'static str, u64>,
+    faults: Vec<Fault>,
+}
+
+static BOOK: Mutex<Book> = Mutex::new(Book {
+    counts: BTreeMap::new(),
+    faults: Vec::new(),
+});
+
+fn book() -> MutexGuard<'static, Book> {
+    BOOK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts a call.
+///
+/// # Errors
+///
+/// The code of the fault whose turn it is; the call must then do nothing.
+fn count(name: &'static str) -> Outcome {
+    let mut book = book();
+    *book.counts.entry(name).or_default() += 1;
+    for fault in book.faults.iter_mut().filter(|fault| fault.name == name) {
+        fault.countdown -= 1;
+    }
+    match book.faults.iter().position(|fault| fault.countdown == 0) {
+        None => Ok(()),
+        Some(due) => Err(book.faults.remove(due).code),
+    }
+}
+
+/// Returns how often `name` was called since the last reset, failed calls included.
+pub(crate) fn calls_of(name: &str) -> u64 {
+    book().counts.get(name).copied().unwrap_or(0)
+}
+
+pub(crate) fn add_fault(fault: Fault) {
+    book().faults.push(fault);
+}
+
+/// Forgets every call that is to fail.
+pub(crate) fn clear_faults() {
+    book().faults.clear();
+}
+
+/// Forgets every count and every call that is to fail.
+pub(crate) fn clear() {
+    let mut book = book();
+    book.counts.clear();
+    book.faults.clear();
+}

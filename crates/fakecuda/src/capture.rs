@@ -1,0 +1,379 @@
+//! Captures: streams whose work is remembered instead of done, and what must not happen meanwhile.
+//!
+//! Nothing is launched from what they leave, so only the shape is kept: how much work each stream
+//! added, and of which streams' work it comes after. That is what decides every error.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::{c_uint, c_void};
+use std::ptr;
+use std::thread::{self, ThreadId};
+
+use crate::calls::{Outcome, driver_calls};
+use crate::driver::{State, lock, new_name};
+use crate::pointers::Out;
+use crate::sys::*;
+
+/// A capture that has begun and not ended.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    /// The stream it began in, which must end it.
+    origin: CUstream,
+    mode: c_uint,
+    thread: ThreadId,
+    is_valid: bool,
+    /// For each stream that takes part, the work its next one comes after: its own and others', as
+    /// the number of pieces of each stream.
+    clocks: BTreeMap<CUstream, Clock>,
+}
+
+type Clock = BTreeMap<CUstream, u64>;
+
+/// Where in a capture an event was recorded.
+#[derive(Clone, Debug)]
+pub(crate) struct Position {
+    pub(crate) capture: u64,
+    clock: Clock,
+}
+
+thread_local! {
+    static THREAD_MODE: Cell<c_uint> = const { Cell::new(CU_STREAM_CAPTURE_MODE_GLOBAL) };
+}
+
+driver_calls! {
+    fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) {
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        if mode > CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let device = state.streams[&name].device;
+        if state.legacy_stream_of(device) == Some(name) {
+            return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if state.streams[&name].capture.is_some() {
+            return Err(CUresult::ILLEGAL_STATE);
+        }
+        let number = new_name();
+        state.stream_mut(name).capture = Some(number);
+        let capture = Capture {
+            origin: name,
+            mode,
+            thread: thread::current().id(),
+            is_valid: true,
+            clocks: BTreeMap::from([(name, Clock::new())]),
+        };
+        state.captures.insert(number, capture);
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(stream: CUstream, graph: Out<CUgraph>) {
+        let out = graph.required()?;
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        let number = state.streams[&name].capture.ok_or(CUresult::ILLEGAL_STATE)?;
+        let capture = &state.captures[&number];
+        if capture.origin != name {
+            return Err(CUresult::STREAM_CAPTURE_UNMATCHED);
+        }
+        // The manual: only a relaxed capture may be ended by another thread.
+        let is_ours = capture.thread == thread::current().id();
+        if !is_ours && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let outcome = capture.outcome();
+        state.captures.remove(&number);
+        for stream in state.streams.values_mut() {
+            if stream.capture == Some(number) {
+                stream.capture = None;
+            }
+        }
+        if let Err(code) = outcome {
+            out.set(0);
+            return Err(code);
+        }
+        let graph = new_name();
+        state.graphs.insert(graph);
+        out.set(graph);
+        Ok(())
+    }
+
+    fn cuGraphDestroy(graph: CUgraph) {
+        let was_there = lock()?.graphs.remove(&graph);
+        was_there.then_some(()).ok_or(CUresult::INVALID_VALUE)
+    }
+
+    fn cuStreamIsCapturing(stream: CUstream, status: Out<c_uint>) {
+        let out = status.required()?;
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        // The manual: asking the legacy stream while a blocking one captures is an error, which does
+        // no harm to the capture.
+        state.check_implicit_wait(name)?;
+        out.set(state.capture_status(name));
+        Ok(())
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: Out<c_uint>,
+        number: Out<u64>,
+        graph: Out<CUgraph>,
+        dependencies: Out<*const c_void>,
+        dependency_count: Out<usize>,
+    ) {
+        capture_info(stream, status, number, graph, dependencies)?;
+        dependency_count.set_if_wanted(0);
+        Ok(())
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        stream: CUstream,
+        status: Out<c_uint>,
+        number: Out<u64>,
+        graph: Out<CUgraph>,
+        dependencies: Out<*const c_void>,
+        edges: Out<*const c_void>,
+        dependency_count: Out<usize>,
+    ) {
+        capture_info(stream, status, number, graph, dependencies)?;
+        edges.set_if_wanted(ptr::null());
+        dependency_count.set_if_wanted(0);
+        Ok(())
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) {
+        let slot = mode.required()?;
+        drop(lock()?);
+        let wanted = slot.get();
+        if wanted > CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        slot.set(THREAD_MODE.replace(wanted));
+        Ok(())
+    }
+}
+
+/// Says whether and by which capture a stream is captured. There are no nodes to name.
+fn capture_info(
+    stream: CUstream,
+    status: Out<c_uint>,
+    number: Out<u64>,
+    graph: Out<CUgraph>,
+    dependencies: Out<*const c_void>,
+) -> Outcome {
+    let out = status.required()?;
+    let mut state = lock()?;
+    let name = state.stream_named(stream)?;
+    state.check_implicit_wait(name)?;
+    let found = state.capture_status(name);
+    if let Some(capture) = state.streams[&name].capture {
+        number.set_if_wanted(capture);
+    }
+    graph.set_if_wanted(0);
+    dependencies.set_if_wanted(ptr::null());
+    out.set(found);
+    Ok(())
+}
+
+impl Capture {
+    /// Returns whether it may end so: valid, and with all work joined to the stream it began in.
+    fn outcome(&self) -> Outcome {
+        if !self.is_valid {
+            return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
+        }
+        let origin = &self.clocks[&self.origin];
+        let has_joined = |(stream, clock): (&CUstream, &Clock)| {
+            let own = clock.get(stream).copied().unwrap_or(0);
+            origin.get(stream).copied().unwrap_or(0) >= own
+        };
+        if self.clocks.iter().all(has_joined) {
+            Ok(())
+        } else {
+            Err(CUresult::STREAM_CAPTURE_UNJOINED)
+        }
+    }
+}
+
+impl State {
+    fn capture_status(&self, stream: CUstream) -> c_uint {
+        match self.streams[&stream].capture {
+            None => CU_STREAM_CAPTURE_STATUS_NONE,
+            Some(number) if self.captures[&number].is_valid => CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Some(_) => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        }
+    }
+
+    /// Fails if the stream is the legacy one and a blocking stream of its context captures.
+    fn check_implicit_wait(&self, stream: CUstream) -> Outcome {
+        if self.implicitly_awaited(stream).is_empty() {
+            Ok(())
+        } else {
+            Err(CUresult::STREAM_CAPTURE_IMPLICIT)
+        }
+    }
+
+    /// Returns the captures in blocking streams that the legacy stream would wait for.
+    fn implicitly_awaited(&self, stream: CUstream) -> Vec<u64> {
+        let device = self.streams[&stream].device;
+        if self.legacy_stream_of(device) != Some(stream) {
+            return Vec::new();
+        }
+        let streams = self.streams.values();
+        let blocking = streams.filter(|other| other.device == device && other.is_blocking);
+        blocking.filter_map(|other| other.capture).collect()
+    }
+}
+
+/// Adds a piece of work to a stream's capture. Returns false if none takes its work.
+///
+/// # Errors
+///
+/// `STREAM_CAPTURE_INVALIDATED` if the capture is lost already.
+pub(crate) fn remember(state: &mut State, stream: CUstream) -> Result<bool, CUresult> {
+    let Some(number) = state.streams[&stream].capture else {
+        return Ok(false);
+    };
+    let capture = state
+        .captures
+        .get_mut(&number)
+        .expect("the stream is in it");
+    if !capture.is_valid {
+        return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
+    }
+    let clock = capture.clocks.entry(stream).or_default();
+    *clock.entry(stream).or_default() += 1;
+    Ok(true)
+}
+
+/// Returns where in a capture a stream's next work would be, `None` outside of one.
+pub(crate) fn position(state: &State, stream: CUstream) -> Option<Position> {
+    let capture = state.streams[&stream].capture?;
+    let clock = state.captures[&capture].clocks.get(&stream)?.clone();
+    Some(Position { capture, clock })
+}
+
+/// Lets a stream's next work come after a position in a capture; the stream takes part from then on.
+///
+/// # Errors
+///
+/// `STREAM_CAPTURE_MERGE` if the stream is in another capture, `STREAM_CAPTURE_INVALIDATED` if this
+/// one is lost, `CAPTURED_EVENT` if it has ended: the manual only says that waiting would then be
+/// for work that never runs.
+pub(crate) fn join(state: &mut State, stream: CUstream, position: &Position) -> Outcome {
+    refuse_implicit_wait(state, stream)?;
+    let Some(capture) = state.captures.get_mut(&position.capture) else {
+        return Err(CUresult::CAPTURED_EVENT);
+    };
+    if !capture.is_valid {
+        return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
+    }
+    match state.streams[&stream].capture {
+        Some(other) if other != position.capture => {
+            invalidate(state, other);
+            invalidate(state, position.capture);
+            return Err(CUresult::STREAM_CAPTURE_MERGE);
+        }
+        _ => {}
+    }
+    let clock = capture.clocks.entry(stream).or_default();
+    for (&other, &count) in &position.clock {
+        let known = clock.entry(other).or_default();
+        *known = count.max(*known);
+    }
+    state.stream_mut(stream).capture = Some(position.capture);
+    Ok(())
+}
+
+/// Makes a capture fail at its end, if it still runs.
+pub(crate) fn invalidate(state: &mut State, number: u64) {
+    if let Some(capture) = state.captures.get_mut(&number) {
+        capture.is_valid = false;
+    }
+}
+
+/// As [`invalidate`], for the capture that takes a stream's work.
+pub(crate) fn invalidate_of(state: &mut State, stream: CUstream) {
+    if let Some(number) = state.streams[&stream].capture {
+        invalidate(state, number);
+    }
+}
+
+/// A captured stream is destroyed: its capture cannot end well, and not at all without its origin.
+pub(crate) fn lose_stream(state: &mut State, stream: CUstream) {
+    invalidate_of(state, stream);
+    let number = state.streams[&stream].capture;
+    let Some(number) = number.filter(|number| state.captures[number].origin == stream) else {
+        return;
+    };
+    state.captures.remove(&number);
+    for stream in state.streams.values_mut() {
+        if stream.capture == Some(number) {
+            stream.capture = None;
+        }
+    }
+}
+
+/// Refuses what cannot be done to a captured stream, such as waiting for it; its capture is lost.
+pub(crate) fn refuse_in_capture(state: &mut State, stream: CUstream) -> Outcome {
+    if state.streams[&stream].capture.is_none() {
+        return Ok(());
+    }
+    invalidate_of(state, stream);
+    Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses what waits for the whole device while one of its streams is captured; those are lost.
+pub(crate) fn refuse_if_device_captures(state: &mut State, device: usize) -> Outcome {
+    let streams = state.streams.values();
+    let own = streams.filter(|stream| stream.device == device);
+    let captures: Vec<u64> = own.filter_map(|stream| stream.capture).collect();
+    if captures.is_empty() {
+        return Ok(());
+    }
+    for number in captures {
+        invalidate(state, number);
+    }
+    Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses work in the legacy default stream while a blocking stream is captured, which is lost then.
+pub(crate) fn refuse_implicit_wait(state: &mut State, stream: CUstream) -> Outcome {
+    let captures = state.implicitly_awaited(stream);
+    if captures.is_empty() {
+        return Ok(());
+    }
+    for number in captures {
+        invalidate(state, number);
+    }
+    Err(CUresult::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// Refuses a call that the manual calls potentially unsafe, if this thread's mode and the captures
+/// that run forbid it; those captures are lost. The manual names cuMemAlloc and cuEventQuery as
+/// examples only. Here they are all calls that allocate, free or pin memory, ask for an event or wait
+/// for one, and copies that wait.
+pub(crate) fn refuse_unsafe_call(state: &mut State) -> Outcome {
+    let mode = THREAD_MODE.get();
+    if mode == CU_STREAM_CAPTURE_MODE_RELAXED {
+        return Ok(());
+    }
+    let this_thread = thread::current().id();
+    let mut is_forbidden = false;
+    for capture in state.captures.values_mut() {
+        let forbids = if capture.thread == this_thread {
+            capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED
+        } else {
+            mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL
+        };
+        if forbids {
+            capture.is_valid = false;
+            is_forbidden = true;
+        }
+    }
+    if is_forbidden {
+        Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! Copies and fills, in the order of a stream and waiting.
+
+use std::ffi::c_uchar;
+
+use crate::calls::{Outcome, driver_calls};
+use crate::capture;
+use crate::driver::{Guard, State, lock};
+use crate::os;
+use crate::sys::*;
+use crate::work::{self, Source, Work};
+
+driver_calls! {
+    fn cuMemcpy(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize) {
+        copy_now(Copy::new(destination, source, bytes))
+    }
+
+    fn cuMemcpyHtoD_v2(destination: CUdeviceptr, source: u64, bytes: usize) {
+        copy_now(Copy::new(destination, source, bytes).into_device())
+    }
+
+    fn cuMemcpyDtoH_v2(destination: u64, source: CUdeviceptr, bytes: usize) {
+        copy_now(Copy::new(destination, source, bytes).out_of_device())
+    }
+
+    fn cuMemcpyDtoD_v2(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize) {
+        copy_now(Copy::new(destination, source, bytes).into_device().out_of_device())
+    }
+
+    fn cuMemcpyAsync(
+        destination: CUdeviceptr,
+        source: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        copy_in(Copy::new(destination, source, bytes), stream)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(
+        destination: CUdeviceptr,
+        source: u64,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        copy_in(Copy::new(destination, source, bytes).into_device(), stream)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(
+        destination: u64,
+        source: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        copy_in(Copy::new(destination, source, bytes).out_of_device(), stream)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(
+        destination: CUdeviceptr,
+        source: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        copy_in(Copy::new(destination, source, bytes).into_device().out_of_device(), stream)
+    }
+
+    fn cuMemcpyPeerAsync(
+        destination: CUdeviceptr,
+        destination_context: CUcontext,
+        source: CUdeviceptr,
+        source_context: CUcontext,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        {
+            let state = lock()?;
+            for context in [destination_context, source_context] {
+                state.device_of_context(context).map_err(|_| CUresult::INVALID_CONTEXT)?;
+            }
+        }
+        copy_in(Copy::new(destination, source, bytes).into_device().out_of_device(), stream)
+    }
+
+    fn cuMemsetD8_v2(destination: CUdeviceptr, value: c_uchar, bytes: usize) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        // The manual: asynchronous but for pinned host memory; so it is only queued.
+        fill_in(state, destination, value, bytes, CU_STREAM_LEGACY)
+    }
+
+    fn cuMemsetD8Async(
+        destination: CUdeviceptr,
+        value: c_uchar,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        fill_in(lock()?, destination, value, bytes, stream)
+    }
+}
+
+/// A copy that a program asks for.
+struct Copy {
+    destination: u64,
+    source: u64,
+    bytes: u64,
+    needs_device_destination: bool,
+    needs_device_source: bool,
+}
+
+impl Copy {
+    fn new(destination: u64, source: u64, bytes: usize) -> Self {
+        Self {
+            destination,
+            source,
+            bytes: bytes as u64,
+            needs_device_destination: false,
+            needs_device_source: false,
+        }
+    }
+
+    fn into_device(mut self) -> Self {
+        self.needs_device_destination = true;
+        self
+    }
+
+    fn out_of_device(mut self) -> Self {
+        self.needs_device_source = true;
+        self
+    }
+
+    /// Fails if an address is not what the call's name says.
+    fn check(&self, state: &State) -> Outcome {
+        if self.needs_device_destination {
+            state.check_device_range(self.destination, self.bytes)?;
+        }
+        if self.needs_device_source {
+            state.check_device_range(self.source, self.bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies in the legacy default stream and waits. On a card a copy within one device may return
+/// early; no program can rely on that.
+fn copy_now(copy: Copy) -> Outcome {
+    let mut state = lock()?;
+    state.current()?;
+    capture::refuse_unsafe_call(&mut state)?;
+    copy.check(&state)?;
+    let name = state.stream_named(CU_STREAM_LEGACY)?;
+    let Copy {
+        destination,
+        source,
+        bytes,
+        ..
+    } = copy;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let source = Source::Address(source);
+    state.submit(
+        name,
+        Work::Copy {
+            destination,
+            source,
+            bytes,
+        },
+    )?;
+    wait_for_stream(state, name)
+}
+
+/// Copies in a stream's order. Pageable host memory is read at once if it is the source, and waited
+/// for if it is the destination: so says the manual's section on synchronization.
+fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
+    let mut state = lock()?;
+    let name = state.stream_named(stream)?;
+    copy.check(&state)?;
+    let Copy {
+        destination,
+        source,
+        bytes,
+        ..
+    } = copy;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let is_captured = state.streams[&name].capture.is_some();
+    let source = if state.is_pageable(source) && !is_captured {
+        Source::Staged(os::read(source, bytes))
+    } else {
+        Source::Address(source)
+    };
+    state.submit(
+        name,
+        Work::Copy {
+            destination,
+            source,
+            bytes,
+        },
+    )?;
+    if state.is_pageable(destination) && !is_captured {
+        return wait_for_stream(state, name);
+    }
+    Ok(())
+}
+
+fn fill_in(
+    mut state: Guard,
+    destination: u64,
+    value: u8,
+    bytes: usize,
+    stream: CUstream,
+) -> Outcome {
+    let name = state.stream_named(stream)?;
+    let bytes = bytes as u64;
+    if bytes == 0 {
+        return Ok(());
+    }
+    // Pinned host memory may be filled too.
+    if state.is_pageable(destination) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    state.submit(
+        name,
+        Work::Fill {
+            destination,
+            value,
+            bytes,
+        },
+    )
+}
+
+fn wait_for_stream(state: Guard, name: CUstream) -> Outcome {
+    let stream = &state.streams[&name];
+    let (device, tail) = (stream.device, stream.queue.tail());
+    work::wait_for(state, &[tail])?.check_fault(device)
+}
+
+impl State {
+    /// Fails if part of the range is no mapped device memory. Whether the device may use it shows
+    /// when the work is done, as on a card.
+    fn check_device_range(&self, address: u64, bytes: u64) -> Outcome {
+        if self.memory.covers(address, bytes, |_| true) {
+            Ok(())
+        } else {
+            Err(CUresult::INVALID_VALUE)
+        }
+    }
+
+    /// Returns whether an address is host memory that the driver does not know.
+    fn is_pageable(&self, address: u64) -> bool {
+        self.memory.reservation_at(address).is_none() && self.memory.host_at(address).is_none()
+    }
+}

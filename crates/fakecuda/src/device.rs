@@ -1,0 +1,210 @@
+//! The devices: how much memory they have and what they say about themselves.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::calls::driver_calls;
+use crate::context::Context;
+use crate::driver::{State, lock};
+use crate::pointers::Out;
+use crate::sys::*;
+
+const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
+
+/// One device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) capacity_bytes: u64,
+    used_bytes: Arc<AtomicU64>,
+    /// What a test set; the others have the values of [`default_attribute`].
+    pub(crate) attributes: BTreeMap<c_uint, c_int>,
+    /// The primary context, while someone retains it.
+    pub(crate) context: Option<Context>,
+    /// Set by work that touched memory it may not; every later call that needs the context fails so.
+    pub(crate) fault: Option<CUresult>,
+}
+
+/// Memory of a device that is taken until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    used_bytes: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Device {
+    /// Returns as many devices as `FAKECUDA_DEVICES` says, one without it, each with
+    /// `FAKECUDA_CAPACITY` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if one of them is no number.
+    pub(crate) fn all_from_environment() -> Result<Vec<Self>, CUresult> {
+        let count = number_from_environment("FAKECUDA_DEVICES", 1)?;
+        let capacity_bytes = number_from_environment("FAKECUDA_CAPACITY", DEFAULT_CAPACITY_BYTES)?;
+        Ok((0..count).map(|_| Self::new(capacity_bytes)).collect())
+    }
+
+    fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            used_bytes: Arc::default(),
+            attributes: BTreeMap::new(),
+            context: None,
+            fault: None,
+        }
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` of the device's memory.
+    ///
+    /// # Errors
+    ///
+    /// `OUT_OF_MEMORY` if there is less left.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Charge, CUresult> {
+        let used_bytes = self.used_bytes();
+        if self.capacity_bytes.saturating_sub(used_bytes) < bytes {
+            return Err(CUresult::OUT_OF_MEMORY);
+        }
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Charge {
+            used_bytes: Arc::clone(&self.used_bytes),
+            bytes,
+        })
+    }
+
+    pub(crate) fn attribute(&self, attribute: c_uint, ordinal: usize) -> c_int {
+        let set = self.attributes.get(&attribute).copied();
+        set.unwrap_or_else(|| default_attribute(attribute, ordinal))
+    }
+}
+
+impl State {
+    /// Returns the index of a device in `devices`.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_DEVICE` if there is none of that number.
+    pub(crate) fn device_index(&self, device: CUdevice) -> Result<usize, CUresult> {
+        let index = usize::try_from(device).map_err(|_| CUresult::INVALID_DEVICE)?;
+        if index >= self.devices.len() {
+            return Err(CUresult::INVALID_DEVICE);
+        }
+        Ok(index)
+    }
+}
+
+driver_calls! {
+    fn cuDeviceGetCount(count: Out<c_int>) {
+        let count = count.required()?;
+        count.set(ordinal(lock()?.devices.len()));
+        Ok(())
+    }
+
+    fn cuDeviceGet(device: Out<CUdevice>, ordinal: c_int) {
+        let device = device.required()?;
+        lock()?.device_index(ordinal)?;
+        device.set(ordinal);
+        Ok(())
+    }
+
+    fn cuDeviceGetName(name: Out<c_char>, length: c_int, device: CUdevice) {
+        let name = name.required()?;
+        let index = lock()?.device_index(device)?;
+        let room = usize::try_from(length).map_err(|_| CUresult::INVALID_VALUE)?;
+        // A name that is too long is cut, and still ends with a zero.
+        let text = format!("fakecuda device {index}");
+        let mut bytes: Vec<c_char> = text.bytes().map(u8::cast_signed).collect();
+        bytes.truncate(room.checked_sub(1).ok_or(CUresult::INVALID_VALUE)?);
+        bytes.push(0);
+        name.set_all(&bytes);
+        Ok(())
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) {
+        let uuid = uuid.required()?;
+        let index = lock()?.device_index(device)?;
+        let mut bytes = *b"fakecuda device\0";
+        bytes[15] = u8::try_from(index).map_err(|_| CUresult::INVALID_DEVICE)?;
+        uuid.set(CUuuid { bytes });
+        Ok(())
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: CUdevice) {
+        let bytes = bytes.required()?;
+        let state = lock()?;
+        let index = state.device_index(device)?;
+        bytes.set(host_size(state.devices[index].capacity_bytes));
+        Ok(())
+    }
+
+    fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, device: CUdevice) {
+        let value = value.required()?;
+        let state = lock()?;
+        let index = state.device_index(device)?;
+        if !(1..CU_DEVICE_ATTRIBUTE_MAX).contains(&attribute) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        value.set(state.devices[index].attribute(attribute, index));
+        Ok(())
+    }
+
+    fn cuDeviceCanAccessPeer(can: Out<c_int>, device: CUdevice, peer: CUdevice) {
+        let can = can.required()?;
+        let state = lock()?;
+        // A device is no peer of its own.
+        let are_two = state.device_index(device)? != state.device_index(peer)?;
+        can.set(c_int::from(are_two));
+        Ok(())
+    }
+}
+
+/// What an H200 says, as far as an allocator asks.
+fn default_attribute(attribute: c_uint, index: usize) -> c_int {
+    match attribute {
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => ordinal(index + 1),
+        CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+        | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+        | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
+        _ => 0,
+    }
+}
+
+/// Returns a device's number as CUDA writes it.
+pub(crate) fn ordinal(index: usize) -> c_int {
+    c_int::try_from(index).expect("the number of devices came from an environment variable")
+}
+
+/// Returns a size as C writes it.
+pub(crate) fn host_size(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("a usize has 64 bits")
+}
+
+fn number_from_environment(name: &str, default: u64) -> Result<u64, CUresult> {
+    let Ok(text) = std::env::var(name) else {
+        return Ok(default);
+    };
+    text.parse().map_err(|_| {
+        eprintln!("fakecuda: {name}: `{text}` is no number");
+        CUresult::INVALID_VALUE
+    })
+}

@@ -1,0 +1,162 @@
+//! Events: points in a stream that can be asked for and waited for.
+
+use std::ffi::c_uint;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::calls::{Outcome, driver_calls};
+use crate::capture::{self, Position};
+use crate::driver::{State, lock, new_name};
+use crate::pointers::Out;
+use crate::sys::*;
+use crate::work::{self, Marker, Work};
+
+/// One event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) device: usize,
+    has_time: bool,
+    record: Record,
+}
+
+#[derive(Clone, Debug)]
+enum Record {
+    Never,
+    InStream {
+        marker: Marker,
+        time: Arc<OnceLock<Instant>>,
+    },
+    /// In a stream that was captured: no point in time.
+    InCapture(Position),
+}
+
+driver_calls! {
+    fn cuEventCreate(event: Out<CUevent>, flags: c_uint) {
+        let out = event.required()?;
+        let mut state = lock()?;
+        let (device, _) = state.current()?;
+        let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+        let has_time = flags & CU_EVENT_DISABLE_TIMING == 0;
+        let is_interprocess = flags & CU_EVENT_INTERPROCESS != 0;
+        if flags & !known != 0 || is_interprocess && has_time {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let name = new_name();
+        let record = Record::Never;
+        state.events.insert(name, Event { device, has_time, record });
+        out.set(name);
+        Ok(())
+    }
+
+    fn cuEventDestroy_v2(event: CUevent) {
+        let mut state = lock()?;
+        // The manual: before its point is reached, it goes once that is; markers see to that.
+        let removed = state.events.remove(&event);
+        removed.map(drop).ok_or(CUresult::INVALID_HANDLE)
+    }
+
+    fn cuEventRecord(event: CUevent, stream: CUstream) {
+        let mut state = lock()?;
+        let stream = state.stream_named(stream)?;
+        let device = state.streams[&stream].device;
+        // The manual: event and stream must be of one context.
+        if state.event(event)?.device != device {
+            return Err(CUresult::INVALID_HANDLE);
+        }
+        let time = Arc::default();
+        state.submit(stream, Work::Stamp { time: Arc::clone(&time) })?;
+        let position = capture::position(&state, stream);
+        let marker = state.streams[&stream].queue.tail();
+        let event = state.events.get_mut(&event).expect("found above");
+        event.record = position.map_or(Record::InStream { marker, time }, Record::InCapture);
+        Ok(())
+    }
+
+    fn cuEventQuery(event: CUevent) {
+        let mut state = lock()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        match state.record_outside_capture(event)? {
+            Some(marker) if !marker.is_passed() => Err(CUresult::NOT_READY),
+            _ => Ok(()),
+        }
+    }
+
+    fn cuEventSynchronize(event: CUevent) {
+        let mut state = lock()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let device = state.event(event)?.device;
+        let marker = state.record_outside_capture(event)?;
+        work::wait_for(state, marker.as_slice())?.check_fault(device)
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
+        elapsed_time(milliseconds, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
+        elapsed_time(milliseconds, start, end)
+    }
+}
+
+fn elapsed_time(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> Outcome {
+    let out = milliseconds.required()?;
+    let state = lock()?;
+    let (start, end) = (state.time_of(start)?, state.time_of(end)?);
+    let (Some(start), Some(end)) = (start.get(), end.get()) else {
+        return Err(CUresult::NOT_READY);
+    };
+    let forward = end.saturating_duration_since(*start).as_secs_f32();
+    let backward = start.saturating_duration_since(*end).as_secs_f32();
+    out.set((forward - backward) * 1000.0);
+    Ok(())
+}
+
+/// Makes a stream wait for an event. One that was never recorded is no wait; one that was recorded in
+/// a capture takes the stream into it.
+pub(crate) fn wait(state: &mut State, stream: CUstream, event: CUevent) -> Outcome {
+    match state.event(event)?.record.clone() {
+        Record::InCapture(position) => capture::join(state, stream, &position),
+        Record::Never => Ok(()),
+        Record::InStream { marker, .. } => {
+            // Measured nowhere; the manual's words for the code are just this case.
+            if capture::position(state, stream).is_some() {
+                capture::invalidate_of(state, stream);
+                return Err(CUresult::STREAM_CAPTURE_ISOLATION);
+            }
+            state.submit(stream, Work::Wait { marker })
+        }
+    }
+}
+
+impl State {
+    fn event(&self, name: CUevent) -> Result<&Event, CUresult> {
+        let event = self.events.get(&name).ok_or(CUresult::INVALID_HANDLE)?;
+        self.check_fault(event.device)?;
+        Ok(event)
+    }
+
+    /// Returns the point of an event's last record, `None` if there was none.
+    ///
+    /// # Errors
+    ///
+    /// `CAPTURED_EVENT` if it was in a capture, which is lost then if it still runs.
+    fn record_outside_capture(&mut self, name: CUevent) -> Result<Option<Marker>, CUresult> {
+        match &self.event(name)?.record {
+            Record::Never => Ok(None),
+            Record::InStream { marker, .. } => Ok(Some(marker.clone())),
+            Record::InCapture(position) => {
+                let capture = position.capture;
+                capture::invalidate(self, capture);
+                Err(CUresult::CAPTURED_EVENT)
+            }
+        }
+    }
+
+    fn time_of(&self, name: CUevent) -> Result<Arc<OnceLock<Instant>>, CUresult> {
+        let event = self.event(name)?;
+        match &event.record {
+            Record::InStream { time, .. } if event.has_time => Ok(Arc::clone(time)),
+            _ => Err(CUresult::INVALID_HANDLE),
+        }
+    }
+}

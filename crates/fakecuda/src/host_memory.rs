@@ -1,0 +1,97 @@
+//! Pinned host memory, from the driver or registered with it.
+
+use std::ffi::c_uint;
+
+use crate::calls::driver_calls;
+use crate::capture;
+use crate::driver::lock;
+use crate::os::{Access, HostRange, PAGE_BYTES, create_file};
+use crate::pointers::Out;
+use crate::sys::CUresult;
+use crate::work;
+
+/// Flags of `cuMemHostAlloc`: portable, device map, write-combined.
+const ALLOC_FLAGS: c_uint = 1 | 2 | 4;
+/// Flags of `cuMemHostRegister`: portable, device map, I/O memory, read-only.
+const REGISTER_FLAGS: c_uint = 1 | 2 | 4 | 8;
+
+/// Host memory that copies need not stage.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    pub(crate) bytes: u64,
+    /// `None` if it is the program's own and only registered.
+    range: Option<HostRange>,
+}
+
+driver_calls! {
+    fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) {
+        let out = address.required()?;
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let bytes = bytes as u64;
+        let host_bytes = bytes.checked_next_multiple_of(PAGE_BYTES);
+        let host_bytes = host_bytes.ok_or(CUresult::OUT_OF_MEMORY)?;
+        let map = || {
+            let range = HostRange::reserve(host_bytes, PAGE_BYTES, 0)?;
+            range.map(range.start(), host_bytes, &create_file("fakecuda-host", host_bytes)?)?;
+            range.protect(range.start(), host_bytes, Access::ReadWrite)?;
+            Ok(range)
+        };
+        let range = map().map_err(|_: std::io::Error| CUresult::OUT_OF_MEMORY)?;
+        let start = range.start();
+        state.memory.host.insert(start, HostMemory { bytes, range: Some(range) });
+        out.set(start);
+        Ok(())
+    }
+
+    fn cuMemFreeHost(address: u64) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let is_ours = |memory: &HostMemory| memory.range.is_some();
+        if !state.memory.host.get(&address).is_some_and(is_ours) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        // The programming guide lists pinned memory among what synchronises; which streams it does
+        // not say, so all.
+        let tails = state.tails();
+        let mut state = work::wait_for(state, &tails)?;
+        state.memory.host.remove(&address);
+        Ok(())
+    }
+
+    fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let end = address.checked_add(bytes as u64).ok_or(CUresult::INVALID_VALUE)?;
+        if address == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let below = state.memory.host.range(..end).next_back();
+        if below.is_some_and(|(start, memory)| start + memory.bytes > address) {
+            return Err(CUresult::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let memory = HostMemory { bytes: bytes as u64, range: None };
+        state.memory.host.insert(address, memory);
+        Ok(())
+    }
+
+    fn cuMemHostUnregister(address: u64) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let is_registered = |memory: &HostMemory| memory.range.is_none();
+        if !state.memory.host.get(&address).is_some_and(is_registered) {
+            return Err(CUresult::HOST_MEMORY_NOT_REGISTERED);
+        }
+        let tails = state.tails();
+        let mut state = work::wait_for(state, &tails)?;
+        state.memory.host.remove(&address);
+        Ok(())
+    }
+}

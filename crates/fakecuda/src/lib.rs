@@ -1,0 +1,74 @@
+//! A stand-in for NVIDIA's `libcuda.so.1` on a machine without a GPU.
+//!
+//! The shared object exports the driver calls that an allocator and its tests need. Device memory is
+//! host memory: a handle is a file without a name, mapping it is `mmap`, so a handle that is mapped
+//! twice shows the same bytes twice, and an address that is reserved only, or mapped without access,
+//! faults. Streams run on threads of their own, capacity counts, and contents are real. There are no
+//! kernels; [host functions] take their place, as a device address can be used on the host.
+//!
+//! `include/fakecuda.h` lists what a test can ask for beyond CUDA: capacities, the failure of one
+//! call, a stream that is held, what is still alive. The environment sets the same before `cuInit`.
+//!
+//! ```text
+//! exported function   (context.rs, allocations.rs, virtual_memory.rs, streams.rs, …: a file a noun)
+//!   calls::enter      counts the call, fails it if a test asked for that
+//!   driver::lock      the one lock around all state
+//!     State           devices, memory, streams, events, captures
+//! worker thread       (work.rs: one a stream) takes the stream's next task when what it waits for is done
+//! ```
+//!
+//! Error codes are those of NVIDIA's manual. Where it leaves a case open, a comment says whether the
+//! choice was measured on a card or is ours.
+//!
+//! Differences to a card that a caller can see: fresh memory is zero; the host can read device
+//! memory; the driver itself takes none; small allocations share no page, so that writing past the end of one
+//! is more likely to fault.
+//!
+//! [host functions]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EXEC.html
+
+#![expect(
+    unsafe_code,
+    reason = "exports a C interface, and maps memory at fixed addresses"
+)]
+
+mod allocations;
+mod attributes;
+mod calls;
+mod capture;
+mod context;
+mod control;
+mod copies;
+mod device;
+mod driver;
+mod errors;
+mod events;
+mod host_memory;
+mod memory;
+mod os;
+mod pointers;
+mod proc_address;
+mod sharing;
+mod streams;
+mod sys;
+mod virtual_memory;
+mod work;
+
+use std::path::PathBuf;
+
+/// Returns where cargo built the shared object: beside the test that calls this, if the test's crate
+/// depends on this one. Opening it by this path makes every later `dlopen("libcuda.so.1")` of the
+/// process find it, as it bears that name.
+///
+/// # Panics
+///
+/// If the program does not know where it lies itself, or the shared object is not there.
+pub fn library_path() -> PathBuf {
+    let program = std::env::current_exe().expect("a process knows its program");
+    let mut directories = program.ancestors().skip(1);
+    directories
+        .find_map(|directory| {
+            let path = directory.join("libfakecuda.so");
+            path.exists().then_some(path)
+        })
+        .unwrap_or_else(|| panic!("no libfakecuda.so above {}", program.display()))
+}

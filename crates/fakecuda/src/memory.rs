@@ -1,0 +1,323 @@
+//! The table of device memory: reserved addresses, what is mapped there, and who may use it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use crate::device::{Charge, Device};
+use crate::driver::State;
+use crate::host_memory::HostMemory;
+use crate::os::{self, Access, HostRange, PAGE_BYTES};
+use crate::sys::*;
+
+/// Unit of physical memory and of mapping: 2 MiB, as measured on an H200, minimum and recommended.
+pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
+
+/// All memory of all devices, and the host's pinned memory.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Ranges of addresses by their start; none overlap. Both those that the program reserved and
+    /// those under allocations.
+    pub(crate) reservations: BTreeMap<u64, Reservation>,
+    /// What is mapped, by address; each mapping lies within one reservation, and none overlap.
+    pub(crate) mappings: BTreeMap<u64, Mapping>,
+    /// Handles that were not released, by name.
+    pub(crate) handles: BTreeMap<CUmemGenericAllocationHandle, Handle>,
+    /// Pinned host memory by its start.
+    pub(crate) host: BTreeMap<u64, HostMemory>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) range: HostRange,
+    /// Under an allocation: the program never reserved it and cannot free or map it.
+    pub(crate) is_allocation: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// As asked for. What the host maps is this, rounded up to its pages.
+    pub(crate) bytes: u64,
+    pub(crate) physical: Arc<Physical>,
+    pub(crate) kind: Kind,
+}
+
+/// Where a mapping comes from, and so who may use it.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// `cuMemMap` of a handle. What each device may do, in `cuMemSetAccess`'s words.
+    Virtual {
+        handle: CUmemGenericAllocationHandle,
+        access: BTreeMap<usize, Access>,
+    },
+    /// `cuMemAlloc` or `cuMemAllocAsync`.
+    Allocation,
+    /// `cuMemAllocManaged`: every device and the host may use it.
+    Managed,
+    /// `cuIpcOpenMemHandle`, and how often.
+    Opened { key: [u8; 64], opens: u64 },
+}
+
+/// Physical memory. It is there until no handle and no mapping refers to it, in any process.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    pub(crate) file: OwnedFd,
+    pub(crate) bytes: u64,
+    pub(crate) device: usize,
+    pub(crate) properties: CUmemAllocationProp,
+    /// `None` if another process pays, or nobody.
+    _charge: Option<Charge>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) physical: Arc<Physical>,
+    /// How often it must be released.
+    pub(crate) references: u64,
+}
+
+impl Physical {
+    /// Returns new physical memory of `device`.
+    ///
+    /// # Errors
+    ///
+    /// `OUT_OF_MEMORY` if the device or the host has too little.
+    pub(crate) fn new(
+        device: &Device,
+        bytes: u64,
+        charged_bytes: u64,
+        properties: CUmemAllocationProp,
+    ) -> Result<Arc<Self>, CUresult> {
+        let charge = device.charge(charged_bytes)?;
+        let name = file_name(properties.location.id);
+        let file = os::create_file(&name, bytes.next_multiple_of(PAGE_BYTES));
+        Ok(Arc::new(Self {
+            file: file.map_err(|_| CUresult::OUT_OF_MEMORY)?,
+            bytes,
+            device: usize::try_from(properties.location.id)
+                .map_err(|_| CUresult::INVALID_DEVICE)?,
+            properties,
+            _charge: Some(charge),
+        }))
+    }
+
+    /// Returns memory that this process did not create.
+    pub(crate) fn foreign(file: OwnedFd, bytes: u64, properties: CUmemAllocationProp) -> Arc<Self> {
+        Arc::new(Self {
+            file,
+            bytes,
+            device: usize::try_from(properties.location.id).expect("checked by the caller"),
+            properties,
+            _charge: None,
+        })
+    }
+
+    /// Returns what tells this memory from any other of the machine: the file's number.
+    pub(crate) fn key(&self) -> Option<u64> {
+        file_key(&self.file)
+    }
+}
+
+/// Returns the number of the file, which all its copies share.
+pub(crate) fn file_key(file: &OwnedFd) -> Option<u64> {
+    let file = File::from(file.try_clone().ok()?);
+    Some(file.metadata().ok()?.ino())
+}
+
+/// Returns the name of files that hold memory of a device. An importer reads it back.
+pub(crate) fn file_name(device: CUdevice) -> String {
+    format!("fakecuda-device-{device}")
+}
+
+/// Returns the properties of memory of `device` that is asked for in no particular way.
+pub(crate) fn plain_properties(device: CUdevice, handle_types: u32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: handle_types,
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: device,
+        },
+        win32_metadata: 0,
+        flags: CUmemAllocationFlags {
+            compression_type: 0,
+            gpu_direct_rdma_capable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+impl Memory {
+    /// Returns the reservation around an address, and its start.
+    pub(crate) fn reservation_at(&self, address: u64) -> Option<&Reservation> {
+        let (&start, reservation) = self.reservations.range(..=address).next_back()?;
+        (address - start < reservation.range.bytes()).then_some(reservation)
+    }
+
+    /// Returns the mapping around an address, and its start.
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then_some((start, mapping))
+    }
+
+    /// Returns the start and size of the pinned host memory around an address.
+    pub(crate) fn host_at(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, memory) = self.host.range(..=address).next_back()?;
+        (address - start < memory.bytes).then_some((start, memory.bytes))
+    }
+
+    /// Returns the mappings that share an address with the range, lowest first.
+    pub(crate) fn mappings_in(
+        &self,
+        address: u64,
+        bytes: u64,
+    ) -> impl Iterator<Item = (u64, &Mapping)> {
+        let end = address.saturating_add(bytes);
+        let below = self.mappings.range(..address).next_back();
+        let below = below.filter(move |&(&start, mapping)| start + mapping.bytes > address);
+        let within = self.mappings.range(address..end);
+        below
+            .into_iter()
+            .chain(within)
+            .map(|(&start, mapping)| (start, mapping))
+    }
+
+    /// Returns whether every byte of the range is mapped, and every mapping there is `fine`.
+    pub(crate) fn covers(&self, address: u64, bytes: u64, fine: impl Fn(&Mapping) -> bool) -> bool {
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        let mut next = address;
+        for (start, mapping) in self.mappings_in(address, bytes) {
+            if start > next || !fine(mapping) {
+                return false;
+            }
+            next = start + mapping.bytes;
+        }
+        next >= end
+    }
+
+    /// Returns the starts of mappings that fill the range exactly, first to last.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if the range has gaps or cuts a mapping.
+    pub(crate) fn whole_mappings(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CUresult> {
+        let end = address.checked_add(bytes).ok_or(CUresult::INVALID_VALUE)?;
+        let mut next = address;
+        let mut starts = Vec::new();
+        while next < end {
+            let mapping = self.mappings.get(&next).ok_or(CUresult::INVALID_VALUE)?;
+            starts.push(next);
+            next += mapping.bytes;
+        }
+        if next != end || starts.is_empty() {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        Ok(starts)
+    }
+
+    /// Allocates: addresses, and all of `physical` there, readable and writable.
+    ///
+    /// # Errors
+    ///
+    /// `OUT_OF_MEMORY` if the host has too little.
+    pub(crate) fn allocate(
+        &mut self,
+        physical: Arc<Physical>,
+        kind: Kind,
+    ) -> Result<u64, CUresult> {
+        let host_bytes = physical.bytes.next_multiple_of(PAGE_BYTES);
+        let map = || {
+            // Allocations lie 2 MiB apart at least, so one that is overrun ends in a fault.
+            let range = HostRange::reserve(host_bytes, GRANULARITY_BYTES, 0)?;
+            range.map(range.start(), host_bytes, &physical.file)?;
+            range.protect(range.start(), host_bytes, Access::ReadWrite)?;
+            Ok(range)
+        };
+        let range = map().map_err(|_: std::io::Error| CUresult::OUT_OF_MEMORY)?;
+        let address = range.start();
+        let reservation = Reservation {
+            range,
+            is_allocation: true,
+        };
+        self.reservations.insert(address, reservation);
+        let mapping = Mapping {
+            bytes: physical.bytes,
+            physical,
+            kind,
+        };
+        self.mappings.insert(address, mapping);
+        Ok(address)
+    }
+
+    /// Takes back what [`Memory::allocate`] returned: from now on any access faults.
+    pub(crate) fn free(&mut self, address: u64) {
+        self.mappings.remove(&address);
+        self.reservations.remove(&address);
+    }
+
+    /// Takes every allocation on a device back.
+    pub(crate) fn free_allocations_of(&mut self, device: usize) {
+        let is_gone = |mapping: &Mapping| {
+            mapping.physical.device == device && !matches!(mapping.kind, Kind::Virtual { .. })
+        };
+        let mappings = self.mappings.iter();
+        let gone: Vec<u64> = mappings
+            .filter(|(_, mapping)| is_gone(mapping))
+            .map(|(&address, _)| address)
+            .collect();
+        for address in gone {
+            self.free(address);
+        }
+    }
+
+    /// Returns how many allocations there are.
+    pub(crate) fn allocation_count(&self) -> usize {
+        let reservations = self.reservations.values();
+        reservations.filter(|range| range.is_allocation).count()
+    }
+}
+
+impl State {
+    /// Returns what a device may do with a mapping.
+    pub(crate) fn access_of(&self, mapping: &Mapping, device: usize) -> Access {
+        match &mapping.kind {
+            Kind::Virtual { access, .. } => access.get(&device).copied().unwrap_or(Access::None),
+            Kind::Managed => Access::ReadWrite,
+            Kind::Allocation | Kind::Opened { .. } => {
+                let owner = mapping.physical.device;
+                if owner == device || self.peers.contains(&(device, owner)) {
+                    Access::ReadWrite
+                } else {
+                    Access::None
+                }
+            }
+        }
+    }
+
+    /// Returns whether work of a device may access the range so: device memory must be mapped and
+    /// allow it; what is no device memory is the host's.
+    ///
+    /// Copies between devices need no peer access: the driver then goes through the host. So
+    /// `is_copy` lets the device that has the memory do its part.
+    pub(crate) fn allows(
+        &self,
+        address: u64,
+        bytes: u64,
+        device: usize,
+        needed: Access,
+        is_copy: bool,
+    ) -> bool {
+        if self.memory.reservation_at(address).is_none() {
+            return true;
+        }
+        self.memory.covers(address, bytes, |mapping| {
+            self.access_of(mapping, device) >= needed
+                || is_copy && self.access_of(mapping, mapping.physical.device) >= needed
+        })
+    }
+}

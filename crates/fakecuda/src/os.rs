@@ -1,0 +1,203 @@
+//! The host's memory: files without a name, and ranges of addresses that show them.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// Unit of the host's mappings. Every file's length is a multiple.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// What may be done with a range of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Access {
+    None,
+    Read,
+    ReadWrite,
+}
+
+impl Access {
+    fn protection(self) -> libc::c_int {
+        match self {
+            Self::None => libc::PROT_NONE,
+            Self::Read => libc::PROT_READ,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// Addresses that belong to us until this is dropped. At first, any access faults.
+#[derive(Debug)]
+pub(crate) struct HostRange {
+    start: u64,
+    bytes: u64,
+}
+
+impl HostRange {
+    /// Returns `bytes` unused addresses from a multiple of `alignment` on; at `hint` if it is such a
+    /// multiple and free there.
+    pub(crate) fn reserve(bytes: u64, alignment: u64, hint: u64) -> io::Result<Self> {
+        if hint != 0 && hint.is_multiple_of(alignment) {
+            let start = find_addresses(bytes, hint)?;
+            if start == hint {
+                return Ok(Self { start, bytes });
+            }
+            release(start, bytes);
+        }
+        let Some(wide) = bytes.checked_add(alignment) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let found = find_addresses(wide, 0)?;
+        let start = found.next_multiple_of(alignment);
+        release(found, start - found);
+        release(start + bytes, found + wide - (start + bytes));
+        Ok(Self { start, bytes })
+    }
+
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Shows the first `bytes` of `file` at `address`; no access until [`HostRange::protect`].
+    pub(crate) fn map(&self, address: u64, bytes: u64, file: &OwnedFd) -> io::Result<()> {
+        self.place(address, bytes, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Takes back what was mapped: from now on any access faults.
+    pub(crate) fn unmap(&self, address: u64, bytes: u64) -> io::Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        self.place(address, bytes, flags, -1)
+    }
+
+    fn place(&self, address: u64, bytes: u64, flags: libc::c_int, file: i32) -> io::Result<()> {
+        self.assert_holds(address, bytes);
+        let flags = flags | libc::MAP_FIXED;
+        // SAFETY: 1. These addresses are ours: asserted above. 2. Nothing in Rust refers to what is
+        // there now: it is device memory, reached by address only.
+        let placed = unsafe {
+            libc::mmap(
+                address as *mut _,
+                length(bytes),
+                libc::PROT_NONE,
+                flags,
+                file,
+                0,
+            )
+        };
+        if placed == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Sets what may be done with addresses of the range.
+    pub(crate) fn protect(&self, address: u64, bytes: u64, access: Access) -> io::Result<()> {
+        self.assert_holds(address, bytes);
+        // SAFETY: as in `place`.
+        let status =
+            unsafe { libc::mprotect(address as *mut _, length(bytes), access.protection()) };
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    fn assert_holds(&self, address: u64, bytes: u64) {
+        let offset = address.checked_sub(self.start);
+        let end = offset.and_then(|offset| offset.checked_add(bytes));
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "outside the range"
+        );
+    }
+}
+
+impl Drop for HostRange {
+    fn drop(&mut self) {
+        release(self.start, self.bytes);
+    }
+}
+
+/// Returns the start of `bytes` addresses that nothing used before: at `hint` if they are free.
+fn find_addresses(bytes: u64, hint: u64) -> io::Result<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let hint = hint as *mut libc::c_void;
+    // SAFETY: without MAP_FIXED the kernel takes addresses that nothing uses.
+    let start = unsafe { libc::mmap(hint, length(bytes), libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(start as u64)
+}
+
+fn release(start: u64, bytes: u64) {
+    if bytes == 0 {
+        return;
+    }
+    // SAFETY: 1. The callers own these addresses and forget them. 2. Nothing in Rust refers to
+    // device memory.
+    let status = unsafe { libc::munmap(start as *mut _, length(bytes)) };
+    assert_eq!(status, 0, "munmap: {}", io::Error::last_os_error());
+}
+
+/// Returns a file of `bytes` zeros that is in no directory; `name` shows in `/proc/self/fd`.
+pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    // SAFETY: `name` ends with a zero and outlives the call.
+    let number = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number was opened above, and by nobody else.
+    let file = unsafe { OwnedFd::from_raw_fd(number) };
+    std::fs::File::from(file.try_clone()?).set_len(bytes)?;
+    Ok(file)
+}
+
+/// Returns a second number for the file that `number` names in this process.
+pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: this reads no memory; a number that is not open is an error.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number was opened above, and by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Copies `bytes` bytes; the two ranges may overlap.
+pub(crate) fn copy(destination: u64, source: u64, bytes: u64) {
+    // SAFETY: 1. What of both ranges is device memory was looked up in the table by the caller, who
+    // keeps it locked. 2. For host memory CUDA's contract makes the program answer.
+    unsafe { ptr::copy(source as *const u8, destination as *mut u8, length(bytes)) }
+}
+
+/// Returns the content of `bytes` bytes.
+pub(crate) fn read(source: u64, bytes: u64) -> Box<[u8]> {
+    // SAFETY: 1. This is host memory that a program asked to copy from; CUDA's contract makes it
+    // answer for that. 2. The slice is copied before anyone else can run.
+    unsafe { std::slice::from_raw_parts(source as *const u8, length(bytes)) }.into()
+}
+
+/// Sets `bytes` bytes to `value`.
+pub(crate) fn fill(destination: u64, value: u8, bytes: u64) {
+    // SAFETY: as in `copy`.
+    unsafe { ptr::write_bytes(destination as *mut u8, value, length(bytes)) }
+}
+
+/// Calls `call` at the end of the process, before what was so registered earlier.
+pub(crate) fn call_at_exit(call: extern "C" fn()) {
+    // SAFETY: the function is ours, and the shared object is never unloaded (build.rs).
+    let status = unsafe { libc::atexit(call) };
+    assert_eq!(status, 0, "atexit takes at least 32 functions");
+}
+
+/// Lengths come from 64-bit machines only: the build fails elsewhere.
+fn length(bytes: u64) -> usize {
+    const { assert!(size_of::<usize>() == size_of::<u64>()) };
+    usize::try_from(bytes).expect("a usize has 64 bits")
+}

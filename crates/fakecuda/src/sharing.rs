@@ -1,0 +1,204 @@
+//! Memory of other processes: by file descriptor for handles, by name for allocations.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::process;
+use std::sync::Arc;
+
+use crate::calls::driver_calls;
+use crate::capture;
+use crate::device::ordinal;
+use crate::driver::{State, lock, new_name};
+use crate::memory::{Handle, Kind, Mapping, Physical, file_key, file_name, plain_properties};
+use crate::os;
+use crate::pointers::Out;
+use crate::sys::*;
+
+driver_calls! {
+    fn cuMemExportToShareableHandle(
+        shareable: Out<c_int>,
+        handle: CUmemGenericAllocationHandle,
+        kind: c_uint,
+        flags: c_ulonglong,
+    ) {
+        let out = shareable.required()?;
+        let state = lock()?;
+        let found = state.memory.handles.get(&handle);
+        let physical = &found.ok_or(CUresult::INVALID_VALUE)?.physical;
+        // The manual: only of a type that was asked for when the memory was created.
+        if flags != 0
+            || kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            || physical.properties.requested_handle_types & kind == 0
+        {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let copy = os::duplicate(physical.file.as_raw_fd());
+        out.set(copy.map_err(|_| CUresult::OPERATING_SYSTEM)?.into_raw_fd());
+        Ok(())
+    }
+
+    /// The descriptor comes as the value of a pointer, and stays the caller's.
+    fn cuMemImportFromShareableHandle(
+        handle: Out<CUmemGenericAllocationHandle>,
+        shareable: *mut c_void,
+        kind: c_uint,
+    ) {
+        let out = handle.required()?;
+        let number = i32::try_from(shareable as isize).map_err(|_| CUresult::INVALID_VALUE)?;
+        if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            return Err(CUresult::NOT_SUPPORTED);
+        }
+        let file = os::duplicate(number).map_err(|_| CUresult::INVALID_VALUE)?;
+        let mut state = lock()?;
+        let physical = state.import(file)?;
+        let name = new_name();
+        state.memory.handles.insert(name, Handle { physical, references: 1 });
+        out.set(name);
+        Ok(())
+    }
+
+    fn cuIpcGetMemHandle(handle: Out<CUipcMemHandle>, address: CUdeviceptr) {
+        let out = handle.required()?;
+        let state = lock()?;
+        state.current()?;
+        // Any address of the allocation names the whole.
+        let found = state.memory.mapping_at(address);
+        let (_, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
+        if !matches!(mapping.kind, Kind::Allocation) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        out.set(Ticket::new(&mapping.physical).write());
+        Ok(())
+    }
+
+    fn cuIpcOpenMemHandle_v2(address: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: c_uint) {
+        let out = address.required()?;
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        if flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let ticket = Ticket::read(&handle).ok_or(CUresult::INVALID_VALUE)?;
+        // The manual: a process cannot open its own; this is the code that PyTorch's users see then.
+        if ticket.process == process::id() {
+            return Err(CUresult::INVALID_CONTEXT);
+        }
+        out.set(state.open(&ticket, handle.reserved)?);
+        Ok(())
+    }
+
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) {
+        let mut state = lock()?;
+        state.current()?;
+        capture::refuse_unsafe_call(&mut state)?;
+        let mapping = state.memory.mappings.get_mut(&address);
+        let Some(Mapping { kind: Kind::Opened { opens, .. }, .. }) = mapping else {
+            return Err(CUresult::INVALID_VALUE);
+        };
+        *opens -= 1;
+        if *opens == 0 {
+            state.memory.free(address);
+        }
+        Ok(())
+    }
+}
+
+/// What an IPC handle's 64 bytes hold: where another process finds the memory. The process that
+/// allocated it must live and keep it, as on a card.
+struct Ticket {
+    process: u32,
+    file: i32,
+    device: c_int,
+    bytes: u64,
+}
+
+const TICKET_MAGIC: [u8; 8] = *b"fakecuda";
+
+impl Ticket {
+    fn new(physical: &Physical) -> Self {
+        Self {
+            process: process::id(),
+            file: physical.file.as_raw_fd(),
+            device: ordinal(physical.device),
+            bytes: physical.bytes,
+        }
+    }
+
+    fn write(&self) -> CUipcMemHandle {
+        let mut reserved = [0; 64];
+        reserved[..8].copy_from_slice(&TICKET_MAGIC);
+        reserved[8..12].copy_from_slice(&self.process.to_ne_bytes());
+        reserved[12..16].copy_from_slice(&self.file.to_ne_bytes());
+        reserved[16..20].copy_from_slice(&self.device.to_ne_bytes());
+        reserved[24..32].copy_from_slice(&self.bytes.to_ne_bytes());
+        CUipcMemHandle { reserved }
+    }
+
+    fn read(handle: &CUipcMemHandle) -> Option<Self> {
+        let rest = handle.reserved.strip_prefix(&TICKET_MAGIC)?;
+        let (process, rest) = rest.split_first_chunk()?;
+        let (file, rest) = rest.split_first_chunk()?;
+        let (device, rest) = rest.split_first_chunk()?;
+        let (bytes, _) = rest[4..].split_first_chunk()?;
+        Some(Self {
+            process: u32::from_ne_bytes(*process),
+            file: i32::from_ne_bytes(*file),
+            device: c_int::from_ne_bytes(*device),
+            bytes: u64::from_ne_bytes(*bytes),
+        })
+    }
+}
+
+impl State {
+    /// Returns the memory that a file descriptor brought. Memory of this process is found again, so
+    /// that it costs its device nothing more.
+    fn import(&self, file: OwnedFd) -> Result<Arc<Physical>, CUresult> {
+        let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let name = name.map_err(|_| CUresult::INVALID_VALUE)?;
+        let name = name.to_string_lossy();
+        let is_of = |&index: &usize| name.contains(&format!("{} ", file_name(ordinal(index))));
+        let device = (0..self.devices.len()).find(is_of);
+        let device = device.ok_or(CUresult::INVALID_VALUE)?;
+        let key = file_key(&file);
+        let handles = self.memory.handles.values().map(|handle| &handle.physical);
+        let mapped = self
+            .memory
+            .mappings
+            .values()
+            .map(|mapping| &mapping.physical);
+        if let Some(known) = handles.chain(mapped).find(|known| known.key() == key) {
+            return Ok(Arc::clone(known));
+        }
+        let metadata = file
+            .try_clone()
+            .map(File::from)
+            .and_then(|file| file.metadata());
+        let bytes = metadata.map_err(|_| CUresult::OPERATING_SYSTEM)?.len();
+        let handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let properties = plain_properties(ordinal(device), handle_types);
+        Ok(Physical::foreign(file, bytes, properties))
+    }
+
+    /// Returns the address of another process's allocation; the same one each time, and as often
+    /// must it be closed.
+    fn open(&mut self, ticket: &Ticket, key: [u8; 64]) -> Result<u64, CUresult> {
+        for (&address, mapping) in &mut self.memory.mappings {
+            if let Kind::Opened { key: known, opens } = &mut mapping.kind
+                && *known == key
+            {
+                *opens += 1;
+                return Ok(address);
+            }
+        }
+        self.device_index(ticket.device)?;
+        let path = format!("/proc/{}/fd/{}", ticket.process, ticket.file);
+        let file = File::options().read(true).write(true).open(path);
+        let file = OwnedFd::from(file.map_err(|_| CUresult::INVALID_VALUE)?);
+        let properties = plain_properties(ticket.device, CU_MEM_HANDLE_TYPE_NONE);
+        let physical = Physical::foreign(file, ticket.bytes, properties);
+        self.memory
+            .allocate(physical, Kind::Opened { key, opens: 1 })
+    }
+}

@@ -1,0 +1,185 @@
+//! Streams: making and destroying them, waiting, and what a capture says of them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::calls::driver_calls;
+use crate::capture;
+use crate::driver::{self, State, lock, new_name};
+use crate::events;
+use crate::pointers::Out;
+use crate::sys::*;
+use crate::work::{self, Marker, Queue, Work};
+
+/// One stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) device: usize,
+    /// Ordered with the legacy default stream.
+    pub(crate) is_blocking: bool,
+    /// A test keeps its next task from starting.
+    pub(crate) is_held: bool,
+    pub(crate) is_destroyed: bool,
+    /// The context's own, not made by `cuStreamCreate`.
+    pub(crate) is_default: bool,
+    /// The capture that takes its work.
+    pub(crate) capture: Option<u64>,
+    pub(crate) queue: Queue,
+}
+
+thread_local! {
+    /// This thread's own default streams, by context.
+    static PER_THREAD: RefCell<BTreeMap<CUcontext, CUstream>> =
+        const { RefCell::new(BTreeMap::new()) };
+}
+
+driver_calls! {
+    fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) {
+        let out = stream.required()?;
+        out.set(lock()?.create_stream(flags)?);
+        Ok(())
+    }
+
+    /// Priorities order nothing here, and a card clamps them too; so any is accepted.
+    fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, _priority: c_int) {
+        let out = stream.required()?;
+        out.set(lock()?.create_stream(flags)?);
+        Ok(())
+    }
+
+    fn cuStreamDestroy_v2(stream: CUstream) {
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        // The default streams are the context's.
+        if stream <= CU_STREAM_PER_THREAD {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        capture::lose_stream(&mut state, name);
+        let has_ended = state.streams[&name].queue.tail().is_passed();
+        state.stream_mut(name).is_destroyed = true;
+        if has_ended {
+            state.streams.remove(&name);
+        }
+        driver::tell_progress();
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(stream: CUstream) {
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        capture::refuse_in_capture(&mut state, name)?;
+        capture::refuse_implicit_wait(&mut state, name)?;
+        let device = state.streams[&name].device;
+        let ends = state.ends_of(name);
+        work::wait_for(state, &ends)?.check_fault(device)
+    }
+
+    fn cuStreamQuery(stream: CUstream) {
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        capture::refuse_in_capture(&mut state, name)?;
+        capture::refuse_implicit_wait(&mut state, name)?;
+        if state.ends_of(name).iter().all(Marker::is_passed) {
+            Ok(())
+        } else {
+            Err(CUresult::NOT_READY)
+        }
+    }
+
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        // 1 is CU_EVENT_WAIT_EXTERNAL, which only differs within a capture.
+        if flags > 1 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        events::wait(&mut state, name, event)
+    }
+
+    fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut c_void) {
+        let function = function.ok_or(CUresult::INVALID_VALUE)?;
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        let argument = argument as usize;
+        state.submit(name, Work::Call { function, argument })
+    }
+}
+
+impl State {
+    /// Returns the name of the stream that a caller means, default streams included.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_HANDLE` if there is none, and for default streams those of the current context.
+    pub(crate) fn stream_named(&mut self, stream: CUstream) -> Result<CUstream, CUresult> {
+        match stream {
+            0 | CU_STREAM_LEGACY => Ok(self.current()?.1.legacy_stream),
+            CU_STREAM_PER_THREAD => {
+                let (device, context) = self.current()?;
+                let context = context.name;
+                let known = PER_THREAD.with_borrow(|streams| streams.get(&context).copied());
+                Ok(known.unwrap_or_else(|| {
+                    let name = self.add_stream(device, 0);
+                    PER_THREAD.with_borrow_mut(|streams| streams.insert(context, name));
+                    name
+                }))
+            }
+            name => {
+                let found = self.streams.get(&name);
+                let found = found.filter(|stream| !stream.is_destroyed);
+                let device = found.ok_or(CUresult::INVALID_HANDLE)?.device;
+                self.check_fault(device)?;
+                Ok(name)
+            }
+        }
+    }
+
+    /// Returns a stream that is known to be there.
+    pub(crate) fn stream_mut(&mut self, name: CUstream) -> &mut Stream {
+        let found = self.streams.get_mut(&name);
+        found.expect("the caller found it under the same lock")
+    }
+
+    fn create_stream(&mut self, flags: c_uint) -> Result<CUstream, CUresult> {
+        let (device, _) = self.current()?;
+        if flags > CU_STREAM_NON_BLOCKING {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let name = self.add_stream(device, flags);
+        self.stream_mut(name).is_default = false;
+        Ok(name)
+    }
+
+    /// Returns a new default stream of a device's context.
+    pub(crate) fn add_stream(&mut self, device: usize, flags: c_uint) -> CUstream {
+        let stream = Stream {
+            device,
+            is_blocking: flags & CU_STREAM_NON_BLOCKING == 0,
+            is_held: false,
+            is_destroyed: false,
+            is_default: true,
+            capture: None,
+            queue: Queue::default(),
+        };
+        let name = new_name();
+        self.streams.insert(name, stream);
+        name
+    }
+
+    pub(crate) fn legacy_stream_of(&self, device: usize) -> Option<CUstream> {
+        let context = self.devices[device].context.as_ref();
+        context.map(|context| context.legacy_stream)
+    }
+
+    /// Returns what must be done before a stream counts as done. For the legacy default stream that
+    /// is the work of all blocking streams too, as its next task would wait for them.
+    fn ends_of(&self, name: CUstream) -> Vec<Marker> {
+        let stream = &self.streams[&name];
+        let mut ends = vec![stream.queue.tail()];
+        if self.legacy_stream_of(stream.device) == Some(name) {
+            ends.extend(self.default_stream_order(name));
+        }
+        ends
+    }
+}

@@ -1,0 +1,20 @@
+//! The shared object as its callers see it, called through the bindings of `cudarc`: their
+//! signatures, layouts and constants were written by others than ours.
+//!
+//! Not covered: what a card does where neither its manual nor a measurement says anything.
+
+#![expect(unsafe_code, reason = "every call of CUDA's interface is unsafe")]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::unwrap_used,
+    reason = "tests call a C interface in every line; what makes the calls sound is what they test"
+)]
+
+mod context;
+mod control;
+mod events;
+mod memory;
+mod streams;
+mod support;
+mod virtual_memory;
