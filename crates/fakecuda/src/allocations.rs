@@ -11,7 +11,7 @@ use crate::pointers::Out;
 use crate::sys::*;
 use crate::work::{self, Work};
 
-/// Allocations below this share the driver's pages of 2 MiB on a card, and the device's memory is
+/// Allocations up to this share the driver's pages of 2 MiB on a card, and the device's memory is
 /// counted as if they were packed there without a gap; larger ones take whole pages. Where exactly a
 /// card's driver draws the line was not measured.
 const SHARED_BYTES_MAX: u64 = 1 << 20;
@@ -105,7 +105,7 @@ impl State {
         if bytes == 0 {
             return Err(CUresult::INVALID_VALUE);
         }
-        let unit = if bytes < SHARED_BYTES_MAX {
+        let unit = if bytes <= SHARED_BYTES_MAX {
             SMALL_UNIT_BYTES
         } else {
             GRANULARITY_BYTES

@@ -7,10 +7,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
 use std::ptr;
-use std::thread::{self, ThreadId};
 
 use crate::calls::{Outcome, driver_calls};
-use crate::driver::{State, lock, new_name};
+use crate::driver::{State, Thread, lock, new_name, this_thread};
 use crate::pointers::Out;
 use crate::sys::*;
 
@@ -20,7 +19,7 @@ pub(crate) struct Capture {
     /// The stream it began in, which must end it.
     origin: CUstream,
     mode: c_uint,
-    thread: ThreadId,
+    thread: Thread,
     is_valid: bool,
     /// For each stream that takes part, the work its next one comes after: its own and others', as
     /// the number of pieces of each stream.
@@ -59,7 +58,7 @@ driver_calls! {
         let capture = Capture {
             origin: name,
             mode,
-            thread: thread::current().id(),
+            thread: this_thread(),
             is_valid: true,
             clocks: BTreeMap::from([(name, Clock::new())]),
         };
@@ -77,7 +76,7 @@ driver_calls! {
             return Err(CUresult::STREAM_CAPTURE_UNMATCHED);
         }
         // The manual: only a relaxed capture may be ended by another thread.
-        let is_ours = capture.thread == thread::current().id();
+        let is_ours = capture.thread == this_thread();
         if !is_ours && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED {
             return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
         }
@@ -358,10 +357,9 @@ pub(crate) fn refuse_unsafe_call(state: &mut State) -> Outcome {
     if mode == CU_STREAM_CAPTURE_MODE_RELAXED {
         return Ok(());
     }
-    let this_thread = thread::current().id();
     let mut is_forbidden = false;
     for capture in state.captures.values_mut() {
-        let forbids = if capture.thread == this_thread {
+        let forbids = if capture.thread == this_thread() {
             capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED
         } else {
             mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL

@@ -1,12 +1,12 @@
 //! Primary contexts, and which of them is current in a thread.
 
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 
 use crate::calls::{Outcome, driver_calls};
 use crate::capture;
 use crate::device::ordinal;
-use crate::driver::{State, lock, new_name};
+use crate::driver::{self, State, Thread, lock, new_name, this_thread};
 use crate::pointers::Out;
 use crate::sys::*;
 use crate::work;
@@ -18,11 +18,8 @@ pub(crate) struct Context {
     retains: u64,
     /// The default stream, which blocking streams wait for and which waits for them.
     pub(crate) legacy_stream: CUstream,
-}
-
-thread_local! {
-    /// The contexts that this thread pushed, the current one last.
-    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    /// Each thread's own default stream, once it was used.
+    pub(crate) thread_streams: BTreeMap<Thread, CUstream>,
 }
 
 driver_calls! {
@@ -37,16 +34,20 @@ driver_calls! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) {
         let mut state = lock()?;
         let index = state.device_index(device)?;
-        let Some(context) = &mut state.devices[index].context else {
-            return Err(CUresult::INVALID_CONTEXT);
-        };
-        context.retains -= 1;
-        if context.retains > 0 {
+        match &mut state.devices[index].context {
+            // Without retains it is being destroyed by another thread, which waits below.
+            None | Some(Context { retains: 0, .. }) => return Err(CUresult::INVALID_CONTEXT),
+            Some(context) => context.retains -= 1,
+        }
+        if state.is_retained(index) {
             return Ok(());
         }
         let tails = state.tails_of_device(index);
         let mut state = work::wait_for(state, &tails)?;
-        state.destroy_context(index);
+        // Another thread may have retained it again meanwhile.
+        if !state.is_retained(index) {
+            state.destroy_context(index);
+        }
         Ok(())
     }
 
@@ -61,34 +62,32 @@ driver_calls! {
 
     fn cuCtxGetCurrent(context: Out<CUcontext>) {
         let out = context.required()?;
-        drop(lock()?);
-        out.set(top().unwrap_or(0));
+        out.set(lock()?.current_name().unwrap_or(0));
         Ok(())
     }
 
     fn cuCtxSetCurrent(context: CUcontext) {
-        let state = lock()?;
+        let mut state = lock()?;
         if context != 0 {
             state.device_of_context(context)?;
         }
-        STACK.with_borrow_mut(|stack| {
-            stack.pop();
-            if context != 0 {
-                stack.push(context);
-            }
-        });
+        let stack = state.context_stack();
+        stack.pop();
+        if context != 0 {
+            stack.push(context);
+        }
         Ok(())
     }
 
     fn cuCtxPushCurrent_v2(context: CUcontext) {
-        lock()?.device_of_context(context)?;
-        STACK.with_borrow_mut(|stack| stack.push(context));
+        let mut state = lock()?;
+        state.device_of_context(context)?;
+        state.context_stack().push(context);
         Ok(())
     }
 
     fn cuCtxPopCurrent_v2(context: Out<CUcontext>) {
-        drop(lock()?);
-        let popped = STACK.with_borrow_mut(Vec::pop);
+        let popped = lock()?.context_stack().pop();
         context.set_if_wanted(popped.ok_or(CUresult::INVALID_CONTEXT)?);
         Ok(())
     }
@@ -125,11 +124,15 @@ driver_calls! {
     }
 }
 
-fn top() -> Option<CUcontext> {
-    STACK.with_borrow(|stack| stack.last().copied())
-}
-
 impl State {
+    fn context_stack(&mut self) -> &mut Vec<CUcontext> {
+        self.context_stacks.entry(this_thread()).or_default()
+    }
+
+    fn current_name(&self) -> Option<CUcontext> {
+        self.context_stacks.get(&this_thread())?.last().copied()
+    }
+
     /// Returns the device of this thread's current context, and the context.
     ///
     /// # Errors
@@ -137,7 +140,7 @@ impl State {
     /// `INVALID_CONTEXT` if there is none, `CONTEXT_IS_DESTROYED` if it is gone, and what the
     /// device's work died of.
     pub(crate) fn current(&self) -> Result<(usize, &Context), CUresult> {
-        let name = top().ok_or(CUresult::INVALID_CONTEXT)?;
+        let name = self.current_name().ok_or(CUresult::INVALID_CONTEXT)?;
         let index = self.device_of_context(name)?;
         self.check_fault(index)?;
         let context = self.devices[index].context.as_ref();
@@ -162,6 +165,11 @@ impl State {
         self.devices[index].fault.map_or(Ok(()), Err)
     }
 
+    fn is_retained(&self, index: usize) -> bool {
+        let context = self.devices[index].context.as_ref();
+        context.is_some_and(|context| context.retains > 0)
+    }
+
     fn retain_context(&mut self, index: usize) -> CUcontext {
         if let Some(context) = &mut self.devices[index].context {
             context.retains += 1;
@@ -173,6 +181,7 @@ impl State {
             name,
             retains: 1,
             legacy_stream,
+            thread_streams: BTreeMap::new(),
         });
         name
     }
@@ -186,6 +195,6 @@ impl State {
         self.events.retain(|_, event| event.device != index);
         self.peers.retain(|&(from, _)| from != index);
         self.memory.free_allocations_of(index);
-        crate::driver::tell_progress();
+        driver::tell_progress();
     }
 }

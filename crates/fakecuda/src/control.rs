@@ -102,7 +102,11 @@ fn with_state(change: impl FnOnce(&mut State) -> Outcome) -> Outcome {
 
 fn set_held(stream: CUstream, is_held: bool) -> Outcome {
     with_state(|state| {
-        let name = state.stream_named(stream)?;
+        // A destroyed stream that is held can still be released.
+        let name = match state.streams.get(&stream) {
+            Some(_) => stream,
+            None => state.stream_named(stream)?,
+        };
         state.stream_mut(name).is_held = is_held;
         driver::tell_progress();
         Ok(())

@@ -156,7 +156,8 @@ fn copy_now(copy: Copy) -> Outcome {
     if bytes == 0 {
         return Ok(());
     }
-    let source = Source::Address(source);
+    let source = Source::Place(state.place(source));
+    let destination = state.place(destination);
     state.submit(
         name,
         Work::Copy {
@@ -187,8 +188,10 @@ fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
     let source = if state.is_pageable(source) && !is_captured {
         Source::Staged(os::read(source, bytes))
     } else {
-        Source::Address(source)
+        Source::Place(state.place(source))
     };
+    let is_pageable = state.is_pageable(destination);
+    let destination = state.place(destination);
     state.submit(
         name,
         Work::Copy {
@@ -197,7 +200,7 @@ fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
             bytes,
         },
     )?;
-    if state.is_pageable(destination) && !is_captured {
+    if is_pageable && !is_captured {
         return wait_for_stream(state, name);
     }
     Ok(())
@@ -219,6 +222,7 @@ fn fill_in(
     if state.is_pageable(destination) {
         return Err(CUresult::INVALID_VALUE);
     }
+    let destination = state.place(destination);
     state.submit(
         name,
         Work::Fill {

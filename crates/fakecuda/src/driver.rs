@@ -1,11 +1,12 @@
 //! The driver as a whole: all state, the lock around it, and its beginning and end.
 
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint};
+use std::ops::{Deref, DerefMut};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::calls::{self, Fault, Outcome, driver_calls};
 use crate::capture::Capture;
@@ -15,7 +16,7 @@ use crate::memory::Memory;
 use crate::os;
 use crate::pointers::Out;
 use crate::streams::Stream;
-use crate::sys::{CUevent, CUgraph, CUresult, CUstream, DRIVER_VERSION};
+use crate::sys::{CUcontext, CUevent, CUgraph, CUresult, CUstream, DRIVER_VERSION};
 
 /// Everything there is between `cuInit` and the end.
 #[derive(Debug)]
@@ -30,7 +31,13 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeSet<CUgraph>,
     /// `(from, to)`: the context of device `from` may use memory that `to` allocated.
     pub(crate) peers: BTreeSet<(usize, usize)>,
+    /// The contexts that each thread pushed and did not pop, its current one last.
+    pub(crate) context_stacks: BTreeMap<Thread, Vec<CUcontext>>,
 }
+
+/// A thread of the program. Not std's number, nor anything else that needs a destructor: exit handlers
+/// call the driver after the destructors of thread-local variables have run.
+pub(crate) type Thread = u64;
 
 /// The state, locked.
 pub(crate) struct Guard(MutexGuard<'static, Option<State>>);
@@ -41,6 +48,8 @@ static PROGRESS: Condvar = Condvar::new();
 /// The process that called `cuInit`; 0 before.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_EXITED: AtomicBool = AtomicBool::new(false);
+/// Whether what `FAKECUDA_FAIL` says made sense.
+static FAULTS_ARE_READ: OnceLock<Outcome> = OnceLock::new();
 
 driver_calls! {
     fn cuInit(flags: c_uint) {
@@ -54,7 +63,8 @@ driver_calls! {
                 return Err(CUresult::NO_DEVICE);
             }
             *state = Some(State::new(devices));
-            if PROCESS.swap(std::process::id(), Ordering::SeqCst) == 0 {
+            if PROCESS.swap(process::id(), Ordering::SeqCst) == 0 {
+                os::raise_file_limit();
                 os::call_at_exit(end);
             }
         }
@@ -101,12 +111,10 @@ pub(crate) fn check_process(name: &str) -> Outcome {
     match PROCESS.load(Ordering::SeqCst) {
         // No `cuInit` yet: the environment must be known before the first call is counted.
         0 => *FAULTS_ARE_READ.get_or_init(read_faults),
-        process if process == std::process::id() => Ok(()),
+        known if known == process::id() => Ok(()),
         _ => Err(CUresult::NOT_INITIALIZED),
     }
 }
-
-static FAULTS_ARE_READ: std::sync::OnceLock<Outcome> = std::sync::OnceLock::new();
 
 /// Returns the state.
 ///
@@ -159,6 +167,7 @@ impl State {
             captures: BTreeMap::new(),
             graphs: BTreeSet::new(),
             peers: BTreeSet::new(),
+            context_stacks: BTreeMap::new(),
         }
     }
 }
@@ -176,9 +185,20 @@ impl DerefMut for Guard {
     }
 }
 
-/// Returns a name that no context, stream, event, graph or handle ever had in this process. It looks
+/// Returns the thread that calls.
+pub(crate) fn this_thread() -> Thread {
+    thread_local! {
+        static THREAD: Cell<Thread> = const { Cell::new(0) };
+    }
+    if THREAD.get() == 0 {
+        THREAD.set(new_name());
+    }
+    THREAD.get()
+}
+
+/// Returns a name that no context, stream, event, graph, handle or thread ever had in this process. It looks
 /// like a pointer, and following it faults.
 pub(crate) fn new_name() -> u64 {
-    static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    static LAST: AtomicU64 = AtomicU64::new(0);
     0xfa4e_0000_0000_0000 + 16 * (1 + LAST.fetch_add(1, Ordering::Relaxed))
 }

@@ -20,9 +20,11 @@
 //! Error codes are those of NVIDIA's manual. Where it leaves a case open, a comment says whether the
 //! choice was measured on a card or is ours.
 //!
-//! Differences to a card that a caller can see: fresh memory is zero; the host can read device
-//! memory; the driver itself takes none; small allocations share no page, so that writing past the end of one
-//! is more likely to fault.
+//! Differences to a card that a caller can see: fresh memory is zero; the host can use device memory
+//! that is mapped; the driver takes no memory itself; each allocation has addresses of its own, so that
+//! what writes past its last page faults; a pool of `cuMemAllocAsync` keeps nothing; graphs cannot be
+//! launched. The host's limit on mappings (`vm.max_map_count`, usually 65,530) holds here too, and is
+//! reported as a lack of memory.
 //!
 //! [host functions]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EXEC.html
 
@@ -64,7 +66,8 @@ use std::path::PathBuf;
 /// If the program does not know where it lies itself, or the shared object is not there.
 pub fn library_path() -> PathBuf {
     let program = std::env::current_exe().expect("a process knows its program");
-    let mut directories = program.ancestors().skip(1);
+    // Tests lie in `deps`, examples in a directory beside it.
+    let mut directories = program.ancestors().skip(1).take(2);
     directories
         .find_map(|directory| {
             let path = directory.join("libfakecuda.so");

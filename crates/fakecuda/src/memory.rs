@@ -11,6 +11,7 @@ use crate::driver::State;
 use crate::host_memory::HostMemory;
 use crate::os::{self, Access, HostRange, PAGE_BYTES};
 use crate::sys::*;
+use crate::work::Place;
 
 /// Unit of physical memory and of mapping: 2 MiB, as measured on an H200, minimum and recommended.
 pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
@@ -299,23 +300,31 @@ impl State {
         }
     }
 
+    /// Returns what an address is now.
+    pub(crate) fn place(&self, address: u64) -> Place {
+        Place {
+            address,
+            is_device: self.memory.reservation_at(address).is_some(),
+        }
+    }
+
     /// Returns whether work of a device may access the range so: device memory must be mapped and
-    /// allow it; what is no device memory is the host's.
+    /// allow it; for the host's the program answers.
     ///
     /// Copies between devices need no peer access: the driver then goes through the host. So
     /// `is_copy` lets the device that has the memory do its part.
     pub(crate) fn allows(
         &self,
-        address: u64,
+        place: Place,
         bytes: u64,
         device: usize,
         needed: Access,
         is_copy: bool,
     ) -> bool {
-        if self.memory.reservation_at(address).is_none() {
+        if !place.is_device {
             return true;
         }
-        self.memory.covers(address, bytes, |mapping| {
+        self.memory.covers(place.address, bytes, |mapping| {
             self.access_of(mapping, device) >= needed
                 || is_copy && self.access_of(mapping, mapping.physical.device) >= needed
         })

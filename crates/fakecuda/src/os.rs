@@ -1,6 +1,7 @@
 //! The host's memory: files without a name, and ranges of addresses that show them.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -153,9 +154,24 @@ pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the number was opened above, and by nobody else.
-    let file = unsafe { OwnedFd::from_raw_fd(number) };
-    std::fs::File::from(file.try_clone()?).set_len(bytes)?;
-    Ok(file)
+    let file = unsafe { File::from_raw_fd(number) };
+    file.set_len(bytes)?;
+    Ok(file.into())
+}
+
+/// Lets the process open as many files as it may. Each piece of device memory is one, and 1024, the
+/// usual limit, would be 2 GiB in pages of 2 MiB.
+pub(crate) fn raise_file_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable and lives through the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is readable and lives through the call. If it fails, the limit stays.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    }
 }
 
 /// Returns a second number for the file that `number` names in this process.

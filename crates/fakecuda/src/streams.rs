@@ -1,12 +1,10 @@
 //! Streams: making and destroying them, waiting, and what a capture says of them.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::driver::{self, State, lock, new_name};
+use crate::driver::{self, State, lock, new_name, this_thread};
 use crate::events;
 use crate::pointers::Out;
 use crate::sys::*;
@@ -28,12 +26,6 @@ pub(crate) struct Stream {
     pub(crate) queue: Queue,
 }
 
-thread_local! {
-    /// This thread's own default streams, by context.
-    static PER_THREAD: RefCell<BTreeMap<CUcontext, CUstream>> =
-        const { RefCell::new(BTreeMap::new()) };
-}
-
 driver_calls! {
     fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) {
         let out = stream.required()?;
@@ -50,11 +42,11 @@ driver_calls! {
 
     fn cuStreamDestroy_v2(stream: CUstream) {
         let mut state = lock()?;
-        let name = state.stream_named(stream)?;
-        // The default streams are the context's.
+        // The default streams are the context's; which code that gets, the manual leaves open.
         if stream <= CU_STREAM_PER_THREAD {
-            return Err(CUresult::INVALID_VALUE);
+            return Err(CUresult::INVALID_HANDLE);
         }
+        let name = state.stream_named(stream)?;
         capture::lose_stream(&mut state, name);
         let has_ended = state.streams[&name].queue.tail().is_passed();
         state.stream_mut(name).is_destroyed = true;
@@ -117,13 +109,15 @@ impl State {
             0 | CU_STREAM_LEGACY => Ok(self.current()?.1.legacy_stream),
             CU_STREAM_PER_THREAD => {
                 let (device, context) = self.current()?;
-                let context = context.name;
-                let known = PER_THREAD.with_borrow(|streams| streams.get(&context).copied());
-                Ok(known.unwrap_or_else(|| {
-                    let name = self.add_stream(device, 0);
-                    PER_THREAD.with_borrow_mut(|streams| streams.insert(context, name));
-                    name
-                }))
+                let known = context.thread_streams.get(&this_thread());
+                if let Some(&name) = known {
+                    return Ok(name);
+                }
+                let name = self.add_stream(device, 0);
+                let context = self.devices[device].context.as_mut();
+                let context = context.expect("it is current");
+                context.thread_streams.insert(this_thread(), name);
+                Ok(name)
             }
             name => {
                 let found = self.streams.get(&name);

@@ -25,10 +25,11 @@ driver_calls! {
     ) {
         let out = address.required()?;
         let mut state = lock()?;
-        let alignment = (alignment as u64).max(GRANULARITY_BYTES);
-        if !is_whole(bytes as u64) || !alignment.is_power_of_two() || flags != 0 {
+        // 0 leaves the alignment to the driver.
+        if !is_whole(bytes as u64) || !alignment.max(1).is_power_of_two() || flags != 0 {
             return Err(CUresult::INVALID_VALUE);
         }
+        let alignment = (alignment as u64).max(GRANULARITY_BYTES);
         let range = HostRange::reserve(bytes as u64, alignment, hint);
         let range = range.map_err(|_| CUresult::OUT_OF_MEMORY)?;
         let start = range.start();

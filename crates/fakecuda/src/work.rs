@@ -63,12 +63,12 @@ pub(crate) enum Work {
     /// Notes the time.
     Stamp { time: Arc<OnceLock<Instant>> },
     Copy {
-        destination: u64,
+        destination: Place,
         source: Source,
         bytes: u64,
     },
     Fill {
-        destination: u64,
+        destination: Place,
         value: u8,
         bytes: u64,
     },
@@ -81,9 +81,17 @@ pub(crate) enum Work {
     Free { address: u64 },
 }
 
+/// An address, and what it was when the work was asked for: device memory that is gone when the work
+/// is done must not be taken for the host's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) address: u64,
+    pub(crate) is_device: bool,
+}
+
 #[derive(Debug)]
 pub(crate) enum Source {
-    Address(u64),
+    Place(Place),
     /// Pageable host memory is read when the copy is asked for.
     Staged(Box<[u8]>),
 }
@@ -179,15 +187,16 @@ impl State {
             } => {
                 let (from, is_readable) = match &source {
                     Source::Staged(content) => (content.as_ptr() as u64, true),
-                    &Source::Address(from) => {
-                        (from, self.allows(from, bytes, device, Access::Read, true))
+                    &Source::Place(from) => {
+                        let is_readable = self.allows(from, bytes, device, Access::Read, true);
+                        (from.address, is_readable)
                     }
                 };
                 if !is_readable || !self.allows(destination, bytes, device, Access::ReadWrite, true)
                 {
                     return false;
                 }
-                os::copy(destination, from, bytes);
+                os::copy(destination.address, from, bytes);
                 true
             }
             Work::Fill {
@@ -198,7 +207,7 @@ impl State {
                 if !self.allows(destination, bytes, device, Access::ReadWrite, false) {
                     return false;
                 }
-                os::fill(destination, value, bytes);
+                os::fill(destination.address, value, bytes);
                 true
             }
             Work::Free { address } => {

@@ -60,10 +60,7 @@ fn a_reset_forgets_everything() {
     assert!(!can_be_read(address));
     assert_eq!(unsafe { cuInit(0) }, OK);
     // The context that was current is gone with the rest.
-    assert_eq!(
-        allocate(PAGE),
-        Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-    );
+    assert_eq!(allocate(PAGE), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
     make_current(0);
     assert!(create(PAGE).is_ok());
     assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_INVALID_HANDLE);

@@ -11,10 +11,13 @@
     reason = "tests call a C interface in every line; what makes the calls sound is what they test"
 )]
 
+mod capture;
 mod context;
 mod control;
 mod events;
 mod memory;
+mod process;
+mod sharing;
 mod streams;
 mod support;
 mod virtual_memory;

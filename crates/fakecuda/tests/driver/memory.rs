@@ -55,6 +55,16 @@ fn capacity_is_a_limit_and_both_devices_have_their_own() {
 }
 
 #[test]
+fn small_allocations_are_charged_as_if_packed() {
+    let driver = Driver::start();
+    for (bytes, charged) in [(1, 512), (513, 1024), (MIB, MIB), (MIB + 1, PAGE)] {
+        let address = allocate(bytes).unwrap();
+        assert_eq!(driver.used_bytes(0), charged, "{bytes}");
+        assert_eq!(free(address), OK);
+    }
+}
+
+#[test]
 fn sizes_that_cannot_be_are_refused() {
     let driver = Driver::start();
     assert_eq!(allocate(0), Err(CUresult::CUDA_ERROR_INVALID_VALUE));

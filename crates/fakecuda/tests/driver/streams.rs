@@ -172,12 +172,16 @@ fn a_destroyed_stream_ends_its_work() {
     fill_in(stream, address, 1, 1);
     let marker = event();
     assert_eq!(unsafe { cuEventRecord(marker, stream) }, OK);
-    driver.release(stream);
     assert_eq!(unsafe { cuStreamDestroy_v2(stream) }, OK);
+    assert_eq!(
+        unsafe { cuEventQuery(marker) },
+        CUresult::CUDA_ERROR_NOT_READY
+    );
     assert_eq!(
         unsafe { cuStreamQuery(stream) },
         CUresult::CUDA_ERROR_INVALID_HANDLE
     );
+    driver.release(stream);
     assert_eq!(unsafe { cuEventSynchronize(marker) }, OK);
     assert_eq!(read(address, 1).unwrap(), [1]);
     let unused = non_blocking_stream();
@@ -258,4 +262,77 @@ fn copies_reach_the_other_device_and_fills_need_peer_access() {
     let stream = non_blocking_stream();
     fill_in(stream, on_second, 3, 1);
     assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn work_on_memory_that_is_gone_is_an_error_and_no_crash() {
+    let driver = Driver::start();
+    let (stream, other) = (non_blocking_stream(), non_blocking_stream());
+    let address = get(|out| unsafe { cuMemAllocAsync(out, PAGE, stream) }).unwrap();
+    driver.hold(stream);
+    fill_in(stream, address, 1, PAGE);
+    assert_eq!(unsafe { cuMemFreeAsync(address, other) }, OK);
+    assert_eq!(synchronize(other), OK);
+    driver.release(stream);
+    assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn each_thread_has_a_default_stream_of_its_own() {
+    let driver = Driver::start();
+    let per_thread = 2 as CUstream;
+    let address = allocate(PAGE).unwrap();
+    driver.hold(per_thread);
+    fill_in(per_thread, address, 1, 10);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            make_current_here();
+            fill_in(2 as CUstream, address, 2, 5);
+            assert_eq!(synchronize(2 as CUstream), OK);
+        });
+    });
+    driver.release(per_thread);
+    assert_eq!(synchronize(per_thread), OK);
+    assert_eq!(read(address, 10).unwrap(), [1; 10]);
+    assert_eq!(driver.live().streams, 0);
+}
+
+#[test]
+fn many_threads_keep_their_memory_apart() {
+    let driver = Driver::start();
+    thread::scope(|scope| {
+        for number in 1..=8_u8 {
+            scope.spawn(move || {
+                make_current_here();
+                let stream = non_blocking_stream();
+                for round in 0..40 {
+                    let bytes = 1000 * (1 + (round + usize::from(number)) % 5);
+                    let address = allocate(bytes).unwrap();
+                    let copy = get(|out| unsafe { cuMemAllocAsync(out, bytes, stream) }).unwrap();
+                    fill_in(stream, address, number, bytes);
+                    copy_in(stream, copy, address, bytes);
+                    let done = event();
+                    assert_eq!(unsafe { cuEventRecord(done, stream) }, OK);
+                    assert_eq!(unsafe { cuEventSynchronize(done) }, OK);
+                    assert_eq!(unsafe { cuEventDestroy_v2(done) }, OK);
+                    assert!(
+                        read(copy, bytes)
+                            .unwrap()
+                            .iter()
+                            .all(|&byte| byte == number)
+                    );
+                    assert_eq!(unsafe { cuMemFreeAsync(copy, stream) }, OK);
+                    assert_eq!(free(address), OK);
+                }
+                assert_eq!(synchronize(stream), OK);
+                assert_eq!(unsafe { cuStreamDestroy_v2(stream) }, OK);
+            });
+        }
+    });
+    assert_eq!(driver.used_bytes(0), 0);
+    let expected = Live {
+        contexts: 1,
+        ..Live::default()
+    };
+    assert_eq!(driver.live(), expected);
 }

@@ -191,6 +191,8 @@ fn sizes_and_properties_are_checked() {
         let reserved = get(|out| unsafe { cuMemAddressReserve(out, bytes, 0, 0, 0) });
         assert_eq!(reserved, Err(INVALID));
     }
+    let unaligned = get(|out| unsafe { cuMemAddressReserve(out, PAGE, 3, 0, 0) });
+    assert_eq!(unaligned, Err(INVALID));
     let create_with = |properties: &CUmemAllocationProp| {
         get(|out| unsafe { cuMemCreate(out, PAGE, properties, 0) })
     };

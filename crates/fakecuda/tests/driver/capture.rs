@@ -1,0 +1,313 @@
+use std::ptr::null_mut;
+
+use crate::support::*;
+use crate::virtual_memory::{allow, create, map, reserve};
+
+type Mode = CUstreamCaptureMode;
+const GLOBAL: Mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+const THREAD_LOCAL: Mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+const RELAXED: Mode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+type Status = CUstreamCaptureStatus;
+const NONE: Status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
+const ACTIVE: Status = Status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+const INVALIDATED: Status = Status::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+const LOST: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+
+fn begin(stream: CUstream, mode: Mode) -> CUresult {
+    unsafe { cuStreamBeginCapture_v2(stream, mode) }
+}
+
+/// Returns a stream in which a capture has begun.
+fn capturing(mode: Mode) -> CUstream {
+    let stream = non_blocking_stream();
+    assert_eq!(begin(stream, mode), OK);
+    stream
+}
+
+fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
+    get(|out| unsafe { cuStreamEndCapture(stream, out) })
+}
+
+fn status(stream: CUstream) -> Status {
+    get(|out| unsafe { cuStreamIsCapturing(stream, out) }).unwrap()
+}
+
+fn record(event: CUevent, stream: CUstream) {
+    assert_eq!(unsafe { cuEventRecord(event, stream) }, OK);
+}
+
+fn wait(stream: CUstream, event: CUevent) -> CUresult {
+    unsafe { cuStreamWaitEvent(stream, event, 0) }
+}
+
+#[test]
+fn captured_work_is_not_done() {
+    let driver = Driver::start();
+    let stream = non_blocking_stream();
+    let address = allocate(PAGE).unwrap();
+    assert_eq!(status(stream), NONE);
+    assert_eq!(begin(stream, GLOBAL), OK);
+    assert_eq!(begin(stream, GLOBAL), CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    fill_in(stream, address, 1, 1);
+    assert_eq!(status(stream), ACTIVE);
+    let mut number = 0;
+    let (mut found, mut count) = (NONE, 9);
+    let code = unsafe {
+        cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut found,
+            &mut number,
+            null_mut(),
+            null_mut(),
+            null_mut(),
+            &mut count,
+        )
+    };
+    assert_eq!((code, found, count), (OK, ACTIVE, 0));
+    assert_ne!(number, 0);
+    let graph = end(stream).unwrap();
+    assert_eq!(status(stream), NONE);
+    assert_eq!(synchronize(stream), OK);
+    assert_eq!(read(address, 1).unwrap(), [0]);
+    assert_eq!(driver.live().graphs, 1);
+    assert_eq!(unsafe { cuGraphDestroy(graph) }, OK);
+    assert_eq!(driver.live().graphs, 0);
+    assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_ILLEGAL_STATE));
+}
+
+#[test]
+fn unsafe_calls_fail_and_spoil_the_capture() {
+    let _driver = Driver::start();
+    let point = event();
+    let address = allocate(PAGE).unwrap();
+    let calls: [(&str, &dyn Fn() -> CUresult); 5] = [
+        ("allocate", &|| allocate(PAGE).err().unwrap_or(OK)),
+        ("free", &|| free(address)),
+        ("query", &|| unsafe { cuEventQuery(point) }),
+        ("read", &|| read(address, 1).err().unwrap_or(OK)),
+        ("pin", &|| {
+            get(|out| unsafe { cuMemHostAlloc(out, 1, 0) })
+                .err()
+                .unwrap_or(OK)
+        }),
+    ];
+    for (name, call) in calls {
+        for mode in [GLOBAL, THREAD_LOCAL] {
+            let stream = capturing(mode);
+            assert_eq!(call(), UNSUPPORTED, "{name}");
+            assert_eq!(status(stream), INVALIDATED, "{name}");
+            let address_of_work = unsafe { cuMemsetD8Async(address, 1, 1, stream) };
+            assert_eq!(address_of_work, LOST, "{name}");
+            assert_eq!(end(stream), Err(LOST), "{name}");
+            assert_eq!(status(stream), NONE, "{name}");
+        }
+    }
+    let stream = capturing(RELAXED);
+    assert!(allocate(PAGE).is_ok());
+    assert!(end(stream).is_ok());
+}
+
+#[test]
+fn a_relaxed_thread_may_call_what_is_unsafe() {
+    let _driver = Driver::start();
+    let stream = capturing(GLOBAL);
+    let mut mode = RELAXED;
+    assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
+    assert_eq!(mode, GLOBAL);
+    assert!(allocate(PAGE).is_ok());
+    assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
+    assert_eq!(mode, RELAXED);
+    assert_eq!(status(stream), ACTIVE);
+    assert_eq!(allocate(PAGE), Err(UNSUPPORTED));
+    assert_eq!(end(stream), Err(LOST));
+}
+
+#[test]
+fn other_threads_are_bound_by_global_captures_only() {
+    let _driver = Driver::start();
+    let allocate_elsewhere = || {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                make_current(0);
+                allocate(PAGE).map(|_| ())
+            });
+            other.join().unwrap()
+        })
+    };
+    for (mode, expected) in [
+        (GLOBAL, Err(UNSUPPORTED)),
+        (THREAD_LOCAL, Ok(())),
+        (RELAXED, Ok(())),
+    ] {
+        let stream = capturing(mode);
+        assert_eq!(allocate_elsewhere(), expected, "{mode:?}");
+        assert_eq!(end(stream).is_ok(), expected.is_ok(), "{mode:?}");
+    }
+}
+
+#[test]
+fn virtual_memory_is_allowed_during_captures() {
+    let _driver = Driver::start();
+    let stream = capturing(GLOBAL);
+    let (address, handle) = (reserve(PAGE), create(PAGE).unwrap());
+    assert_eq!(map(address, PAGE, handle), OK);
+    assert_eq!(allow(address, PAGE, 0), OK);
+    assert_eq!(unsafe { cuMemUnmap(address, PAGE) }, OK);
+    assert_eq!(unsafe { cuMemRelease(handle) }, OK);
+    assert!(end(stream).is_ok());
+}
+
+#[test]
+fn captured_streams_and_events_cannot_be_asked_or_awaited() {
+    let _driver = Driver::start();
+    let point = event();
+    let mut mode = RELAXED;
+    // Even a relaxed thread must not.
+    assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
+    type Call<'a> = &'a dyn Fn(CUstream) -> CUresult;
+    let calls: [(&str, Call, CUresult); 5] = [
+        (
+            "query",
+            &|stream| unsafe { cuStreamQuery(stream) },
+            UNSUPPORTED,
+        ),
+        ("synchronize", &|stream| synchronize(stream), UNSUPPORTED),
+        ("context", &|_| unsafe { cuCtxSynchronize() }, UNSUPPORTED),
+        (
+            "query event",
+            &|stream| {
+                record(point, stream);
+                unsafe { cuEventQuery(point) }
+            },
+            CUresult::CUDA_ERROR_CAPTURED_EVENT,
+        ),
+        (
+            "synchronize event",
+            &|stream| {
+                record(point, stream);
+                unsafe { cuEventSynchronize(point) }
+            },
+            CUresult::CUDA_ERROR_CAPTURED_EVENT,
+        ),
+    ];
+    for (name, call, expected) in calls {
+        let stream = capturing(RELAXED);
+        assert_eq!(call(stream), expected, "{name}");
+        assert_eq!(end(stream), Err(LOST), "{name}");
+    }
+    assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
+    // The capture is over, and the event still has no point in time.
+    assert_eq!(
+        unsafe { cuEventQuery(point) },
+        CUresult::CUDA_ERROR_CAPTURED_EVENT
+    );
+    let stream = non_blocking_stream();
+    record(point, stream);
+    assert_eq!(unsafe { cuEventSynchronize(point) }, OK);
+}
+
+#[test]
+fn streams_join_by_events_and_must_come_back() {
+    let _driver = Driver::start();
+    let address = allocate(PAGE).unwrap();
+    let (fork, join) = (event(), event());
+    let side = non_blocking_stream();
+
+    let origin = capturing(GLOBAL);
+    record(fork, origin);
+    assert_eq!(wait(side, fork), OK);
+    assert_eq!(status(side), ACTIVE);
+    fill_in(side, address, 1, 1);
+    assert_eq!(
+        end(side),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+    );
+    record(join, side);
+    assert_eq!(wait(origin, join), OK);
+    assert!(end(origin).is_ok());
+    assert_eq!(status(side), NONE);
+
+    let origin = capturing(GLOBAL);
+    record(fork, origin);
+    assert_eq!(wait(side, fork), OK);
+    record(join, side);
+    fill_in(side, address, 1, 1);
+    assert_eq!(wait(origin, join), OK);
+    assert_eq!(
+        end(origin),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+    );
+    assert_eq!(status(side), NONE);
+}
+
+#[test]
+fn captures_do_not_depend_on_anything_outside() {
+    let _driver = Driver::start();
+    let outside = event();
+    record(outside, non_blocking_stream());
+    let stream = capturing(GLOBAL);
+    let isolation = CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    assert_eq!(wait(stream, outside), isolation);
+    assert_eq!(end(stream), Err(LOST));
+
+    let (one, two) = (capturing(RELAXED), capturing(RELAXED));
+    record(outside, one);
+    assert_eq!(
+        wait(two, outside),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+    );
+    assert_eq!((end(one), end(two)), (Err(LOST), Err(LOST)));
+}
+
+#[test]
+fn the_legacy_stream_cannot_capture_nor_wait_for_what_does() {
+    let _driver = Driver::start();
+    assert_eq!(begin(null_mut(), GLOBAL), UNSUPPORTED);
+    let implicit = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    let blocking = get(|out| unsafe { cuStreamCreate(out, 0) }).unwrap();
+    let address = allocate(PAGE).unwrap();
+    assert_eq!(begin(blocking, GLOBAL), OK);
+    let asked = get(|out| unsafe { cuStreamIsCapturing(null_mut(), out) });
+    assert_eq!(asked, Err(implicit));
+    assert_eq!(status(blocking), ACTIVE);
+    assert_eq!(
+        unsafe { cuMemsetD8Async(address, 1, 1, null_mut()) },
+        implicit
+    );
+    assert_eq!(end(blocking), Err(LOST));
+    // A stream that does not block is none of its business.
+    let stream = capturing(GLOBAL);
+    assert_eq!(unsafe { cuMemsetD8Async(address, 1, 1, null_mut()) }, OK);
+    assert!(end(stream).is_ok());
+}
+
+#[test]
+fn only_relaxed_captures_end_in_another_thread() {
+    let _driver = Driver::start();
+    let end_elsewhere = |stream: CUstream| {
+        let name = stream as usize;
+        let ended = std::thread::spawn(move || end(name as CUstream).map(|_| ()));
+        ended.join().unwrap()
+    };
+    let stream = capturing(THREAD_LOCAL);
+    let wrong_thread = CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    assert_eq!(end_elsewhere(stream), Err(wrong_thread));
+    assert!(end(stream).is_ok());
+    let stream = capturing(RELAXED);
+    assert_eq!(end_elsewhere(stream), Ok(()));
+}
+
+#[test]
+fn a_capture_whose_stream_is_destroyed_is_gone() {
+    let _driver = Driver::start();
+    let stream = capturing(GLOBAL);
+    let (fork, side) = (event(), non_blocking_stream());
+    record(fork, stream);
+    assert_eq!(wait(side, fork), OK);
+    assert_eq!(unsafe { cuStreamDestroy_v2(stream) }, OK);
+    assert_eq!(status(side), NONE);
+    assert!(allocate(PAGE).is_ok());
+}
