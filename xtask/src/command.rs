@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{self, Stdio};
 
-use crate::tidy;
+use crate::{header, tidy};
 
 /// One command with its arguments.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,6 +11,7 @@ pub(crate) enum Command {
     Help,
     Test,
     Tidy,
+    Header,
     Fuzz { minutes: u32 },
     Miri,
     Bench { arguments: Vec<String> },
@@ -53,6 +54,7 @@ impl Command {
             }
             "test" => Self::Test,
             "tidy" => Self::Tidy,
+            "header" => Self::Header,
             "miri" => Self::Miri,
             "help" | "--help" | "-h" => Self::Help,
             other => return Err(format!("unknown command `{other}`")),
@@ -69,6 +71,7 @@ impl Command {
             Self::Help => Ok(()),
             Self::Test => test(root),
             Self::Tidy => tidy::run(root),
+            Self::Header => header::write(root),
             Self::Fuzz { minutes } => fuzz(root, *minutes),
             Self::Miri => miri(root),
             Self::Bench { arguments } => bench(root, arguments),
@@ -235,6 +238,7 @@ mod tests {
     fn commands_are_read() {
         assert_eq!(parse("test"), Ok(Command::Test));
         assert_eq!(parse("tidy"), Ok(Command::Tidy));
+        assert_eq!(parse("header"), Ok(Command::Header));
         assert_eq!(parse("miri"), Ok(Command::Miri));
         assert_eq!(parse("--help"), Ok(Command::Help));
         assert_eq!(parse("fuzz"), Ok(Command::Fuzz { minutes: 1 }));

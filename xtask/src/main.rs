@@ -1,10 +1,11 @@
-//! The project's own commands: `cargo xtask test | tidy | fuzz | miri | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | fuzz | miri | bench`.
 //!
 //! `test` needs only what rustup installs; a tool that another command needs and does not find is
 //! named in one line. Nothing is ever installed from here.
 #![forbid(unsafe_code)]
 
 mod command;
+mod header;
 mod tidy;
 
 use std::env;
@@ -18,6 +19,7 @@ usage: cargo xtask COMMAND
 
   test                 formatting, tidy, clippy, documentation, then all tests
   tidy                 the project's own rules, which no other tool checks
+  header               writes crates/capi/include/lowtide.h, which `test` checks, from the source
   fuzz [--minutes N]   every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
   miri                 lowtide-core's unit tests under Miri; needs nightly with the miri component
   bench [ARGS]         the benchmarks, and a record of them; with ARGS for `cargo bench`, no record

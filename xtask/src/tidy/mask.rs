@@ -134,7 +134,7 @@ mod tests {
             find_word(source, "code"),
             "{masked}"
         );
-        assert_eq!(find_word(&masked, "hidden"), [], "{masked}");
+        assert_eq!(find_word(&masked, "hidden"), [0; 0], "{masked}");
     }
 
     #[test]

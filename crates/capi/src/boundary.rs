@@ -1,0 +1,147 @@
+//! The line between Rust and C: no panic passes it, and an error becomes a status and the thread's text.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::{Error, Status};
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Returns why the last call that failed in this thread did; the empty text if none has.
+///
+/// A call that succeeds leaves the text as it is. The text is UTF-8, belongs to lowtide and is valid
+/// until the next call in this thread that fails, or the thread's end. Never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_last_error() -> *const c_char {
+    let text = LAST_ERROR.try_with(|last| last.borrow().as_ptr());
+    // A thread that is ending has lost its text.
+    text.unwrap_or(c"".as_ptr())
+}
+
+/// Runs the body of an exported function.
+#[inline]
+pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
+    // A body that panics leaves nothing half done that is used again: what it changes is behind locks,
+    // which are poisoned.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(error)) => keep(error),
+        Err(panic) => keep(Error::new(
+            Status::Internal,
+            format_args!("lowtide panicked: {}", message_of(&*panic)),
+        )),
+    }
+}
+
+/// Keeps an error's text for the thread and returns its status.
+#[cold]
+fn keep(error: Error) -> Status {
+    let Error { status, mut text } = error;
+    text.retain(|character| character != '\0');
+    // Nothing is left to fail on; without memory for a text the process ends before this.
+    let text = CString::new(text).unwrap_or_default();
+    // A thread that is ending has no place for it any more.
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
+    status
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message")
+}
+
+/// Returns a text of the caller's, `None` for null.
+///
+/// # Safety
+///
+/// `text` is null, or ends with a zero byte and is not changed while the answer lives.
+///
+/// # Errors
+///
+/// If it is not UTF-8.
+pub(crate) unsafe fn text_from_c<'a>(
+    name: &str,
+    text: *const c_char,
+) -> Result<Option<&'a str>, Error> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: 1. it is not null. 2. It ends with a zero byte and does not change, by the contract of
+    // this function.
+    let text = unsafe { CStr::from_ptr(text) };
+    let text = text.to_str().map_err(|_| {
+        Error::new(
+            Status::InvalidArgument,
+            format_args!("`{name}` is not UTF-8"),
+        )
+    })?;
+    Ok(Some(text))
+}
+
+/// Writes through a pointer of the caller's.
+///
+/// # Safety
+///
+/// `target` is null, or `T` may be written to it.
+///
+/// # Errors
+///
+/// If it is null.
+#[inline]
+pub(crate) unsafe fn write_to_c<T>(name: &str, target: *mut T, value: T) -> Result<(), Error> {
+    if target.is_null() {
+        return Err(Error::null(name));
+    }
+    // SAFETY: it is not null, so `T` may be written to it, by the contract of this function.
+    unsafe { target.write(value) };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last_error() -> String {
+        // SAFETY: the text is this thread's, in which no call is under way.
+        let text = unsafe { CStr::from_ptr(lowtide_last_error()) };
+        text.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status() {
+        assert_eq!(run(|| panic!("a {} bug", "deep")), Status::Internal);
+        assert_eq!(last_error(), "lowtide panicked: a deep bug");
+        assert_eq!(run(|| panic!("plain")), Status::Internal);
+        assert_eq!(last_error(), "lowtide panicked: plain");
+        assert_eq!(run(|| std::panic::panic_any(7)), Status::Internal);
+        assert_eq!(last_error(), "lowtide panicked: no message");
+    }
+
+    #[test]
+    fn the_text_is_the_threads_and_survives_success() {
+        let fail = || run(|| Err(Error::new(Status::Config, "no\0 such")));
+        assert_eq!(fail(), Status::Config);
+        assert_eq!(last_error(), "no such", "a zero byte would cut it off");
+        assert_eq!(run(|| Ok(())), Status::Ok);
+        assert_eq!(last_error(), "no such");
+        let elsewhere = std::thread::spawn(last_error).join().unwrap();
+        assert_eq!(elsewhere, "");
+    }
+
+    #[test]
+    fn texts_from_c() {
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { text_from_c("a", std::ptr::null()) }, Ok(None));
+        // SAFETY: the text ends with a zero byte and is constant.
+        assert_eq!(unsafe { text_from_c("a", c"x".as_ptr()) }, Ok(Some("x")));
+        // SAFETY: as above.
+        let refused = unsafe { text_from_c("a", c"\xff".as_ptr()) };
+        assert_eq!(refused.unwrap_err().text, "`a` is not UTF-8");
+    }
+}

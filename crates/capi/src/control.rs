@@ -1,0 +1,307 @@
+//! Everything but requests: versions, configuration, figures, snapshots.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use lowtide_core::Config;
+use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
+
+use crate::boundary::{run, text_from_c, write_to_c};
+use crate::error::{Error, Status};
+use crate::pluggable::address_of;
+use crate::registry;
+use crate::settings::Choice;
+
+/// The version of this interface: it changes when a program built against an older header would no longer
+/// work. A program compares it with what `lowtide_abi_version` returns.
+pub const LOWTIDE_ABI_VERSION: u32 = 1;
+
+/// Returns the version of the interface that was loaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_abi_version() -> u32 {
+    LOWTIDE_ABI_VERSION
+}
+
+/// Returns lowtide's version, like "0.1.0". The text belongs to lowtide and is valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// Chooses the strategy and its options for every device of the process; either may be null.
+///
+/// A strategy that is null is what `LOWTIDE_STRATEGY` says, or `caching`. Options that are null are what
+/// `LOWTIDE_CONF` says, if the strategy was null too, and for `caching` else PyTorch's
+/// `PYTORCH_CUDA_ALLOC_CONF`, `PYTORCH_HIP_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`, the first that is set.
+/// Options have the syntax of the latter. A later call replaces an earlier one.
+///
+/// `LOWTIDE_STATUS_STARTED` once anything was asked of a device, and `LOWTIDE_STATUS_CONFIG` for what is
+/// refused; nothing has changed then.
+///
+/// # Safety
+///
+/// Both are null or end with a zero byte. They are read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_configure(
+    strategy: *const c_char,
+    config: *const c_char,
+) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let strategy = unsafe { text_from_c("strategy", strategy) }?;
+        // SAFETY: as above.
+        let conf = unsafe { text_from_c("config", config) }?;
+        registry::configure(Choice {
+            strategy: strategy.map(str::to_owned),
+            conf: conf.map(str::to_owned),
+        })
+    })
+}
+
+/// Writes the number of the device that holds a block to `device`, or fails with
+/// `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+///
+/// # Safety
+///
+/// `device` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_device_of(memory: *mut c_void, device: *mut c_int) -> Status {
+    run(|| {
+        let (ordinal, _) = registry::device_of(address_of(memory))?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("device", device, ordinal) }
+    })
+}
+
+/// Gives everything of a device that is not in use back to the driver, and waits for the streams that
+/// still use what was freed, unless one is being captured. What went back before a failure is gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.empty_cache())??)
+    })
+}
+
+/// Writes how much memory the driver could still hand out, and all that the device has, in bytes.
+///
+/// # Safety
+///
+/// Both are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_memory_info(
+    device: c_int,
+    free: *mut u64,
+    total: *mut u64,
+) -> Status {
+    use lowtide_core::Driver;
+    run(|| {
+        if free.is_null() {
+            return Err(Error::null("free"));
+        }
+        let allocator = registry::device(device)?;
+        let info = allocator.with(|allocator| allocator.driver_mut().memory_info())??;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("total", total, info.total.get()) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("free", free, info.free.get()) }
+    })
+}
+
+/// Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
+///
+/// # Safety
+///
+/// `fraction` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
+    use lowtide_core::Driver;
+    run(|| {
+        let allocator = registry::device(device)?;
+        let (limit, info) = allocator
+            .with(|allocator| (allocator.limit(), allocator.driver_mut().memory_info()))?;
+        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
+        let held_at_most = match (limit, registry::config()?) {
+            (Some(limit), _) => limit.get() as f64 / info?.total.get() as f64,
+            // Not asked for yet: the limit is computed at the first request.
+            (None, Config::Caching(options)) => options.per_process_memory_fraction,
+            (None, _) => 1.0,
+        };
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("fraction", fraction, held_at_most) }
+    })
+}
+
+/// One figure of `torch.cuda.memory_stats`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct MemoryStat {
+    /// PyTorch's key for it, like "allocated_bytes.all.peak", ended by a zero byte.
+    pub key: [c_char; 96],
+    /// Its value.
+    pub value: i64,
+}
+
+/// Writes every figure of `torch.cuda.memory_stats` to `stats`, in the order of the keys, and how many
+/// there are to `count`.
+///
+/// `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
+/// answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
+/// which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
+/// private pool.
+///
+/// # Safety
+///
+/// `stats` may be written to for `capacity` figures, or `capacity` is 0; `count` is null or may be
+/// written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_memory_stats(
+    device: c_int,
+    stats: *mut MemoryStat,
+    capacity: usize,
+    count: *mut usize,
+) -> Status {
+    run(|| {
+        if stats.is_null() && capacity > 0 {
+            return Err(Error::null("stats"));
+        }
+        let allocator = registry::device(device)?;
+        let entries = allocator.with(|allocator| allocator.memory_stats())?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("count", count, entries.len()) }?;
+        if capacity < entries.len() {
+            let text = format_args!(
+                "there are {} figures, room is for {capacity}",
+                entries.len()
+            );
+            return Err(Error::new(Status::TooSmall, text));
+        }
+        for (index, (key, value)) in entries.iter().enumerate() {
+            let stat = MemoryStat::new(key, *value);
+            // SAFETY: there is room for `capacity` figures, of which this is one.
+            let target = unsafe { stats.add(index) };
+            // SAFETY: as above.
+            unsafe { write_to_c("stats", target, stat) }?;
+        }
+        Ok(())
+    })
+}
+
+/// Sets every peak of a device's figures to its current value.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.reset_peak_stats())?)
+    })
+}
+
+/// Sets every sum and count of a device's figures to zero.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.reset_accumulated_stats())?)
+    })
+}
+
+/// Writes a picture of every segment and block of the devices in use, in the format of
+/// `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history.
+///
+/// The bytes are the caller's, to be given to `lowtide_release_bytes`. On failure nothing is written.
+///
+/// # Safety
+///
+/// `bytes` and `length` are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut usize) -> Status {
+    run(|| {
+        if bytes.is_null() || length.is_null() {
+            return Err(Error::null("bytes` and `length"));
+        }
+        let pickle = snapshot()?;
+        let copy = copy_for_c(&pickle)?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("bytes", bytes, copy) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("length", length, pickle.len()) }
+    })
+}
+
+/// Takes back what `lowtide_snapshot` handed out. Null is ignored.
+///
+/// # Safety
+///
+/// `bytes` is null, or from `lowtide_snapshot` and not taken back yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
+    // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
+    unsafe { libc::free(bytes) }
+}
+
+impl MemoryStat {
+    fn new(key: &str, value: i64) -> MemoryStat {
+        let mut stat = MemoryStat {
+            key: [0; 96],
+            value,
+        };
+        // The longest key of a private pool, both of whose numbers have 20 digits, leaves one byte.
+        let last = stat.key.len() - 1;
+        for (target, byte) in stat.key[..last].iter_mut().zip(key.bytes()) {
+            *target = byte.cast_signed();
+        }
+        stat
+    }
+}
+
+fn snapshot() -> Result<Vec<u8>, Error> {
+    let settings = match registry::config()? {
+        config @ Config::Caching(_) => AllocatorSettings {
+            conf: config.to_conf(),
+            ..AllocatorSettings::default()
+        },
+        _ => AllocatorSettings::default(),
+    };
+    let mut snapshot = Snapshot::default();
+    for (device, allocator) in registry::devices_in_use()? {
+        snapshot.traces.push(Trace {
+            device: device.unsigned_abs(),
+            segments: allocator.with(|allocator| allocator.snapshot())?,
+            settings: settings.clone(),
+            ..Trace::default()
+        });
+    }
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).map_err(|error| Error::new(Status::Internal, error))?;
+    Ok(pickle)
+}
+
+/// Returns a copy in memory that C can free.
+fn copy_for_c(bytes: &[u8]) -> Result<*mut c_void, Error> {
+    // SAFETY: any size may be asked for.
+    let copy = unsafe { libc::malloc(bytes.len()) };
+    if copy.is_null() {
+        let text = format_args!("the host has no {} bytes for a snapshot", bytes.len());
+        return Err(Error::new(Status::Internal, text));
+    }
+    // SAFETY: 1. both have so many bytes. 2. The copy is new, so they do not overlap.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.cast(), bytes.len()) };
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_key_fits() {
+        let most = u64::MAX;
+        let key = format!("reserved_bytes_by_private_pools.{most}_{most}.small_pool.allocated");
+        let stat = MemoryStat::new(&key, -1);
+        // SAFETY: the key ends with a zero byte, which `new` leaves at its end.
+        let written = unsafe { std::ffi::CStr::from_ptr(stat.key.as_ptr()) };
+        assert_eq!(written.to_str(), Ok(&*key));
+        assert_eq!(stat.value, -1);
+    }
+}

@@ -1,0 +1,100 @@
+//! What an exported function says when it did not do what it was asked.
+
+use std::fmt;
+
+use lowtide_core::{AllocError, ConfigError, DriverError};
+use lowtide_cuda::LoadError;
+use lowtide_locked::LockedError;
+
+/// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+#[must_use]
+pub enum Status {
+    /// It was done.
+    Ok = 0,
+    /// No memory is left, after everything that could be given back was. The text is PyTorch's.
+    OutOfMemory = 1,
+    /// An argument is not what the function takes: a null pointer, a device that is not there.
+    InvalidArgument = 2,
+    /// The pointer is not that of a block that the program holds.
+    NotAllocated = 3,
+    /// There is no such memory pool, or requests are being routed to it already.
+    Pool = 4,
+    /// A call to the device failed. Nothing was lost by it, and the next call may work.
+    Driver = 5,
+    /// NVIDIA's driver is not there, does not start, or is too old.
+    NoDriver = 6,
+    /// A strategy or an option is unknown, or an option's value is refused.
+    Config = 7,
+    /// It is too late for this: a device is in use.
+    Started = 8,
+    /// The process was forked from one that used CUDA, and CUDA does not work in it.
+    Forked = 9,
+    /// What the caller gave has too little room.
+    TooSmall = 10,
+    /// A defect of lowtide: it panicked, in this call or before on this device.
+    Internal = 11,
+}
+
+/// A status and its words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Error {
+    pub(crate) status: Status,
+    pub(crate) text: String,
+}
+
+impl Error {
+    pub(crate) fn new(status: Status, text: impl fmt::Display) -> Error {
+        let text = text.to_string();
+        Error { status, text }
+    }
+
+    /// Returns the error for an argument that must point to something.
+    pub(crate) fn null(argument: &str) -> Error {
+        Error::new(
+            Status::InvalidArgument,
+            format_args!("`{argument}` must not be null"),
+        )
+    }
+}
+
+impl From<AllocError> for Error {
+    fn from(error: AllocError) -> Error {
+        let status = match &error {
+            AllocError::OutOfMemory(_) | AllocError::TooLarge { .. } => Status::OutOfMemory,
+            AllocError::NotAllocated { .. } => Status::NotAllocated,
+            AllocError::NoSuchPool { .. } | AllocError::PoolInUse { .. } => Status::Pool,
+            AllocError::Driver(_) => Status::Driver,
+            _ => Status::InvalidArgument,
+        };
+        Error::new(status, error)
+    }
+}
+
+impl From<LockedError> for Error {
+    fn from(error: LockedError) -> Error {
+        match error {
+            LockedError::Alloc(error) => error.into(),
+            _ => Error::new(Status::Internal, error),
+        }
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Error {
+        Error::new(Status::Driver, error)
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Error {
+        Error::new(Status::NoDriver, error)
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Error {
+        Error::new(Status::Config, error)
+    }
+}

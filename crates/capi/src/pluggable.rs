@@ -1,0 +1,329 @@
+//! What PyTorch calls through `CUDAPluggableAllocator`, and the same with a status for those who can use
+//! one.
+//!
+//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, Stream};
+use lowtide_locked::LockedError;
+
+use crate::boundary::{run, write_to_c};
+use crate::error::{Error, Status};
+use crate::registry;
+
+/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
+/// the same registers. Both 0 are the default pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Mempool {
+    /// Above 0 for what a graph capture asked for.
+    pub capture: u64,
+    /// Above 0 for a `torch.cuda.MemPool`.
+    pub user: u64,
+}
+
+/// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
+/// and null on failure, which `lowtide_last_error` then explains.
+///
+/// This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not look at the answer: after
+/// a failure there is a tensor with a null pointer and no `torch.OutOfMemoryError`. Inside a
+/// `torch.cuda.MemPool` it does, and runs out of memory as it should. Whoever can raise an exception
+/// calls `lowtide_allocate`.
+///
+/// The memory is the caller's until `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number of
+/// it in this process, `stream` a `cudaStream_t` of it that is not destroyed while memory is used on it.
+/// May be called from any thread, whatever its current device.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    let mut memory = ptr::null_mut();
+    let status = run(|| {
+        memory = allocate(size, device, stream)?;
+        Ok(())
+    });
+    debug_assert!(status == Status::Ok || memory.is_null());
+    memory
+}
+
+/// Takes memory back from the program. Work that was put into `stream` before, and into the streams that
+/// `lowtide_record_stream` named, may still use it; it is handed out again after that.
+///
+/// This is the `free` of PyTorch's `CUDAPluggableAllocator`. Null is ignored. So is a pointer that the
+/// program does not hold, and any in a forked child; `lowtide_last_error` then says so. `size`, `device`
+/// and `stream` are ignored: lowtide knows them. May be called from any thread, and until the process
+/// has ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_free(
+    memory: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    let _ = (size, device, stream);
+    let _ = run(|| deallocate(address_of(memory)));
+}
+
+/// As `lowtide_malloc`, with a status: writes the address to `memory`.
+///
+/// On failure `memory` is left as it was. After `LOWTIDE_STATUS_OUT_OF_MEMORY`, `lowtide_last_error` has
+/// PyTorch's message for `torch.OutOfMemoryError`.
+///
+/// # Safety
+///
+/// `memory` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_allocate(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+    memory: *mut *mut c_void,
+) -> Status {
+    run(|| {
+        if memory.is_null() {
+            return Err(Error::null("memory"));
+        }
+        let address = allocate(size, device, stream)?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("memory", memory, address) }
+    })
+}
+
+/// As `lowtide_free`, with a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
+/// not hold. After another failure the program still holds the memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_deallocate(memory: *mut c_void) -> Status {
+    run(|| deallocate(address_of(memory)))
+}
+
+/// Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
+///
+/// PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` must not be destroyed before the
+/// memory has been freed. May be called from any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
+    run(|| {
+        if memory.is_null() {
+            return Ok(());
+        }
+        let address = address_of(memory);
+        let (_, allocator) = registry::device_of(address)?;
+        Ok(allocator.with(|allocator| allocator.record_stream(address, stream_of(stream)))??)
+    })
+}
+
+/// Starts the driver, so that a machine without one is told of early. Makes no context and takes no
+/// memory of a device. A process that forks after this cannot use CUDA in the child.
+///
+/// PyTorch's hook `set_init_fn`. `device_count` is ignored: the driver is asked.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
+    let _ = device_count;
+    run(registry::start_driver)
+}
+
+/// Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
+/// each. One that fails does not keep the others from it; its error is the answer.
+///
+/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_reset() -> Status {
+    run(|| {
+        let mut outcome = Ok(());
+        for (_, allocator) in registry::devices_in_use()? {
+            let emptied = allocator.with(|allocator| allocator.empty_cache());
+            let emptied = emptied.map_err(Error::from).and_then(|done| Ok(done?));
+            outcome = outcome.and(emptied);
+        }
+        outcome
+    })
+}
+
+/// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
+/// above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
+///
+/// PyTorch's hook `set_memory_fraction_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> Status {
+    run(|| {
+        if !(0.0..=1.0).contains(&fraction) {
+            let text = format_args!("{fraction} is not a fraction from 0 to 1");
+            return Err(Error::new(Status::InvalidArgument, text));
+        }
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.set_memory_fraction(fraction))??)
+    })
+}
+
+/// Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
+/// for a pointer that the program does not hold. `size` may be null.
+///
+/// PyTorch's hook `set_base_alloc_fn`. As with PyTorch's own allocator this is what another process must
+/// be given: an address from the driver, not one within its allocation. Takes time in proportion to the
+/// number of blocks.
+///
+/// # Safety
+///
+/// `size` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usize) -> *mut c_void {
+    let mut base = ptr::null_mut();
+    let _ = run(|| {
+        let address = address_of(memory);
+        let (_, allocator) = registry::device_of(address)?;
+        let segments = allocator.with(|allocator| allocator.snapshot())?;
+        let after = segments.partition_point(|segment| segment.address <= address);
+        let segment = after.checked_sub(1).and_then(|last| segments.get(last));
+        let segment = segment.ok_or(AllocError::NotAllocated { address })?;
+        if !size.is_null() {
+            // SAFETY: it may be written to, by the contract of this function.
+            unsafe { write_to_c("size", size, host_size(segment.size)) }?;
+        }
+        base = pointer_to(segment.address);
+        Ok(())
+    });
+    base
+}
+
+/// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
+/// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
+/// throw or unwind.
+pub type StreamFilter =
+    Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
+
+/// Ends the `context` of a `lowtide_stream_filter`. Called once, under the same rules.
+pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
+
+/// Serves from now on the requests of those streams of `device` that `accepts` names from a memory pool,
+/// which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
+/// the latest counts.
+///
+/// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
+/// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
+/// `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
+/// called too.
+///
+/// # Safety
+///
+/// `accepts` may be called with `context` from any thread until then, and `end` once after that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
+    device: c_int,
+    pool: Mempool,
+    accepts: StreamFilter,
+    context: *mut c_void,
+    end: ContextEnd,
+) -> Status {
+    let filter = Filter {
+        accepts,
+        context,
+        end,
+    };
+    run(move || {
+        let allocator = registry::device(device)?;
+        let accepts = move |stream| filter.accepts(stream);
+        Ok(allocator.with(|allocator| allocator.begin_allocate_to_pool(pool.id(), accepts))??)
+    })
+}
+
+/// Serves requests as before `lowtide_begin_allocate_to_pool`. The pool stays held.
+///
+/// PyTorch's hook `set_end_allocate_to_pool_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.end_allocate_to_pool(pool.id()))??)
+    })
+}
+
+/// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
+/// free in it.
+///
+/// PyTorch's hook `set_release_pool`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.release_pool(pool.id()))??)
+    })
+}
+
+impl Mempool {
+    fn id(self) -> MempoolId {
+        MempoolId(self.capture, self.user)
+    }
+}
+
+/// A caller's filter with its context, which ends when this is dropped.
+struct Filter {
+    accepts: StreamFilter,
+    context: *mut c_void,
+    end: ContextEnd,
+}
+
+// SAFETY: both functions may be called from any thread, by the contract of
+// `lowtide_begin_allocate_to_pool`.
+unsafe impl Send for Filter {}
+
+impl Filter {
+    fn accepts(&self, stream: Stream) -> bool {
+        self.accepts.is_none_or(|accepts| {
+            let stream = pointer_to(DeviceAddress(stream.0));
+            // SAFETY: the context has not ended, as `self` lives.
+            unsafe { accepts(self.context, stream) }
+        })
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        if let Some(end) = self.end {
+            // SAFETY: this is the one call, and `accepts` is not called after it, as `self` is gone.
+            unsafe { end(self.context) };
+        }
+    }
+}
+
+#[inline]
+fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
+    let size = Bytes(size as u64);
+    let address = registry::device(device)?.allocate(size, stream_of(stream))?;
+    Ok(pointer_to(address))
+}
+
+#[inline]
+fn deallocate(address: DeviceAddress) -> Result<(), Error> {
+    if address == DeviceAddress::NULL {
+        return Ok(());
+    }
+    let (_, allocator) = registry::device_of(address)?;
+    match allocator.free(address) {
+        Err(LockedError::Alloc(error)) if registry::is_driver_gone(&error) => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+#[inline]
+pub(crate) fn address_of(memory: *mut c_void) -> DeviceAddress {
+    DeviceAddress(memory.expose_provenance() as u64)
+}
+
+#[inline]
+fn stream_of(stream: *mut c_void) -> Stream {
+    Stream(stream.expose_provenance() as u64)
+}
+
+#[inline]
+fn pointer_to(address: DeviceAddress) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(host_size(Bytes(address.get())))
+}
+
+/// Returns a number of bytes as C counts it.
+#[inline]
+pub(crate) fn host_size(size: Bytes) -> usize {
+    const { assert!(size_of::<usize>() == size_of::<u64>(), "hosts have 64 bits") };
+    #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
+    let size = size.get() as usize;
+    size
+}

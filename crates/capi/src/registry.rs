@@ -1,0 +1,236 @@
+//! A process's allocators: one for each device, made when the device is first used, and never ended.
+//!
+//! They are statics that nothing drops. When a process ends, its threads and other libraries may still
+//! give memory back, while the driver may be gone already and has taken everything back itself.
+
+use std::env;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use lowtide_core::{AllocError, Config, DeviceAddress, DeviceAllocator, DriverError};
+use lowtide_cuda::{CudaDriver, Library};
+use lowtide_locked::LockedAllocator;
+
+use crate::error::{Error, Status};
+use crate::settings::Choice;
+
+/// One device's allocator.
+pub(crate) type Allocator = LockedAllocator<CudaDriver>;
+
+/// More devices than a process can have; PyTorch's own limit is 120.
+const DEVICES_MAX: usize = 128;
+
+static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+
+/// Held while a device is prepared for use. Whoever holds it takes no allocator's lock.
+static SETUP: Mutex<Setup> = Mutex::new(Setup {
+    choice: Choice {
+        strategy: None,
+        conf: None,
+    },
+    config: None,
+    library: None,
+});
+
+/// Whether this process is the child of one that had started the driver.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What comes before the first allocator.
+struct Setup {
+    choice: Choice,
+    /// What the choice and the environment came to, once a device was used: it does not change any more.
+    config: Option<Config>,
+    /// The driver, once it was started.
+    library: Option<Arc<Library>>,
+}
+
+/// Returns a device's allocator, which is made if need be. What failed then is tried again the next time.
+///
+/// # Errors
+///
+/// If the process was forked, there is no driver or no such device, the driver fails, or the
+/// configuration is refused.
+#[inline]
+pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
+    refuse_fork()?;
+    match slot(ordinal).and_then(OnceLock::get) {
+        Some(allocator) => Ok(allocator),
+        None => start(ordinal),
+    }
+}
+
+/// Returns the allocators of the devices in use, by number.
+///
+/// # Errors
+///
+/// If the process was forked.
+pub(crate) fn devices_in_use() -> Result<impl Iterator<Item = (c_int, &'static Allocator)>, Error> {
+    refuse_fork()?;
+    let devices = (0..).zip(&DEVICES);
+    Ok(devices.filter_map(|(ordinal, slot)| Some((ordinal, slot.get()?))))
+}
+
+/// Returns the device that holds the block at `address`, and its allocator: addresses of different
+/// devices differ. Looks at one table for each device in use.
+///
+/// # Errors
+///
+/// If the process was forked, or no device holds such a block.
+pub(crate) fn device_of(address: DeviceAddress) -> Result<(c_int, &'static Allocator), Error> {
+    for (ordinal, allocator) in devices_in_use()? {
+        if allocator.with(|allocator| allocator.allocation(address).is_ok())? {
+            return Ok((ordinal, allocator));
+        }
+    }
+    Err(AllocError::NotAllocated { address }.into())
+}
+
+/// Sets what the program asks for, where a device is not in use yet.
+///
+/// # Errors
+///
+/// If one is, the process was forked, or the configuration is refused, which then stays what it was.
+pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
+    refuse_fork()?;
+    let mut setup = setup()?;
+    if setup.config.is_some() {
+        let text = "lowtide is in use already: configure it before the first request";
+        return Err(Error::new(Status::Started, text));
+    }
+    choice.resolve(variable)?;
+    setup.choice = choice;
+    Ok(())
+}
+
+/// Returns the configuration, which is settled by that.
+///
+/// # Errors
+///
+/// If it is refused.
+pub(crate) fn config() -> Result<Config, Error> {
+    refuse_fork()?;
+    setup()?.config().cloned()
+}
+
+/// Starts the driver, if it has not been.
+///
+/// # Errors
+///
+/// If the process was forked, or there is no driver that works.
+pub(crate) fn start_driver() -> Result<(), Error> {
+    refuse_fork()?;
+    setup()?.library().map(drop)
+}
+
+/// Returns whether the driver says that it has ended, as it does before the process: it has taken all
+/// memory back then.
+pub(crate) fn is_driver_gone(error: &AllocError) -> bool {
+    const DEINITIALIZED: i32 = 4;
+    matches!(
+        error,
+        AllocError::Driver(DriverError::Failed {
+            code: DEINITIALIZED,
+            ..
+        })
+    )
+}
+
+#[cold]
+fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
+    let mut setup = setup()?;
+    let config = setup.config()?.clone();
+    let library = setup.library()?;
+    let count = library.device_count()?;
+    let no_such_device = || {
+        let text = format_args!("there is no device {ordinal}: the driver shows {count}");
+        Error::new(Status::InvalidArgument, text)
+    };
+    let number = u32::try_from(ordinal).map_err(|_| no_such_device())?;
+    let slot = slot(ordinal)
+        .filter(|_| number < count)
+        .ok_or_else(no_such_device)?;
+    if let Some(allocator) = slot.get() {
+        // Another thread was faster.
+        return Ok(allocator);
+    }
+    let device = library.device(number)?;
+    // SAFETY: 1. the driver goes into an allocator, which gives it only what it got from it. 2. Streams
+    // are the callers', who promise that they exist. 3. No one resets the primary context while its
+    // memory is in use, which CUDA's documentation asks of every program.
+    let driver = unsafe { CudaDriver::new(device) }?;
+    let allocator = LockedAllocator::new(DeviceAllocator::new(driver, number, &config));
+    Ok(slot.get_or_init(|| allocator))
+}
+
+impl Setup {
+    fn config(&mut self) -> Result<&Config, Error> {
+        let config = match self.config.take() {
+            Some(config) => config,
+            None => self.choice.resolve(variable)?,
+        };
+        Ok(self.config.insert(config))
+    }
+
+    fn library(&mut self) -> Result<&Arc<Library>, Error> {
+        let library = match self.library.take() {
+            Some(library) => library,
+            None => {
+                watch_forks()?;
+                Library::load()?
+            }
+        };
+        Ok(self.library.insert(library))
+    }
+}
+
+/// Sees to it that a child of this process knows that it is one. A program that only starts another one
+/// (`exec`) is not touched by that.
+fn watch_forks() -> Result<(), Error> {
+    static IS_WATCHING: AtomicBool = AtomicBool::new(false);
+    extern "C" fn in_child() {
+        IS_FORKED.store(true, Ordering::Relaxed);
+    }
+    if IS_WATCHING.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    // SAFETY: what runs in the child stores one number, which needs no lock.
+    let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if code != 0 {
+        IS_WATCHING.store(false, Ordering::Relaxed);
+        let text = format_args!("pthread_atfork failed with error {code}");
+        return Err(Error::new(Status::Internal, text));
+    }
+    Ok(())
+}
+
+/// Before any lock is taken: in the child of a fork, a thread that is not there may hold it.
+#[inline]
+fn refuse_fork() -> Result<(), Error> {
+    if IS_FORKED.load(Ordering::Relaxed) {
+        return Err(forked());
+    }
+    Ok(())
+}
+
+#[cold]
+fn forked() -> Error {
+    let text = "this process was forked from one that had started CUDA, which does not work in it; \
+                start it anew instead, in Python with the start method 'spawn' of multiprocessing";
+    Error::new(Status::Forked, text)
+}
+
+fn setup() -> Result<MutexGuard<'static, Setup>, Error> {
+    SETUP.lock().map_err(|_| {
+        let text = "lowtide stopped: it panicked when a device was first used";
+        Error::new(Status::Internal, text)
+    })
+}
+
+fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
+    DEVICES.get(usize::try_from(ordinal).ok()?)
+}
+
+fn variable(name: &str) -> Option<String> {
+    Some(env::var_os(name)?.to_string_lossy().into_owned())
+}

@@ -1,0 +1,216 @@
+//! A process of its own for each test, with the stand-in driver in it: the allocators of a process, once
+//! made, stay.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "only for tests, each of which uses a part of it"
+)]
+
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::process::{Command, exit};
+use std::ptr;
+
+use lowtide::*;
+
+/// Set in the process that a test started for itself.
+const CHILD: &str = "LOWTIDE_TEST_CHILD";
+
+/// Runs `body` in a new process with these variables, and fails if it does.
+pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
+    if env::var_os(CHILD).is_some() {
+        body(&Fake::load());
+        exit(0);
+    }
+    let program = env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if ["LOWTIDE_", "PYTORCH_", "FAKECUDA_"]
+            .iter()
+            .any(|ours| name.starts_with(ours))
+        {
+            command.env_remove(name);
+        }
+    }
+    let output = command
+        .env(CHILD, "1")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{test} with {variables:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// What is still there, by `fakecuda.h`.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub(crate) struct Live {
+    pub(crate) contexts: u64,
+    pub(crate) allocations: u64,
+    pub(crate) reservations: u64,
+    pub(crate) handles: u64,
+    pub(crate) mappings: u64,
+    pub(crate) host_allocations: u64,
+    pub(crate) streams: u64,
+    pub(crate) events: u64,
+    pub(crate) graphs: u64,
+}
+
+/// The stand-in driver.
+pub(crate) struct Fake(libloading::Library);
+
+impl Fake {
+    fn load() -> Fake {
+        // SAFETY: loading it runs nothing.
+        Fake(unsafe { libloading::Library::new(fakecuda::library_path()) }.unwrap())
+    }
+
+    /// Returns a function by its name; `F` must be its type.
+    fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: every caller below gives the type that fakecuda.h or cuda.h gives it.
+        *unsafe { self.0.get::<F>(name) }.unwrap()
+    }
+
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        let calls = self.function::<unsafe extern "C" fn(*const c_char) -> u64>("fakecuda_calls");
+        // SAFETY: the name ends with a zero byte.
+        unsafe { calls(name.as_ptr()) }
+    }
+
+    pub(crate) fn live(&self) -> Live {
+        let mut live = Live::default();
+        let get = self.function::<unsafe extern "C" fn(*mut Live) -> c_int>("fakecuda_get_live");
+        // SAFETY: `live` may be written to.
+        assert_eq!(unsafe { get(&raw mut live) }, 0);
+        live
+    }
+
+    pub(crate) fn used_bytes(&self, device: c_int) -> u64 {
+        let used = self.function::<unsafe extern "C" fn(c_int) -> u64>("fakecuda_used_bytes");
+        // SAFETY: any number may be asked for.
+        unsafe { used(device) }
+    }
+
+    /// Returns a new stream of device 0, whose context the thread has from now on.
+    pub(crate) fn stream(&self) -> *mut c_void {
+        let mut context = ptr::null_mut();
+        let retain = self.function::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(
+            "cuDevicePrimaryCtxRetain",
+        );
+        // SAFETY: `context` may be written to.
+        assert_eq!(unsafe { retain(&raw mut context, 0) }, 0);
+        let set = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuCtxSetCurrent");
+        // SAFETY: the context is retained.
+        assert_eq!(unsafe { set(context) }, 0);
+        let mut stream = ptr::null_mut();
+        let create =
+            self.function::<unsafe extern "C" fn(*mut *mut c_void, u32) -> c_int>("cuStreamCreate");
+        // SAFETY: `stream` may be written to.
+        assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
+        stream
+    }
+
+    /// Sets bytes in stream order.
+    pub(crate) fn set_bytes(&self, memory: *mut c_void, size: usize, stream: *mut c_void) {
+        type SetBytes = unsafe extern "C" fn(*mut c_void, u8, usize, *mut c_void) -> c_int;
+        let set = self.function::<SetBytes>("cuMemsetD8Async");
+        // SAFETY: memory and stream exist until the work is done.
+        assert_eq!(unsafe { set(memory, 1, size, stream) }, 0);
+    }
+
+    pub(crate) fn hold(&self, stream: *mut c_void, is_held: bool) {
+        let name = if is_held {
+            "fakecuda_hold_stream"
+        } else {
+            "fakecuda_release_stream"
+        };
+        let hold = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>(name);
+        // SAFETY: the stream exists.
+        assert_eq!(unsafe { hold(stream) }, 0);
+    }
+}
+
+pub(crate) fn last_error() -> String {
+    // SAFETY: the text is this thread's, in which no call is under way.
+    let text = unsafe { CStr::from_ptr(lowtide_last_error()) };
+    text.to_str().unwrap().to_owned()
+}
+
+/// Returns memory of a device, on its default stream.
+pub(crate) fn allocate(size: usize, device: c_int) -> Result<*mut c_void, Status> {
+    allocate_on(size, device, ptr::null_mut())
+}
+
+pub(crate) fn allocate_on(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> Result<*mut c_void, Status> {
+    let untouched = ptr::dangling_mut::<c_void>();
+    let mut memory = untouched;
+    // SAFETY: `memory` may be written to.
+    match unsafe { lowtide_allocate(size, device, stream, &raw mut memory) } {
+        Status::Ok => Ok(memory),
+        status => {
+            assert_eq!(memory, untouched, "a failure leaves it as it was");
+            Err(status)
+        }
+    }
+}
+
+/// Returns one of a device's figures.
+pub(crate) fn stat(device: c_int, key: &str) -> i64 {
+    let mut count = 0;
+    // SAFETY: a capacity of 0 asks for the room.
+    let status = unsafe { lowtide_memory_stats(device, ptr::null_mut(), 0, &raw mut count) };
+    assert_eq!(status, Status::TooSmall);
+    let mut stats = vec![
+        MemoryStat {
+            key: [0; 96],
+            value: 0
+        };
+        count
+    ];
+    // SAFETY: there is room for `count`.
+    let status = unsafe { lowtide_memory_stats(device, stats.as_mut_ptr(), count, &raw mut count) };
+    assert_eq!(status, Status::Ok);
+    assert_eq!(stats.len(), count);
+    let found = stats.iter().find(|stat| {
+        // SAFETY: the key ends with a zero byte.
+        unsafe { CStr::from_ptr(stat.key.as_ptr()) }.to_str() == Ok(key)
+    });
+    found.unwrap().value
+}
+
+/// Writes a pattern to device memory, which is the host's here.
+pub(crate) fn fill(memory: *mut c_void, size: usize, seed: usize) {
+    for index in 0..size / 8 {
+        // SAFETY: the word lies within the block.
+        let word = unsafe { memory.cast::<usize>().add(index) };
+        // SAFETY: the block is the test's alone.
+        unsafe { word.write(seed.wrapping_mul(0x9e37_79b9) ^ index) };
+    }
+}
+
+/// Checks the pattern.
+pub(crate) fn check(memory: *mut c_void, size: usize, seed: usize) {
+    for index in 0..size / 8 {
+        // SAFETY: the word lies within the block.
+        let word = unsafe { memory.cast::<usize>().add(index) };
+        // SAFETY: the block is the test's alone, and was written.
+        let found = unsafe { word.read() };
+        assert_eq!(
+            found,
+            seed.wrapping_mul(0x9e37_79b9) ^ index,
+            "word {index}"
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! Every driver call that a small program makes fails once, each in a process of its own: the request
+//! says so, the next one works, and nothing is lost. Two failures in one run are not covered.
+#![expect(unsafe_code, reason = "calls C functions")]
+
+mod common;
+
+use std::ops::RangeInclusive;
+use std::ptr;
+
+use common::{Fake, allocate, check, fill, isolated, last_error, stat};
+use lowtide::*;
+
+/// What the program calls, and which of the calls are made to fail.
+///
+/// The first `cuMemAddressFree`, `cuMemRelease` and `cuMemUnmap` are not: they undo the page by which
+/// `lowtide-cuda` finds out what the device allows, and if one fails, that page stays.
+const CALLS: [(&str, RangeInclusive<u64>); 21] = [
+    ("cuInit", 1..=1),
+    ("cuDriverGetVersion", 1..=1),
+    ("cuDeviceGetCount", 1..=1),
+    ("cuDeviceGet", 1..=1),
+    ("cuDeviceGetAttribute", 1..=3),
+    ("cuDevicePrimaryCtxRetain", 1..=1),
+    ("cuCtxGetCurrent", 1..=4),
+    ("cuCtxPushCurrent_v2", 1..=4),
+    ("cuThreadExchangeStreamCaptureMode", 1..=4),
+    ("cuMemGetAllocationGranularity", 1..=1),
+    ("cuMemAddressReserve", 1..=2),
+    ("cuMemAddressFree", 2..=2),
+    ("cuMemCreate", 1..=3),
+    ("cuMemRelease", 2..=3),
+    ("cuMemMap", 1..=3),
+    ("cuMemUnmap", 2..=3),
+    ("cuMemSetAccess", 1..=3),
+    ("cuEventCreate", 1..=1),
+    ("cuEventRecord", 1..=1),
+    ("cuEventQuery", 1..=1),
+    ("cuMemGetInfo_v2", 1..=1),
+];
+
+#[test]
+fn a_call_that_fails_once_loses_nothing_of_expandable_segments() {
+    let test = "a_call_that_fails_once_loses_nothing_of_expandable_segments";
+    for (name, calls) in CALLS {
+        for nth in calls {
+            let fault = format!("{name}:{nth}");
+            let conf = ("LOWTIDE_CONF", "expandable_segments:True");
+            isolated(test, &[conf, ("FAKECUDA_FAIL", &fault)], |fake| {
+                program(fake)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_call_that_fails_once_loses_nothing_of_segments() {
+    let test = "a_call_that_fails_once_loses_nothing_of_segments";
+    for name in ["cuMemAlloc_v2", "cuMemFree_v2"] {
+        for nth in 1..=2 {
+            let fault = format!("{name}:{nth}");
+            isolated(test, &[("FAKECUDA_FAIL", &fault)], program);
+        }
+    }
+}
+
+/// Every step that fails is tried once more, and must work then.
+fn program(fake: &Fake) {
+    let (name, nth) = fault();
+    let mut failures = 0;
+    let mut again = |status: &mut dyn FnMut() -> Status| {
+        let first = status();
+        if first == Status::Ok {
+            return;
+        }
+        assert!(matches!(
+            first,
+            Status::Driver | Status::NoDriver | Status::OutOfMemory
+        ));
+        assert!(!last_error().is_empty());
+        failures += 1;
+        assert_eq!(status(), Status::Ok, "the next one works: {}", last_error());
+    };
+    let mut held = Vec::new();
+    for (seed, size) in [1 << 10, 3 << 20, 30 << 20, 5 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        again(&mut || match allocate(size, 0) {
+            Ok(memory) => {
+                fill(memory, size, seed);
+                held.push((memory, size, seed));
+                Status::Ok
+            }
+            Err(status) => status,
+        });
+    }
+    // CUDA's name for the thread's own default stream: another than the one that memory is taken for.
+    let stream = ptr::without_provenance_mut(2);
+    again(&mut || lowtide_record_stream(held[1].0, stream));
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both may be written to.
+    again(&mut || unsafe { lowtide_memory_info(0, &raw mut free, &raw mut total) });
+    for (memory, size, seed) in held {
+        check(memory, size, seed);
+        again(&mut || lowtide_deallocate(memory));
+        if seed == 1 {
+            // Looks whether the other stream has passed.
+            again(&mut || match allocate(1 << 10, 0) {
+                Ok(memory) => lowtide_deallocate(memory),
+                Err(status) => status,
+            });
+        }
+    }
+    again(&mut || lowtide_reset());
+    // What the driver did not take back the first time goes back now.
+    assert_eq!(lowtide_reset(), Status::Ok, "{}", last_error());
+    assert!(failures <= 1, "one call failed, {failures} steps did");
+    assert!(
+        fake.calls(&name) >= nth,
+        "{name} was called {} times",
+        fake.calls(&name)
+    );
+    assert_eq!(stat(0, "reserved_bytes.all.current"), 0);
+    assert_eq!(stat(0, "active.all.current"), 0);
+    let live = fake.live();
+    assert_eq!(
+        (live.allocations, live.handles, live.mappings),
+        (0, 0, 0),
+        "{live:?}"
+    );
+    assert_eq!(live.reservations, 0, "{live:?}");
+    assert_eq!(fake.used_bytes(0), 0);
+}
+
+/// Returns which call of the driver's is to fail.
+fn fault() -> (String, u64) {
+    let fault = std::env::var("FAKECUDA_FAIL").expect("the test sets it");
+    let (name, nth) = fault.split_once(':').expect("it has a number");
+    (name.to_owned(), nth.parse().expect("it has a number"))
+}

@@ -1,0 +1,233 @@
+//! What a process lives through: configuration, machines without a driver, forks, its end.
+#![expect(unsafe_code, reason = "calls C functions")]
+
+mod common;
+
+use std::ffi::{CStr, c_void};
+use std::process::Command;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use common::{allocate, isolated, last_error};
+use lowtide::*;
+
+fn configure(strategy: Option<&CStr>, conf: Option<&CStr>) -> Status {
+    let pointer = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
+    // SAFETY: both are null or end with a zero byte.
+    unsafe { lowtide_configure(pointer(strategy), pointer(conf)) }
+}
+
+#[test]
+fn the_configuration_is_settled_by_the_first_request() {
+    let test = "the_configuration_is_settled_by_the_first_request";
+    isolated(test, &[("LOWTIDE_STRATEGY", "bfc")], |fake| {
+        assert_eq!(configure(Some(c"best"), None), Status::Config);
+        assert!(
+            last_error().starts_with("Unknown strategy 'best'"),
+            "{}",
+            last_error()
+        );
+        assert_eq!(
+            configure(Some(c"caching"), Some(c"fast:True")),
+            Status::Config
+        );
+        assert_eq!(
+            configure(Some(c"caching"), Some(c"expandable_segments:True")),
+            Status::Ok
+        );
+        assert!(allocate(1, 0).is_ok());
+        assert_eq!(fake.live().mappings, 1, "a segment that grows was made");
+        assert_eq!(configure(None, None), Status::Started);
+    });
+    isolated(
+        test,
+        &[("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:banana")],
+        |_| {
+            assert_eq!(allocate(1, 0), Err(Status::Config));
+            assert_eq!(
+                configure(None, Some(c"")),
+                Status::Ok,
+                "it is not settled yet"
+            );
+            assert!(allocate(1, 0).is_ok());
+        },
+    );
+}
+
+#[test]
+fn a_limit_is_kept_and_told() {
+    isolated(
+        "a_limit_is_kept_and_told",
+        &[("FAKECUDA_CAPACITY", "1073741824")],
+        |_| {
+            let fraction = || {
+                let mut fraction = -1.0;
+                // SAFETY: `fraction` may be written to.
+                let status = unsafe { lowtide_get_memory_fraction(0, &raw mut fraction) };
+                assert_eq!(status, Status::Ok);
+                fraction
+            };
+            assert_eq!(fraction(), 1.0);
+            assert_eq!(lowtide_set_memory_fraction(0.25, 0), Status::Ok);
+            assert_eq!(fraction(), 0.25);
+            assert_eq!(lowtide_set_memory_fraction(1.5, 0), Status::InvalidArgument);
+            assert_eq!(
+                lowtide_set_memory_fraction(f64::NAN, 0),
+                Status::InvalidArgument
+            );
+            assert_eq!(fraction(), 0.25);
+            assert_eq!(allocate(300 << 20, 0), Err(Status::OutOfMemory));
+            let text = last_error();
+            assert!(
+                text.starts_with("CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0"),
+                "{text}"
+            );
+            assert!(text.contains("256.00 MiB allowed"), "{text}");
+            assert!(allocate(200 << 20, 0).is_ok());
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: both may be written to.
+            let status = unsafe { lowtide_memory_info(0, &raw mut free, &raw mut total) };
+            assert_eq!(status, Status::Ok);
+            assert_eq!((free, total), (824 << 20, 1 << 30));
+        },
+    );
+}
+
+#[test]
+fn a_snapshot_can_be_read() {
+    isolated(
+        "a_snapshot_can_be_read",
+        &[("FAKECUDA_DEVICES", "2")],
+        |_| {
+            let memory = allocate(3 << 20, 1).unwrap();
+            let (mut bytes, mut length) = (ptr::null_mut(), 0);
+            // SAFETY: both may be written to.
+            let status = unsafe { lowtide_snapshot(&raw mut bytes, &raw mut length) };
+            assert_eq!(status, Status::Ok);
+            // SAFETY: so many bytes are there until they are released.
+            let pickle = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
+            let snapshot = lowtide_trace::read_from(pickle).unwrap();
+            // SAFETY: they come from `lowtide_snapshot`.
+            unsafe { lowtide_release_bytes(bytes) };
+            let trace = snapshot
+                .traces
+                .iter()
+                .find(|trace| trace.device == 1)
+                .unwrap();
+            let segment = &trace.segments[0];
+            assert_eq!(segment.address.get(), memory.addr() as u64);
+            assert_eq!(segment.allocated_bytes().get(), 3 << 20);
+        },
+    );
+}
+
+#[test]
+fn the_child_of_a_fork_is_told() {
+    isolated("the_child_of_a_fork_is_told", &[], |fake| {
+        let memory = allocate(1 << 20, 0).unwrap();
+        let calls = fake.calls("cuMemAlloc_v2");
+        let in_child = || {
+            assert_eq!(allocate(1, 0), Err(Status::Forked));
+            assert!(last_error().contains("'spawn'"));
+            assert_eq!(allocate(1, 1), Err(Status::Forked), "nor on another device");
+            assert_eq!(lowtide_deallocate(memory), Status::Forked);
+            lowtide_free(memory, 1 << 20, 0, ptr::null_mut());
+            assert_eq!(lowtide_reset(), Status::Forked);
+            assert_eq!(lowtide_init(1), Status::Forked);
+            assert_eq!(configure(None, None), Status::Forked);
+        };
+        // SAFETY: the child calls only what follows, and ends with `_exit`.
+        match unsafe { libc::fork() } {
+            0 => {
+                let code = i32::from(std::panic::catch_unwind(in_child).is_err());
+                // SAFETY: nothing of the parent is to be ended here.
+                unsafe { libc::_exit(code) }
+            }
+            child => {
+                let mut status = -1;
+                // SAFETY: `status` may be written to.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
+        }
+        assert_eq!(lowtide_deallocate(memory), Status::Ok, "the parent goes on");
+        assert!(allocate(30 << 20, 0).is_ok());
+        assert_eq!(fake.calls("cuMemAlloc_v2"), calls + 1);
+    });
+}
+
+#[test]
+fn a_fork_before_the_driver_starts_is_fine() {
+    isolated("a_fork_before_the_driver_starts_is_fine", &[], |_| {
+        assert_eq!(configure(Some(c"bfc"), None), Status::Ok);
+        // SAFETY: the child calls only what follows, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = i32::from(allocate(1, 0).is_err());
+            // SAFETY: nothing of the parent is to be ended here.
+            unsafe { libc::_exit(code) }
+        }
+        let mut status = -1;
+        // SAFETY: `status` may be written to.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
+}
+
+/// Memory that other libraries give back when the process ends, after the driver has.
+#[test]
+fn memory_may_be_given_back_after_the_driver_has_ended() {
+    static LATE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    extern "C" fn give_back() {
+        let memory = LATE.load(Ordering::Relaxed);
+        let is_gone = allocate(1, 0) == Err(Status::Driver);
+        if !is_gone || lowtide_deallocate(memory) != Status::Ok {
+            eprintln!("{}", last_error());
+            // SAFETY: the process is ending.
+            unsafe { libc::_exit(1) }
+        }
+    }
+    let test = "memory_may_be_given_back_after_the_driver_has_ended";
+    isolated(test, &[("LOWTIDE_STRATEGY", "direct")], |_| {
+        // Before the driver's own handler, so that it runs after it.
+        // SAFETY: the function is there until the end.
+        assert_eq!(unsafe { libc::atexit(give_back) }, 0);
+        LATE.store(allocate(1 << 20, 0).unwrap(), Ordering::Relaxed);
+    });
+}
+
+/// The C program calls what is in the header, on the shared object itself.
+#[test]
+fn a_c_program_runs() {
+    let directory = std::env::current_exe().unwrap();
+    let directory = directory.parent().unwrap();
+    let built = directory.join(format!("smoke-{}", std::process::id()));
+    let root = env!("CARGO_MANIFEST_DIR");
+    let compiled = Command::new("cc")
+        .args([
+            "-std=c99",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            "-I",
+        ])
+        .arg(format!("{root}/include"))
+        .arg(format!("{root}/tests/c/smoke.c"))
+        .arg("-L")
+        .arg(directory)
+        .args(["-llowtide", "-ldl", "-o"])
+        .arg(&built)
+        .output()
+        .expect("cc starts");
+    let text = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{text}");
+    let ran = Command::new(&built)
+        .arg(fakecuda::library_path())
+        .env("LD_LIBRARY_PATH", directory)
+        .output()
+        .unwrap();
+    std::fs::remove_file(&built).unwrap();
+    let text = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{}: {text}", ran.status);
+}

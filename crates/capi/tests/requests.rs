@@ -1,0 +1,221 @@
+//! Requests through the exported functions, on the stand-in driver: contents, devices, threads, streams,
+//! pools. Kernels are not covered, as there are none.
+#![expect(unsafe_code, reason = "calls C functions")]
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use common::{allocate, allocate_on, check, fill, isolated, last_error, stat};
+use lowtide::*;
+
+const STRATEGIES: [(&str, &str); 7] = [
+    ("direct", ""),
+    ("pool", ""),
+    ("buddy", ""),
+    ("slab", ""),
+    ("bfc", ""),
+    ("caching", ""),
+    ("caching", "expandable_segments:True"),
+];
+
+#[test]
+fn contents_stay_whatever_the_strategy() {
+    for (strategy, conf) in STRATEGIES {
+        let variables = [("LOWTIDE_STRATEGY", strategy), ("LOWTIDE_CONF", conf)];
+        isolated("contents_stay_whatever_the_strategy", &variables, |fake| {
+            let size_of = |step: usize| 8 * (step * step * 37 % 400_000 + 1);
+            let mut held: Vec<(*mut c_void, usize)> = Vec::new();
+            for step in 0..400 {
+                let memory = lowtide_malloc(size_of(step), 0, ptr::null_mut());
+                assert!(!memory.is_null(), "{}", last_error());
+                fill(memory, size_of(step), step);
+                held.push((memory, step));
+                if step % 3 > 0 {
+                    let (memory, step) = held.swap_remove(step * 7 % held.len());
+                    check(memory, size_of(step), step);
+                    lowtide_free(memory, size_of(step), 0, ptr::null_mut());
+                }
+            }
+            for (memory, step) in held.drain(..) {
+                check(memory, size_of(step), step);
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+            assert_eq!(stat(0, "allocated_bytes.all.current"), 0);
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), 0, "all of it went back");
+        });
+    }
+}
+
+#[test]
+fn each_device_has_its_own_memory() {
+    isolated(
+        "each_device_has_its_own_memory",
+        &[("FAKECUDA_DEVICES", "3")],
+        |fake| {
+            let blocks = [2, 0].map(|device| (device, allocate(3 << 20, device).unwrap()));
+            assert_eq!(fake.used_bytes(1), 0, "what is not used is not touched");
+            for (device, memory) in blocks {
+                let mut found: c_int = -1;
+                // SAFETY: `found` may be written to.
+                let status = unsafe { lowtide_device_of(memory, &raw mut found) };
+                assert_eq!(status, Status::Ok);
+                assert_eq!(found, device);
+                assert_eq!(stat(device, "allocated_bytes.all.current"), 3 << 20);
+                assert_eq!(fake.used_bytes(device), 20 << 20);
+                let mut size = 0;
+                // SAFETY: `size` may be written to.
+                assert_eq!(unsafe { lowtide_base_alloc(memory, &raw mut size) }, memory);
+                assert_eq!(size, 20 << 20);
+                lowtide_free(memory, 3 << 20, device, ptr::null_mut());
+            }
+            assert_eq!(lowtide_empty_cache(2), Status::Ok);
+            assert_eq!((fake.used_bytes(2), fake.used_bytes(0)), (0, 20 << 20));
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), 0);
+            for device in [3, -1, 1000] {
+                assert_eq!(allocate(1, device), Err(Status::InvalidArgument));
+                let text = format!("there is no device {device}: the driver shows 3");
+                assert_eq!(last_error(), text);
+            }
+        },
+    );
+}
+
+#[test]
+fn threads_share_a_device() {
+    isolated("threads_share_a_device", &[], |fake| {
+        thread::scope(|scope| {
+            for number in 0..8_usize {
+                scope.spawn(move || work(number));
+            }
+        });
+        assert_eq!(stat(0, "allocation.all.allocated"), 80_000);
+        assert_eq!(stat(0, "allocation.all.current"), 0);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 0);
+    });
+}
+
+/// Takes and gives back 10,000 blocks, some of which it holds for a while.
+fn work(number: usize) {
+    let mut held = [None; 16];
+    for step in 0..10_000 {
+        let slot = &mut held[step * 5 % 16];
+        if let Some((memory, seed)) = slot.take() {
+            check(memory, 64, seed);
+            lowtide_free(memory, 0, 0, ptr::null_mut());
+        }
+        let memory = lowtide_malloc(64 << (step % 11), 0, ptr::null_mut());
+        let seed = number * 10_000 + step;
+        fill(memory, 64, seed);
+        *slot = Some((memory, seed));
+    }
+    for (memory, seed) in held.into_iter().flatten() {
+        check(memory, 64, seed);
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+    }
+}
+
+#[test]
+fn memory_waits_for_the_streams_that_use_it() {
+    isolated("memory_waits_for_the_streams_that_use_it", &[], |fake| {
+        let first = allocate(1 << 20, 0).unwrap();
+        let other = fake.stream();
+        fake.hold(other, true);
+        put_work(fake, other);
+        assert_eq!(lowtide_record_stream(first, other), Status::Ok);
+        lowtide_free(first, 1 << 20, 0, ptr::null_mut());
+        let second = allocate(1 << 20, 0).unwrap();
+        assert_ne!(second, first, "the other stream still uses it");
+        assert_eq!(stat(0, "active.all.current"), 2);
+        fake.hold(other, false);
+        assert_eq!(lowtide_empty_cache(0), Status::Ok, "waits for the stream");
+        assert_eq!(stat(0, "active.all.current"), 1);
+        assert_eq!(lowtide_record_stream(ptr::null_mut(), other), Status::Ok);
+        assert_eq!(lowtide_record_stream(first, other), Status::NotAllocated);
+    });
+}
+
+/// Puts a task into a stream: the event of a stream without work passes at once.
+fn put_work(fake: &common::Fake, stream: *mut c_void) {
+    let scratch = allocate(512, 0).expect("there is room");
+    fake.set_bytes(scratch, 512, stream);
+    assert_eq!(lowtide_deallocate(scratch), Status::Ok);
+}
+
+#[test]
+fn a_pool_has_its_own_memory() {
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn accepts(context: *mut c_void, stream: *mut c_void) -> bool {
+        context == stream
+    }
+    unsafe extern "C" fn end(_context: *mut c_void) {
+        ENDED.fetch_add(1, Ordering::Relaxed);
+    }
+    isolated("a_pool_has_its_own_memory", &[], |fake| {
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let pool = Mempool {
+            capture: 0,
+            user: 7,
+        };
+        let stream = fake.stream();
+        // SAFETY: the context is compared only.
+        let begin =
+            || unsafe { lowtide_begin_allocate_to_pool(0, pool, Some(accepts), stream, Some(end)) };
+        assert_eq!(begin(), Status::Ok);
+        let routed = allocate_on(1 << 20, 0, stream).unwrap();
+        let plain = allocate(1 << 20, 0).unwrap();
+        assert_eq!(
+            stat(0, "reserved_bytes_by_private_pools.0_7.all.current"),
+            2 << 20
+        );
+        assert_eq!(begin(), Status::Pool);
+        assert_eq!(ENDED.load(Ordering::Relaxed), 1, "of the second begin");
+        assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+        assert_eq!(ENDED.load(Ordering::Relaxed), 2);
+        for memory in [routed, plain] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 2 << 20, "the pool is held");
+        assert_eq!(lowtide_release_pool(0, pool), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 0);
+        assert_eq!(lowtide_release_pool(0, pool), Status::Pool);
+    });
+}
+
+#[test]
+fn what_is_not_held_is_not_taken_back() {
+    isolated("what_is_not_held_is_not_taken_back", &[], |_| {
+        assert_eq!(lowtide_deallocate(ptr::null_mut()), Status::Ok);
+        assert!(lowtide_malloc(0, 0, ptr::null_mut()).is_null());
+        assert_eq!(last_error(), "", "no bytes are no error");
+        let unknown = ptr::without_provenance_mut(0x1000);
+        assert_eq!(lowtide_deallocate(unknown), Status::NotAllocated);
+        let memory = allocate(100, 0).unwrap();
+        assert_eq!(
+            lowtide_deallocate(memory.wrapping_byte_add(8)),
+            Status::NotAllocated
+        );
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        assert_eq!(lowtide_deallocate(memory), Status::NotAllocated);
+        assert!(
+            last_error().contains("is not an allocated block"),
+            "{}",
+            last_error()
+        );
+        lowtide_free(memory, 100, 0, ptr::null_mut());
+        assert_eq!(stat(0, "allocation.all.freed"), 1);
+        // SAFETY: null is refused.
+        let status = unsafe { lowtide_allocate(1, 0, ptr::null_mut(), ptr::null_mut()) };
+        assert_eq!(status, Status::InvalidArgument);
+        assert_eq!(last_error(), "`memory` must not be null");
+        assert_eq!(stat(0, "allocation.all.allocated"), 1);
+    });
+}
