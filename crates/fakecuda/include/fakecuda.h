@@ -30,7 +30,8 @@ void fakecuda_reset(void);
 int fakecuda_set_capacity(int device, uint64_t bytes);
 
 /* Returns how many bytes of a device are in use: each cuMemCreate once, until it is released and
- * unmapped everywhere, and each allocation. 0 for a device that is not there. */
+ * unmapped everywhere, and the pages of 2 MiB under allocations, which those smaller than a page
+ * share. 0 for a device that is not there. */
 uint64_t fakecuda_used_bytes(int device);
 
 /* Sets what cuDeviceGetAttribute answers. cuMemCreate refuses, with CUDA_ERROR_NOT_SUPPORTED (801),

@@ -11,11 +11,8 @@ use crate::pointers::Out;
 use crate::sys::*;
 use crate::work::{self, Work};
 
-/// Allocations up to this share the driver's pages of 2 MiB on a card, and the device's memory is
-/// counted as if they were packed there without a gap; larger ones take whole pages. Where exactly a
-/// card's driver draws the line was not measured.
-const SHARED_BYTES_MAX: u64 = 1 << 20;
-/// Unit of small allocations. The manual promises 256; cards give 512.
+/// Unit of small allocations. The manual promises 256; on an H200 with driver 580, 4,096 of these fill
+/// a page of 2 MiB.
 const SMALL_UNIT_BYTES: u64 = 512;
 
 driver_calls! {
@@ -32,6 +29,10 @@ driver_calls! {
         let mut state = lock()?;
         state.current()?;
         capture::refuse_unsafe_call(&mut state)?;
+        // As an H200 with driver 580 answers.
+        if address == 0 {
+            return Ok(());
+        }
         let device = state.freeable_allocation(address)?;
         // Measured on an H200: it waits for every kernel of the device, this memory's or not.
         let tails = state.tails_of_device(device);
@@ -46,8 +47,9 @@ driver_calls! {
         let out = address.required()?;
         let mut state = lock()?;
         let stream = state.stream_named(stream)?;
-        // A card makes a node of it that allocates when the graph runs. Graphs do not run here.
+        // An H200 makes a node of it that allocates when the graph runs. Graphs do not run here.
         capture::refuse_in_capture(&mut state, stream)?;
+        capture::refuse_unsafe_call(&mut state)?;
         let device = state.streams[&stream].device;
         // The card's pool keeps what was freed until the next wait; here it goes back at once.
         out.set(state.allocate(device, bytes as u64)?);
@@ -58,6 +60,7 @@ driver_calls! {
         let mut state = lock()?;
         let stream = state.stream_named(stream)?;
         capture::refuse_in_capture(&mut state, stream)?;
+        capture::refuse_unsafe_call(&mut state)?;
         state.freeable_allocation(address)?;
         state.submit(stream, Work::Free { address })
     }
@@ -73,7 +76,7 @@ driver_calls! {
         }
         // Managed memory may exceed the card's: it costs the device nothing here.
         let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
-        let physical = Physical::new(&state.devices[device], bytes as u64, 0, properties)?;
+        let physical = Physical::new(bytes as u64, None, properties)?;
         out.set(state.memory.allocate(physical, Kind::Managed)?);
         Ok(())
     }
@@ -91,9 +94,12 @@ driver_calls! {
     fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, bytes: Out<usize>, address: CUdeviceptr) {
         let state = lock()?;
         state.current()?;
-        // For mapped handles the manual says nothing; here it is the mapping of that address.
         let found = state.memory.mapping_at(address);
         let (start, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
+        // As an H200 with driver 580 answers: the call knows allocations only.
+        if matches!(mapping.kind, Kind::Virtual { .. }) {
+            return Err(CUresult::NOT_FOUND);
+        }
         base.set_if_wanted(start);
         bytes.set_if_wanted(host_size(mapping.bytes));
         Ok(())
@@ -101,19 +107,20 @@ driver_calls! {
 }
 
 impl State {
-    fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, CUresult> {
+    fn allocate(&mut self, index: usize, bytes: u64) -> Result<u64, CUresult> {
         if bytes == 0 {
             return Err(CUresult::INVALID_VALUE);
         }
-        let unit = if bytes <= SHARED_BYTES_MAX {
-            SMALL_UNIT_BYTES
+        let device = &self.devices[index];
+        // As an H200 with driver 580 takes them: what is smaller than a page shares one.
+        let charge = if bytes < GRANULARITY_BYTES {
+            device.charge_shared(bytes.next_multiple_of(SMALL_UNIT_BYTES))?
         } else {
-            GRANULARITY_BYTES
+            let whole_pages = bytes.checked_next_multiple_of(GRANULARITY_BYTES);
+            device.charge(whole_pages.ok_or(CUresult::OUT_OF_MEMORY)?)?
         };
-        let charged = bytes.checked_next_multiple_of(unit);
-        let charged = charged.ok_or(CUresult::OUT_OF_MEMORY)?;
-        let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
-        let physical = Physical::new(&self.devices[device], bytes, charged, properties)?;
+        let properties = plain_properties(ordinal(index), CU_MEM_HANDLE_TYPE_NONE);
+        let physical = Physical::new(bytes, Some(charge), properties)?;
         self.memory.allocate(physical, Kind::Allocation)
     }
 
@@ -121,8 +128,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for any other address. That goes for null too, of which the manual says only
-    /// that the address must come from an allocation.
+    /// `INVALID_VALUE` for any other address.
     fn freeable_allocation(&self, address: u64) -> Result<usize, CUresult> {
         let mapping = self.memory.mappings.get(&address);
         let mapping = mapping.ok_or(CUresult::INVALID_VALUE)?;

@@ -349,8 +349,9 @@ pub(crate) fn refuse_implicit_wait(state: &mut State, stream: CUstream) -> Outco
 
 /// Refuses a call that the manual calls potentially unsafe, if this thread's mode and the captures
 /// that run forbid it; those captures are lost. The manual names cuMemAlloc and cuEventQuery as
-/// examples only. Here they are all calls that allocate, free or pin memory, ask for an event or wait
-/// for one, and copies that wait.
+/// examples only. Here they are all calls that allocate, free or pin memory, ask for an event or a
+/// stream or wait for one, whichever stream it is, and copies that wait. An H200 with driver 580
+/// refuses what was tried there; copies, registered and managed memory were not.
 pub(crate) fn refuse_unsafe_call(state: &mut State) -> Outcome {
     let mode = THREAD_MODE.get();
     if mode == CU_STREAM_CAPTURE_MODE_RELAXED {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::calls::driver_calls;
 use crate::context::Context;
 use crate::driver::{State, lock};
+use crate::memory::GRANULARITY_BYTES;
 use crate::pointers::Out;
 use crate::sys::*;
 
@@ -17,7 +17,7 @@ const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) capacity_bytes: u64,
-    used_bytes: Arc<AtomicU64>,
+    usage: Arc<Mutex<Usage>>,
     /// What a test set; the others have the values of [`default_attribute`].
     pub(crate) attributes: BTreeMap<c_uint, c_int>,
     /// The primary context, while someone retains it.
@@ -29,14 +29,37 @@ pub(crate) struct Device {
 /// Memory of a device that is taken until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    used_bytes: Arc<AtomicU64>,
+    usage: Arc<Mutex<Usage>>,
     bytes: u64,
+    /// The shared page that the bytes are part of; `None` if they are the charge's alone.
+    shared_page: Option<usize>,
+}
+
+/// What of a device's memory is taken.
+#[derive(Debug, Default)]
+struct Usage {
+    bytes: u64,
+    /// Of each page that small allocations share, how many bytes they take; 0 where no page is.
+    /// Where in the page they lie is not kept, so holes between them cost nothing.
+    shared_pages: Vec<u64>,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        let mut usage = lock_usage(&self.usage);
+        let Some(index) = self.shared_page else {
+            usage.bytes -= self.bytes;
+            return;
+        };
+        usage.shared_pages[index] -= self.bytes;
+        if usage.shared_pages[index] == 0 {
+            usage.bytes -= GRANULARITY_BYTES;
+        }
     }
+}
+
+fn lock_usage(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
+    usage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Device {
@@ -55,7 +78,7 @@ impl Device {
     fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
-            used_bytes: Arc::default(),
+            usage: Arc::default(),
             attributes: BTreeMap::new(),
             context: None,
             fault: None,
@@ -63,7 +86,7 @@ impl Device {
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.used_bytes.load(Ordering::Relaxed)
+        lock_usage(&self.usage).bytes
     }
 
     /// Takes `bytes` of the device's memory.
@@ -72,15 +95,47 @@ impl Device {
     ///
     /// `OUT_OF_MEMORY` if there is less left.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Charge, CUresult> {
-        let used_bytes = self.used_bytes();
-        if self.capacity_bytes.saturating_sub(used_bytes) < bytes {
+        self.take(&mut lock_usage(&self.usage), bytes)?;
+        Ok(Charge {
+            usage: Arc::clone(&self.usage),
+            bytes,
+            shared_page: None,
+        })
+    }
+
+    /// Takes `bytes` of a page that others share, at most all of it: of a new page if no other has
+    /// room. A page goes back with the last that shares it.
+    ///
+    /// # Errors
+    ///
+    /// `OUT_OF_MEMORY` if the device has no page left.
+    pub(crate) fn charge_shared(&self, bytes: u64) -> Result<Charge, CUresult> {
+        let mut usage = lock_usage(&self.usage);
+        let has_room = |&taken: &u64| taken > 0 && taken + bytes <= GRANULARITY_BYTES;
+        let index = if let Some(index) = usage.shared_pages.iter().position(has_room) {
+            index
+        } else {
+            self.take(&mut usage, GRANULARITY_BYTES)?;
+            let unused = usage.shared_pages.iter().position(|&taken| taken == 0);
+            unused.unwrap_or_else(|| {
+                usage.shared_pages.push(0);
+                usage.shared_pages.len() - 1
+            })
+        };
+        usage.shared_pages[index] += bytes;
+        Ok(Charge {
+            usage: Arc::clone(&self.usage),
+            bytes,
+            shared_page: Some(index),
+        })
+    }
+
+    fn take(&self, usage: &mut Usage, bytes: u64) -> Result<(), CUresult> {
+        if self.capacity_bytes.saturating_sub(usage.bytes) < bytes {
             return Err(CUresult::OUT_OF_MEMORY);
         }
-        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Charge {
-            used_bytes: Arc::clone(&self.used_bytes),
-            bytes,
-        })
+        usage.bytes += bytes;
+        Ok(())
     }
 
     pub(crate) fn attribute(&self, attribute: c_uint, ordinal: usize) -> c_int {

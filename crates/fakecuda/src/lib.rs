@@ -17,14 +17,15 @@
 //! worker thread       (work.rs: one a stream) takes the stream's next task when what it waits for is done
 //! ```
 //!
-//! Error codes are those of NVIDIA's manual. Where it leaves a case open, a comment says whether the
-//! choice was measured on a card or is ours.
+//! Error codes are those of NVIDIA's manual. Where it leaves a case open, a comment says whether an
+//! H200 with driver 580 answers so or the choice is ours.
 //!
 //! Differences to a card that a caller can see: fresh memory is zero; the host can use device memory
-//! that is mapped; the driver takes no memory itself; each allocation has addresses of its own, so that
-//! what writes past its last page faults; a pool of `cuMemAllocAsync` keeps nothing; graphs cannot be
-//! launched. The host's limit on mappings (`vm.max_map_count`, usually 65,530) holds here too, and is
-//! reported as a lack of memory.
+//! that is mapped; the driver takes no memory itself; a mapping must lie within one reservation; each
+//! allocation has addresses of its own, so that what writes past its last page faults; a pool of
+//! `cuMemAllocAsync` keeps nothing, and a captured stream cannot allocate; graphs cannot be launched.
+//! The host's limit on mappings (`vm.max_map_count`, usually 65,530) holds here too, and is reported
+//! as a lack of memory.
 //!
 //! [host functions]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EXEC.html
 

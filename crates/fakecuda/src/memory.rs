@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use crate::device::{Charge, Device};
+use crate::device::Charge;
 use crate::driver::State;
 use crate::host_memory::HostMemory;
 use crate::os::{self, Access, HostRange, PAGE_BYTES};
@@ -80,18 +80,16 @@ pub(crate) struct Handle {
 }
 
 impl Physical {
-    /// Returns new physical memory of `device`.
+    /// Returns new physical memory.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if the device or the host has too little.
+    /// `OUT_OF_MEMORY` if the host has too little.
     pub(crate) fn new(
-        device: &Device,
         bytes: u64,
-        charged_bytes: u64,
+        charge: Option<Charge>,
         properties: CUmemAllocationProp,
     ) -> Result<Arc<Self>, CUresult> {
-        let charge = device.charge(charged_bytes)?;
         let name = file_name(properties.location.id);
         let file = os::create_file(&name, bytes.next_multiple_of(PAGE_BYTES));
         Ok(Arc::new(Self {
@@ -100,7 +98,7 @@ impl Physical {
             device: usize::try_from(properties.location.id)
                 .map_err(|_| CUresult::INVALID_DEVICE)?,
             properties,
-            _charge: Some(charge),
+            _charge: charge,
         }))
     }
 
@@ -199,6 +197,20 @@ impl Memory {
             next = start + mapping.bytes;
         }
         next >= end
+    }
+
+    /// Returns the starts of the mappings in the range, first to last. It may have gaps.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if the range cuts a mapping.
+    pub(crate) fn uncut_mappings(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CUresult> {
+        let end = address.checked_add(bytes).ok_or(CUresult::INVALID_VALUE)?;
+        let whole = |(start, mapping): (u64, &Mapping)| {
+            let is_cut = start < address || start + mapping.bytes > end;
+            (!is_cut).then_some(start).ok_or(CUresult::INVALID_VALUE)
+        };
+        self.mappings_in(address, bytes).map(whole).collect()
     }
 
     /// Returns the starts of mappings that fill the range exactly, first to last.

@@ -89,6 +89,7 @@ pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
 pub(crate) const CU_MEM_HANDLE_TYPE_NONE: c_uint = 0;
 pub(crate) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_uint = 1;
+pub(crate) const CU_MEM_HANDLE_TYPE_FABRIC: c_uint = 8;
 pub(crate) const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: c_uint = 1;
 
 pub(crate) const CU_MEM_ACCESS_FLAGS_PROT_NONE: c_uint = 0;

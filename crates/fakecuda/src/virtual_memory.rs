@@ -1,8 +1,8 @@
 //! Addresses without memory, memory without addresses, and bringing them together.
 //!
 //! None of these calls needs a context, none waits for the device's work, and all are allowed during
-//! a capture: the manual names no such error, PyTorch maps pages under captures, and an H200 ran each
-//! of them as fast beside a kernel as without.
+//! a capture, as an H200 with driver 580 allows them: PyTorch maps pages under captures, and the card
+//! ran each call as fast beside a kernel as without.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -71,8 +71,8 @@ driver_calls! {
             return Err(CUresult::INVALID_VALUE);
         }
         let device = state.check_properties(&properties)?;
-        let device = &state.devices[device];
-        let physical = Physical::new(device, bytes as u64, bytes as u64, properties)?;
+        let charge = state.devices[device].charge(bytes as u64)?;
+        let physical = Physical::new(bytes as u64, Some(charge), properties)?;
         let name = new_name();
         state.memory.handles.insert(name, Handle { physical, references: 1 });
         out.set(name);
@@ -102,7 +102,14 @@ driver_calls! {
 
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize) {
         let mut state = lock()?;
-        let starts = state.memory.whole_mappings(address, bytes as u64)?;
+        // As an H200 with driver 580 answers: it asks only where the range starts, that it is not
+        // empty and that it cuts no mapping. Gaps are fine, even a range that is one.
+        let reservation = state.memory.reservation_at(address);
+        let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
+        if reservation.is_allocation || bytes == 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let starts = state.memory.uncut_mappings(address, bytes as u64)?;
         state.check_virtual(&starts)?;
         for start in starts {
             let mapping = state.memory.mappings.get(&start).expect("found above");
@@ -202,17 +209,16 @@ impl State {
         if !is_whole(bytes) || !address.is_multiple_of(GRANULARITY_BYTES) || flags != 0 {
             return Err(CUresult::INVALID_VALUE);
         }
-        // Measured on an H200.
-        if offset != 0 {
+        // As an H200 with driver 580 answers: a handle is mapped whole.
+        if offset != 0 || bytes != physical.bytes {
             return Err(CUresult::NOT_SUPPORTED);
         }
         let reservation = memory.reservation_at(address);
         let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
         let room = reservation.range.start() + reservation.range.bytes() - address;
-        // The manual leaves open what a part of a handle, a range over two reservations, or one that
-        // is mapped already gets; it names no better code for them.
+        // That card lets a mapping hang over the end of its reservation, whether another follows or
+        // nothing does. Here those addresses may be anyone's, so it is refused.
         if reservation.is_allocation
-            || bytes != physical.bytes
             || bytes > room
             || memory.mappings_in(address, bytes).next().is_some()
         {
@@ -281,7 +287,8 @@ impl State {
     /// # Errors
     ///
     /// `INVALID_VALUE` for what makes no sense, `INVALID_DEVICE` for a device that is not there,
-    /// `NOT_SUPPORTED` for what the device says it cannot do.
+    /// `NOT_SUPPORTED` for what the device says it cannot do, `NOT_PERMITTED` for handles of a
+    /// fabric, as an H200 with driver 580 answers where no such network is set up.
     fn check_properties(&self, properties: &CUmemAllocationProp) -> Result<usize, CUresult> {
         if properties.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(CUresult::INVALID_VALUE);
@@ -289,6 +296,9 @@ impl State {
         let index = self.device_at(properties.location)?;
         let device = &self.devices[index];
         let can = |attribute| device.attribute(attribute, index) != 0;
+        if properties.requested_handle_types == CU_MEM_HANDLE_TYPE_FABRIC {
+            return Err(CUresult::NOT_PERMITTED);
+        }
         let handle_types_are_fine = match properties.requested_handle_types {
             CU_MEM_HANDLE_TYPE_NONE => true,
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {

@@ -83,10 +83,21 @@ fn unsafe_calls_fail_and_spoil_the_capture() {
     let _driver = Driver::start();
     let point = event();
     let address = allocate(PAGE).unwrap();
-    let calls: [(&str, &dyn Fn() -> CUresult); 5] = [
+    let other = non_blocking_stream();
+    let calls: [(&str, &dyn Fn() -> CUresult); 9] = [
         ("allocate", &|| allocate(PAGE).err().unwrap_or(OK)),
         ("free", &|| free(address)),
         ("query", &|| unsafe { cuEventQuery(point) }),
+        ("query another stream", &|| unsafe { cuStreamQuery(other) }),
+        ("synchronize another stream", &|| synchronize(other)),
+        ("allocate in another stream", &|| {
+            get(|out| unsafe { cuMemAllocAsync(out, PAGE, other) })
+                .err()
+                .unwrap_or(OK)
+        }),
+        ("free in another stream", &|| unsafe {
+            cuMemFreeAsync(address, other)
+        }),
         ("read", &|| read(address, 1).err().unwrap_or(OK)),
         ("pin", &|| {
             get(|out| unsafe { cuMemHostAlloc(out, 1, 0) })
@@ -107,7 +118,18 @@ fn unsafe_calls_fail_and_spoil_the_capture() {
     }
     let stream = capturing(RELAXED);
     assert!(allocate(PAGE).is_ok());
+    assert_eq!(synchronize(other), OK);
     assert!(end(stream).is_ok());
+}
+
+#[test]
+fn a_fill_that_need_not_wait_is_allowed_during_captures() {
+    let _driver = Driver::start();
+    let address = allocate(PAGE).unwrap();
+    let stream = capturing(GLOBAL);
+    assert_eq!(unsafe { cuMemsetD8_v2(address, 1, PAGE) }, OK);
+    assert!(end(stream).is_ok());
+    assert_eq!(read(address, 1).unwrap(), [1]);
 }
 
 #[test]

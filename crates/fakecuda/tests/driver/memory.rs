@@ -29,6 +29,7 @@ fn an_allocation_is_freed_once_and_whole() {
     assert_eq!(free(address), CUresult::CUDA_ERROR_INVALID_VALUE);
     assert_eq!(driver.used_bytes(0), 0);
     assert_eq!(read(address, 1), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(free(0), OK);
 }
 
 #[test]
@@ -55,13 +56,52 @@ fn capacity_is_a_limit_and_both_devices_have_their_own() {
 }
 
 #[test]
-fn small_allocations_are_charged_as_if_packed() {
+fn allocations_smaller_than_a_page_share_pages() {
     let driver = Driver::start();
-    for (bytes, charged) in [(1, 512), (513, 1024), (MIB, MIB), (MIB + 1, PAGE)] {
-        let address = allocate(bytes).unwrap();
-        assert_eq!(driver.used_bytes(0), charged, "{bytes}");
-        assert_eq!(free(address), OK);
+    // What an H200 took for each, in pages.
+    let cases: [(&[usize], usize); 12] = [
+        (&[512; 64], 1),
+        (&[MIB; 64], 32),
+        (&[MIB + 1; 64], 64),
+        (&[3 * MIB; 64], 128),
+        (&[512; 4096], 1),
+        (&[512; 4097], 2),
+        (&[MIB, MIB - 512, 512], 1),
+        (&[MIB + MIB / 2, 512], 1),
+        (&[600 << 10; 5], 2),
+        (&[3 * MIB, MIB], 3),
+        (&[PAGE, 512], 2),
+        (&[512], 1),
+    ];
+    for (sizes, pages) in cases {
+        let allocated = sizes.iter().map(|&bytes| allocate(bytes).unwrap());
+        let addresses: Vec<_> = allocated.collect();
+        let case = (sizes[0], sizes.len());
+        assert_eq!(driver.used_bytes(0), pages * PAGE, "{case:?}");
+        for address in addresses {
+            assert_eq!(free(address), OK);
+        }
+        assert_eq!(driver.used_bytes(0), 0, "{case:?}");
     }
+}
+
+#[test]
+fn a_shared_page_is_filled_again_and_goes_with_its_last_allocation() {
+    let driver = Driver::start();
+    driver.set_capacity(0, 2 * PAGE as u64);
+    let halves: Vec<_> = (0..4).map(|_| allocate(MIB).unwrap()).collect();
+    assert_eq!(allocate(1), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    assert_eq!(free(halves[0]), OK);
+    assert_eq!(driver.used_bytes(0), 2 * PAGE);
+    let small = allocate(512).unwrap();
+    assert_eq!(allocate(MIB), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    assert_eq!((free(small), free(halves[1])), (OK, OK));
+    assert_eq!(driver.used_bytes(0), PAGE);
+    let whole = allocate(PAGE).unwrap();
+    assert_eq!((free(halves[2]), free(halves[3])), (OK, OK));
+    assert_eq!(driver.used_bytes(0), PAGE);
+    assert_eq!(free(whole), OK);
+    assert_eq!(driver.used_bytes(0), 0);
 }
 
 #[test]

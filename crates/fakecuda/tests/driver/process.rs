@@ -1,24 +1,24 @@
 //! What needs a process of its own: a C program, compiled against the header.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{self, Command, Output};
 use std::sync::OnceLock;
-use std::{fs, io};
 
 /// Compiles `tests/c/program.c` once, beside a directory in which the shared object has the name
-/// under which programs look for it.
+/// under which programs look for it. Other processes of the same tests may do so at the same time, so
+/// each makes files of its own and moves them into place.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let own = directory.join(process::id().to_string());
         let library = directory.join("libcuda.so.1");
-        match fs::remove_file(&library) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{error}"),
-            _ => {}
-        }
-        std::os::unix::fs::symlink(fakecuda::library_path(), &library).unwrap();
+        symlink(fakecuda::library_path(), &own).unwrap();
+        fs::rename(&own, &library).unwrap();
         let program = directory.join("program");
         let compiled = Command::new("cc")
             .args([
@@ -33,9 +33,10 @@ fn program() -> &'static Path {
             .arg(crate_directory.join("tests/c/program.c"))
             .arg(&library)
             .arg("-o")
-            .arg(&program)
+            .arg(&own)
             .status();
         assert!(compiled.unwrap().success());
+        fs::rename(&own, &program).unwrap();
         program
     })
 }

@@ -59,6 +59,7 @@ fn unreserve(address: CUdeviceptr, bytes: usize) -> CUresult {
 }
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
 #[test]
 fn a_handle_mapped_twice_shows_the_same_bytes_twice() {
@@ -147,17 +148,18 @@ fn handles_are_mapped_whole() {
     let _driver = Driver::start();
     let range = reserve(4 * PAGE);
     let handle = create(2 * PAGE).unwrap();
-    assert_eq!(map(range, PAGE, handle), INVALID);
-    assert_eq!(map(range, 3 * PAGE, handle), INVALID);
+    assert_eq!(map(range, PAGE, handle), NOT_SUPPORTED);
+    assert_eq!(map(range, 3 * PAGE, handle), NOT_SUPPORTED);
     let with_offset = unsafe { cuMemMap(range, PAGE, PAGE, handle, 0) };
-    assert_eq!(with_offset, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    assert_eq!(with_offset, NOT_SUPPORTED);
     assert_eq!(map(range + MIB as u64, 2 * PAGE, handle), INVALID);
     assert_eq!(map(range + 3 * PAGE as u64, 2 * PAGE, handle), INVALID);
     assert_eq!(map(range + PAGE as u64, 2 * PAGE, handle), OK);
     assert_eq!(map(range, 2 * PAGE, handle), INVALID);
     assert_eq!(unmap(range + PAGE as u64, PAGE), INVALID);
-    assert_eq!(unmap(range, 3 * PAGE), INVALID);
+    assert_eq!(unmap(range, 2 * PAGE), INVALID);
     assert_eq!(allow(range + PAGE as u64, PAGE, 0), INVALID);
+    assert_eq!(allow(range, 3 * PAGE, 0), INVALID);
     assert_eq!(unreserve(range, 4 * PAGE), INVALID);
     assert_eq!(unmap(range + PAGE as u64, 2 * PAGE), OK);
     assert_eq!(unreserve(range, 2 * PAGE), INVALID);
@@ -179,8 +181,43 @@ fn many_mappings_are_unmapped_in_one_call() {
     assert_eq!(read(range + 7 * PAGE as u64, 2).unwrap(), [3, 3]);
     assert_eq!(unmap(range + 2 * PAGE as u64, 4 * PAGE), OK);
     assert_eq!(driver.live().mappings, 4);
-    assert_eq!(unmap(range, 8 * PAGE), INVALID);
-    assert_eq!(driver.live().mappings, 4);
+    // The gap is no hindrance, nor is that nothing is left.
+    assert_eq!(unmap(range, 8 * PAGE), OK);
+    assert_eq!(driver.live().mappings, 0);
+    assert!(!can_be_read(range));
+    assert_eq!(unmap(range, 8 * PAGE), OK);
+}
+
+#[test]
+fn what_is_unmapped_starts_in_a_reservation_and_cuts_no_mapping() {
+    let driver = Driver::start();
+    let range = reserve(6 * PAGE);
+    let page = |index: usize| range + (index * PAGE) as u64;
+    assert_eq!(map(page(1), PAGE, create(PAGE).unwrap()), OK);
+    assert_eq!(map(page(3), 2 * PAGE, create(2 * PAGE).unwrap()), OK);
+    assert_eq!(unmap(range, 4 * PAGE), INVALID);
+    assert_eq!(unmap(page(4), 2 * PAGE), INVALID);
+    assert_eq!(unmap(page(1), 0), INVALID);
+    assert_eq!(driver.live().mappings, 2);
+    assert_eq!(unmap(page(2), PAGE), OK);
+    assert_eq!(driver.live().mappings, 2);
+    assert_eq!(unmap(range, 6 * PAGE), OK);
+    assert_eq!(driver.live().mappings, 0);
+    assert_eq!(unreserve(range, 6 * PAGE), OK);
+    assert_eq!(unmap(range, PAGE), INVALID);
+    let allocation = allocate(PAGE).unwrap();
+    assert_eq!(unmap(allocation, PAGE), INVALID);
+    assert!(can_be_read(allocation));
+}
+
+#[test]
+fn the_range_of_an_address_is_asked_for_allocations_only() {
+    let _driver = Driver::start();
+    let range = reserve(PAGE);
+    assert_eq!(map(range, PAGE, create(PAGE).unwrap()), OK);
+    let (mut base, mut bytes) = (0, 0);
+    let code = unsafe { cuMemGetAddressRange_v2(&mut base, &mut bytes, range) };
+    assert_eq!(code, CUresult::CUDA_ERROR_NOT_FOUND);
 }
 
 #[test]
@@ -204,7 +241,7 @@ fn sizes_and_properties_are_checked() {
     fabric.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
     assert_eq!(
         create_with(&fabric),
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        Err(CUresult::CUDA_ERROR_NOT_PERMITTED)
     );
     let mut rdma = properties(0);
     rdma.allocFlags.gpuDirectRDMACapable = 1;
