@@ -139,7 +139,7 @@ const char *lowtide_last_error(void);
 
 /**
  * Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
- * and null on failure, which `lowtide_last_error` then explains.
+ * and null on failure, which a line on standard error and `lowtide_last_error` then explain.
  *
  * This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not look at the answer: after
  * a failure there is a tensor with a null pointer and no `torch.OutOfMemoryError`. Inside a

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, Status};
@@ -35,6 +36,28 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
             format_args!("lowtide panicked: {}", message_of(&*panic)),
         )),
     }
+}
+
+/// Runs the body of an exported function whose caller does not ask why it failed: the first line of the
+/// text goes to standard error, too, or the user would see only what goes wrong later.
+#[inline]
+pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
+    let status = run(body);
+    if status != Status::Ok {
+        tell();
+    }
+    status
+}
+
+#[cold]
+fn tell() {
+    let line = LAST_ERROR.try_with(|last| {
+        let text = last.borrow();
+        let text = String::from_utf8_lossy(text.to_bytes());
+        format!("lowtide: {}\n", text.lines().next().unwrap_or_default())
+    });
+    // Where nobody can be told, there is nobody to tell that.
+    let _ = line.map(|line| io::stderr().write_all(line.as_bytes()));
 }
 
 /// Keeps an error's text for the thread and returns its status.

@@ -9,7 +9,7 @@ use std::ptr;
 use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, Stream};
 use lowtide_locked::LockedError;
 
-use crate::boundary::{run, write_to_c};
+use crate::boundary::{run, run_and_tell, write_to_c};
 use crate::error::{Error, Status};
 use crate::registry;
 
@@ -25,7 +25,7 @@ pub struct Mempool {
 }
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
-/// and null on failure, which `lowtide_last_error` then explains.
+/// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
 ///
 /// This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not look at the answer: after
 /// a failure there is a tensor with a null pointer and no `torch.OutOfMemoryError`. Inside a
@@ -38,7 +38,7 @@ pub struct Mempool {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let mut memory = ptr::null_mut();
-    let status = run(|| {
+    let status = run_and_tell(|| {
         memory = allocate(size, device, stream)?;
         Ok(())
     });

@@ -54,6 +54,37 @@ fn the_configuration_is_settled_by_the_first_request() {
     );
 }
 
+/// PyTorch does not ask why its pluggable allocator returned null.
+#[test]
+fn a_malloc_that_fails_says_why_on_standard_error() {
+    const CHILD: &str = "LOWTIDE_TEST_MALLOC_FAILS";
+    if std::env::var_os(CHILD).is_some() {
+        assert!(lowtide_malloc(1, 0, ptr::null_mut()).is_null());
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_malloc_that_fails_says_why_on_standard_error",
+            "--nocapture",
+        ])
+        .env(CHILD, "1")
+        .env("LOWTIDE_STRATEGY", "tied")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("lowtide: "))
+        .collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    assert!(
+        lines[0].starts_with("lowtide: Unknown strategy 'tied'"),
+        "{text}"
+    );
+}
+
 #[test]
 fn a_limit_is_kept_and_told() {
     isolated(
