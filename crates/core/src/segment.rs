@@ -183,8 +183,8 @@ impl<D: Driver> Heap<D> {
 
     /// Takes memory from the driver as [`Heap::allocate_segment`] does, and returns the segment that
     /// it is in and where in it the memory starts. Where the driver returns the addresses behind a
-    /// segment of the same domain and kind, and lets blocks lie in both, that segment grows; otherwise the memory is a new
-    /// segment, and starts at zero. One driver call; linear in the segments.
+    /// segment of the same domain and kind, and lets blocks lie in both, that segment grows; otherwise the
+    /// memory is a new segment, and starts at zero. One driver call; linear in the segments.
     ///
     /// # Errors
     ///

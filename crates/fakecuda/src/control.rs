@@ -8,19 +8,20 @@ use crate::memory::Kind;
 use crate::pointers::{Out, Text};
 use crate::sys::{CUresult, CUstream};
 
-/// What was made and not given back; `fakecuda_live` in the header.
+/// What was made and not given back; `fakecuda_live` in the header, which says what counts.
+#[expect(missing_docs, reason = "each field is the number of what it is called")]
 #[repr(C)]
-#[derive(Clone, Copy, Default, Debug)]
-struct Live {
-    contexts: u64,
-    allocations: u64,
-    reservations: u64,
-    handles: u64,
-    mappings: u64,
-    host_allocations: u64,
-    streams: u64,
-    events: u64,
-    graphs: u64,
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Live {
+    pub contexts: u64,
+    pub allocations: u64,
+    pub reservations: u64,
+    pub handles: u64,
+    pub mappings: u64,
+    pub host_allocations: u64,
+    pub streams: u64,
+    pub events: u64,
+    pub graphs: u64,
 }
 
 #[unsafe(no_mangle)]

@@ -127,6 +127,19 @@ impl Copy {
         self
     }
 
+    /// Puts the copy into a stream, from where the bytes are by now.
+    fn submit(&self, state: &mut State, stream: CUstream, source: Source) -> Outcome {
+        let destination = state.place(self.destination);
+        state.submit(
+            stream,
+            Work::Copy {
+                destination,
+                source,
+                bytes: self.bytes,
+            },
+        )
+    }
+
     /// Fails if an address is not what the call's name says.
     fn check(&self, state: &State) -> Outcome {
         if self.needs_device_destination {
@@ -147,25 +160,11 @@ fn copy_now(copy: Copy) -> Outcome {
     capture::refuse_unsafe_call(&mut state)?;
     copy.check(&state)?;
     let name = state.stream_named(CU_STREAM_LEGACY)?;
-    let Copy {
-        destination,
-        source,
-        bytes,
-        ..
-    } = copy;
-    if bytes == 0 {
+    if copy.bytes == 0 {
         return Ok(());
     }
-    let source = Source::Place(state.place(source));
-    let destination = state.place(destination);
-    state.submit(
-        name,
-        Work::Copy {
-            destination,
-            source,
-            bytes,
-        },
-    )?;
+    let source = Source::Place(state.place(copy.source));
+    copy.submit(&mut state, name, source)?;
     wait_for_stream(state, name)
 }
 
@@ -175,31 +174,17 @@ fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
     let mut state = lock()?;
     let name = state.stream_named(stream)?;
     copy.check(&state)?;
-    let Copy {
-        destination,
-        source,
-        bytes,
-        ..
-    } = copy;
-    if bytes == 0 {
+    if copy.bytes == 0 {
         return Ok(());
     }
     let is_captured = state.streams[&name].capture.is_some();
-    let source = if state.is_pageable(source) && !is_captured {
-        Source::Staged(os::read(source, bytes))
+    let source = if state.is_pageable(copy.source) && !is_captured {
+        Source::Staged(os::read(copy.source, copy.bytes))
     } else {
-        Source::Place(state.place(source))
+        Source::Place(state.place(copy.source))
     };
-    let is_pageable = state.is_pageable(destination);
-    let destination = state.place(destination);
-    state.submit(
-        name,
-        Work::Copy {
-            destination,
-            source,
-            bytes,
-        },
-    )?;
+    let is_pageable = state.is_pageable(copy.destination);
+    copy.submit(&mut state, name, source)?;
     if is_pageable && !is_captured {
         return wait_for_stream(state, name);
     }

@@ -58,6 +58,8 @@ mod work;
 
 use std::path::PathBuf;
 
+pub use control::Live;
+
 /// Returns where cargo built the shared object: beside the test that calls this, if the test's crate
 /// depends on this one. Opening it by this path makes every later `dlopen("libcuda.so.1")` of the
 /// process find it, as it bears that name.

@@ -11,6 +11,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::{Command, exit};
 use std::ptr;
 
+pub(crate) use fakecuda::Live;
+
 use lowtide::*;
 
 /// Set in the process that a test started for itself.
@@ -46,21 +48,6 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-}
-
-/// What is still there, by `fakecuda.h`.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub(crate) struct Live {
-    pub(crate) contexts: u64,
-    pub(crate) allocations: u64,
-    pub(crate) reservations: u64,
-    pub(crate) handles: u64,
-    pub(crate) mappings: u64,
-    pub(crate) host_allocations: u64,
-    pub(crate) streams: u64,
-    pub(crate) events: u64,
-    pub(crate) graphs: u64,
 }
 
 /// The stand-in driver.

@@ -5,6 +5,8 @@ use std::process::Command;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use fakecuda::Live;
+
 use lowtide_core::Stream;
 use lowtide_cuda::{CudaDriver, Device, Library, LoadError};
 
@@ -14,21 +16,6 @@ use super::common::program::Program;
 pub(crate) struct Fake {
     control: libloading::Library,
     _turn: MutexGuard<'static, ()>,
-}
-
-/// What was made and is still there: `fakecuda_live` of its header.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Live {
-    pub(crate) contexts: u64,
-    pub(crate) allocations: u64,
-    pub(crate) reservations: u64,
-    pub(crate) handles: u64,
-    pub(crate) mappings: u64,
-    pub(crate) host_allocations: u64,
-    pub(crate) streams: u64,
-    pub(crate) events: u64,
-    pub(crate) graphs: u64,
 }
 
 impl Fake {

@@ -4,6 +4,8 @@ use std::ffi::{CString, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub(crate) use fakecuda::Live;
+
 pub(crate) use cudarc::driver::sys::*;
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
@@ -13,21 +15,6 @@ pub(crate) const MIB: usize = 1 << 20;
 pub(crate) const PAGE: usize = 2 * MIB;
 
 pub(crate) const OK: CUresult = CUresult::CUDA_SUCCESS;
-
-/// As `fakecuda_live` in the header.
-#[repr(C)]
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Live {
-    pub(crate) contexts: u64,
-    pub(crate) allocations: u64,
-    pub(crate) reservations: u64,
-    pub(crate) handles: u64,
-    pub(crate) mappings: u64,
-    pub(crate) host_allocations: u64,
-    pub(crate) streams: u64,
-    pub(crate) events: u64,
-    pub(crate) graphs: u64,
-}
 
 /// The driver, reset and initialized, with the context of device 0 current; no other test uses it.
 pub(crate) struct Driver {
