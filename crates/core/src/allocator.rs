@@ -7,11 +7,13 @@ use crate::block::{Block, BlockId, BlockState};
 use crate::config::Config;
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::AllocError;
 use crate::event::Action;
+use crate::lanes::Lanes;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
-use crate::strategy::{ActiveStrategy, Request, Strategy};
+pub use crate::strategy::Request;
+use crate::strategy::{ActiveStrategy, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -23,11 +25,11 @@ pub struct DeviceAllocator<D> {
     pub(crate) heap: Heap<D>,
     pub(crate) strategy: ActiveStrategy,
     pub(crate) uses: StreamUses,
-    device: u32,
+    pub(crate) device: u32,
     /// Which requests go to private pools; the latest that matches decides.
     routes: Vec<Route>,
     /// Streams being captured into graphs, in which events may not be queried.
-    captures: u32,
+    pub(crate) captures: u32,
     /// The share of the device's memory that the configuration allows, until the device was asked how
     /// much that is.
     fraction: Option<f64>,
@@ -47,6 +49,17 @@ impl std::fmt::Debug for Route {
             .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
+}
+
+/// What became of a request for which new memory was wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// It was served, at this address.
+    Served(DeviceAddress),
+    /// It would have passed the limit, and the configuration has that fail at once.
+    Rejected,
+    /// The driver, or the limit, has no more memory, as things are.
+    Exhausted,
 }
 
 /// A block that the program holds.
@@ -116,10 +129,11 @@ impl<D: Driver> DeviceAllocator<D> {
         if requested.is_zero() {
             return Ok(Some(DeviceAddress::NULL));
         }
-        let pool = self.route(stream);
-        let request = self.prepare(pool, requested, stream, None)?;
-        let block = self.find_block(&request)?;
-        Ok(block.map(|block| self.hand_out(block, requested)))
+        let request = self.request(requested, stream)?;
+        match self.take(&request) {
+            Some(address) => Ok(Some(address)),
+            None => self.find_new(&request),
+        }
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
@@ -181,10 +195,33 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(DeviceAddress::NULL);
         }
         let request = self.prepare(pool, requested, stream, freed_before)?;
-        match self.find_block(&request)? {
-            Some(block) => Ok(self.hand_out(block, requested)),
-            None => Err(self.out_of_memory(&request)?),
+        match self.take(&request) {
+            Some(address) => Ok(address),
+            None => self.allocate_new(&request),
         }
+    }
+
+    /// Apart from [`DeviceAllocator::allocate_from`], so that a hit does not pay for it.
+    #[cold]
+    fn allocate_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        match self.find_new(request)? {
+            Some(address) => Ok(address),
+            None => Err(Lanes::alone(self).out_of_memory(0, request)?),
+        }
+    }
+
+    /// Returns a request of a stream for one or more bytes, as the three steps that may serve it want it:
+    /// [`DeviceAllocator::take`], [`DeviceAllocator::grow`] and, with all lanes of the device,
+    /// [`Lanes::grow_after_release`]. It is of use until something else is done with this allocator.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Driver`] when the device
+    /// fails.
+    #[inline]
+    pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
+        let pool = self.route(stream);
+        self.prepare(pool, requested, stream, None)
     }
 
     /// What is done before anything is looked for.
@@ -213,52 +250,44 @@ impl<D: Driver> DeviceAllocator<D> {
         })
     }
 
-    /// What may serve a request, in order.
+    /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
     #[inline]
-    fn find_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
-        // What the job itself has freed.
-        match self.strategy.take(&mut self.heap, request) {
-            Some(block) => Ok(Some(block)),
-            None => self.find_new_block(request),
+    pub fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
+        let block = self.strategy.take(&mut self.heap, request)?;
+        Some(self.hand_out(block, request.requested))
+    }
+
+    /// Returns what may serve a request that no free block of its own domain does, in order.
+    #[cold]
+    fn find_new(&mut self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
+        match self.grow(request)? {
+            Growth::Served(address) => Ok(Some(address)),
+            Growth::Rejected => Ok(None),
+            Growth::Exhausted => Lanes::alone(self).grow_after_release(0, request),
         }
     }
 
-    /// What may serve a request that no free block of its own domain does, in order. Apart from
-    /// [`DeviceAllocator::find_block`], so that a hit does not pay for it.
-    #[cold]
-    fn find_new_block(&mut self, request: &Request) -> Result<Option<BlockId>, DriverError> {
+    /// Returns new memory for a request that [`DeviceAllocator::take`] does not serve, or why there is
+    /// none, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device fails otherwise than for lack of memory.
+    pub fn grow(&mut self, request: &Request) -> Result<Growth, AllocError> {
         self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
         self.strategy.collect_garbage(&mut self.heap, request)?;
         // New memory, within the limit.
         if let Some(block) = self.strategy.grow(&mut self.heap, request)? {
-            return Ok(Some(block));
+            let address = self.hand_out(block, request.requested);
+            return Ok(Growth::Served(address));
         }
         // Where the user wants that, what would pass the limit fails before anything goes back.
         if self.is_rejected(request) {
             self.heap.stats.num_oom_rejections += 1;
-            return Ok(None);
+            return Ok(Growth::Rejected);
         }
-        // What private pools hold free, where their owners allow that.
-        if let Some(block) = self.take_from_open_pools(request) {
-            return Ok(Some(block));
-        }
-        // Just enough cached memory goes back for the driver to have what is missing.
-        if self.strategy.release_for(&mut self.heap, request)?
-            && let Some(block) = self.strategy.grow(&mut self.heap, request)?
-        {
-            return Ok(Some(block));
-        }
-        // Everything cached goes back; waiting for events is not allowed in a capture.
-        if self.captures > 0 {
-            return Ok(None);
-        }
-        self.reclaim_pending()?;
-        if self.strategy.gains_by_release(&self.heap, request) {
-            self.release_cached()?;
-        }
-        self.heap.stats.num_alloc_retries += 1;
-        self.strategy.retry(&mut self.heap, request)
+        Ok(Growth::Exhausted)
     }
 
     /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
@@ -275,21 +304,27 @@ impl<D: Driver> DeviceAllocator<D> {
         self.rejects_over_limit && self.heap.exceeds_limit(size)
     }
 
-    /// Takes a free block from a pool that serves others' requests before they fail.
-    fn take_from_open_pools(&mut self, request: &Request) -> Option<BlockId> {
-        let own = self.heap.domains.domain(request.domain);
-        if own.pool != PoolIndex::DEFAULT {
-            return None;
-        }
+    /// Returns the stream of a request that no private pool serves.
+    pub(crate) fn stream_of_default_pool(&self, request: &Request) -> Option<Stream> {
+        let domain = self.heap.domains.domain(request.domain);
+        (domain.pool == PoolIndex::DEFAULT).then_some(domain.stream)
+    }
+
+    /// Takes a free block from a pool that serves others' requests before they fail, for a request of
+    /// `stream` to the default pool, here or in another lane.
+    pub(crate) fn take_from_open_pools(
+        &mut self,
+        request: &Request,
+        stream: Stream,
+    ) -> Option<DeviceAddress> {
         let pools = self.heap.domains.pools();
         let open: Vec<PoolIndex> = pools
             .filter(|(_, pool)| pool.use_on_oom)
             .map(|(index, _)| index)
             .collect();
         open.into_iter().find_map(|pool| {
-            let domain = self.heap.domains.find_or_insert(pool, own.stream);
-            self.strategy
-                .take(&mut self.heap, &Request { domain, ..*request })
+            let domain = self.heap.domains.find_or_insert(pool, stream);
+            self.take(&Request { domain, ..*request })
         })
     }
 
@@ -314,7 +349,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives a found block to the program.
     #[inline]
-    fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
+    pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
         self.heap.blocks.list(id);
         let block = &mut self.heap.blocks[id];
         block.state = BlockState::Allocated;
@@ -322,7 +357,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
         self.heap.stats.count_allocated(kind, size, requested);
         if self.heap.is_oversize(size) {
-            self.heap.stats.oversize_allocations.increase(1);
+            self.heap.stats.count_oversize_allocation();
         }
         self.heap.record(Action::Alloc, domain, address, requested);
         address
@@ -364,7 +399,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.heap.stats.count_freed(kind, size, requested);
         }
         if self.heap.is_oversize(size) {
-            self.heap.stats.oversize_allocations.decrease(1);
+            self.heap.stats.count_oversize_freed();
         }
         Ok(())
     }
@@ -461,8 +496,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
-        self.reclaim_pending()?;
-        Ok(self.release_cached()?)
+        Lanes::alone(self).empty_cache()
     }
 
     /// Gives what one private pool holds free back to the driver, if nothing holds the pool any more,
@@ -474,11 +508,12 @@ impl<D: Driver> DeviceAllocator<D> {
     /// driver refuses a call.
     pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.reclaim_pending()?;
+        Lanes::alone(self).reclaim_pending()?;
         Ok(self.release_unused_pool(index)?)
     }
 
-    fn release_cached(&mut self) -> Result<(), DriverError> {
+    /// Gives back everything that is free, but for what private pools keep that are still held.
+    pub(crate) fn release_cached(&mut self) -> Result<(), DriverError> {
         self.heap.release_detached()?;
         self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
         let pools = self.heap.domains.pools().map(|(index, _)| index);
@@ -488,13 +523,8 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Waits for every event that a freed block waits for; during a capture, in which that is not
-    /// allowed, for none.
-    fn reclaim_pending(&mut self) -> Result<(), DriverError> {
-        if self.captures > 0 {
-            return Ok(());
-        }
-        self.heap.stats.num_sync_all_streams += 1;
+    /// Waits for every event that a freed block waits for. Not allowed during a capture.
+    pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
         self.uses.end_deferral(&mut self.heap.driver)?;
         self.uses.synchronize(&mut self.heap.driver)?;
         self.reclaim_passed()
@@ -515,37 +545,16 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    #[cold]
-    fn out_of_memory(&mut self, request: &Request) -> Result<AllocError, DriverError> {
-        let info = self.heap.driver.memory_info()?;
-        let heap = &self.heap;
-        let private = heap
-            .domains
-            .pools()
-            .filter(|&(index, _)| index != PoolIndex::DEFAULT);
-        let reserved_in_private: i64 = private.map(|(_, pool)| pool.reserved_bytes.current()).sum();
-        let out_of_memory = OutOfMemory {
-            device: self.device,
-            requested: request.requested,
-            segment_size: Strategy::<D>::segment_size(&self.strategy, request),
-            largest_free: self.strategy.largest_free(heap, request.domain),
-            allocated: heap.stats.allocated(),
-            reserved: heap.stats.reserved(),
-            limit: heap.limit,
-            free_in_private_pools: Bytes(reserved_in_private.unsigned_abs())
-                .saturating_sub(self.active_in_private_pools()),
-            device_free: info.free,
-            device_total: info.total,
-            details: self.strategy.describe(heap, request),
-        };
-        let address = DeviceAddress(info.free.get());
-        self.heap
-            .record(Action::OutOfMemory, request.domain, address, request.size);
-        self.heap.stats.num_ooms += 1;
-        Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
+    /// Returns the bytes that private pools hold from the driver.
+    pub(crate) fn reserved_in_private_pools(&self) -> Bytes {
+        let pools = self.heap.domains.pools();
+        let private = pools.filter(|&(index, _)| index != PoolIndex::DEFAULT);
+        let reserved: i64 = private.map(|(_, pool)| pool.reserved_bytes.current()).sum();
+        Bytes(reserved.unsigned_abs())
     }
 
-    fn active_in_private_pools(&self) -> Bytes {
+    /// Returns the bytes of private pools that the program, or work it queued, may still touch.
+    pub(crate) fn active_in_private_pools(&self) -> Bytes {
         let blocks = self.heap.blocks.iter().map(|(_, block)| block);
         let private = blocks.filter(|block| {
             self.heap.domains.domain(block.domain).pool != PoolIndex::DEFAULT && block.is_active()

@@ -83,12 +83,24 @@ impl Config {
     }
 
     /// Returns the share of the device's memory that may be reserved, where the options limit it.
-    pub(crate) fn memory_fraction(&self) -> Option<f64> {
+    pub fn memory_fraction(&self) -> Option<f64> {
         match self {
             Config::Caching(options) => Some(options.per_process_memory_fraction),
             _ => None,
         }
         .filter(|&fraction| fraction < 1.0)
+    }
+
+    /// Returns whether what one stream does never decides where another stream's requests go, so that
+    /// several allocators can serve the streams of a device between them ([`Lanes`](crate::Lanes)). Not
+    /// so for BFC, whose requests may wait for what any stream frees, nor for garbage collection, which
+    /// weighs the free segments of all streams.
+    pub fn keeps_streams_apart(&self) -> bool {
+        match self {
+            Config::Bfc(_) => false,
+            Config::Caching(options) => options.garbage_collection_threshold == 0.0,
+            _ => true,
+        }
     }
 
     /// Returns whether a request for new memory that would pass the limit fails at once.

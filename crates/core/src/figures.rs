@@ -5,6 +5,9 @@
 //! their peaks; what was freed is what was allocated less what is there; and what is active is what
 //! is allocated and the few blocks that wait for other streams. A free then costs one subtraction for
 //! each of three figures.
+//!
+//! Where several allocators serve one device, a peak here is what this one's part may rise to without a
+//! look at the others (`peaks.rs`), and [`Figures::take_has_new_peak`] says that it rose above that.
 
 use crate::segment::signed;
 use crate::stats::{PoolStats, Stat, Stats};
@@ -31,11 +34,12 @@ struct Half {
 }
 
 impl Half {
+    /// Returns whether that is a new peak.
     #[inline]
-    fn increase(&mut self, amount: i64) {
+    fn increase(&mut self, amount: i64) -> bool {
         self.current += amount;
         self.added += amount;
-        raise(&mut self.peak, self.current);
+        raise(&mut self.peak, self.current)
     }
 
     fn stat(&self) -> Stat {
@@ -63,11 +67,12 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
+    /// Returns whether that is a new peak, of the size pool or of everything.
     #[inline]
-    pub(crate) fn increase(&mut self, kind: SizeKind, amount: i64) {
-        self.halves[kind as usize].increase(amount);
+    pub(crate) fn increase(&mut self, kind: SizeKind, amount: i64) -> bool {
+        let of_kind = self.halves[kind as usize].increase(amount);
         let current = self.current();
-        raise(&mut self.peak, current);
+        raise(&mut self.peak, current) | of_kind
     }
 
     #[inline]
@@ -77,13 +82,14 @@ impl Gauge {
         debug_assert!(half.current >= 0, "a figure fell below zero");
     }
 
-    /// Adds a change that may go either way.
+    /// Adds a change that may go either way, and returns whether that is a new peak.
     #[inline]
-    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) {
+    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) -> bool {
         if amount >= 0 {
-            self.increase(kind, amount);
+            self.increase(kind, amount)
         } else {
             self.decrease(kind, -amount);
+            false
         }
     }
 
@@ -109,11 +115,27 @@ impl Gauge {
         }
     }
 
-    pub(crate) fn reset_peak(&mut self) {
-        self.peak = self.current();
-        for half in &mut self.halves {
-            half.peak = half.current;
+    /// Adds another part of the figure, whose peaks are not those of the sum.
+    fn add(&mut self, other: &Gauge) {
+        for (half, other) in self.halves.iter_mut().zip(&other.halves) {
+            half.current += other.current;
+            half.added += other.added;
+            half.base += other.base;
         }
+    }
+
+    fn levels(&mut self) -> [Level<'_>; 3] {
+        let current = self.current();
+        let [small, large] = &mut self.halves;
+        [
+            Level::new(small.current, &mut small.peak),
+            Level::new(large.current, &mut large.peak),
+            Level::new(current, &mut self.peak),
+        ]
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.levels().into_iter().for_each(Level::reset);
     }
 
     pub(crate) fn reset_accumulated(&mut self) {
@@ -123,12 +145,37 @@ impl Gauge {
     }
 }
 
-/// Raises a peak. A job is seldom at its peak, so that this is a branch which is rarely taken, and no
-/// store.
+/// Raises a peak, and returns whether it did. A job is seldom at its peak, so that this is a branch which
+/// is rarely taken, and no store.
 #[inline]
-fn raise(peak: &mut i64, current: i64) {
-    if *peak < current {
+fn raise(peak: &mut i64, current: i64) -> bool {
+    let is_new = *peak < current;
+    if is_new {
         *peak = current;
+    }
+    is_new
+}
+
+/// How many figures have a peak.
+pub(crate) const LEVELS: usize = 29;
+
+/// How many figures there are of what is held, and again of what is active.
+pub(crate) const ACTIVE_LEVELS: usize = 6;
+
+/// Where a figure is, and its peak.
+#[derive(Debug)]
+pub(crate) struct Level<'a> {
+    pub(crate) current: i64,
+    pub(crate) peak: &'a mut i64,
+}
+
+impl Level<'_> {
+    fn new(current: i64, peak: &mut i64) -> Level<'_> {
+        Level { current, peak }
+    }
+
+    fn reset(self) {
+        *self.peak = self.current;
     }
 }
 
@@ -158,21 +205,31 @@ impl Waiting {
         sum.stats()
     }
 
-    /// Raises the peaks of the figure of which `held` is the part that does not wait.
-    fn raise_peaks(&mut self, held: &Gauge) {
-        for kind in [0, 1] {
-            let current = held.halves[kind].current + self.current[kind];
-            raise(&mut self.peaks[kind], current);
-        }
-        raise(
-            &mut self.peak,
-            held.current() + self.current.iter().sum::<i64>(),
-        );
+    /// Raises the peaks of the figure of which `held` is the part that does not wait, and returns whether
+    /// any is new.
+    fn raise_peaks(&mut self, held: &Gauge) -> bool {
+        let levels = self.levels(held).into_iter();
+        levels.fold(false, |is_new, level| {
+            raise(level.peak, level.current) | is_new
+        })
     }
 
-    fn reset_peak(&mut self, held: &Gauge) {
-        (self.peaks, self.peak) = ([0; 2], 0);
-        self.raise_peaks(held);
+    fn levels(&mut self, held: &Gauge) -> [Level<'_>; 3] {
+        let current = |kind: usize| held.halves[kind].current + self.current[kind];
+        let (currents, [small, large]) = ([current(0), current(1)], &mut self.peaks);
+        [
+            Level::new(currents[0], small),
+            Level::new(currents[1], large),
+            Level::new(currents[0] + currents[1], &mut self.peak),
+        ]
+    }
+
+    /// Adds another part of the figure, whose peaks are not those of the sum.
+    fn add(&mut self, other: &Waiting) {
+        for kind in [0, 1] {
+            self.current[kind] += other.current[kind];
+            self.base[kind] += other.base[kind];
+        }
     }
 
     fn reset_accumulated(&mut self) {
@@ -191,12 +248,17 @@ pub(crate) struct Figures {
     waiting_bytes: Waiting,
     /// How many blocks wait, so that a job in which none does need not look further.
     waiting_blocks: usize,
-    pub(crate) inactive_split: Gauge,
-    pub(crate) inactive_split_bytes: Gauge,
-    pub(crate) segment: Gauge,
-    pub(crate) reserved_bytes: Gauge,
-    pub(crate) oversize_allocations: Stat,
-    pub(crate) oversize_segments: Stat,
+    inactive_split: Gauge,
+    inactive_split_bytes: Gauge,
+    segment: Gauge,
+    reserved_bytes: Gauge,
+    oversize_allocations: Stat,
+    oversize_segments: Stat,
+    /// Whether any peak rose since somebody asked.
+    has_new_peak: bool,
+    /// Whether what is active has peaks of its own although no block waits here: in another allocator of
+    /// the device, one does.
+    tracks_active: bool,
     pub(crate) num_alloc_retries: i64,
     pub(crate) num_ooms: i64,
     pub(crate) num_sync_all_streams: i64,
@@ -223,6 +285,8 @@ impl Figures {
             reserved_bytes: Gauge::default(),
             oversize_allocations: Stat::default(),
             oversize_segments: Stat::default(),
+            has_new_peak: false,
+            tracks_active: false,
             num_alloc_retries: 0,
             num_ooms: 0,
             num_sync_all_streams: 0,
@@ -236,13 +300,14 @@ impl Figures {
     /// Counts a block that the program gets, and asked for so many bytes of.
     #[inline]
     pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
-        self.allocation.increase(kind, 1);
-        self.allocated_bytes.increase(kind, signed(size));
-        self.requested_bytes.increase(kind, signed(requested));
-        if self.waiting_blocks > 0 {
-            self.waiting.raise_peaks(&self.allocation);
-            self.waiting_bytes.raise_peaks(&self.allocated_bytes);
+        let mut is_new = self.allocation.increase(kind, 1)
+            | self.allocated_bytes.increase(kind, signed(size))
+            | self.requested_bytes.increase(kind, signed(requested));
+        if self.waiting_blocks > 0 || self.tracks_active {
+            is_new |= self.waiting.raise_peaks(&self.allocation)
+                | self.waiting_bytes.raise_peaks(&self.allocated_bytes);
         }
+        self.note_peak(is_new);
     }
 
     /// Counts a block that the program let go of, and that nobody uses any more.
@@ -258,6 +323,8 @@ impl Figures {
         self.allocation.decrease(kind, 1);
         self.allocated_bytes.decrease(kind, signed(size));
         self.waiting_blocks += 1;
+        // From here on the peaks of what is active are not those of what is allocated, on no lane.
+        self.note_peak(!self.tracks_active);
         self.waiting.current[kind as usize] += 1;
         self.waiting_bytes.current[kind as usize] += signed(size);
     }
@@ -268,6 +335,104 @@ impl Figures {
         self.waiting.current[kind as usize] -= 1;
         self.waiting_bytes.current[kind as usize] -= signed(size);
         self.requested_bytes.decrease(kind, signed(requested));
+    }
+
+    /// Adds to the free blocks that share their segment with others, and to their bytes.
+    #[inline]
+    pub(crate) fn change_inactive_split(&mut self, kind: SizeKind, blocks: i64, bytes: i64) {
+        let is_new = self.inactive_split.change(kind, blocks)
+            | self.inactive_split_bytes.change(kind, bytes);
+        self.note_peak(is_new);
+    }
+
+    /// Returns the free blocks that share their segment with others, and their bytes.
+    pub(crate) fn inactive_split(&self) -> (i64, i64) {
+        let bytes = &self.inactive_split_bytes;
+        (self.inactive_split.current(), bytes.current())
+    }
+
+    /// Counts a new segment.
+    pub(crate) fn count_segment(&mut self, kind: SizeKind, is_oversize: bool) {
+        let mut is_new = self.segment.increase(kind, 1);
+        if is_oversize {
+            is_new |= self.oversize_segments.increase(1);
+        }
+        self.note_peak(is_new);
+    }
+
+    /// Counts a segment that went back.
+    pub(crate) fn count_segment_freed(&mut self, kind: SizeKind, is_oversize: bool) {
+        self.segment.decrease(kind, 1);
+        if is_oversize {
+            self.oversize_segments.decrease(1);
+        }
+    }
+
+    /// Adds to the bytes held from the driver.
+    pub(crate) fn change_reserved(&mut self, kind: SizeKind, change: i64) {
+        let is_new = self.reserved_bytes.change(kind, change);
+        self.note_peak(is_new);
+    }
+
+    /// Counts a block from which nothing is split that the program gets.
+    pub(crate) fn count_oversize_allocation(&mut self) {
+        let is_new = self.oversize_allocations.increase(1);
+        self.note_peak(is_new);
+    }
+
+    /// Counts a block from which nothing is split that the program let go of.
+    pub(crate) fn count_oversize_freed(&mut self) {
+        self.oversize_allocations.decrease(1);
+    }
+
+    #[inline]
+    fn note_peak(&mut self, is_new: bool) {
+        // A branch that is rarely taken, and no store.
+        if is_new {
+            self.has_new_peak = true;
+        }
+    }
+
+    /// Returns whether any peak rose since this was last asked.
+    #[inline]
+    pub(crate) fn take_has_new_peak(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_peak)
+    }
+
+    /// Returns whether any peak rose since [`Figures::take_has_new_peak`].
+    #[inline]
+    pub(crate) fn has_new_peak(&self) -> bool {
+        self.has_new_peak
+    }
+
+    /// Has peaks of what is active kept, or no longer, where no block waits here.
+    pub(crate) fn track_active(&mut self, tracks_active: bool) {
+        self.tracks_active = tracks_active;
+    }
+
+    /// Returns whether peaks of what is active are kept where no block waits here.
+    pub(crate) fn tracks_active(&self) -> bool {
+        self.tracks_active
+    }
+
+    /// Returns every figure that has a peak and its peak, always in the same order: first
+    /// [`ACTIVE_LEVELS`] of what is held and, in the same order, as many of what is active.
+    pub(crate) fn levels(&mut self) -> [Level<'_>; LEVELS] {
+        let active = self.waiting.levels(&self.allocation);
+        let active_bytes = self.waiting_bytes.levels(&self.allocated_bytes);
+        let oversize = [&mut self.oversize_allocations, &mut self.oversize_segments];
+        let oversize = oversize.map(|stat| Level::new(stat.current, &mut stat.peak));
+        let mut levels = { self.allocation.levels().into_iter() }
+            .chain(self.allocated_bytes.levels())
+            .chain(active)
+            .chain(active_bytes)
+            .chain(self.requested_bytes.levels())
+            .chain(self.segment.levels())
+            .chain(self.inactive_split.levels())
+            .chain(self.inactive_split_bytes.levels())
+            .chain(self.reserved_bytes.levels())
+            .chain(oversize);
+        std::array::from_fn(|_| levels.next().expect("as many levels as are listed"))
     }
 
     /// Returns how many blocks were freed and wait for other streams.
@@ -307,11 +472,25 @@ impl Figures {
 
     /// Sets every peak to its current value.
     pub(crate) fn reset_peaks(&mut self) {
-        self.gauges().into_iter().for_each(Gauge::reset_peak);
-        self.waiting.reset_peak(&self.allocation);
-        self.waiting_bytes.reset_peak(&self.allocated_bytes);
-        self.oversize_allocations.reset_peak();
-        self.oversize_segments.reset_peak();
+        self.levels().into_iter().for_each(Level::reset);
+    }
+
+    /// Adds the figures of another part of the device. Peaks stay what they are: those of a sum are not
+    /// the sums of peaks.
+    pub(crate) fn add(&mut self, mut other: Figures) {
+        let gauges = self.gauges().into_iter().zip(other.gauges());
+        gauges.for_each(|(gauge, other)| gauge.add(other));
+        self.waiting.add(&other.waiting);
+        self.waiting_bytes.add(&other.waiting_bytes);
+        self.waiting_blocks += other.waiting_blocks;
+        self.oversize_allocations.add(other.oversize_allocations);
+        self.oversize_segments.add(other.oversize_segments);
+        self.num_alloc_retries += other.num_alloc_retries;
+        self.num_ooms += other.num_ooms;
+        self.num_sync_all_streams += other.num_sync_all_streams;
+        self.num_device_alloc += other.num_device_alloc;
+        self.num_device_free += other.num_device_free;
+        self.num_oom_rejections += other.num_oom_rejections;
     }
 
     /// Sets every sum and count to zero.
@@ -456,7 +635,7 @@ mod tests {
                     }
                     Step::ResetPeaks => {
                         figures.reset_peaks();
-                        plain.iter_mut().for_each(|stats| reset(stats, Stat::reset_peak));
+                        plain.iter_mut().for_each(|stats| reset(stats, |stat| stat.peak = stat.current));
                     }
                     Step::ResetAccumulated => {
                         figures.reset_accumulated();

@@ -61,7 +61,9 @@ mod driver;
 mod error;
 mod event;
 mod figures;
+mod lanes;
 mod number_table;
+mod peaks;
 mod segment;
 mod snapshot;
 mod stats;
@@ -69,7 +71,7 @@ mod strategy;
 mod stream;
 mod units;
 
-pub use allocator::{Allocation, DeviceAllocator};
+pub use allocator::{Allocation, DeviceAllocator, Growth, Request};
 pub use check::CheckLevel;
 pub use config::{
     BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, PoolConfig, SlabConfig,
@@ -78,6 +80,8 @@ pub use config::{
 pub use driver::{Driver, DriverError, EventHandle, Handle, MemoryInfo};
 pub use error::{AllocError, OutOfMemory};
 pub use event::{Action, Event};
+pub use lanes::Lanes;
+pub use peaks::Peaks;
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};
 pub use units::{Bytes, DeviceAddress, MempoolId, Stream};

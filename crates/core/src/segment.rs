@@ -249,10 +249,7 @@ impl<D: Driver> Heap<D> {
         size: Bytes,
         kind: SizeKind,
     ) -> SegmentId {
-        self.stats.segment.increase(kind, 1);
-        if self.is_oversize(size) {
-            self.stats.oversize_segments.increase(1);
-        }
+        self.stats.count_segment(kind, self.is_oversize(size));
         self.segments.insert(Segment {
             address,
             size,
@@ -284,10 +281,7 @@ impl<D: Driver> Heap<D> {
         self.driver.free(address, part)?;
         if left.is_zero() {
             self.segments.remove(id);
-            self.stats.segment.decrease(kind, 1);
-            if self.is_oversize(part) {
-                self.stats.oversize_segments.decrease(1);
-            }
+            self.stats.count_segment_freed(kind, self.is_oversize(part));
         } else {
             let segment = self.segments.get_mut(id);
             segment.size = left;
@@ -573,7 +567,7 @@ impl<D: Driver> Heap<D> {
     }
 
     fn count_reserved(&mut self, domain: DomainId, kind: SizeKind, change: i64) {
-        self.stats.reserved_bytes.change(kind, change);
+        self.stats.change_reserved(kind, change);
         let pool = self.domains.domain(domain).pool;
         self.domains
             .pool_mut(pool)

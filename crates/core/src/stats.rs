@@ -16,10 +16,13 @@ pub struct Stat {
 }
 
 impl Stat {
-    pub(crate) fn increase(&mut self, amount: i64) {
+    /// Returns whether that is a new peak.
+    pub(crate) fn increase(&mut self, amount: i64) -> bool {
         self.current += amount;
-        self.peak = self.peak.max(self.current);
         self.allocated += amount;
+        let is_new = self.peak < self.current;
+        self.peak = self.peak.max(self.current);
+        is_new
     }
 
     pub(crate) fn decrease(&mut self, amount: i64) {
@@ -28,8 +31,11 @@ impl Stat {
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
 
-    pub(crate) fn reset_peak(&mut self) {
-        self.peak = self.current;
+    /// Adds another part of the figure, whose peak is not that of the sum.
+    pub(crate) fn add(&mut self, other: Stat) {
+        self.current += other.current;
+        self.allocated += other.allocated;
+        self.freed += other.freed;
     }
 
     pub(crate) fn reset_accumulated(&mut self) {

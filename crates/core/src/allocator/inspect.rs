@@ -3,8 +3,9 @@
 use super::{Allocation, DeviceAllocator};
 use crate::driver::Driver;
 use crate::error::AllocError;
-use crate::event::{Action, Event};
+use crate::event::Event;
 use crate::figures::Gauge;
+use crate::lanes::Lanes;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
 use crate::units::{Bytes, DeviceAddress, MempoolId};
@@ -45,7 +46,12 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
     /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
-        let mut entries = self.stats().entries();
+        self.add_pools_to(self.stats())
+    }
+
+    /// Returns figures by their keys, and the reserved bytes of each private pool.
+    pub(crate) fn add_pools_to(&self, stats: Stats) -> Vec<(String, i64)> {
+        let mut entries = stats.entries();
         let pools = self.heap.domains.pools().map(|(_, pool)| pool);
         for pool in pools.filter(|pool| !pool.id.is_default()) {
             let MempoolId(capture, user) = pool.id;
@@ -74,6 +80,24 @@ impl<D: Driver> DeviceAllocator<D> {
         pools
             .map(|pool| &mut pool.reserved_bytes)
             .for_each(Gauge::reset_accumulated);
+    }
+
+    /// Returns whether any freed block waits for other streams.
+    #[inline]
+    pub fn has_waiting_blocks(&self) -> bool {
+        self.heap.stats.waiting_blocks() > 0
+    }
+
+    /// Returns whether a peak rose since this was last asked. With several lanes, [`Lanes::settle`] is
+    /// then due.
+    #[inline]
+    pub fn has_new_peak(&self) -> bool {
+        self.heap.stats.has_new_peak()
+    }
+
+    /// Says that the peaks of this allocator are the device's, as it is the only lane in use.
+    pub fn keep_new_peak(&mut self) {
+        self.heap.stats.take_has_new_peak();
     }
 
     /// Starts or stops writing events down.
@@ -106,12 +130,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Returns everything held, segment by segment in the order of their addresses. Takes
     /// O(n log n) for n blocks.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
-        let segments = crate::snapshot::of_heap(&self.heap);
-        let active = self.heap.stats.active();
-        let domain = crate::domain::DomainId::DEFAULT;
-        self.heap
-            .record(Action::Snapshot, domain, DeviceAddress::NULL, active);
-        segments
+        Lanes::alone(self).snapshot()
     }
 
     /// Returns the driver.

@@ -18,6 +18,16 @@ impl<D: Driver> DeviceAllocator<D> {
         route.map_or(PoolIndex::DEFAULT, |route| route.pool)
     }
 
+    /// Returns whether a private pool serves a stream's requests.
+    pub fn is_routed(&self, stream: Stream) -> bool {
+        self.route(stream) != PoolIndex::DEFAULT
+    }
+
+    /// Returns whether a private pool serves any requests.
+    pub fn has_routes(&self) -> bool {
+        !self.routes.is_empty()
+    }
+
     /// Makes the pool called `pool`, held once, or holds it once more.
     pub fn create_or_retain_pool(&mut self, pool: MempoolId) {
         match self.heap.domains.find_pool(pool) {

@@ -95,8 +95,7 @@ impl SplitChange {
 
     #[inline]
     fn apply(self, stats: &mut Figures) {
-        stats.inactive_split.change(KIND, self.chunks);
-        stats.inactive_split_bytes.change(KIND, self.bytes);
+        stats.change_inactive_split(KIND, self.chunks, self.bytes);
     }
 }
 
@@ -328,10 +327,7 @@ impl<D: Driver> Strategy<D> for Bfc {
                 split.add(chunk);
             }
         }
-        let figures = (
-            heap.stats.inactive_split.current(),
-            heap.stats.inactive_split_bytes.current(),
-        );
+        let figures = heap.stats.inactive_split();
         if figures != (split.chunks, split.bytes) {
             return Err(format!("{split:?} are split and free, but {figures:?}"));
         }

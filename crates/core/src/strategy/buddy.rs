@@ -139,10 +139,7 @@ pub(super) fn check_inactive_split(
     count: i64,
     bytes: Bytes,
 ) -> Result<(), String> {
-    let figures = (
-        stats.inactive_split.current(),
-        stats.inactive_split_bytes.current(),
-    );
+    let figures = stats.inactive_split();
     if figures == (count, signed(bytes)) {
         Ok(())
     } else {

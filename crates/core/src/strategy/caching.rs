@@ -132,8 +132,7 @@ impl Caching {
                 (false, true) => (1, signed(split_off)),
                 (false, false) => (0, 0),
             };
-            heap.stats.inactive_split.change(kind, blocks);
-            heap.stats.inactive_split_bytes.change(kind, bytes);
+            heap.stats.change_inactive_split(kind, blocks, bytes);
         }
     }
 
@@ -323,8 +322,7 @@ impl<D: Driver> Strategy<D> for Caching {
             (blocks, bytes) = (blocks + 1, bytes + signed(heap.blocks[id].size));
         }
         if counts {
-            heap.stats.inactive_split.change(kind, blocks);
-            heap.stats.inactive_split_bytes.change(kind, bytes);
+            heap.stats.change_inactive_split(kind, blocks, bytes);
         }
         self.insert_free(heap, id);
         Ok(())
@@ -432,10 +430,8 @@ impl<D: Driver> Strategy<D> for Caching {
             if block.status == BlockStatus::Inactive {
                 self.insert_free(heap, id);
                 if heap.blocks[id].is_split() && !segment.is_expandable {
-                    heap.stats.inactive_split.increase(kind, 1);
-                    heap.stats
-                        .inactive_split_bytes
-                        .increase(kind, signed(block.size));
+                    let bytes = signed(block.size);
+                    heap.stats.change_inactive_split(kind, 1, bytes);
                 }
             } else {
                 in_use.push((id, block.requested));
@@ -474,11 +470,7 @@ impl<D: Driver> Strategy<D> for Caching {
                 }
             }
         }
-        let figures = &heap.stats;
-        let (blocks, bytes) = (
-            figures.inactive_split.current(),
-            figures.inactive_split_bytes.current(),
-        );
+        let (blocks, bytes) = heap.stats.inactive_split();
         if (blocks, bytes) != (split, signed(split_bytes)) {
             return Err(format!(
                 "{split} split free blocks of {split_bytes:?}, but the figures say {blocks} of {bytes}"

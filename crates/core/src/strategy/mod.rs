@@ -29,9 +29,9 @@ use crate::units::Bytes;
 /// Segments for many blocks, and for large ones, are multiples of this: the driver gives nothing less.
 const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 
-/// What a strategy is asked to serve.
+/// What a strategy is asked to serve: from [`DeviceAllocator::request`](crate::DeviceAllocator::request).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub struct Request {
     /// What the program asked for; never zero.
     pub(crate) requested: Bytes,
     /// The size of the block that it is to get: [`Strategy::block_size`].

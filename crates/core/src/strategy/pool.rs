@@ -115,10 +115,7 @@ impl<D: Driver> Strategy<D> for Pool {
             let block = &heap.blocks[id];
             if block.is_split() {
                 let size = signed(block.size);
-                heap.stats.inactive_split.decrease(SizeKind::Large, 1);
-                heap.stats
-                    .inactive_split_bytes
-                    .decrease(SizeKind::Large, size);
+                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
             }
             return Some(id);
         }
@@ -149,10 +146,7 @@ impl<D: Driver> Strategy<D> for Pool {
         let lists = &mut self.domains[block.domain.index()].lists;
         lists[index(block.mark)].push(&mut heap.blocks, id);
         if is_split {
-            heap.stats.inactive_split.increase(SizeKind::Large, 1);
-            heap.stats
-                .inactive_split_bytes
-                .increase(SizeKind::Large, size);
+            heap.stats.change_inactive_split(SizeKind::Large, 1, size);
         }
         Ok(())
     }
@@ -271,10 +265,8 @@ impl SizeLists {
             (false, true) => (1, signed(whole - size)),
             (false, false) => (0, 0),
         };
-        heap.stats.inactive_split.change(SizeKind::Large, blocks);
         heap.stats
-            .inactive_split_bytes
-            .change(SizeKind::Large, bytes);
+            .change_inactive_split(SizeKind::Large, blocks, bytes);
         id
     }
 
@@ -316,10 +308,7 @@ impl Pool {
             block.mark = GONE;
             if block.is_split() {
                 let size = signed(block.size);
-                heap.stats.inactive_split.decrease(SizeKind::Large, 1);
-                heap.stats
-                    .inactive_split_bytes
-                    .decrease(SizeKind::Large, size);
+                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
             }
         }
         for domain in domains {

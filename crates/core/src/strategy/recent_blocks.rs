@@ -61,10 +61,8 @@ impl RecentBlocks {
     ) {
         let block = &heap.blocks[id];
         let (domain, size) = (block.domain.index(), block.size);
-        heap.stats.inactive_split.increase(SizeKind::Large, 1);
         heap.stats
-            .inactive_split_bytes
-            .increase(SizeKind::Large, signed(size));
+            .change_inactive_split(SizeKind::Large, 1, signed(size));
         let classes = self.domains.get_mut(domain);
         let recent = match classes.and_then(|classes| classes.get_mut(class)) {
             Some(recent) if recent.blocks_max > 0 => recent,
@@ -146,8 +144,5 @@ impl RecentBlocks {
 #[inline]
 fn uncount<D>(heap: &mut Heap<D>, id: BlockId) {
     let size = signed(heap.blocks[id].size);
-    heap.stats.inactive_split.decrease(SizeKind::Large, 1);
-    heap.stats
-        .inactive_split_bytes
-        .decrease(SizeKind::Large, size);
+    heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
 }

@@ -361,11 +361,9 @@ fn is_object(block: &Block) -> bool {
 /// Notes that there are so many more free objects in slabs, all of which share their segments.
 #[inline]
 fn count_objects<D>(heap: &mut Heap<D>, class: SizeClass, more: i64) {
-    heap.stats.inactive_split.change(SizeKind::Large, more);
     let bytes = more * signed(class.size());
     heap.stats
-        .inactive_split_bytes
-        .change(SizeKind::Large, bytes);
+        .change_inactive_split(SizeKind::Large, more, bytes);
 }
 
 /// Returns the word of a slab without any object in use.

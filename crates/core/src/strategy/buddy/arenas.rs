@@ -348,9 +348,8 @@ pub(in crate::strategy) fn is_own_segment(block: &Block) -> bool {
 
 #[inline]
 fn count(stats: &mut Figures, change: Change) {
-    stats.inactive_split.change(SizeKind::Large, change.nodes);
-    let change = change.granules * signed(GRANULE);
-    stats.inactive_split_bytes.change(SizeKind::Large, change);
+    let bytes = change.granules * signed(GRANULE);
+    stats.change_inactive_split(SizeKind::Large, change.nodes, bytes);
 }
 
 fn bytes(granules: u64) -> Bytes {

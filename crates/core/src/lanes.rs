@@ -1,0 +1,267 @@
+//! A device's lanes: what concerns all of it where several allocators serve its streams between them.
+//!
+//! Free memory is never shared between streams, so a device's streams can be served by several
+//! allocators, its *lanes*, on one driver, each stream by the same one always. What is left in common
+//! is here: the limit, what is tried when the driver has no more memory, and figures and pictures of
+//! the whole. An allocator by itself is a device of one lane.
+//!
+//! Private pools are all in the first lane.
+
+use crate::allocator::{DeviceAllocator, Request};
+use crate::driver::{Driver, DriverError};
+use crate::error::{AllocError, OutOfMemory};
+use crate::event::Action;
+use crate::figures::Figures;
+use crate::peaks::Peaks;
+use crate::snapshot::SegmentSnapshot;
+use crate::stats::Stats;
+use crate::strategy::Strategy;
+use crate::units::{Bytes, DeviceAddress};
+
+/// All lanes of a device, which no other thread can use meanwhile.
+#[derive(Debug)]
+pub struct Lanes<'a, D> {
+    lanes: Vec<&'a mut DeviceAllocator<D>>,
+    /// `None` where there is but one lane, whose own peaks are the device's.
+    peaks: Option<&'a mut Peaks>,
+    /// Bytes that all of them together may hold from the driver.
+    limit: Option<Bytes>,
+}
+
+impl<'a, D: Driver> Lanes<'a, D> {
+    /// Returns the lanes of a device: at least one, always in the same order. `limit` is what they may
+    /// hold from the driver together.
+    pub fn new(
+        lanes: Vec<&'a mut DeviceAllocator<D>>,
+        peaks: &'a mut Peaks,
+        limit: Option<Bytes>,
+    ) -> Lanes<'a, D> {
+        let has_several = lanes.len() > 1;
+        Lanes {
+            lanes,
+            peaks: has_several.then_some(peaks),
+            limit,
+        }
+    }
+
+    /// Returns an allocator as the only lane of its device.
+    pub(crate) fn alone(lane: &'a mut DeviceAllocator<D>) -> Lanes<'a, D> {
+        Lanes {
+            limit: lane.limit(),
+            lanes: vec![lane],
+            peaks: None,
+        }
+    }
+
+    /// Returns what may serve a request of lane `own` once [`DeviceAllocator::grow`] has found the driver
+    /// exhausted, in order; `None` where nothing does.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device fails otherwise.
+    pub fn grow_after_release(
+        &mut self,
+        own: usize,
+        request: &Request,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        // What private pools hold free, where their owners allow that.
+        let stream = self.lanes[own].stream_of_default_pool(request);
+        if let Some(stream) = stream
+            && let Some(address) = self.lanes[0].take_from_open_pools(request, stream)
+        {
+            self.settle();
+            return Ok(Some(address));
+        }
+        // Just enough cached memory goes back for the driver to have what is missing.
+        let lane = &mut *self.lanes[own];
+        if lane.strategy.release_for(&mut lane.heap, request)? {
+            self.share_limit();
+            let lane = &mut *self.lanes[own];
+            if let Some(block) = lane.strategy.grow(&mut lane.heap, request)? {
+                return Ok(Some(lane.hand_out(block, request.requested)));
+            }
+        }
+        // Everything cached goes back; waiting for events is not allowed in a capture.
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        self.reclaim_pending()?;
+        let lane = &*self.lanes[own];
+        if lane.strategy.gains_by_release(&lane.heap, request) {
+            self.release_cached()?;
+        }
+        self.share_limit();
+        let lane = &mut *self.lanes[own];
+        lane.heap.stats.num_alloc_retries += 1;
+        let block = lane.strategy.retry(&mut lane.heap, request)?;
+        Ok(block.map(|block| lane.hand_out(block, request.requested)))
+    }
+
+    /// Returns the error for a request of lane `own` that nothing serves, and counts it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said when it was asked how much memory there is.
+    pub fn out_of_memory(
+        &mut self,
+        own: usize,
+        request: &Request,
+    ) -> Result<AllocError, DriverError> {
+        let reserved_in_private = self.sum(DeviceAllocator::reserved_in_private_pools);
+        let active_in_private = self.sum(DeviceAllocator::active_in_private_pools);
+        let allocated = self.sum(|lane| lane.heap.stats.allocated());
+        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let lane = &mut *self.lanes[own];
+        let info = lane.heap.driver.memory_info()?;
+        let heap = &lane.heap;
+        let out_of_memory = OutOfMemory {
+            device: lane.device,
+            requested: request.requested,
+            segment_size: Strategy::<D>::segment_size(&lane.strategy, request),
+            largest_free: lane.strategy.largest_free(heap, request.domain),
+            allocated,
+            reserved,
+            limit: self.limit,
+            free_in_private_pools: reserved_in_private.saturating_sub(active_in_private),
+            device_free: info.free,
+            device_total: info.total,
+            details: lane.strategy.describe(heap, request),
+        };
+        let address = DeviceAddress(info.free.get());
+        lane.heap
+            .record(Action::OutOfMemory, request.domain, address, request.size);
+        lane.heap.stats.num_ooms += 1;
+        Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
+    }
+
+    /// As [`DeviceAllocator::empty_cache`], for all of the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::empty_cache`].
+    pub fn empty_cache(&mut self) -> Result<(), AllocError> {
+        self.reclaim_pending()?;
+        Ok(self.release_cached()?)
+    }
+
+    /// Waits for every event that a freed block waits for; during a capture, in which that is not
+    /// allowed, for none.
+    pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
+        if self.is_capturing() {
+            return Ok(());
+        }
+        self.settle();
+        self.lanes[0].heap.stats.num_sync_all_streams += 1;
+        self.for_each(DeviceAllocator::reclaim_pending)
+    }
+
+    fn release_cached(&mut self) -> Result<(), DriverError> {
+        self.for_each(DeviceAllocator::release_cached)
+    }
+
+    /// Allows each lane to hold from the driver what the others leave of the device's limit.
+    pub fn share_limit(&mut self) {
+        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        for lane in &mut self.lanes {
+            let others = reserved - lane.heap.stats.reserved();
+            lane.set_limit(self.limit.map(|limit| limit.saturating_sub(others)));
+        }
+    }
+
+    /// Returns the figures of the device.
+    pub fn stats(&mut self) -> Stats {
+        self.figures().stats()
+    }
+
+    /// Returns every figure of the device as [`DeviceAllocator::memory_stats`] does.
+    pub fn memory_stats(&mut self) -> Vec<(String, i64)> {
+        let stats = self.stats();
+        self.lanes[0].add_pools_to(stats)
+    }
+
+    /// Sets every peak to its current value.
+    pub fn reset_peak_stats(&mut self) {
+        for lane in &mut self.lanes {
+            lane.reset_peak_stats();
+        }
+        if let Some(peaks) = &mut self.peaks {
+            peaks.reset(&mut figures_of(&mut self.lanes));
+        }
+    }
+
+    /// Sets every sum and count to zero.
+    pub fn reset_accumulated_stats(&mut self) {
+        for lane in &mut self.lanes {
+            lane.reset_accumulated_stats();
+        }
+    }
+
+    /// Returns everything held, as [`DeviceAllocator::snapshot`] does.
+    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
+        let active = self.sum(|lane| lane.heap.stats.active());
+        let lanes = self.lanes.iter();
+        let mut segments: Vec<_> = lanes
+            .flat_map(|lane| crate::snapshot::of_heap(&lane.heap))
+            .collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        let domain = crate::domain::DomainId::DEFAULT;
+        self.lanes[0]
+            .heap
+            .record(Action::Snapshot, domain, DeviceAddress::NULL, active);
+        segments
+    }
+
+    /// Brings the device's peaks up to date, where any lane's have risen. What one lane has done must be
+    /// settled before another does something.
+    pub fn settle(&mut self) {
+        let mut lanes = self.lanes.iter();
+        if lanes.any(|lane| lane.heap.stats.has_new_peak()) {
+            self.settle_all();
+        }
+    }
+
+    /// As [`Lanes::settle`], whether any have risen or not: when another lane comes into use.
+    pub fn settle_all(&mut self) {
+        if let Some(peaks) = &mut self.peaks {
+            peaks.settle(&mut figures_of(&mut self.lanes));
+        }
+    }
+
+    fn figures(&mut self) -> Figures {
+        self.settle();
+        let (first, others) = self.lanes.split_first().expect("a device has a lane");
+        let mut sum = first.heap.stats.clone();
+        for lane in others {
+            sum.add(lane.heap.stats.clone());
+        }
+        if let Some(peaks) = &self.peaks {
+            peaks.write_to(&mut sum);
+        }
+        sum
+    }
+
+    fn for_each(
+        &mut self,
+        act: impl Fn(&mut DeviceAllocator<D>) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        for index in 0..self.lanes.len() {
+            let result = act(self.lanes[index]);
+            self.settle();
+            result?;
+        }
+        Ok(())
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.lanes[0].captures > 0
+    }
+
+    fn sum(&self, bytes: impl Fn(&DeviceAllocator<D>) -> Bytes) -> Bytes {
+        self.lanes.iter().map(|lane| bytes(lane)).sum()
+    }
+}
+
+fn figures_of<'b, D>(lanes: &'b mut [&mut DeviceAllocator<D>]) -> Vec<&'b mut Figures> {
+    let figures = lanes.iter_mut().map(|lane| &mut lane.heap.stats);
+    figures.collect()
+}

@@ -1,0 +1,142 @@
+//! The peaks of a device whose streams are served by several allocators.
+//!
+//! The peak of a sum is not the sum of peaks, and an allocator sees its own figures only. So what an
+//! allocator keeps as its peak is a *ceiling*, and the ceilings of all add up to no more than the
+//! device's peak: as long as every allocator stays below its own, the device is below its peak, and
+//! nobody need look. Whoever passes a ceiling has everybody's figures looked at, by [`Peaks::settle`]:
+//! the device's peak becomes what it then is, and the head room below it is handed out anew.
+//!
+//! That is exact where each change is settled before the next, as it is while one thread allocates. Of
+//! what several threads do in the same moment, a peak may miss a part.
+
+use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
+
+/// The peaks of every figure of a device, and how the head room below them was handed out.
+#[derive(Debug)]
+pub struct Peaks {
+    /// In the order of [`Figures::levels`].
+    device: [i64; LEVELS],
+    /// One for each allocator.
+    parts: Vec<Part>,
+}
+
+/// What one allocator contributes.
+#[derive(Clone, Debug)]
+struct Part {
+    current: [i64; LEVELS],
+    ceiling: [i64; LEVELS],
+    /// The most that `current` was when somebody looked: what the allocator is likely to need again.
+    high: [i64; LEVELS],
+    /// Whether it passed a ceiling, which then is its own peak.
+    has_new_peak: bool,
+    tracks_active: bool,
+}
+
+impl Default for Peaks {
+    fn default() -> Peaks {
+        Peaks {
+            device: [0; LEVELS],
+            parts: Vec::new(),
+        }
+    }
+}
+
+impl Peaks {
+    /// Brings the peaks up to date and hands out the head room below them. The first time, the
+    /// allocators' own peaks must be theirs alone: at most one of them was in use.
+    pub(crate) fn settle(&mut self, figures: &mut [&mut Figures]) {
+        self.read(figures);
+        for index in 0..LEVELS {
+            self.raise(index);
+            self.hand_out(index);
+        }
+        let any_waits = figures.iter().any(|figures| figures.waiting_blocks() > 0);
+        for (part, figures) in self.parts.iter().zip(figures) {
+            figures.track_active(any_waits);
+            let levels = figures.levels().into_iter().zip(part.ceiling);
+            levels.for_each(|(level, ceiling)| *level.peak = ceiling);
+        }
+    }
+
+    /// Sets every peak to its current value.
+    pub(crate) fn reset(&mut self, figures: &mut [&mut Figures]) {
+        for figures in figures.iter_mut() {
+            figures.reset_peaks();
+            figures.take_has_new_peak();
+        }
+        self.read(figures);
+        for part in &mut self.parts {
+            part.high = part.current;
+        }
+        for index in 0..LEVELS {
+            self.device[index] = self.sum(index);
+        }
+    }
+
+    /// Writes the peaks into the sum of the allocators' figures.
+    pub(crate) fn write_to(&self, sum: &mut Figures) {
+        let levels = sum.levels().into_iter().zip(self.device);
+        levels.for_each(|(level, peak)| *level.peak = peak);
+    }
+
+    fn read(&mut self, figures: &mut [&mut Figures]) {
+        let is_first = self.parts.is_empty();
+        let nothing = Part {
+            current: [0; LEVELS],
+            ceiling: [0; LEVELS],
+            high: [0; LEVELS],
+            has_new_peak: false,
+            tracks_active: false,
+        };
+        self.parts.resize(figures.len(), nothing);
+        for (part, figures) in self.parts.iter_mut().zip(figures) {
+            part.has_new_peak = figures.take_has_new_peak() || is_first;
+            part.tracks_active = figures.tracks_active() || is_first;
+            for (index, level) in figures.levels().into_iter().enumerate() {
+                part.current[index] = level.current;
+                part.ceiling[index] = *level.peak;
+                part.high[index] = part.high[index].max(level.current);
+            }
+        }
+    }
+
+    /// Raises one of the device's peaks to what it has been.
+    fn raise(&mut self, index: usize) {
+        let sum = self.sum(index);
+        let mut peak = self.device[index].max(sum);
+        let is_active = (ACTIVE_LEVELS..2 * ACTIVE_LEVELS).contains(&index);
+        if is_active {
+            // What is held is active. While no block waits there is no difference, and only the former
+            // is kept.
+            peak = peak.max(self.device[index - ACTIVE_LEVELS]);
+        }
+        for part in self.parts.iter().filter(|part| part.has_new_peak) {
+            // It may have fallen since, within the same call; the others have not changed in that.
+            if part.tracks_active || !is_active {
+                peak = peak.max(sum - part.current[index] + part.ceiling[index]);
+            }
+        }
+        self.device[index] = peak;
+    }
+
+    /// Hands out what is left below one of the device's peaks: to each what it has needed before, where
+    /// there is enough for all, so that a job that repeats itself is left alone; else equal shares.
+    fn hand_out(&mut self, index: usize) {
+        let left = self.device[index] - self.sum(index);
+        let wanted = |part: &Part| part.high[index] - part.current[index];
+        let all_wanted: i64 = self.parts.iter().map(wanted).sum();
+        let count = i64::try_from(self.parts.len()).expect("there are few");
+        for part in &mut self.parts {
+            let share = if all_wanted <= left {
+                wanted(part) + (left - all_wanted) / count
+            } else {
+                left / count
+            };
+            part.ceiling[index] = part.current[index] + share;
+        }
+    }
+
+    fn sum(&self, index: usize) -> i64 {
+        self.parts.iter().map(|part| part.current[index]).sum()
+    }
+}
