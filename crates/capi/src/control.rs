@@ -68,7 +68,8 @@ pub unsafe extern "C" fn lowtide_configure(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_device_of(memory: *mut c_void, device: *mut c_int) -> Status {
     run(|| {
-        let (ordinal, _) = registry::device_of(address_of(memory))?;
+        let address = address_of(memory);
+        let (ordinal, _) = registry::with_block(address, |lane| lane.allocation(address))?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("device", device, ordinal) }
     })
@@ -78,10 +79,7 @@ pub unsafe extern "C" fn lowtide_device_of(memory: *mut c_void, device: *mut c_i
 /// still use what was freed, unless one is being captured. What went back before a failure is gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.empty_cache())??)
-    })
+    run(|| Ok(registry::device(device)?.empty_cache()?))
 }
 
 /// Writes how much memory the driver could still hand out, and all that the device has, in bytes.
@@ -101,7 +99,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
             return Err(Error::null("free"));
         }
         let allocator = registry::device(device)?;
-        let info = allocator.with(|allocator| allocator.driver_mut().memory_info())??;
+        let info = allocator.with_driver(Driver::memory_info)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("total", total, info.total.get()) }?;
         // SAFETY: as above.
@@ -119,11 +117,13 @@ pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *m
     use lowtide_core::Driver;
     run(|| {
         let allocator = registry::device(device)?;
-        let (limit, info) = allocator
-            .with(|allocator| (allocator.limit(), allocator.driver_mut().memory_info()))?;
+        let limit = allocator.limit()?;
         #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
         let held_at_most = match (limit, registry::config()?) {
-            (Some(limit), _) => limit.get() as f64 / info?.total.get() as f64,
+            (Some(limit), _) => {
+                let total = allocator.with_driver(Driver::memory_info)?.total;
+                limit.get() as f64 / total.get() as f64
+            }
             // Not asked for yet: the limit is computed at the first request.
             (None, Config::Caching(options)) => options.per_process_memory_fraction,
             (None, _) => 1.0,
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn lowtide_memory_stats(
             return Err(Error::null("stats"));
         }
         let allocator = registry::device(device)?;
-        let entries = allocator.with(|allocator| allocator.memory_stats())?;
+        let entries = allocator.memory_stats()?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("count", count, entries.len()) }?;
         if capacity < entries.len() {
@@ -191,19 +191,13 @@ pub unsafe extern "C" fn lowtide_memory_stats(
 /// Sets every peak of a device's figures to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.reset_peak_stats())?)
-    })
+    run(|| Ok(registry::device(device)?.reset_peak_stats()?))
 }
 
 /// Sets every sum and count of a device's figures to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.reset_accumulated_stats())?)
-    })
+    run(|| Ok(registry::device(device)?.reset_accumulated_stats()?))
 }
 
 /// Writes a picture of every segment and block of the devices in use, in the format of
@@ -267,7 +261,7 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     for (device, allocator) in registry::devices_in_use()? {
         snapshot.traces.push(Trace {
             device: device.unsigned_abs(),
-            segments: allocator.with(|allocator| allocator.snapshot())?,
+            segments: allocator.snapshot()?,
             settings: settings.clone(),
             ..Trace::default()
         });

@@ -4,7 +4,7 @@ use std::fmt;
 
 use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
-use lowtide_locked::LockedError;
+use lowtide_shared::SharedError;
 
 /// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,10 +72,10 @@ impl From<AllocError> for Error {
     }
 }
 
-impl From<LockedError> for Error {
-    fn from(error: LockedError) -> Error {
+impl From<SharedError> for Error {
+    fn from(error: SharedError) -> Error {
         match error {
-            LockedError::Alloc(error) => error.into(),
+            SharedError::Alloc(error) => error.into(),
             _ => Error::new(Status::Internal, error),
         }
     }

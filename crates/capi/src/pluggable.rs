@@ -7,7 +7,6 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, Stream};
-use lowtide_locked::LockedError;
 
 use crate::boundary::{run, run_and_tell, write_to_c};
 use crate::error::{Error, Status};
@@ -107,8 +106,9 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
             return Ok(());
         }
         let address = address_of(memory);
-        let (_, allocator) = registry::device_of(address)?;
-        Ok(allocator.with(|allocator| allocator.record_stream(address, stream_of(stream)))??)
+        let stream = stream_of(stream);
+        registry::with_block(address, |lane| lane.record_stream(address, stream))?;
+        Ok(())
     })
 }
 
@@ -131,9 +131,7 @@ pub extern "C" fn lowtide_reset() -> Status {
     run(|| {
         let mut outcome = Ok(());
         for (_, allocator) in registry::devices_in_use()? {
-            let emptied = allocator.with(|allocator| allocator.empty_cache());
-            let emptied = emptied.map_err(Error::from).and_then(|done| Ok(done?));
-            outcome = outcome.and(emptied);
+            outcome = outcome.and(allocator.empty_cache().map_err(Error::from));
         }
         outcome
     })
@@ -150,8 +148,7 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
             let text = format_args!("{fraction} is not a fraction from 0 to 1");
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.set_memory_fraction(fraction))??)
+        Ok(registry::device(device)?.set_memory_fraction(fraction)?)
     })
 }
 
@@ -170,8 +167,10 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
     let mut base = ptr::null_mut();
     let _ = run(|| {
         let address = address_of(memory);
-        let (_, allocator) = registry::device_of(address)?;
-        let segments = allocator.with(|allocator| allocator.snapshot())?;
+        let (_, segments) = registry::with_block(address, |lane| {
+            lane.allocation(address)?;
+            Ok(lane.snapshot())
+        })?;
         let after = segments.partition_point(|segment| segment.address <= address);
         let segment = after.checked_sub(1).and_then(|last| segments.get(last));
         let segment = segment.ok_or(AllocError::NotAllocated { address })?;
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
     run(move || {
         let allocator = registry::device(device)?;
         let accepts = move |stream| filter.accepts(stream);
-        Ok(allocator.with(|allocator| allocator.begin_allocate_to_pool(pool.id(), accepts))??)
+        Ok(allocator.with_pools(|pools| pools.begin_allocate_to_pool(pool.id(), accepts))??)
     })
 }
 
@@ -233,7 +232,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
 pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
     run(|| {
         let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.end_allocate_to_pool(pool.id()))??)
+        Ok(allocator.with_pools(|pools| pools.end_allocate_to_pool(pool.id()))??)
     })
 }
 
@@ -245,7 +244,7 @@ pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> 
 pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
     run(|| {
         let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.release_pool(pool.id()))??)
+        Ok(allocator.with_pools(|pools| pools.release_pool(pool.id()))??)
     })
 }
 
@@ -297,11 +296,11 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     if address == DeviceAddress::NULL {
         return Ok(());
     }
-    let (_, allocator) = registry::device_of(address)?;
-    match allocator.free(address) {
-        Err(LockedError::Alloc(error)) if registry::is_driver_gone(&error) => Ok(()),
-        outcome => Ok(outcome?),
-    }
+    registry::with_block(address, |lane| match lane.free(address) {
+        Err(error) if registry::is_driver_gone(&error) => Ok(()),
+        outcome => outcome,
+    })?;
+    Ok(())
 }
 
 #[inline]

@@ -6,22 +6,28 @@
 use std::env;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{AllocError, Config, DeviceAddress, DeviceAllocator, DriverError};
 use lowtide_cuda::{CudaDriver, Library};
-use lowtide_locked::LockedAllocator;
+use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 
 use crate::error::{Error, Status};
 use crate::settings::Choice;
 
 /// One device's allocator.
-pub(crate) type Allocator = LockedAllocator<CudaDriver>;
+pub(crate) type Allocator = SharedAllocator<CudaDriver>;
+
+/// The part of a device's allocator that serves some of its streams.
+pub(crate) type Lane = DeviceAllocator<SharedDriver<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
 const DEVICES_MAX: usize = 128;
 
 static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+
+/// Who holds which address, on every device.
+static OWNERS: LazyLock<Arc<OwnerTable>> = LazyLock::new(Arc::default);
 
 /// Held while a device is prepared for use. Whoever holds it takes no allocator's lock.
 static SETUP: Mutex<Setup> = Mutex::new(Setup {
@@ -71,16 +77,36 @@ pub(crate) fn devices_in_use() -> Result<impl Iterator<Item = (c_int, &'static A
     Ok(devices.filter_map(|(ordinal, slot)| Some((ordinal, slot.get()?))))
 }
 
-/// Returns the device that holds the block at `address`, and its allocator: addresses of different
-/// devices differ. Looks at one table for each device in use.
+/// Returns the device that holds the block at `address`, and what `act` does with the part of its
+/// allocator that does. Of a part that does not hold the block, which is asked only where several hold
+/// memory close to each other, `act` is to say so.
 ///
 /// # Errors
 ///
-/// If the process was forked, or no device holds such a block.
-pub(crate) fn device_of(address: DeviceAddress) -> Result<(c_int, &'static Allocator), Error> {
+/// If the process was forked, no device holds such a block, or `act` fails.
+#[inline]
+pub(crate) fn with_block<R>(
+    address: DeviceAddress,
+    act: impl FnMut(&mut Lane) -> Result<R, AllocError>,
+) -> Result<(c_int, R), Error> {
+    refuse_fork()?;
+    if let Holder::One(owner) = OWNERS.find(address)
+        && let Some(allocator) = DEVICES[usize::from(owner.device)].get()
+    {
+        return Ok((owner.device.into(), allocator.with_lane(owner.lane, act)?));
+    }
+    with_block_of_any(address, act)
+}
+
+#[cold]
+fn with_block_of_any<R>(
+    address: DeviceAddress,
+    mut act: impl FnMut(&mut Lane) -> Result<R, AllocError>,
+) -> Result<(c_int, R), Error> {
     for (ordinal, allocator) in devices_in_use()? {
-        if allocator.with(|allocator| allocator.allocation(address).is_ok())? {
-            return Ok((ordinal, allocator));
+        match allocator.with_block(address, &mut act) {
+            Err(SharedError::Alloc(AllocError::NotAllocated { .. })) => {}
+            outcome => return Ok((ordinal, outcome?)),
         }
     }
     Err(AllocError::NotAllocated { address }.into())
@@ -159,7 +185,8 @@ fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let allocator = LockedAllocator::new(DeviceAllocator::new(driver, number, &config));
+    let number = u8::try_from(number).map_err(|_| no_such_device())?;
+    let allocator = SharedAllocator::new(driver, number, &config, Arc::clone(&OWNERS));
     Ok(slot.get_or_init(|| allocator))
 }
 

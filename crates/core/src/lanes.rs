@@ -44,6 +44,11 @@ impl<'a, D: Driver> Lanes<'a, D> {
         }
     }
 
+    /// Returns one of them.
+    pub fn lane(&mut self, index: usize) -> &mut DeviceAllocator<D> {
+        self.lanes[index]
+    }
+
     /// Returns an allocator as the only lane of its device.
     pub(crate) fn alone(lane: &'a mut DeviceAllocator<D>) -> Lanes<'a, D> {
         Lanes {

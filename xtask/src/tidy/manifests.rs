@@ -9,19 +9,19 @@ use super::tree::Tree;
 /// has no place in the architecture yet.
 const MAY_USE: [(&str, &[&str]); 12] = [
     ("core", &[]),
-    ("locked", &["core"]),
+    ("shared", &["core"]),
     ("sim", &["core"]),
     ("cuda", &["core"]),
     ("fakecuda", &[]),
     ("trace", &["core"]),
-    ("replay", &["core", "locked", "sim", "cuda", "trace"]),
-    ("cli", &["core", "locked", "sim", "cuda", "trace", "replay"]),
-    ("capi", &["core", "locked", "sim", "cuda", "trace"]),
+    ("replay", &["core", "shared", "sim", "cuda", "trace"]),
+    ("cli", &["core", "shared", "sim", "cuda", "trace", "replay"]),
+    ("capi", &["core", "shared", "sim", "cuda", "trace"]),
     (
         "bench",
-        &["core", "locked", "sim", "cuda", "trace", "replay"],
+        &["core", "shared", "sim", "cuda", "trace", "replay"],
     ),
-    ("fuzz", &["core", "locked", "sim", "trace", "replay"]),
+    ("fuzz", &["core", "shared", "sim", "trace", "replay"]),
     ("xtask", &[]),
 ];
 

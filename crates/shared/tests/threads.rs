@@ -1,24 +1,24 @@
 //! The standard library's lock and clock, and real threads.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
-use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Stream};
-use lowtide_locked::{LockedAllocator, LockedError};
+use lowtide_core::{AllocError, Bytes, CheckLevel, Config, Stream};
+use lowtide_shared::{SharedAllocator, SharedError};
 use lowtide_sim::{SimConfig, SimDriver};
 
-fn allocator(config: &str, mib: u64) -> LockedAllocator<SimDriver> {
+fn allocator(config: &str, mib: u64) -> SharedAllocator<SimDriver> {
     let driver = SimDriver::new(SimConfig {
         capacity: Some(Bytes::mib(mib)),
         ..SimConfig::default()
     });
     let config: Config = config.parse().expect("a configuration");
-    LockedAllocator::new(DeviceAllocator::new(driver, 3, &config))
+    SharedAllocator::new(driver, 3, &config, Arc::default())
 }
 
-fn is_out_of_memory<T>(result: Result<T, LockedError>) -> bool {
-    matches!(result, Err(LockedError::Alloc(error)) if error.is_out_of_memory())
+fn is_out_of_memory<T>(result: Result<T, SharedError>) -> bool {
+    matches!(result, Err(SharedError::Alloc(error)) if error.is_out_of_memory())
 }
 
 #[test]
@@ -38,8 +38,7 @@ fn a_wait_ends_and_then_the_failure_counts_once() {
     allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
     let result = allocator.allocate(Bytes::mib(4), Stream::DEFAULT);
     assert!(is_out_of_memory(result));
-    let failures = allocator.with(|allocator| allocator.stats().num_ooms);
-    assert_eq!(failures, Ok(1));
+    assert_eq!(allocator.stats().unwrap().num_ooms, 1);
 }
 
 /// Who waits is passed by those that find memory.
@@ -69,22 +68,32 @@ fn other_strategies_fail_at_once() {
 fn a_refused_call_says_why() {
     let allocator = allocator("bfc:retry_ms:20", 4);
     let address = lowtide_core::DeviceAddress(512);
-    let error = LockedError::Alloc(AllocError::NotAllocated { address });
+    let error = SharedError::Alloc(AllocError::NotAllocated { address });
     assert_eq!(allocator.free(address), Err(error));
 }
 
 #[test]
 fn after_a_panic_every_thread_is_told() {
-    let allocator = allocator("bfc:retry_ms:20", 4);
+    for config in ["bfc:retry_ms:20", "caching"] {
+        after_a_panic(&allocator(config, 64));
+    }
+}
+
+fn after_a_panic(allocator: &SharedAllocator<SimDriver>) {
     let address = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap();
-    let panicking = AssertUnwindSafe(|| allocator.with(|_| panic!("as a broken invariant would")));
+    let panicking = AssertUnwindSafe(|| {
+        let broken = || panic!("as a broken invariant would");
+        allocator.with_block(address, |_| -> Result<(), AllocError> { broken() })
+    });
     assert!(std::panic::catch_unwind(panicking).is_err());
     thread::scope(|scope| {
         let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT));
-        assert_eq!(other.join().unwrap(), Err(LockedError::Poisoned));
+        assert_eq!(other.join().unwrap(), Err(SharedError::Poisoned));
     });
-    assert_eq!(allocator.free(address), Err(LockedError::Poisoned));
-    assert_eq!(allocator.with(|_| ()), Err(LockedError::Poisoned));
+    assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
+    assert_eq!(allocator.with_all(|_| ()), Err(SharedError::Poisoned));
+    let elsewhere = allocator.allocate(Bytes(1), Stream(7));
+    assert_eq!(elsewhere, Err(SharedError::Poisoned), "on every stream");
 }
 
 /// Blocks are allocated by one thread and freed by another, with too little memory for all of them
@@ -112,9 +121,7 @@ fn threads_hand_blocks_to_each_other() {
             });
         }
     });
-    let checked = allocator.with(|allocator| {
-        assert_eq!(allocator.stats().allocated(), Bytes::ZERO);
-        allocator.check_invariants(CheckLevel::Everything)
-    });
-    assert_eq!(checked, Ok(Ok(())));
+    assert_eq!(allocator.stats().unwrap().allocated(), Bytes::ZERO);
+    let checked = allocator.check_invariants(CheckLevel::Everything);
+    assert_eq!(checked, Ok(()));
 }

@@ -3,30 +3,36 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-use crate::LockedAllocator;
+use crate::SharedAllocator;
 
 const SCHEDULES: usize = 500;
 
 /// Returns an allocator on a device of `mib` MiB, which waits for longer than any test takes.
-fn allocator(mib: u64) -> Arc<LockedAllocator<SimDriver>> {
+fn allocator(mib: u64) -> Arc<SharedAllocator<SimDriver>> {
+    with_config("bfc:retry_ms:1000000000", mib)
+}
+
+fn with_config(config: &str, mib: u64) -> Arc<SharedAllocator<SimDriver>> {
     let driver = SimDriver::new(SimConfig {
         capacity: Some(Bytes::mib(mib)),
         ..SimConfig::default()
     });
-    let config = Config::parse("bfc", "retry_ms:1000000000").unwrap();
-    Arc::new(LockedAllocator::new(DeviceAllocator::new(
-        driver, 0, &config,
-    )))
+    let config: Config = config.parse().unwrap();
+    Arc::new(SharedAllocator::new(
+        driver,
+        0,
+        &config,
+        std::sync::Arc::default(),
+    ))
 }
 
-fn check(allocator: &LockedAllocator<SimDriver>) {
-    let checked = allocator.with(|allocator| allocator.check_invariants(CheckLevel::Everything));
-    checked.unwrap().unwrap();
+fn check(allocator: &SharedAllocator<SimDriver>) {
+    allocator.check_invariants(CheckLevel::Everything).unwrap();
 }
 
 /// Three threads need all of the device in turn: each gets it, from the one that had it before.
@@ -48,8 +54,8 @@ fn no_wake_up_is_missed() {
             thread.join().unwrap();
         }
         check(&allocator);
-        let failures = allocator.with(|allocator| allocator.stats().num_ooms);
-        assert_eq!(failures, Ok(0), "what was served later did not fail");
+        let failures = allocator.stats().unwrap().num_ooms;
+        assert_eq!(failures, 0, "what was served later did not fail");
     };
     shuttle::check_random(test, SCHEDULES);
 }
@@ -76,7 +82,7 @@ fn every_waiting_thread_is_woken() {
         allocator.free(small).unwrap();
         waits_for_small.join().unwrap();
         // Anything done with the allocator may free memory.
-        let freed = allocator.with(|allocator| allocator.free(large));
+        let freed = allocator.with_all(|lanes| lanes.lane(0).free(large));
         assert_eq!(freed, Ok(Ok(())));
         waits_for_all.join().unwrap();
         check(&allocator);

@@ -5,33 +5,33 @@ use std::sync::PoisonError;
 
 use lowtide_core::AllocError;
 
-/// Why a [`LockedAllocator`](crate::LockedAllocator) did not do what it was asked.
+/// Why a [`SharedAllocator`](crate::SharedAllocator) did not do what it was asked.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
-pub enum LockedError {
+pub enum SharedError {
     /// The allocator refused.
     Alloc(AllocError),
     /// A thread panicked while it worked on the allocator, whose state cannot be trusted since.
     Poisoned,
 }
 
-impl From<AllocError> for LockedError {
-    fn from(error: AllocError) -> LockedError {
-        LockedError::Alloc(error)
+impl From<AllocError> for SharedError {
+    fn from(error: AllocError) -> SharedError {
+        SharedError::Alloc(error)
     }
 }
 
-impl<T> From<PoisonError<T>> for LockedError {
-    fn from(_: PoisonError<T>) -> LockedError {
-        LockedError::Poisoned
+impl<T> From<PoisonError<T>> for SharedError {
+    fn from(_: PoisonError<T>) -> SharedError {
+        SharedError::Poisoned
     }
 }
 
-impl fmt::Display for LockedError {
+impl fmt::Display for SharedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LockedError::Alloc(error) => error.fmt(f),
-            LockedError::Poisoned => write!(
+            SharedError::Alloc(error) => error.fmt(f),
+            SharedError::Poisoned => write!(
                 f,
                 "the allocator stopped: a thread panicked while it was being changed"
             ),
@@ -39,11 +39,11 @@ impl fmt::Display for LockedError {
     }
 }
 
-impl std::error::Error for LockedError {
+impl std::error::Error for SharedError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            LockedError::Alloc(error) => Some(error),
-            LockedError::Poisoned => None,
+            SharedError::Alloc(error) => Some(error),
+            SharedError::Poisoned => None,
         }
     }
 }

@@ -1,0 +1,256 @@
+//! What concerns all of a device: figures, pictures, limits, pools, giving memory back.
+
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, Peaks, SegmentSnapshot,
+    Stats,
+};
+use std::sync::atomic::Ordering;
+
+use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Visit};
+
+/// What all lanes of a device have in common, behind a lock that is taken before any lane's.
+#[derive(Debug)]
+pub(crate) struct Common {
+    peaks: Peaks,
+    /// Bytes that may be held from the driver, where there is a limit.
+    pub(crate) limit: Option<Bytes>,
+    /// The share of the device's memory that the configuration allows, until the device was asked how
+    /// much that is.
+    fraction: Option<f64>,
+}
+
+impl Common {
+    pub(crate) fn new(config: &Config) -> Common {
+        Common {
+            peaks: Peaks::default(),
+            limit: None,
+            fraction: config.memory_fraction(),
+        }
+    }
+
+    /// Returns the lanes of a device as one: all that are in use.
+    pub(crate) fn lanes<'a, D: Driver>(
+        &'a mut self,
+        visits: &'a mut [Visit<'_, D>],
+    ) -> Lanes<'a, SharedDriver<D>> {
+        let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
+        Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
+    }
+}
+
+impl<D: Driver> SharedAllocator<D> {
+    /// Returns the figures, those of all lanes at one moment.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn stats(&self) -> Result<Stats, SharedError> {
+        self.with_all(|lanes| lanes.stats())
+    }
+
+    /// Returns every figure as [`DeviceAllocator::memory_stats`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn memory_stats(&self) -> Result<Vec<(String, i64)>, SharedError> {
+        self.with_all(|lanes| lanes.memory_stats())
+    }
+
+    /// Sets every peak to its current value.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn reset_peak_stats(&self) -> Result<(), SharedError> {
+        self.with_all(|lanes| lanes.reset_peak_stats())
+    }
+
+    /// Sets every sum and count to zero.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn reset_accumulated_stats(&self) -> Result<(), SharedError> {
+        self.with_all(|lanes| lanes.reset_accumulated_stats())
+    }
+
+    /// Returns everything held, as [`DeviceAllocator::snapshot`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn snapshot(&self) -> Result<Vec<SegmentSnapshot>, SharedError> {
+        self.with_all(|lanes| lanes.snapshot())
+    }
+
+    /// Gives everything that is not in use back, as [`DeviceAllocator::empty_cache`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::empty_cache`], and [`SharedError::Poisoned`].
+    pub fn empty_cache(&self) -> Result<(), SharedError> {
+        Ok(self.with_all(|lanes| lanes.empty_cache())??)
+    }
+
+    /// Returns the most bytes that may be held from the driver, where there is a limit: none before the
+    /// first request for new memory, even where the configuration asks for one.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn limit(&self) -> Result<Option<Bytes>, SharedError> {
+        Ok(self.common.lock()?.limit)
+    }
+
+    /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), SharedError> {
+        let mut common = self.common.lock()?;
+        (common.limit, common.fraction) = (limit, None);
+        let mut visits = self.enter_all()?;
+        common.lanes(&mut visits).share_limit();
+        Ok(())
+    }
+
+    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device does not say how much memory it has, and
+    /// [`SharedError::Poisoned`].
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), SharedError> {
+        let info = self.with_driver(Driver::memory_info);
+        let total = info.map_err(AllocError::from)?.total;
+        self.set_limit(Some(total.scale(fraction.clamp(0.0, 1.0))))
+    }
+
+    /// Returns what `act` does with the lane that private pools are in. Any of its calls that concern
+    /// pools and routes may be made.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`]; `act` is then not called.
+    pub fn with_pools<R>(
+        &self,
+        act: impl FnOnce(&mut DeviceAllocator<SharedDriver<D>>) -> R,
+    ) -> Result<R, SharedError> {
+        self.with_lane(0, |lane| {
+            let result = act(lane);
+            // Whoever sees it afterwards asks the lane, whose lock we have.
+            if lane.has_routes() {
+                self.alerts.fetch_or(ROUTED, Ordering::Release);
+            } else {
+                self.alerts.fetch_and(!ROUTED, Ordering::Release);
+            }
+            Ok(result)
+        })
+    }
+
+    /// Says that a stream is being captured into a graph, as [`DeviceAllocator::capture_begin`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn capture_begin(&self) -> Result<(), SharedError> {
+        self.for_each_lane(DeviceAllocator::capture_begin)
+    }
+
+    /// Says that a capture has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn capture_end(&self) -> Result<(), SharedError> {
+        self.for_each_lane(DeviceAllocator::capture_end)
+    }
+
+    /// Makes blocks free that other streams are done with, as [`DeviceAllocator::process_events`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::process_events`], and [`SharedError::Poisoned`].
+    pub fn process_events(&self) -> Result<(), SharedError> {
+        let mut result = Ok(());
+        self.for_each_lane(|lane| {
+            let processed = lane.process_events();
+            result = std::mem::replace(&mut result, Ok(())).and(processed);
+        })?;
+        Ok(result?)
+    }
+
+    /// Changes a setting of every lane, those that no stream was given to included, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn for_each_lane(
+        &self,
+        mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>),
+    ) -> Result<(), SharedError> {
+        for lane in 0..self.lanes.len() as u8 {
+            self.with_lane(lane, |lane| {
+                act(lane);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns what `act` does with all lanes in use while no other thread can be in any.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`]; `act` is then not called.
+    pub fn with_all<R>(
+        &self,
+        act: impl FnOnce(&mut Lanes<'_, SharedDriver<D>>) -> R,
+    ) -> Result<R, SharedError> {
+        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        let mut common = self.common.lock()?;
+        let mut visits = self.enter_all()?;
+        let mut lanes = common.lanes(&mut visits);
+        let result = act(&mut lanes);
+        lanes.settle();
+        for visit in &mut visits {
+            self.tell(visit);
+        }
+        let someone_waits = visits[0].state.waiting > 0;
+        drop(visits);
+        if someone_waits {
+            self.freed.notify_all();
+        }
+        Ok(result)
+    }
+
+    /// Returns what `act` does with the driver while no lane can use it.
+    pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
+        act(&mut SharedDriver::lock_driver(&self.driver))
+    }
+
+    /// Checks each lane as [`DeviceAllocator::check_invariants`] does.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong, and in which lane.
+    pub fn check_invariants(&self, level: CheckLevel) -> Result<(), String> {
+        for index in 0..self.lanes.len() {
+            let visit = self.enter(index).map_err(|error| error.to_string())?;
+            let checked = visit.state.allocator.check_invariants(level);
+            checked.map_err(|error| format!("lane {index}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
+    pub(crate) fn apply_configured_fraction(&self, common: &mut Common) -> Result<(), AllocError> {
+        if let Some(fraction) = common.fraction {
+            let total = self.with_driver(Driver::memory_info)?.total;
+            (common.limit, common.fraction) = (Some(total.scale(fraction)), None);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! One driver for all lanes of a device.
+
+use std::sync::{Arc, PoisonError};
+
+use lowtide_core::{
+    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+};
+
+use crate::owners::{Owner, OwnerTable};
+use crate::sync::{Mutex, MutexGuard};
+
+/// A device's driver as one of its lanes has it: behind a lock of its own, the last that is taken, and
+/// with a note of whose memory is where.
+#[derive(Debug)]
+pub struct SharedDriver<D> {
+    driver: Arc<Mutex<D>>,
+    owner: Owner,
+    owners: Arc<OwnerTable>,
+    joins_allocations: bool,
+    supports_virtual_memory: bool,
+    granularity: Bytes,
+}
+
+impl<D: Driver> SharedDriver<D> {
+    pub(crate) fn new(driver: Arc<Mutex<D>>, owner: Owner, owners: Arc<OwnerTable>) -> Self {
+        let known = Self::lock_driver(&driver);
+        let joins_allocations = known.joins_allocations();
+        let supports_virtual_memory = known.supports_virtual_memory();
+        let granularity = known.granularity();
+        drop(known);
+        SharedDriver {
+            driver,
+            owner,
+            owners,
+            joins_allocations,
+            supports_virtual_memory,
+            granularity,
+        }
+    }
+
+    /// Returns the driver, which no other lane can use meanwhile. One in which a call panicked is as good
+    /// as one in which it failed; the lane whose call it was is poisoned, and its device with it.
+    pub(crate) fn lock_driver(driver: &Mutex<D>) -> MutexGuard<'_, D> {
+        driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, D> {
+        Self::lock_driver(&self.driver)
+    }
+}
+
+impl<D: Driver> Driver for SharedDriver<D> {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let address = self.lock().allocate(size)?;
+        self.owners.add(self.owner, address, size);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let mut driver = self.lock();
+        driver.free(address, size)?;
+        // Before another lane can be given the same addresses.
+        self.owners.remove(address, size);
+        Ok(())
+    }
+
+    fn joins_allocations(&self) -> bool {
+        self.joins_allocations
+    }
+
+    fn supports_virtual_memory(&self) -> bool {
+        self.supports_virtual_memory
+    }
+
+    fn granularity(&self) -> Bytes {
+        self.granularity
+    }
+
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.lock().reserve(size)
+    }
+
+    fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.lock().unreserve(address, size)
+    }
+
+    fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
+        self.lock().create(size)
+    }
+
+    fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
+        self.lock().release(handle)
+    }
+
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError> {
+        self.lock().map(address, size, handle)?;
+        self.owners.add(self.owner, address, size);
+        Ok(())
+    }
+
+    fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.lock().set_access(address, size)
+    }
+
+    fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.lock().unmap(address, size)?;
+        // The range stays reserved for this lane, so that nobody else notes anything there.
+        self.owners.remove(address, size);
+        Ok(())
+    }
+
+    fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
+        self.lock().record_event(stream)
+    }
+
+    fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
+        self.lock().query_event(event)
+    }
+
+    fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
+        self.lock().synchronize_event(event)
+    }
+
+    fn release_event(&mut self, event: EventHandle) {
+        self.lock().release_event(event);
+    }
+
+    fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        self.lock().synchronize_stream(stream)
+    }
+
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.lock().memory_info()
+    }
+}

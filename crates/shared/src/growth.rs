@@ -1,0 +1,141 @@
+//! What a device does when no free block serves a request.
+
+use std::time::{Duration, Instant};
+
+use lowtide_core::{AllocError, Bytes, DeviceAddress, Driver, Growth, Lanes, Request, Stream};
+
+use crate::device::Common;
+use crate::{SharedAllocator, SharedDriver, SharedError, Visit};
+
+/// A number of visits that no lane has had.
+const UNKNOWN: u64 = u64::MAX;
+
+/// What became of a request under the locks of all lanes.
+enum Outcome {
+    Served(DeviceAddress),
+    /// It is to be tried again when another thread has given memory back, within this time.
+    MayWait(Duration),
+}
+
+impl<D: Driver> SharedAllocator<D> {
+    /// Serves a request that no free block served when its lane had been visited so often.
+    #[cold]
+    pub(crate) fn allocate_new(
+        &self,
+        index: usize,
+        requested: Bytes,
+        stream: Stream,
+        mut visits_seen: u64,
+    ) -> Result<DeviceAddress, SharedError> {
+        let start = Instant::now();
+        loop {
+            let mut common = self.common.lock()?;
+            let mut visit = self.enter(index)?;
+            let request = visit.state.allocator.request(requested, stream)?;
+            let found = if visit.state.visits == visits_seen.wrapping_add(1) {
+                // Nobody was there since, and a search is not repeated for nothing.
+                None
+            } else {
+                visit.state.allocator.take(&request)
+            };
+            self.apply_configured_fraction(&mut common)?;
+            let found = match found {
+                // What all lanes hold together is looked at below where there is a limit.
+                None if common.limit.is_none() => match visit.state.allocator.grow(&request)? {
+                    Growth::Served(address) => Some(address),
+                    Growth::Rejected | Growth::Exhausted => None,
+                },
+                found => found,
+            };
+            if let Some(address) = found {
+                drop(common);
+                self.leave(visit)?;
+                return Ok(address);
+            }
+            let mut visits = self.enter_others(visit)?;
+            let left = self.wait_left(&visits[index], start);
+            let outcome = self.grow_under_all(&mut common, &mut visits, index, &request, left);
+            match outcome? {
+                Outcome::Served(address) => return Ok(address),
+                Outcome::MayWait(left) => {
+                    drop(common);
+                    // The lane was not left since the attempt, so that nothing that came free is missed.
+                    self.wait(visits.swap_remove(index), left)?;
+                    visits_seen = UNKNOWN;
+                }
+            }
+        }
+    }
+
+    /// Tries everything that the device can do for a request of lane `own`. Where that is not enough, the
+    /// request may wait if there is time left, or has failed.
+    fn grow_under_all(
+        &self,
+        common: &mut Common,
+        visits: &mut [Visit<'_, D>],
+        own: usize,
+        request: &Request,
+        left: Option<Duration>,
+    ) -> Result<Outcome, SharedError> {
+        let has_limit = common.limit.is_some();
+        let mut lanes = common.lanes(visits);
+        let outcome = match grow_any_way(&mut lanes, own, request, has_limit) {
+            Ok(Some(address)) => Ok(Outcome::Served(address)),
+            Ok(None) => match left {
+                Some(left) => Ok(Outcome::MayWait(left)),
+                None => Err(lanes
+                    .out_of_memory(own, request)
+                    .unwrap_or_else(AllocError::from)),
+            },
+            Err(error) => Err(error),
+        };
+        lanes.settle();
+        for visit in visits {
+            self.tell(visit);
+        }
+        Ok(outcome?)
+    }
+
+    /// Enters the lanes besides one that the caller, who has the common lock, is in.
+    fn enter_others<'a>(&'a self, own: Visit<'a, D>) -> Result<Vec<Visit<'a, D>>, SharedError> {
+        let (index, mut own) = (own.index, Some(own));
+        let enter = |other| match own.take_if(|_| other == index) {
+            Some(own) => Ok(own),
+            None => self.enter(other),
+        };
+        (0..self.count_in_use()).map(enter).collect()
+    }
+
+    /// Returns how long a request may still wait for other threads to free memory, if at all.
+    fn wait_left(&self, visit: &Visit<'_, D>, start: Instant) -> Option<Duration> {
+        let wait_ms = visit.state.allocator.retry_wait_ms()?;
+        Duration::from_millis(wait_ms).checked_sub(start.elapsed())
+    }
+
+    /// Leaves the lane until another thread may have freed memory, or the time is up.
+    fn wait(&self, visit: Visit<'_, D>, left: Duration) -> Result<(), SharedError> {
+        let Visit { mut state, .. } = visit;
+        state.waiting += 1;
+        let (mut state, _) = self.freed.wait_timeout(state, left)?;
+        state.waiting -= 1;
+        Ok(())
+    }
+}
+
+/// Returns what may serve a request of lane `own` that the lane has no free block for.
+fn grow_any_way<D: Driver>(
+    lanes: &mut Lanes<'_, SharedDriver<D>>,
+    own: usize,
+    request: &Request,
+    has_limit: bool,
+) -> Result<Option<DeviceAddress>, AllocError> {
+    if has_limit {
+        lanes.share_limit();
+        match lanes.lane(own).grow(request)? {
+            Growth::Served(address) => return Ok(Some(address)),
+            Growth::Rejected => return Ok(None),
+            Growth::Exhausted => {}
+        }
+    }
+    lanes.grow_after_release(own, request)
+}

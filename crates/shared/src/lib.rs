@@ -1,0 +1,434 @@
+//! One device's memory, shared between threads.
+//!
+//! A [`SharedAllocator`] serves a device by several *lanes*: a [`DeviceAllocator`] each, behind a lock of
+//! its own. A stream is served by one lane always, and free memory is never shared between streams, so
+//! a request goes where it would have gone with one allocator, and threads that work on different
+//! streams do not meet.
+//!
+//! ```text
+//! SharedAllocator::allocate              lib.rs
+//! ├─ lane_of                             streams.rs: which lane serves the stream; no lock
+//! │  └─ attend                           where routes are set, or blocks wait in other lanes
+//! ├─ DeviceAllocator::request, take      a free block, under the lane's lock; a hit ends here
+//! └─ allocate_new                        growth.rs: a miss, under the device's common lock
+//!    ├─ DeviceAllocator::grow            new memory, under the lane's lock too
+//!    └─ Lanes::grow_after_release        where there is none: what any lane can give back, under all
+//! SharedAllocator::free                  lib.rs
+//! ├─ OwnerTable::find                    owners.rs: which device and lane hold an address; no lock
+//! └─ DeviceAllocator::free               under the lane's lock
+//! ```
+//!
+//! Locks are taken in this order: the common one, lanes, driver. A thread without the common lock takes
+//! one lane's at most, so that the thread that has it may take others in any order.
+//!
+//! What is more than one stream's is done under all locks (`device.rs`): figures, pictures, limits, giving
+//! memory back. Private pools are in the first lane, which is the default stream's, too. A strategy that
+//! does not keep streams apart has that lane only ([`Config::keeps_streams_apart`]); such is BFC, which
+//! asks for a wait besides: a request that finds no memory is tried again, for a bounded time, whenever
+//! another thread has given some back.
+//!
+//! It is a crate of its own because the core has neither threads nor a clock: there a request is
+//! served or it fails, which is what a replay and a simulation need. Whoever has threads (the C ABI)
+//! uses this.
+#![forbid(unsafe_code)]
+
+mod device;
+mod driver;
+mod error;
+mod growth;
+mod owners;
+mod streams;
+/// The locks and the condition: the standard library's, or, in unit tests, those that
+/// [shuttle](https://docs.rs/shuttle) schedules.
+mod sync {
+    #[cfg(test)]
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    #[cfg(not(test))]
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+}
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::TryLockError;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+
+use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
+
+use device::Common;
+pub use driver::SharedDriver;
+pub use error::SharedError;
+pub use owners::{Holder, Owner, OwnerTable};
+use streams::StreamTable;
+use sync::{Condvar, Mutex, MutexGuard};
+
+/// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
+/// keeps in each of its pools of streams.
+const LANES_MAX: u32 = 32;
+
+/// Set in [`SharedAllocator::alerts`] while requests are routed to private pools.
+const ROUTED: u64 = 1 << 62;
+/// Set there once a thread has panicked inside.
+const POISONED: u64 = 1 << 63;
+
+/// A device's memory, which threads share.
+///
+/// Once a thread has panicked inside, every call returns [`SharedError::Poisoned`]: the allocator may
+/// have been in the middle of a change, and what it would hand out could be in use already.
+#[derive(Debug)]
+pub struct SharedAllocator<D> {
+    /// What a request must look at before it goes to its lane, most often nothing: a bit for each lane in
+    /// which freed blocks wait for other streams, [`ROUTED`] and [`POISONED`].
+    alerts: AtomicU64,
+    streams: StreamTable,
+    lanes: Box<[Lane<D>]>,
+    /// How many lanes streams have been given to: the first ones.
+    lanes_in_use: AtomicU32,
+    common: Mutex<Common>,
+    driver: Arc<Mutex<D>>,
+    /// Notified when memory may have come free and someone waits for it, in a device of one lane.
+    freed: Condvar,
+    owners: Arc<OwnerTable>,
+    device: u8,
+}
+
+/// A part of a device: in cache lines of its own, two because processors fetch them in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Lane<D> {
+    state: Mutex<LaneState<D>>,
+}
+
+#[derive(Debug)]
+struct LaneState<D> {
+    allocator: DeviceAllocator<SharedDriver<D>>,
+    /// How often the lane was entered.
+    visits: u64,
+    /// Threads that wait for memory. Almost always none, and then a free makes no system call.
+    waiting: usize,
+    /// Whether the lane's bit in [`SharedAllocator::alerts`] is set.
+    is_alert: bool,
+}
+
+/// A lane that a thread is in.
+struct Visit<'a, D> {
+    /// In front of the lock, so that nobody enters in between.
+    alarm: Alarm<'a>,
+    state: MutexGuard<'a, LaneState<D>>,
+    index: usize,
+}
+
+impl<D> Visit<'_, D> {
+    /// Ends it: nothing panicked.
+    #[inline]
+    fn end(self) {
+        mem::forget(self.alarm);
+    }
+}
+
+/// Poisons the device when a panic drops it.
+struct Alarm<'a>(&'a AtomicU64);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.fetch_or(POISONED, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<D: Driver> SharedAllocator<D> {
+    /// Returns an allocator that holds nothing yet. `device` is the number that messages name, and by
+    /// which `owners`, a table for all devices of the process, knows it.
+    pub fn new(
+        driver: D,
+        device: u8,
+        config: &Config,
+        owners: Arc<OwnerTable>,
+    ) -> SharedAllocator<D> {
+        let driver = Arc::new(Mutex::new(driver));
+        let count = if config.keeps_streams_apart() {
+            LANES_MAX as u8
+        } else {
+            1
+        };
+        let lane = |lane| {
+            let owner = Owner { device, lane };
+            let driver = SharedDriver::new(Arc::clone(&driver), owner, Arc::clone(&owners));
+            Lane {
+                state: Mutex::new(LaneState {
+                    allocator: DeviceAllocator::new(driver, device.into(), config),
+                    visits: 0,
+                    waiting: 0,
+                    is_alert: false,
+                }),
+            }
+        };
+        SharedAllocator {
+            alerts: AtomicU64::new(0),
+            streams: StreamTable::new(),
+            lanes: (0..count).map(lane).collect(),
+            lanes_in_use: AtomicU32::new(1),
+            common: Mutex::new(Common::new(config)),
+            driver,
+            freed: Condvar::new(),
+            owners,
+            device,
+        }
+    }
+
+    /// Returns what [`DeviceAllocator::allocate`] does. Where the strategy asks for it, a request
+    /// that finds no memory first waits for other threads to give some back, at most as long as
+    /// [`DeviceAllocator::retry_wait_ms`] says; a program of one thread waits in vain.
+    ///
+    /// A hit takes one lock, which is that of the stream's lane.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], and [`SharedError::Poisoned`].
+    #[inline]
+    pub fn allocate(&self, requested: Bytes, stream: Stream) -> Result<DeviceAddress, SharedError> {
+        if requested.is_zero() {
+            return Ok(DeviceAddress::NULL);
+        }
+        let index = self.lane_of(stream)?;
+        let mut visit = self.enter(index)?;
+        let lane = &mut visit.state.allocator;
+        let request = lane.request(requested, stream)?;
+        match lane.take(&request) {
+            Some(address) => {
+                self.leave(visit)?;
+                Ok(address)
+            }
+            None => {
+                let visits = visit.state.visits;
+                self.leave(visit)?;
+                self.allocate_new(index, requested, stream, visits)
+            }
+        }
+    }
+
+    /// Takes a block back as [`DeviceAllocator::free`] does, and wakes the threads that wait for
+    /// memory. Takes one lock, which is that of the block's lane.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::free`], and [`SharedError::Poisoned`].
+    pub fn free(&self, address: DeviceAddress) -> Result<(), SharedError> {
+        self.with_block(address, |lane| lane.free(address))
+    }
+
+    /// Returns what `act` does with the lane that holds a block, and with others that do not, which
+    /// answer with [`AllocError::NotAllocated`].
+    ///
+    /// # Errors
+    ///
+    /// What `act` says, [`AllocError::NotAllocated`] where no lane can hold it, and
+    /// [`SharedError::Poisoned`].
+    pub fn with_block<R>(
+        &self,
+        address: DeviceAddress,
+        act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, SharedError> {
+        match self.owners.find(address) {
+            Holder::One(owner) if owner.device == self.device => self.with_lane(owner.lane, act),
+            Holder::Any => self.with_any_lane(address, act),
+            Holder::One(_) | Holder::Nobody => {
+                self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+                Err(AllocError::NotAllocated { address }.into())
+            }
+        }
+    }
+
+    /// Returns what `act` does with the lane that [`OwnerTable::find`] named.
+    ///
+    /// # Errors
+    ///
+    /// What `act` says, and [`SharedError::Poisoned`].
+    #[inline]
+    pub fn with_lane<R>(
+        &self,
+        lane: u8,
+        act: impl FnOnce(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, SharedError> {
+        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        let mut visit = self.enter(lane.into())?;
+        let result = act(&mut visit.state.allocator);
+        let someone_waits = visit.state.waiting > 0;
+        self.leave(visit)?;
+        if someone_waits {
+            // All of them: what came free may be too little for the first and enough for the second.
+            self.freed.notify_all();
+        }
+        Ok(result?)
+    }
+
+    /// Returns what `act` does with the first lane that does not answer with
+    /// [`AllocError::NotAllocated`]: for an address that any could hold.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedAllocator::with_block`].
+    #[cold]
+    pub fn with_any_lane<R>(
+        &self,
+        address: DeviceAddress,
+        mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, SharedError> {
+        for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) as u8 {
+            match self.with_lane(lane, &mut act) {
+                Err(SharedError::Alloc(AllocError::NotAllocated { .. })) => {}
+                outcome => return outcome,
+            }
+        }
+        Err(AllocError::NotAllocated { address }.into())
+    }
+
+    /// Returns the lane that serves a request of a stream now.
+    #[inline]
+    fn lane_of(&self, stream: Stream) -> Result<usize, SharedError> {
+        let index = if stream == Stream::DEFAULT || self.lanes.len() == 1 {
+            0
+        } else {
+            match self.streams.find(stream) {
+                Some(index) => index,
+                None => self.give_lane(stream)?,
+            }
+        };
+        // What waits in the lane itself is looked at there.
+        let alerts = self.alerts.load(Ordering::Acquire) & !(1 << index);
+        if alerts == 0 {
+            Ok(index)
+        } else {
+            self.attend(alerts, index, stream)
+        }
+    }
+
+    /// Does what a request must do before it goes to its lane, and returns that.
+    #[cold]
+    fn attend(&self, alerts: u64, index: usize, stream: Stream) -> Result<usize, SharedError> {
+        self.refuse_poisoned(alerts)?;
+        // As with one allocator, a request makes those blocks free that other streams are done with,
+        // wherever they are. A lane that another thread is in does that itself.
+        for other in (0..self.lanes.len()).filter(|other| alerts >> other & 1 == 1) {
+            if let Some(mut visit) = self.try_enter(other)? {
+                let result = visit.state.allocator.process_events();
+                self.leave(visit)?;
+                result?;
+            }
+        }
+        if alerts & ROUTED != 0 {
+            let visit = self.enter(0)?;
+            let is_routed = visit.state.allocator.is_routed(stream);
+            self.leave(visit)?;
+            if is_routed {
+                return Ok(0);
+            }
+        }
+        Ok(index)
+    }
+
+    #[inline]
+    fn refuse_poisoned(&self, alerts: u64) -> Result<(), SharedError> {
+        if alerts & POISONED == 0 {
+            Ok(())
+        } else {
+            Err(SharedError::Poisoned)
+        }
+    }
+
+    #[inline]
+    fn enter(&self, index: usize) -> Result<Visit<'_, D>, SharedError> {
+        let state = self.lanes[index].state.lock()?;
+        Ok(self.visit(index, state))
+    }
+
+    /// Enters a lane unless another thread is in it.
+    fn try_enter(&self, index: usize) -> Result<Option<Visit<'_, D>>, SharedError> {
+        match self.lanes[index].state.try_lock() {
+            Ok(state) => Ok(Some(self.visit(index, state))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Poisoned(_)) => Err(SharedError::Poisoned),
+        }
+    }
+
+    #[inline]
+    fn visit<'a>(&'a self, index: usize, mut state: MutexGuard<'a, LaneState<D>>) -> Visit<'a, D> {
+        state.visits += 1;
+        let alarm = Alarm(&self.alerts);
+        Visit {
+            state,
+            alarm,
+            index,
+        }
+    }
+
+    /// Ends a visit, after which what it did is everybody's.
+    #[inline]
+    fn leave(&self, visit: Visit<'_, D>) -> Result<(), SharedError> {
+        let state = &*visit.state;
+        let is_alert = state.allocator.has_waiting_blocks();
+        if state.allocator.has_new_peak() || is_alert != state.is_alert {
+            return self.leave_with_news(visit);
+        }
+        visit.end();
+        Ok(())
+    }
+
+    #[cold]
+    fn leave_with_news(&self, mut visit: Visit<'_, D>) -> Result<(), SharedError> {
+        let has_new_peak = self.tell(&mut visit);
+        visit.end();
+        if has_new_peak {
+            let mut common = self.common.lock()?;
+            let mut visits = self.enter_all()?;
+            common.lanes(&mut visits).settle();
+        }
+        Ok(())
+    }
+
+    /// Tells others what a visit has changed that they must know, but for new peaks of the device: whether
+    /// there may be any is the answer.
+    fn tell(&self, visit: &mut Visit<'_, D>) -> bool {
+        let state = &mut *visit.state;
+        let is_alert = state.allocator.has_waiting_blocks();
+        if is_alert != state.is_alert {
+            state.is_alert = is_alert;
+            // Nobody else changes this bit: the lane is locked.
+            self.alerts.fetch_xor(1 << visit.index, Ordering::Release);
+        }
+        if self.count_in_use() == 1 {
+            state.allocator.keep_new_peak();
+        }
+        state.allocator.has_new_peak()
+    }
+
+    /// Enters all lanes that streams were given to. The caller has the growth lock.
+    fn enter_all(&self) -> Result<Vec<Visit<'_, D>>, SharedError> {
+        let enter = |index| self.enter(index);
+        (0..self.count_in_use()).map(enter).collect()
+    }
+
+    fn count_in_use(&self) -> usize {
+        self.lanes_in_use.load(Ordering::Relaxed) as usize
+    }
+
+    /// Gives a stream the lane that serves it from now on.
+    #[cold]
+    fn give_lane(&self, stream: Stream) -> Result<usize, SharedError> {
+        let mut common = self.common.lock()?;
+        let lanes = u32::try_from(self.lanes.len()).expect("there are few");
+        let index = self.streams.find_or_insert(stream, lanes);
+        if index >= self.count_in_use() {
+            let mut visits = self.enter_all()?;
+            visits.push(self.enter(index)?);
+            // Under the lock of every lane, as whoever is in one may ask whether there are others.
+            self.lanes_in_use.fetch_add(1, Ordering::Relaxed);
+            common.lanes(&mut visits).settle_all();
+        }
+        Ok(index)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Who holds an address: a table of the address space, read without a lock.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lowtide_core::{Bytes, DeviceAddress};
+
+/// Addresses are told apart in units of 2 MiB, in which drivers map memory.
+const PAGE_LOG2: u32 = 21;
+/// Addresses from here on, which no driver has given out so far, are not in the table.
+const ADDRESSES_LOG2: u32 = 48;
+/// A leaf of the table covers 16 GiB in 32 KiB.
+const LEAF_PAGES_LOG2: u32 = 13;
+const LEAVES: usize = 1 << (ADDRESSES_LOG2 - PAGE_LOG2 - LEAF_PAGES_LOG2);
+
+/// The lower half of an entry counts the pieces of memory in its page; the upper half has who holds them.
+const COUNT_BITS: u32 = 16;
+const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
+/// The upper half of an entry for a page in which several hold memory, or did since it was last empty.
+const SEVERAL: u32 = u32::MAX >> COUNT_BITS;
+
+/// A lane of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// The device's number.
+    pub device: u8,
+    /// The lane's number.
+    pub lane: u8,
+}
+
+/// What the table knows of an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// Nobody holds it.
+    Nobody,
+    /// Nobody but this lane can hold it.
+    One(Owner),
+    /// Any lane could: it shares its page with others' memory, or is beyond the table.
+    Any,
+}
+
+/// Which lane of which device holds the memory in each page of the address space that devices and hosts
+/// share. Those who get memory from a driver, and give it back, write it down.
+#[derive(Debug)]
+pub struct OwnerTable {
+    leaves: Box<[OnceLock<Box<[AtomicU32]>>]>,
+}
+
+impl Default for OwnerTable {
+    fn default() -> OwnerTable {
+        let leaves = (0..LEAVES).map(|_| OnceLock::new());
+        OwnerTable {
+            leaves: leaves.collect(),
+        }
+    }
+}
+
+impl OwnerTable {
+    /// Returns who holds `address`. Constant time; two loads. Of a block that its caller was given, that
+    /// is its lane or [`Holder::Any`]; of any other address the answer may be old.
+    #[inline]
+    pub fn find(&self, address: DeviceAddress) -> Holder {
+        let page = address.get() >> PAGE_LOG2;
+        let Some(leaf) = self.leaves.get(leaf_of(page)) else {
+            return Holder::Any;
+        };
+        // Who was given the block was so after the entry was written.
+        let entry = leaf
+            .get()
+            .map_or(0, |leaf| leaf[place_in_leaf(page)].load(Ordering::Relaxed));
+        match entry >> COUNT_BITS {
+            _ if entry == 0 => Holder::Nobody,
+            SEVERAL => Holder::Any,
+            number => Holder::One(Owner::from_number(number)),
+        }
+    }
+
+    /// Notes that `owner` holds a piece of memory, before any of it is handed out.
+    pub(crate) fn add(&self, owner: Owner, address: DeviceAddress, size: Bytes) {
+        self.for_each_page(address, size, |entry| {
+            let (number, count) = (entry >> COUNT_BITS, entry & COUNT_MASK);
+            let is_shared = count > 0 && number != owner.number();
+            let number = if is_shared { SEVERAL } else { owner.number() };
+            debug_assert!(count < COUNT_MASK, "a page has room for fewer pieces");
+            number << COUNT_BITS | (count + 1)
+        });
+    }
+
+    /// Notes that a piece of memory, or several that are adjacent, went back to the driver.
+    pub(crate) fn remove(&self, address: DeviceAddress, size: Bytes) {
+        self.for_each_page(address, size, |entry| {
+            debug_assert!(entry & COUNT_MASK > 0, "what goes back was noted");
+            // The last piece leaves nothing, so that the page is one owner's again.
+            if entry & COUNT_MASK <= 1 {
+                0
+            } else {
+                entry - 1
+            }
+        });
+    }
+
+    fn for_each_page(&self, address: DeviceAddress, size: Bytes, change: impl Fn(u32) -> u32) {
+        let last = address.get().saturating_add(size.get().max(1) - 1);
+        for page in address.get() >> PAGE_LOG2..=last >> PAGE_LOG2 {
+            let Some(leaf) = self.leaves.get(leaf_of(page)) else {
+                return;
+            };
+            let leaf = leaf.get_or_init(|| {
+                let entries = (0..1 << LEAF_PAGES_LOG2).map(|_| AtomicU32::new(0));
+                entries.collect()
+            });
+            let entry = &leaf[place_in_leaf(page)];
+            let _ = entry.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |entry| {
+                Some(change(entry))
+            });
+        }
+    }
+}
+
+impl Owner {
+    /// Returns a number from 1 on, below [`SEVERAL`].
+    fn number(self) -> u32 {
+        (u32::from(self.device) << 6 | u32::from(self.lane)) + 1
+    }
+
+    #[inline]
+    fn from_number(number: u32) -> Owner {
+        let number = number - 1;
+        Owner {
+            device: (number >> 6 & 0xff) as u8,
+            lane: (number & 0x3f) as u8,
+        }
+    }
+}
+
+#[inline]
+fn leaf_of(page: u64) -> usize {
+    usize::try_from(page >> LEAF_PAGES_LOG2).unwrap_or(usize::MAX)
+}
+
+#[inline]
+fn place_in_leaf(page: u64) -> usize {
+    (page & ((1 << LEAF_PAGES_LOG2) - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn owner(device: u8, lane: u8) -> Owner {
+        Owner { device, lane }
+    }
+
+    fn find(table: &OwnerTable, address: u64) -> Holder {
+        table.find(DeviceAddress(address))
+    }
+
+    #[test]
+    fn a_page_is_its_holders_until_it_goes_back() {
+        let table = OwnerTable::default();
+        let (address, size) = (DeviceAddress(6 * MIB), Bytes::mib(4));
+        table.add(owner(127, 31), address, size);
+        assert_eq!(find(&table, 6 * MIB - 1), Holder::Nobody);
+        assert_eq!(find(&table, 6 * MIB), Holder::One(owner(127, 31)));
+        assert_eq!(find(&table, 10 * MIB - 1), Holder::One(owner(127, 31)));
+        assert_eq!(find(&table, 10 * MIB), Holder::Nobody);
+        table.remove(address, Bytes::mib(2));
+        assert_eq!(find(&table, 7 * MIB), Holder::Nobody);
+        assert_eq!(find(&table, 9 * MIB), Holder::One(owner(127, 31)));
+    }
+
+    #[test]
+    fn a_shared_page_could_be_anybodys_until_it_is_empty() {
+        let table = OwnerTable::default();
+        let piece = |place| (DeviceAddress(2 * MIB + place), Bytes(512));
+        let [first, second] = [piece(0), piece(512)];
+        table.add(owner(0, 0), first.0, first.1);
+        table.add(owner(0, 1), second.0, second.1);
+        assert_eq!(find(&table, 2 * MIB), Holder::Any);
+        table.remove(first.0, first.1);
+        assert_eq!(find(&table, 2 * MIB + 512), Holder::Any);
+        table.remove(second.0, second.1);
+        assert_eq!(find(&table, 2 * MIB), Holder::Nobody);
+        table.add(owner(0, 1), second.0, second.1);
+        assert_eq!(find(&table, 2 * MIB), Holder::One(owner(0, 1)));
+    }
+
+    #[test]
+    fn beyond_the_table_anybody_could_hold_an_address() {
+        let table = OwnerTable::default();
+        let last = (1 << ADDRESSES_LOG2) - 2 * MIB;
+        table.add(owner(1, 2), DeviceAddress(last), Bytes::mib(4));
+        assert_eq!(find(&table, last), Holder::One(owner(1, 2)));
+        assert_eq!(find(&table, last + 2 * MIB), Holder::Any);
+        assert_eq!(find(&table, u64::MAX), Holder::Any);
+    }
+}

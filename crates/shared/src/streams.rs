@@ -1,0 +1,102 @@
+//! Which lane serves a stream, found without a lock.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use lowtide_core::Stream;
+
+const SLOTS_LOG2: u32 = 8;
+const SLOTS: usize = 1 << SLOTS_LOG2;
+/// At most half of the slots are used, so that a search ends soon. Later streams are not noted.
+const STREAMS_MAX: u32 = SLOTS as u32 / 2;
+
+/// The streams of a device but the default one, each with its lane, for good.
+#[derive(Debug)]
+pub(crate) struct StreamTable {
+    slots: Box<[Slot]>,
+    count: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// Zero where the slot is not used: the default stream is not in the table.
+    stream: AtomicU64,
+    /// Written before the stream.
+    lane: AtomicU32,
+}
+
+impl StreamTable {
+    pub(crate) fn new() -> StreamTable {
+        StreamTable {
+            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            count: AtomicU32::new(0),
+        }
+    }
+
+    /// Returns the lane of a stream, if it is noted. Constant time.
+    #[inline]
+    pub(crate) fn find(&self, stream: Stream) -> Option<usize> {
+        let mut slot = hash(stream);
+        loop {
+            let place = &self.slots[slot % SLOTS];
+            match place.stream.load(Ordering::Acquire) {
+                0 => return None,
+                found if found == stream.0 => {
+                    return Some(place.lane.load(Ordering::Relaxed) as usize);
+                }
+                _ => slot += 1,
+            }
+        }
+    }
+
+    /// Returns the lane of a stream and notes it, if there is room: of `lanes` each in turn but the first,
+    /// which is the default stream's. Without room, the stream's own number decides. Only one thread at a
+    /// time may do this.
+    pub(crate) fn find_or_insert(&self, stream: Stream, lanes: u32) -> usize {
+        if let Some(lane) = self.find(stream) {
+            return lane;
+        }
+        let others = lanes - 1;
+        let count = self.count.load(Ordering::Relaxed);
+        if count >= STREAMS_MAX {
+            return 1 + hash(stream) % others as usize;
+        }
+        let lane = 1 + count % others;
+        let mut slot = hash(stream);
+        while self.slots[slot % SLOTS].stream.load(Ordering::Relaxed) != 0 {
+            slot += 1;
+        }
+        let place = &self.slots[slot % SLOTS];
+        place.lane.store(lane, Ordering::Relaxed);
+        place.stream.store(stream.0, Ordering::Release);
+        self.count.store(count + 1, Ordering::Relaxed);
+        lane as usize
+    }
+}
+
+/// Returns a slot. Streams are pointers, whose lowest bits are equal.
+#[inline]
+fn hash(stream: Stream) -> usize {
+    (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SLOTS_LOG2)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stream_keeps_its_lane() {
+        let table = StreamTable::new();
+        let stream = |number: u64| Stream(0x7f00_0000_0000 + number * 0x1d0);
+        let lanes: Vec<usize> = (0..1000)
+            .map(|number| table.find_or_insert(stream(number), 32))
+            .collect();
+        for (number, &lane) in (0..).zip(&lanes) {
+            assert_eq!(table.find_or_insert(stream(number), 32), lane);
+            let is_noted = number < u64::from(STREAMS_MAX);
+            assert_eq!(table.find(stream(number)), is_noted.then_some(lane));
+            assert!((1..32).contains(&lane));
+        }
+        assert_eq!(lanes[..31], (1..32).collect::<Vec<_>>());
+        assert_eq!(lanes[31], 1);
+    }
+}
