@@ -7,9 +7,6 @@ use lowtide_core::{AllocError, Bytes, DeviceAddress, Driver, Growth, Lanes, Requ
 use crate::device::Common;
 use crate::{SharedAllocator, SharedDriver, SharedError, Visit};
 
-/// A number of visits that no lane has had.
-const UNKNOWN: u64 = u64::MAX;
-
 /// What became of a request under the locks of all lanes.
 enum Outcome {
     Served(DeviceAddress),
@@ -18,25 +15,29 @@ enum Outcome {
 }
 
 impl<D: Driver> SharedAllocator<D> {
-    /// Serves a request that no free block served when its lane had been visited so often.
+    /// Serves a request that no free block of lane `index` served when the lane had been visited so often.
     #[cold]
     pub(crate) fn allocate_new(
         &self,
         index: usize,
         requested: Bytes,
         stream: Stream,
-        mut visits_seen: u64,
+        (request, visits): (Request, u64),
     ) -> Result<DeviceAddress, SharedError> {
         let start = Instant::now();
+        // Only as long as nobody else is in the lane; a search is not repeated for nothing.
+        let mut searched = Some((request, visits + 1));
         loop {
             let mut common = self.common.lock()?;
             let mut visit = self.enter(index)?;
-            let request = visit.state.allocator.request(requested, stream)?;
-            let found = if visit.state.visits == visits_seen.wrapping_add(1) {
-                // Nobody was there since, and a search is not repeated for nothing.
-                None
-            } else {
-                visit.state.allocator.take(&request)
+            let searched = searched.take_if(|(_, visits)| *visits == visit.state.visits);
+            let lane = &mut visit.state.allocator;
+            let (request, found) = match searched {
+                Some((request, _)) => (request, None),
+                None => {
+                    let request = lane.request(requested, stream)?;
+                    (request, lane.take(&request))
+                }
             };
             self.apply_configured_fraction(&mut common)?;
             let found = match found {
@@ -61,7 +62,6 @@ impl<D: Driver> SharedAllocator<D> {
                     drop(common);
                     // The lane was not left since the attempt, so that nothing that came free is missed.
                     self.wait(visits.swap_remove(index), left)?;
-                    visits_seen = UNKNOWN;
                 }
             }
         }

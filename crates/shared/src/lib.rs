@@ -203,7 +203,7 @@ impl<D: Driver> SharedAllocator<D> {
             None => {
                 let visits = visit.state.visits;
                 self.leave(visit)?;
-                self.allocate_new(index, requested, stream, visits)
+                self.allocate_new(index, requested, stream, (request, visits))
             }
         }
     }
@@ -295,34 +295,30 @@ impl<D: Driver> SharedAllocator<D> {
                 None => self.give_lane(stream)?,
             }
         };
+        let alerts = self.alerts.load(Ordering::Acquire);
         // What waits in the lane itself is looked at there.
-        let alerts = self.alerts.load(Ordering::Acquire) & !(1 << index);
-        if alerts == 0 {
+        if alerts & !(1 << index) == 0 {
             Ok(index)
         } else {
             self.attend(alerts, index, stream)
         }
     }
 
-    /// Does what a request must do before it goes to its lane, and returns that.
+    /// Does what a request must do before it goes to a lane, and returns which that is.
     #[cold]
     fn attend(&self, alerts: u64, index: usize, stream: Stream) -> Result<usize, SharedError> {
         self.refuse_poisoned(alerts)?;
+        let is_routed =
+            alerts & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
+        let index = if is_routed { 0 } else { index };
         // As with one allocator, a request makes those blocks free that other streams are done with,
         // wherever they are. A lane that another thread is in does that itself.
-        for other in (0..self.lanes.len()).filter(|other| alerts >> other & 1 == 1) {
+        let waits = |&other: &usize| other != index && alerts >> other & 1 == 1;
+        for other in (0..self.lanes.len()).filter(waits) {
             if let Some(mut visit) = self.try_enter(other)? {
                 let result = visit.state.allocator.process_events();
                 self.leave(visit)?;
                 result?;
-            }
-        }
-        if alerts & ROUTED != 0 {
-            let visit = self.enter(0)?;
-            let is_routed = visit.state.allocator.is_routed(stream);
-            self.leave(visit)?;
-            if is_routed {
-                return Ok(0);
             }
         }
         Ok(index)
