@@ -1,7 +1,10 @@
 //! The path of a request: everything that is tried, in order.
 
+mod checkpoint;
 mod inspect;
 mod pools;
+
+use std::collections::BTreeMap;
 
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::Config;
@@ -36,6 +39,9 @@ pub struct DeviceAllocator<D> {
     /// Whether a request for new memory that would pass the limit fails at once.
     rejects_over_limit: bool,
 }
+
+pub(crate) use checkpoint::CheckpointBlock;
+pub use checkpoint::{Checkpoint, Restored};
 
 /// Says which requests a private pool serves.
 struct Route {
@@ -75,6 +81,8 @@ pub struct Allocation {
     pub stream: Stream,
     /// The pool that it came from.
     pub pool: MempoolId,
+    /// Whether it lies in an expandable segment.
+    pub is_expandable: bool,
 }
 
 impl<D: Driver> DeviceAllocator<D> {
@@ -545,6 +553,15 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
+    /// Adds how many blocks of which size the program holds on which stream.
+    pub(crate) fn count_holders(&self, counts: &mut BTreeMap<(Bytes, Stream), u64>) {
+        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
+        for block in blocks.filter(|block| block.state == BlockState::Allocated) {
+            let stream = self.heap.domains.domain(block.domain).stream;
+            *counts.entry((block.size, stream)).or_insert(0) += 1;
+        }
+    }
+
     /// Returns the bytes that private pools hold from the driver.
     pub(crate) fn reserved_in_private_pools(&self) -> Bytes {
         let pools = self.heap.domains.pools();
@@ -560,6 +577,19 @@ impl<D: Driver> DeviceAllocator<D> {
             self.heap.domains.domain(block.domain).pool != PoolIndex::DEFAULT && block.is_active()
         });
         private.map(|block| block.size).sum()
+    }
+
+    fn allocation_of(&self, id: BlockId) -> Allocation {
+        let block = &self.heap.blocks[id];
+        let domain = self.heap.domains.domain(block.domain);
+        Allocation {
+            address: block.address,
+            size: block.size,
+            requested: block.requested,
+            stream: domain.stream,
+            pool: self.heap.domains.pool(domain.pool).id,
+            is_expandable: self.heap.segments.get(block.segment).is_expandable(),
+        }
     }
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {

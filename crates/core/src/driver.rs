@@ -43,6 +43,13 @@ pub trait Driver {
     /// What the device says; the memory is then still allocated.
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
+    /// Notes that `size` bytes which did not come from this driver are used as if they did: a pool has a
+    /// source of its own for them.
+    fn lend(&mut self, _address: DeviceAddress, _size: Bytes) {}
+
+    /// Notes that what was noted by [`Driver::lend`] goes back to where it came from.
+    fn return_lent(&mut self, _address: DeviceAddress, _size: Bytes) {}
+
     /// Returns whether a block may lie in the memory of two calls of [`Driver::allocate`] that happens to
     /// be adjacent. Not on CUDA, where fills and copies refuse a range that is in two allocations. Must
     /// not change for one instance.

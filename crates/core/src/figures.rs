@@ -374,6 +374,12 @@ impl Figures {
         self.note_peak(is_new);
     }
 
+    /// Sets the blocks that the program holds, and the segments, from which nothing is split.
+    pub(crate) fn set_oversize(&mut self, blocks: i64, segments: i64) {
+        let is_new = self.oversize_allocations.set(blocks) | self.oversize_segments.set(segments);
+        self.note_peak(is_new);
+    }
+
     /// Counts a block from which nothing is split that the program gets.
     pub(crate) fn count_oversize_allocation(&mut self) {
         let is_new = self.oversize_allocations.increase(1);

@@ -7,10 +7,14 @@
 //!
 //! Private pools are all in the first lane.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+
 use crate::allocator::{DeviceAllocator, Request};
 use crate::driver::{Driver, DriverError};
-use crate::error::{AllocError, OutOfMemory};
-use crate::event::Action;
+use crate::error::{AllocError, Holder, OutOfMemory};
+use crate::event::{Action, Event};
 use crate::figures::Figures;
 use crate::peaks::Peaks;
 use crate::snapshot::SegmentSnapshot;
@@ -19,28 +23,41 @@ use crate::strategy::Strategy;
 use crate::units::{Bytes, DeviceAddress};
 
 /// All lanes of a device, which no other thread can use meanwhile.
-#[derive(Debug)]
 pub struct Lanes<'a, D> {
     lanes: Vec<&'a mut DeviceAllocator<D>>,
     /// `None` where there is but one lane, whose own peaks are the device's.
     peaks: Option<&'a mut Peaks>,
     /// Bytes that all of them together may hold from the driver.
     limit: Option<Bytes>,
+    /// Who is told what happens; without, the lanes' events stay where they are.
+    observer: Option<&'a dyn Fn(&Event)>,
+}
+
+impl<D: fmt::Debug> fmt::Debug for Lanes<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lanes = f.debug_struct("Lanes");
+        lanes
+            .field("lanes", &self.lanes)
+            .field("limit", &self.limit);
+        lanes.finish_non_exhaustive()
+    }
 }
 
 impl<'a, D: Driver> Lanes<'a, D> {
     /// Returns the lanes of a device: at least one, always in the same order. `limit` is what they may
-    /// hold from the driver together.
+    /// hold from the driver together, and `observer` who is told what happens.
     pub fn new(
         lanes: Vec<&'a mut DeviceAllocator<D>>,
         peaks: &'a mut Peaks,
         limit: Option<Bytes>,
+        observer: Option<&'a dyn Fn(&Event)>,
     ) -> Lanes<'a, D> {
         let has_several = lanes.len() > 1;
         Lanes {
             lanes,
             peaks: has_several.then_some(peaks),
             limit,
+            observer,
         }
     }
 
@@ -55,6 +72,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
             limit: lane.limit(),
             lanes: vec![lane],
             peaks: None,
+            observer: None,
         }
     }
 
@@ -69,6 +87,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         own: usize,
         request: &Request,
     ) -> Result<Option<DeviceAddress>, AllocError> {
+        self.settle();
         // What private pools hold free, where their owners allow that.
         let stream = self.lanes[own].stream_of_default_pool(request);
         if let Some(stream) = stream
@@ -116,6 +135,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let active_in_private = self.sum(DeviceAllocator::active_in_private_pools);
         let allocated = self.sum(|lane| lane.heap.stats.allocated());
         let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let holders = self.holders();
         let lane = &mut *self.lanes[own];
         let info = lane.heap.driver.memory_info()?;
         let heap = &lane.heap;
@@ -131,6 +151,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
             device_free: info.free,
             device_total: info.total,
             details: lane.strategy.describe(heap, request),
+            holders,
         };
         let address = DeviceAddress(info.free.get());
         lane.heap
@@ -201,14 +222,28 @@ impl<'a, D: Driver> Lanes<'a, D> {
         }
     }
 
-    /// Returns everything held, as [`DeviceAllocator::snapshot`] does.
+    /// Returns everything held, segment by segment in the order of their addresses. Takes
+    /// O(n log n) for n blocks.
+    pub fn segments(&self) -> Vec<SegmentSnapshot> {
+        let lanes = self.lanes.iter();
+        let mut segments: Vec<_> = lanes.flat_map(|lane| lane.segments()).collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        segments
+    }
+
+    /// Returns the largest block that is free in any pool and stream, in bytes.
+    pub fn largest_free(&self) -> Bytes {
+        let lanes = self.lanes.iter();
+        lanes
+            .map(|lane| lane.largest_free())
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Returns what [`Lanes::segments`] does, and writes a [`Action::Snapshot`] down.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         let active = self.sum(|lane| lane.heap.stats.active());
-        let lanes = self.lanes.iter();
-        let mut segments: Vec<_> = lanes
-            .flat_map(|lane| crate::snapshot::of_heap(&lane.heap))
-            .collect();
-        segments.sort_unstable_by_key(|segment| segment.address);
+        let segments = self.segments();
         let domain = crate::domain::DomainId::DEFAULT;
         self.lanes[0]
             .heap
@@ -216,16 +251,20 @@ impl<'a, D: Driver> Lanes<'a, D> {
         segments
     }
 
-    /// Brings the device's peaks up to date, where any lane's have risen. What one lane has done must be
-    /// settled before another does something.
+    /// Tells the observer what happened, and brings the device's peaks up to date where any lane's have
+    /// risen. What one lane has done must be settled before another does something.
     pub fn settle(&mut self) {
+        if let Some(observer) = self.observer {
+            let events = self.lanes.iter_mut().flat_map(|lane| lane.take_events());
+            events.for_each(|event| observer(&event));
+        }
         let mut lanes = self.lanes.iter();
         if lanes.any(|lane| lane.heap.stats.has_new_peak()) {
             self.settle_all();
         }
     }
 
-    /// As [`Lanes::settle`], whether any have risen or not: when another lane comes into use.
+    /// Brings the device's peaks up to date, whether any have risen or not: when another lane comes into use.
     pub fn settle_all(&mut self) {
         if let Some(peaks) = &mut self.peaks {
             peaks.settle(&mut figures_of(&mut self.lanes));
@@ -255,6 +294,22 @@ impl<'a, D: Driver> Lanes<'a, D> {
             result?;
         }
         Ok(())
+    }
+
+    /// Returns how many blocks of which size the program holds on which stream, those that take the most
+    /// first.
+    fn holders(&self) -> Vec<Holder> {
+        let mut counts = BTreeMap::new();
+        let lanes = self.lanes.iter();
+        lanes.for_each(|lane| lane.count_holders(&mut counts));
+        let holder = |((size, stream), count)| Holder {
+            size,
+            stream,
+            count,
+        };
+        let mut holders: Vec<Holder> = counts.into_iter().map(holder).collect();
+        holders.sort_by_key(|holder| Reverse((holder.bytes(), holder.size)));
+        holders
     }
 
     fn is_capturing(&self) -> bool {

@@ -31,6 +31,16 @@ impl Stat {
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
 
+    /// Returns whether that is a new peak.
+    pub(crate) fn set(&mut self, current: i64) -> bool {
+        if self.current < current {
+            self.increase(current - self.current)
+        } else {
+            self.decrease(self.current - current);
+            false
+        }
+    }
+
     /// Adds another part of the figure, whose peak is not that of the sum.
     pub(crate) fn add(&mut self, other: Stat) {
         self.current += other.current;

@@ -1,15 +1,16 @@
 //! What concerns all of a device: figures, pictures, limits, pools, giving memory back.
 
-use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, Peaks, SegmentSnapshot,
-    Stats,
-};
+use std::fmt;
 use std::sync::atomic::Ordering;
 
-use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Visit};
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, Lanes, Peaks,
+    SegmentSnapshot, Stats,
+};
+
+use crate::{Observer, ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
 
 /// What all lanes of a device have in common, behind a lock that is taken before any lane's.
-#[derive(Debug)]
 pub(crate) struct Common {
     peaks: Peaks,
     /// Bytes that may be held from the driver, where there is a limit.
@@ -17,6 +18,19 @@ pub(crate) struct Common {
     /// The share of the device's memory that the configuration allows, until the device was asked how
     /// much that is.
     fraction: Option<f64>,
+    pub(crate) observer: Option<Observer>,
+    pub(crate) shortage: Option<Shortage>,
+}
+
+impl fmt::Debug for Common {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut common = f.debug_struct("Common");
+        common
+            .field("peaks", &self.peaks)
+            .field("limit", &self.limit);
+        common.field("fraction", &self.fraction);
+        common.finish_non_exhaustive()
+    }
 }
 
 impl Common {
@@ -25,6 +39,8 @@ impl Common {
             peaks: Peaks::default(),
             limit: None,
             fraction: config.memory_fraction(),
+            observer: None,
+            shortage: None,
         }
     }
 
@@ -34,7 +50,13 @@ impl Common {
         visits: &'a mut [Visit<'_, D>],
     ) -> Lanes<'a, SharedDriver<D>> {
         let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
-        Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
+        let observer = self.observer.as_deref();
+        Lanes::new(
+            lanes.collect(),
+            &mut self.peaks,
+            self.limit,
+            observer.map(|observer| observer as &dyn Fn(&Event)),
+        )
     }
 }
 
@@ -91,6 +113,43 @@ impl<D: Driver> SharedAllocator<D> {
     /// As [`DeviceAllocator::empty_cache`], and [`SharedError::Poisoned`].
     pub fn empty_cache(&self) -> Result<(), SharedError> {
         Ok(self.with_all(|lanes| lanes.empty_cache())??)
+    }
+
+    /// Takes over other options of `caching` while the device is in use, as
+    /// [`DeviceAllocator::reconfigure`] does. The number of lanes stays what it is: with several, garbage
+    /// collection weighs the segments of each lane by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::reconfigure`], and [`SharedError::Poisoned`].
+    pub fn reconfigure(&self, config: &Config) -> Result<(), SharedError> {
+        let mut result = Ok(());
+        self.for_each_lane(|lane| {
+            if result.is_ok() {
+                result = lane.reconfigure(config);
+            }
+        })?;
+        Ok(result?)
+    }
+
+    /// Returns the part of the device's memory that may be held from the driver: 1.0 where there is no
+    /// limit.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device does not say how much memory it has, and
+    /// [`SharedError::Poisoned`].
+    pub fn memory_fraction(&self) -> Result<f64, SharedError> {
+        let common = self.common.lock()?;
+        let Some(limit) = common.limit else {
+            // What is configured becomes a limit at the first request for new memory.
+            return Ok(common.fraction.unwrap_or(1.0));
+        };
+        let info = self.with_driver(Driver::memory_info);
+        let total = info.map_err(AllocError::from)?.total;
+        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
+        let fraction = limit.get() as f64 / total.get() as f64;
+        Ok(fraction)
     }
 
     /// Returns the most bytes that may be held from the driver, where there is a limit: none before the

@@ -64,6 +64,14 @@ impl<D: Driver> Driver for SharedDriver<D> {
         Ok(())
     }
 
+    fn lend(&mut self, address: DeviceAddress, size: Bytes) {
+        self.owners.add(self.owner, address, size);
+    }
+
+    fn return_lent(&mut self, address: DeviceAddress, size: Bytes) {
+        self.owners.remove(address, size);
+    }
+
     fn joins_allocations(&self) -> bool {
         self.joins_allocations
     }

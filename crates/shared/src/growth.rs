@@ -25,8 +25,9 @@ impl<D: Driver> SharedAllocator<D> {
         (request, visits): (Request, u64),
     ) -> Result<DeviceAddress, SharedError> {
         let start = Instant::now();
+        let has_news = self.relieve_shortage()?;
         // Only as long as nobody else is in the lane; a search is not repeated for nothing.
-        let mut searched = Some((request, visits + 1));
+        let mut searched = Some((request, visits + 1)).filter(|_| !has_news);
         loop {
             let mut common = self.common.lock()?;
             let mut visit = self.enter(index)?;

@@ -36,6 +36,7 @@ mod device;
 mod driver;
 mod error;
 mod growth;
+mod listeners;
 mod owners;
 mod streams;
 /// The locks and the condition: the standard library's, or, in unit tests, those that
@@ -47,6 +48,7 @@ mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 }
 
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::TryLockError;
@@ -58,6 +60,7 @@ use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Dr
 use device::Common;
 pub use driver::SharedDriver;
 pub use error::SharedError;
+pub use listeners::{Observer, Shortage};
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
 use sync::{Condvar, Mutex, MutexGuard};
@@ -99,7 +102,6 @@ struct Lane<D> {
     state: Mutex<LaneState<D>>,
 }
 
-#[derive(Debug)]
 struct LaneState<D> {
     allocator: DeviceAllocator<SharedDriver<D>>,
     /// How often the lane was entered.
@@ -108,6 +110,16 @@ struct LaneState<D> {
     waiting: usize,
     /// Whether the lane's bit in [`SharedAllocator::alerts`] is set.
     is_alert: bool,
+    /// Who is told what happens in the lane.
+    observer: Option<Observer>,
+}
+
+impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut state = f.debug_struct("LaneState");
+        state.field("allocator", &self.allocator);
+        state.finish_non_exhaustive()
+    }
 }
 
 /// A lane that a thread is in.
@@ -161,6 +173,7 @@ impl<D: Driver> SharedAllocator<D> {
                     visits: 0,
                     waiting: 0,
                     is_alert: false,
+                    observer: None,
                 }),
             }
         };
@@ -364,7 +377,8 @@ impl<D: Driver> SharedAllocator<D> {
     fn leave(&self, visit: Visit<'_, D>) -> Result<(), SharedError> {
         let state = &*visit.state;
         let is_alert = state.allocator.has_waiting_blocks();
-        if state.allocator.has_new_peak() || is_alert != state.is_alert {
+        let has_news = state.allocator.has_new_peak() || is_alert != state.is_alert;
+        if has_news || state.observer.is_some() {
             return self.leave_with_news(visit);
         }
         visit.end();
@@ -392,6 +406,10 @@ impl<D: Driver> SharedAllocator<D> {
             state.is_alert = is_alert;
             // Nobody else changes this bit: the lane is locked.
             self.alerts.fetch_xor(1 << visit.index, Ordering::Release);
+        }
+        if let Some(observer) = &state.observer {
+            let events = state.allocator.take_events();
+            events.for_each(|event| observer(&event));
         }
         if self.count_in_use() == 1 {
             state.allocator.keep_new_peak();
