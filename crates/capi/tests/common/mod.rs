@@ -153,6 +153,17 @@ pub(crate) fn allocate_on(
     }
 }
 
+/// Returns the block that the program holds at an address.
+pub(crate) fn find(memory: *mut c_void) -> Result<Allocation, Status> {
+    let mut found = std::mem::MaybeUninit::uninit();
+    // SAFETY: `found` may be written to.
+    match unsafe { lowtide_find_allocation(memory, found.as_mut_ptr()) } {
+        // SAFETY: it was written.
+        Status::Ok => Ok(unsafe { found.assume_init() }),
+        status => Err(status),
+    }
+}
+
 /// Returns one of a device's figures.
 pub(crate) fn stat(device: c_int, key: &str) -> i64 {
     let mut count = 0;
