@@ -21,7 +21,8 @@ pub enum Status {
     NotAllocated = 3,
     /// There is no such memory pool, or requests are being routed to it already.
     Pool = 4,
-    /// A call to the device failed. Nothing was lost by it, and the next call may work.
+    /// A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
+    /// work.
     Driver = 5,
     /// NVIDIA's driver is not there, does not start, or is too old.
     NoDriver = 6,

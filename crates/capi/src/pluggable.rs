@@ -315,7 +315,7 @@ fn stream_of(stream: *mut c_void) -> Stream {
 }
 
 #[inline]
-fn pointer_to(address: DeviceAddress) -> *mut c_void {
+pub(crate) fn pointer_to(address: DeviceAddress) -> *mut c_void {
     ptr::with_exposed_provenance_mut(host_size(Bytes(address.get())))
 }
 
