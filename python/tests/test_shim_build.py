@@ -1,7 +1,7 @@
-"""The shim compiles without a warning against every PyTorch at hand, and needs nothing but PyTorch and lowtide.
+"""The shim compiles without a warning against every PyTorch at hand.
 
-The installed PyTorch is taken, if there is one, and those whose `torch` directories LOWTIDE_TORCH_ROOTS names,
-separated by colons; of them `version.py` and `include` are enough:
+The installed PyTorch is taken, if there is one, and those whose `torch` directories LOWTIDE_TORCH_ROOTS
+names, separated by colons; of them `version.py` and `include` are enough:
 
     pip download --no-deps torch==2.15.0
     unzip torch-2.15.0-*.whl 'torch/include/*' torch/version.py -d torch-2.15

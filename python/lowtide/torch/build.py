@@ -89,8 +89,10 @@ def cuda_includes() -> list[Path]:
 
 
 def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
-    """Returns what the compiler is given for a PyTorch's headers: `root` is the directory of the package, `abi`
-    whether its C++ strings are those of C++11."""
+    """Returns what the compiler is given for a PyTorch's headers.
+
+    `root` is the directory of the package `torch`, `abi` whether its C++ strings are those of C++11.
+    """
     major, minor = (int(number) for number in version.split(".")[:2])
     return [
         # What PyTorch's headers are written in.
