@@ -52,6 +52,6 @@ mod sys;
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};
 pub use driver::CudaDriver;
-pub use error::LoadError;
+pub use error::{CudaVersion, LoadError};
 pub use library::Library;
 pub use streams::CaptureStatus;
