@@ -43,7 +43,7 @@ def build() -> int:
     from .torch.build import build
 
     try:
-        print(build())
+        print(build()._name)
     except Exception as error:
         raise Error(f"the shim cannot be built: {first_line(error)}") from error
     return 0

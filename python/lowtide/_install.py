@@ -85,7 +85,7 @@ def find_driver() -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise NoDriverError(f"there is no NVIDIA driver ({error})") from None
+        raise NoDriverError(f"NVIDIA's driver cannot be loaded: {error}") from None
 
 
 def tell(message: str) -> None:
@@ -135,6 +135,8 @@ def _install_shim(torch: Any) -> str | None:
         from .torch.install import install_shim
 
         install_shim()
+    except StartedError:
+        raise
     except Exception as error:
         return first_line(error)
     return None

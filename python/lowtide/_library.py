@@ -48,7 +48,7 @@ class MemoryStat(ctypes.Structure):
 
 
 # What each function that is called here returns and takes. Those that PyTorch calls are only looked up.
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
     "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
