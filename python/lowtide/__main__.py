@@ -3,6 +3,7 @@
 import sys
 
 from . import _run
+from ._doctor import doctor
 from ._errors import Error
 from ._install import first_line, tell
 
@@ -13,6 +14,8 @@ usage: python -m lowtide COMMAND
       runs a script (or `-m MODULE`) with lowtide as PyTorch's allocator
   build
       builds the shim for the PyTorch that is installed, ahead of its first use
+  doctor [--json]
+      says what lowtide finds on this machine, and what to do about what is missing
 
 The `lowtide` command has what needs no PyTorch: replay, advise, convert.
 """
@@ -30,8 +33,11 @@ def main(arguments: list[str]) -> int:
     try:
         if command == "run":
             _run.run(rest)
-        if command == "build":
-            return build()
+        if command in ("build", "doctor"):
+            as_json = rest == ["--json"] and command == "doctor"
+            if rest and not as_json:
+                raise Error(f"`{command}` does not take `{rest[0]}`")
+            return build() if command == "build" else doctor(as_json)
         raise Error(f"unknown command `{command}`; `python -m lowtide --help` lists them")
     except Error as error:
         tell(str(error))

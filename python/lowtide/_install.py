@@ -168,9 +168,7 @@ def _begin_allocate_to_pool(device: int, pool: Mempool, _filter: int) -> None:
 
 
 # What C calls; it must live as long as the process.
-_BEGIN_ALLOCATE_TO_POOL = ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(
-    _begin_allocate_to_pool
-)
+_BEGIN_ALLOCATE_TO_POOL = ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(_begin_allocate_to_pool)
 
 
 def first_line(error: BaseException) -> str:

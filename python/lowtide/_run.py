@@ -75,9 +75,7 @@ def interpreter_options(original: list[str], argument_count: int) -> list[str]:
     return options
 
 
-def script_environment(
-    environment: Mapping[str, str], strategy: str | None, config: str | None
-) -> dict[str, str]:
+def script_environment(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
     """Returns the environment in which a Python and its children install lowtide with this choice."""
     changed = dict(environment)
     if strategy is not None:

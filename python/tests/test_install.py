@@ -46,9 +46,7 @@ def install(machine: Machine, arguments: str = "", **variables: str) -> str:
         ("", {"LD_LIBRARY_PATH": ""}, "NoDriverError NVIDIA's driver cannot be loaded: libcuda.so.1"),
     ],
 )
-def test_each_refusal_is_one_line(
-    machine: Machine, arguments: str, variables: dict[str, str], expected: str
-) -> None:
+def test_each_refusal_is_one_line(machine: Machine, arguments: str, variables: dict[str, str], expected: str) -> None:
     printed = install(machine, arguments, **variables)
     assert printed.startswith(expected)
     assert len(printed.splitlines()) == 1

@@ -1,7 +1,8 @@
 """As much of PyTorch as installing an allocator needs, with no CUDA behind it.
 
-The environment says which PyTorch it is: `FAKE_TORCH_VERSION`, `FAKE_TORCH_CUDA` (empty: built without), and
-`FAKE_TORCH_STARTED`, after which CUDA is in use.
+The environment says which PyTorch it is: `FAKE_TORCH_VERSION`, `FAKE_TORCH_CUDA` (empty: built without),
+`FAKE_TORCH_CARDS` (how many it sees), `FAKE_TORCH_STARTED` (CUDA is in use) and `FAKE_TORCH_IN_USE` (only its C++
+knows that it is).
 """
 
 import os

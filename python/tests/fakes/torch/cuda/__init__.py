@@ -1,6 +1,7 @@
 """`torch.cuda`."""
 
 import os
+import warnings
 
 from . import memory as memory
 
@@ -9,12 +10,14 @@ def is_initialized() -> bool:
     return bool(os.environ.get("FAKE_TORCH_STARTED"))
 
 
-def is_available() -> bool:
-    return True
-
-
 def device_count() -> int:
-    return 1
+    return int(os.environ.get("FAKE_TORCH_CARDS", "1"))
+
+
+def is_available() -> bool:
+    if device_count() == 0:
+        warnings.warn("the driver is older than PyTorch\nand so on", stacklevel=2)
+    return device_count() > 0
 
 
 def current_device() -> int:
