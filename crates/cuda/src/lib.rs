@@ -55,7 +55,7 @@ mod sys;
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};
 pub use driver::CudaDriver;
-pub use error::LoadError;
+pub use error::{CudaVersion, LoadError};
 pub use held::HeldRange;
 pub use library::Library;
 pub use mappings::MappedRange;

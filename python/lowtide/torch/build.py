@@ -36,13 +36,9 @@ def build() -> ctypes.CDLL:
     Installs nothing. Takes ten seconds to a minute the first time, and is safe in many processes at once.
     Raises `BuildError` where there is no compiler, where headers are missing, or where it does not compile.
     """
-    import torch
-
     # Its functions are what the shim looks for when it is loaded.
     library()
-    root, abi = Path(torch.__file__).parent, torch.compiled_with_cxx11_abi()
-    arguments = [*compile_arguments(root, torch.__version__, abi), *_link_arguments(root)]
-    shim = cache_directory() / f"torch-{torch.__version__}-{_fingerprint(torch, arguments)}" / "shim.so"
+    arguments, shim = _plan()
     if not shim.exists():
         _build_once(arguments, shim)
     try:
@@ -51,6 +47,15 @@ def build() -> ctypes.CDLL:
         raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
     return loaded
+
+
+def find() -> Path | None:
+    """Returns where the shim for the PyTorch of this process is, if it is built.
+
+    Raises `BuildError` where headers are missing.
+    """
+    _, shim = _plan()
+    return shim if shim.exists() else None
 
 
 def cache_directory() -> Path:
@@ -113,6 +118,15 @@ def _link_arguments(root: Path) -> list[str]:
 def _package_roots(name: str) -> list[Path]:
     spec = importlib.util.find_spec(name)
     return [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
+
+
+def _plan() -> tuple[list[str], Path]:
+    """Returns the compiler's arguments for the PyTorch of this process, and where the shim is to be."""
+    import torch
+
+    root, abi = Path(torch.__file__).parent, torch.compiled_with_cxx11_abi()
+    arguments = [*compile_arguments(root, torch.__version__, abi), *_link_arguments(root)]
+    return arguments, cache_directory() / f"torch-{torch.__version__}-{_fingerprint(torch, arguments)}" / "shim.so"
 
 
 def _fingerprint(torch: Any, arguments: list[str]) -> str:
