@@ -1,7 +1,7 @@
-"""The shim compiles without a warning against every PyTorch at hand, and needs nothing but PyTorch and lowtide.
+"""The shim compiles without a warning against every PyTorch at hand.
 
-The installed PyTorch is taken, if there is one, and those whose `torch` directories LOWTIDE_TORCH_ROOTS names,
-separated by colons; of them `version.py` and `include` are enough:
+The installed PyTorch is taken, if there is one, and those whose `torch` directories LOWTIDE_TORCH_ROOTS
+names, separated by colons; of them `version.py` and `include` are enough:
 
     pip download --no-deps torch==2.15.0
     unzip torch-2.15.0-*.whl 'torch/include/*' torch/version.py -d torch-2.15
@@ -24,7 +24,10 @@ def installed() -> list[Path]:
 
 
 def roots() -> list[Path]:
-    return [*installed(), *(Path(root) for root in os.environ.get("LOWTIDE_TORCH_ROOTS", "").split(":") if root)]
+    return [
+        *installed(),
+        *(Path(root) for root in os.environ.get("LOWTIDE_TORCH_ROOTS", "").split(":") if root),
+    ]
 
 
 def version(root: Path) -> str:
@@ -37,7 +40,10 @@ def version(root: Path) -> str:
 def test_compiles_without_a_warning(root: Path) -> None:
     command = [*build.compiler(), *build.compile_arguments(root, version(root))]
     made = subprocess.run(
-        [*command, "-fsyntax-only", "-Wall", "-Wextra", "-Werror"], capture_output=True, text=True, check=False
+        [*command, "-fsyntax-only", "-Wall", "-Wextra", "-Werror"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
 
@@ -67,8 +73,12 @@ def test_a_compiler_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.
 
 
 def test_what_does_not_compile_is_said_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "compiler", lambda: ["sh", "-c", "echo note >&2; echo 'x: error: no' >&2; exit 1"])
-    with pytest.raises(build.BuildError, match=r"does not compile with sh: x: error: no \(the rest is in ") as caught:
+    monkeypatch.setattr(
+        build, "compiler", lambda: ["sh", "-c", "echo note >&2; echo 'x: error: no' >&2; exit 1"]
+    )
+    with pytest.raises(
+        build.BuildError, match=r"does not compile with sh: x: error: no \(the rest is in "
+    ) as caught:
         build.build()
     assert "\n" not in str(caught.value)
     (log,) = cache.glob("*/shim.log")

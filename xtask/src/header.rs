@@ -8,7 +8,19 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 4] = ["error", "boundary", "pluggable", "control"];
+const SOURCES: [&str; 11] = [
+    "error",
+    "boundary",
+    "pluggable",
+    "pools",
+    "checkpoint",
+    "events",
+    "held",
+    "shortage",
+    "control",
+    "peers",
+    "share",
+];
 
 /// Writes the header in the project at `root` anew.
 pub(crate) fn write(root: &Path) -> Result<(), Stop> {

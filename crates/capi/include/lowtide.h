@@ -51,11 +51,13 @@ typedef enum lowtide_status {
    */
   LOWTIDE_STATUS_NOT_ALLOCATED = 3,
   /**
-   * There is no such memory pool, or requests are being routed to it already.
+   * There is no such memory pool, or it is not in a state for this: requests are being routed to it
+   * already, it has segments already, its checkpoint is lost.
    */
   LOWTIDE_STATUS_POOL = 4,
   /**
-   * A call to the device failed. Nothing was lost by it, and the next call may work.
+   * A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
+   * work.
    */
   LOWTIDE_STATUS_DRIVER = 5,
   /**
@@ -85,6 +87,72 @@ typedef enum lowtide_status {
 } lowtide_status;
 
 /**
+ * What a `lowtide_event` says. The names are PyTorch's.
+ */
+typedef enum lowtide_action {
+  /**
+   * A block was handed out. `size` is what was asked for, unrounded.
+   */
+  LOWTIDE_ACTION_ALLOC = 0,
+  /**
+   * The program let go of a block. `size` is what was asked for.
+   */
+  LOWTIDE_ACTION_FREE_REQUESTED = 1,
+  /**
+   * A block may be reused: at once after the one before, or when other streams are done with it.
+   */
+  LOWTIDE_ACTION_FREE_COMPLETED = 2,
+  /**
+   * A segment came from the driver.
+   */
+  LOWTIDE_ACTION_SEGMENT_ALLOC = 3,
+  /**
+   * A segment went back to the driver.
+   */
+  LOWTIDE_ACTION_SEGMENT_FREE = 4,
+  /**
+   * Memory was mapped into an expandable segment.
+   */
+  LOWTIDE_ACTION_SEGMENT_MAP = 5,
+  /**
+   * Memory left an expandable segment.
+   */
+  LOWTIDE_ACTION_SEGMENT_UNMAP = 6,
+  /**
+   * A snapshot was taken. `size` is the sum of the active bytes.
+   */
+  LOWTIDE_ACTION_SNAPSHOT = 7,
+  /**
+   * A request could not be served. `size` is the request, rounded; `address` holds the bytes that were
+   * free on the device.
+   */
+  LOWTIDE_ACTION_OUT_OF_MEMORY = 8,
+} lowtide_action;
+
+/**
+ * Whether a block is in use.
+ */
+typedef enum lowtide_block_state {
+  /**
+   * The program holds it.
+   */
+  LOWTIDE_BLOCK_STATE_ALLOCATED = 0,
+  /**
+   * The program let go of it, and a stream that used it is not done yet.
+   */
+  LOWTIDE_BLOCK_STATE_PENDING_FREE = 1,
+  /**
+   * It can be handed out, or its segment go back.
+   */
+  LOWTIDE_BLOCK_STATE_INACTIVE = 2,
+} lowtide_block_state;
+
+/**
+ * What a memory pool held at one moment. It holds no memory of the device.
+ */
+typedef struct lowtide_checkpoint lowtide_checkpoint;
+
+/**
  * The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
  * the same registers. Both 0 are the default pool.
  */
@@ -107,9 +175,213 @@ typedef struct lowtide_mempool {
 typedef bool (*lowtide_stream_filter)(void *context, void *stream);
 
 /**
- * Ends the `context` of a `lowtide_stream_filter`. Called once, under the same rules.
+ * Ends the `context` that functions of the caller's are called with. Called once, under their rules.
  */
 typedef void (*lowtide_context_end)(void *context);
+
+/**
+ * Returns `size` bytes of `device` for work in `stream`, or null where there are none. Called with the
+ * `context` that was given with it, by the thread whose request needs them, under the lock of the pool:
+ * it must not ask lowtide for memory of this device, throw or unwind.
+ */
+typedef void *(*lowtide_segment_allocate)(void *context, size_t size, int device, void *stream);
+
+/**
+ * Takes back what a `lowtide_segment_allocate` returned for `size` bytes. Called under the same rules.
+ */
+typedef void (*lowtide_segment_release)(void *context, void *memory, size_t size, int device);
+
+/**
+ * Is told of a block of `size` bytes, which belongs to `stream`. Called with the `context` that was given
+ * with it, by the thread that called, without any lock. It must not throw or unwind.
+ */
+typedef void (*lowtide_block_visitor)(void *context, void *memory, size_t size, void *stream);
+
+/**
+ * One thing that happened.
+ */
+typedef struct lowtide_event {
+  /**
+   * What.
+   */
+  enum lowtide_action action;
+  /**
+   * On which device.
+   */
+  int device;
+  /**
+   * Where.
+   */
+  uint64_t address;
+  /**
+   * How much.
+   */
+  uint64_t size;
+  /**
+   * The stream that the block or segment belongs to.
+   */
+  void *stream;
+  /**
+   * The memory pool that it belongs to.
+   */
+  struct lowtide_mempool pool;
+} lowtide_event;
+
+/**
+ * Is told of an event, with the `context` that was given with it, by the thread whose call caused the
+ * event, before that call returns. Called under the lock of the memory concerned, for different streams
+ * possibly from several threads at once: it must not call lowtide, throw or unwind.
+ */
+typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event *event);
+
+/**
+ * A range of device memory: a segment, or a mapped part of an expandable one.
+ */
+typedef struct lowtide_segment {
+  /**
+   * Where it starts.
+   */
+  uint64_t address;
+  /**
+   * How long it is.
+   */
+  uint64_t size;
+  /**
+   * The device that it is on.
+   */
+  int device;
+  /**
+   * The stream that its blocks belong to.
+   */
+  void *stream;
+  /**
+   * The memory pool that it belongs to.
+   */
+  struct lowtide_mempool pool;
+  /**
+   * Whether it serves large requests.
+   */
+  bool is_large;
+  /**
+   * Whether it is a part of an expandable segment.
+   */
+  bool is_expandable;
+} lowtide_segment;
+
+/**
+ * A part of a segment.
+ */
+typedef struct lowtide_block {
+  /**
+   * Where it starts.
+   */
+  uint64_t address;
+  /**
+   * How long it is, rounding included.
+   */
+  uint64_t size;
+  /**
+   * What was asked for; of an inactive block, what its last holder asked for, or 0.
+   */
+  uint64_t requested;
+  /**
+   * Whether it is in use.
+   */
+  enum lowtide_block_state state;
+} lowtide_block;
+
+/**
+ * Is shown a segment and its `count` blocks, which tile it, in the order of their addresses. Called with
+ * the `context` that was given with it, under the device's locks: it must not call lowtide, throw or
+ * unwind, nor keep the pointers.
+ */
+typedef void (*lowtide_segment_visitor)(void *context,
+                                        const struct lowtide_segment *segment,
+                                        const struct lowtide_block *blocks,
+                                        size_t count);
+
+/**
+ * A block that the program holds.
+ */
+typedef struct lowtide_allocation {
+  /**
+   * Where it starts.
+   */
+  uint64_t address;
+  /**
+   * How long it is, rounding included.
+   */
+  uint64_t size;
+  /**
+   * What was asked for.
+   */
+  uint64_t requested;
+  /**
+   * The device that it is on.
+   */
+  int device;
+  /**
+   * The stream that it belongs to.
+   */
+  void *stream;
+  /**
+   * The memory pool that it came from.
+   */
+  struct lowtide_mempool pool;
+  /**
+   * Whether it lies in an expandable segment.
+   */
+  bool is_expandable;
+} lowtide_allocation;
+
+/**
+ * What there was when a request ran out of memory, in bytes. `lowtide_last_error` says it in words.
+ */
+typedef struct lowtide_out_of_memory {
+  /**
+   * The device.
+   */
+  int device;
+  /**
+   * What was asked for.
+   */
+  uint64_t requested;
+  /**
+   * What the driver would have been asked for: PyTorch's messages name this size.
+   */
+  uint64_t segment_size;
+  /**
+   * The largest block that is free in the request's memory pool and stream.
+   */
+  uint64_t largest_free;
+  /**
+   * What the program holds.
+   */
+  uint64_t allocated;
+  /**
+   * What is held from the driver.
+   */
+  uint64_t reserved;
+  /**
+   * What may be held from the driver; 0 where there is no limit.
+   */
+  uint64_t limit;
+  /**
+   * What was free on the device, as its driver says.
+   */
+  uint64_t device_free;
+  /**
+   * All of the device's memory.
+   */
+  uint64_t device_total;
+} lowtide_out_of_memory;
+
+/**
+ * Frees what memory of a device it can, and returns whether that was any. Called with the `context` that
+ * was given with it, by the thread whose request no free block serves, before the driver is asked for
+ * more; without any lock, so that it may call lowtide. It must not throw or unwind.
+ */
+typedef bool (*lowtide_shortage_callback)(void *context, int device);
 
 /**
  * One figure of `torch.cuda.memory_stats`.
@@ -275,6 +547,203 @@ enum lowtide_status lowtide_release_pool(int device,
                                          struct lowtide_mempool pool);
 
 /**
+ * Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
+ */
+enum lowtide_status lowtide_retain_pool(int device, struct lowtide_mempool pool);
+
+/**
+ * Writes how often a memory pool is held: 0 for one that does not exist.
+ *
+ * The caller promises:
+ *
+ * `count` is null or may be written to.
+ */
+enum lowtide_status lowtide_pool_use_count(int device, struct lowtide_mempool pool, int *count);
+
+/**
+ * Lets requests of the default pool be served from this one before they fail, or not.
+ */
+enum lowtide_status lowtide_set_use_on_oom(int device,
+                                           struct lowtide_mempool pool,
+                                           bool use_on_oom);
+
+/**
+ * Hands the blocks of a memory pool out whole from now on.
+ */
+enum lowtide_status lowtide_set_no_split(int device, struct lowtide_mempool pool);
+
+/**
+ * Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
+ * alone. With its last segment the pool ends. A pool that does not exist holds nothing.
+ */
+enum lowtide_status lowtide_empty_pool(int device,
+                                       struct lowtide_mempool pool);
+
+/**
+ * Lets the segments of a memory pool come from `allocate` and go back to `release`, in place of the
+ * driver. The pool is there, and has had no segment yet. It has no expandable ones.
+ *
+ * `end`, which may be null, is called once, under the rules of the two, when the pool ends: after the
+ * last `release`. After a failure it has been called too. When a process ends, it is not.
+ *
+ * `LOWTIDE_STATUS_POOL` if the pool is not there, or has segments or a source already.
+ *
+ * The caller promises:
+ *
+ * `allocate` and `release` may be called with `context` from any thread until `end`, and that once.
+ */
+enum lowtide_status lowtide_set_pool_source(int device,
+                                            struct lowtide_mempool pool,
+                                            lowtide_segment_allocate allocate,
+                                            lowtide_segment_release release,
+                                            void *context,
+                                            lowtide_context_end end);
+
+/**
+ * Says that a stream of a device is being captured into a graph: until `lowtide_capture_end`, no event
+ * is queried, and memory that several streams used is not handed out again.
+ */
+enum lowtide_status lowtide_capture_begin(int device);
+
+/**
+ * Says that a capture has ended.
+ */
+enum lowtide_status lowtide_capture_end(int device);
+
+/**
+ * Writes to `is_equal` whether the program holds exactly the `count` blocks of a memory pool that start
+ * at the addresses in `expected`.
+ *
+ * The caller promises:
+ *
+ * `expected` may be read for `count` pointers, or `count` is 0; `is_equal` is null or may be written to.
+ */
+enum lowtide_status lowtide_check_live(int device,
+                                       struct lowtide_mempool pool,
+                                       void *const *expected,
+                                       size_t count,
+                                       bool *is_equal);
+
+/**
+ * Writes what a memory pool holds now to `checkpoint`, for `lowtide_restore_pool`.
+ *
+ * It is the caller's, to be given to `lowtide_release_checkpoint`.
+ *
+ * The caller promises:
+ *
+ * `checkpoint` is null or may be written to.
+ */
+enum lowtide_status lowtide_checkpoint_pool(int device,
+                                            struct lowtide_mempool pool,
+                                            struct lowtide_checkpoint **checkpoint);
+
+/**
+ * Takes every block that the program holds in the checkpoint's memory pool back, and hands out those that
+ * it held at the checkpoint, at the same addresses and of the same sizes.
+ *
+ * When that is done, `freed` is told of each block that was taken back, and then `allocated` of each that
+ * was handed out; either may be null. What PyTorch calls `setCheckpointPoolState`. Other streams that use
+ * the blocks are waited for. `LOWTIDE_STATUS_POOL` if the pool has ended, if memory of the checkpoint went
+ * back to the driver since (with the strategy `direct` as soon as a block was freed), or if other streams
+ * use the blocks during a graph capture. After any failure the program holds what it did, and neither was
+ * called.
+ *
+ * The caller promises:
+ *
+ * `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be
+ * called with `context` until this returns.
+ */
+enum lowtide_status lowtide_restore_pool(int device,
+                                         const struct lowtide_checkpoint *checkpoint,
+                                         lowtide_block_visitor freed,
+                                         lowtide_block_visitor allocated,
+                                         void *context);
+
+/**
+ * Takes back what `lowtide_checkpoint_pool` handed out. Null is ignored. The pool is not touched.
+ *
+ * The caller promises:
+ *
+ * `checkpoint` is null, or from `lowtide_checkpoint_pool` and not taken back yet.
+ */
+void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
+
+/**
+ * Tells `observer` of every event on every device from now on; null ends it.
+ *
+ * There is one observer: a later one replaces it, and when this returns the earlier one is not called any
+ * more. Of a call that failed and changed nothing, no event is told but
+ * `LOWTIDE_ACTION_OUT_OF_MEMORY`.
+ *
+ * The caller promises:
+ *
+ * `observer` may be called with `context` from any thread until it is replaced.
+ */
+enum lowtide_status lowtide_observe_events(lowtide_event_observer observer,
+                                           void *context);
+
+/**
+ * Shows `visit` every segment of a device in the order of their addresses: what the events told so far
+ * add up to. A device that is not in use has none.
+ *
+ * Unlike `lowtide_snapshot` this is no event. Takes O(n log n) for n blocks.
+ *
+ * The caller promises:
+ *
+ * `visit` may be called with `context` until this returns.
+ */
+enum lowtide_status lowtide_visit_segments(int device,
+                                           lowtide_segment_visitor visit,
+                                           void *context);
+
+/**
+ * Writes the block that the program holds at `memory` to `allocation`, or fails with
+ * `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+ *
+ * The caller promises:
+ *
+ * `allocation` is null or may be written to.
+ */
+enum lowtide_status lowtide_find_allocation(void *memory, struct lowtide_allocation *allocation);
+
+/**
+ * Writes the size of the largest block that could be handed out: the largest that is free in any memory
+ * pool and stream of the device, or what the driver says is free, if that is more. This is what PyTorch
+ * tells cuDNN's benchmarks.
+ *
+ * The caller promises:
+ *
+ * `size` is null or may be written to.
+ */
+enum lowtide_status lowtide_largest_free(int device,
+                                         uint64_t *size);
+
+/**
+ * Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
+ * or fails with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. Of a request that no device could serve,
+ * because it is above 2^60 bytes, only `requested` is said.
+ *
+ * The caller promises:
+ *
+ * `figures` is null or may be written to.
+ */
+enum lowtide_status lowtide_last_out_of_memory(struct lowtide_out_of_memory *figures);
+
+/**
+ * Calls `callback` from now on when memory is short, and tries the request again after it; null ends it.
+ *
+ * There is one: a later one replaces it, which another thread may still be in when this returns. What
+ * PyTorch does with its registry of `FreeMemoryCallback`.
+ *
+ * The caller promises:
+ *
+ * `callback` may be called with `context` from any thread, from several at once, and once more by each
+ * thread after it was replaced.
+ */
+enum lowtide_status lowtide_on_shortage(lowtide_shortage_callback callback,
+                                        void *context);
+
+/**
  * Returns the version of the interface that was loaded.
  */
 uint32_t lowtide_abi_version(void);
@@ -303,14 +772,25 @@ enum lowtide_status lowtide_configure(const char *strategy,
                                       const char *config);
 
 /**
- * Writes the number of the device that holds a block to `device`, or fails with
- * `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+ * Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
+ * (`torch.cuda.memory._set_allocator_settings`), for every device.
+ *
+ * `settings` has PyTorch's syntax and is refused in PyTorch's words, with `LOWTIDE_STATUS_CONFIG`; nothing
+ * has changed then. `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go
+ * back to their defaults first; the others keep what they were. A fraction of the memory limits the
+ * devices that are not in use yet. The other strategies' options do not change.
  *
  * The caller promises:
  *
- * `device` is null or may be written to.
+ * `settings` is null or ends with a zero byte. It is read before this returns.
  */
-enum lowtide_status lowtide_device_of(void *memory, int *device);
+enum lowtide_status lowtide_reconfigure(const char *settings);
+
+/**
+ * Returns the strategy and the options in force, like "caching:expandable_segments:True", which are
+ * settled by that; null on failure. The text belongs to lowtide and is valid for ever.
+ */
+const char *lowtide_config(void);
 
 /**
  * Gives everything of a device that is not in use back to the driver, and waits for the streams that
@@ -380,13 +860,81 @@ enum lowtide_status lowtide_snapshot(void **bytes,
                                      size_t *length);
 
 /**
- * Takes back what `lowtide_snapshot` handed out. Null is ignored.
+ * Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
  *
  * The caller promises:
  *
- * `bytes` is null, or from `lowtide_snapshot` and not taken back yet.
+ * `bytes` is null, or from one of these and not taken back yet.
  */
 void lowtide_release_bytes(void *bytes);
+
+/**
+ * Lets work on `peer` use the memory of `device`: all that there is and all to come, of every kind. Doing
+ * it again changes nothing, and a device may use its own memory anyway. Both devices are made ready for
+ * use.
+ *
+ * `LOWTIDE_STATUS_DRIVER` where the machine does not connect the two.
+ */
+enum lowtide_status lowtide_enable_peer_access(int device,
+                                               int peer);
+
+/**
+ * Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
+ * block at `memory` is behind what that returns.
+ *
+ * The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
+ * do: blocks that share those have the same bytes. They are the caller's, to be given to
+ * `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
+ * says how many there are. On failure nothing is written.
+ *
+ * The block must stay allocated while others use it: once it is freed its memory is handed out again, and
+ * bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
+ * segments with it; pages of expandable segments stay for those that have attached them. The first block
+ * of an expandable segment that is shared starts a thread, which gives other processes what the bytes
+ * name; the child of a fork does not have it and shares nothing.
+ *
+ * The caller promises:
+ *
+ * `bytes`, `length` and `offset` are null or may be written to.
+ */
+enum lowtide_status lowtide_share(void *memory,
+                                  void **bytes,
+                                  size_t *length,
+                                  uint64_t *offset);
+
+/**
+ * Writes to `memory` where the memory that another process named by `lowtide_share` starts in this one,
+ * for work on `device`, which is that process's card as this one counts. The same bytes again give the
+ * same address, and each time must be undone by `lowtide_detach`. On failure `memory` is left as it was.
+ *
+ * Takes as many addresses as the memory has bytes, and no memory of the device. Work of other devices may
+ * use it as far as `lowtide_enable_peer_access` allows for `device`. Where the processes count their
+ * devices differently (`CUDA_VISIBLE_DEVICES`), the card that has the memory is found by its UUID, and
+ * `device` is made its peer.
+ *
+ * `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
+ * itself, whose memory or process is gone, or whose card this process does not see. The process that shared
+ * expandable segments must be on the same machine and in the same network namespace, and have the same
+ * user.
+ *
+ * The caller promises:
+ *
+ * `bytes` may be read for `length` bytes. `memory` is null or may be written to.
+ */
+enum lowtide_status lowtide_attach(int device,
+                                   const void *bytes,
+                                   size_t length,
+                                   void **memory);
+
+/**
+ * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
+ * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
+ * capture. Work of other devices that uses the memory must have ended.
+ *
+ * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
+ * the memory is still attached, and the same call may work.
+ */
+enum lowtide_status lowtide_detach(void *memory);
 
 #ifdef __cplusplus
 }  // extern "C"

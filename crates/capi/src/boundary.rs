@@ -63,7 +63,14 @@ fn tell() {
 /// Keeps an error's text for the thread and returns its status.
 #[cold]
 fn keep(error: Error) -> Status {
-    let Error { status, mut text } = error;
+    let Error {
+        status,
+        mut text,
+        out_of_memory,
+    } = error;
+    if let Some(figures) = out_of_memory {
+        figures.keep();
+    }
     text.retain(|character| character != '\0');
     // Nothing is left to fail on; without memory for a text the process ends before this.
     let text = CString::new(text).unwrap_or_default();

@@ -1,14 +1,14 @@
 //! Everything but requests: versions, configuration, figures, snapshots.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::Config;
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
-use crate::pluggable::address_of;
 use crate::registry;
 use crate::settings::Choice;
 
@@ -59,19 +59,36 @@ pub unsafe extern "C" fn lowtide_configure(
     })
 }
 
-/// Writes the number of the device that holds a block to `device`, or fails with
-/// `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+/// Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
+/// (`torch.cuda.memory._set_allocator_settings`), for every device.
+///
+/// `settings` has PyTorch's syntax and is refused in PyTorch's words, with `LOWTIDE_STATUS_CONFIG`; nothing
+/// has changed then. `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go
+/// back to their defaults first; the others keep what they were. A fraction of the memory limits the
+/// devices that are not in use yet. The other strategies' options do not change.
 ///
 /// # Safety
 ///
-/// `device` is null or may be written to.
+/// `settings` is null or ends with a zero byte. It is read before this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lowtide_device_of(memory: *mut c_void, device: *mut c_int) -> Status {
+pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status {
     run(|| {
-        let (ordinal, _) = registry::device_of(address_of(memory))?;
-        // SAFETY: it may be written to, by the contract of this function.
-        unsafe { write_to_c("device", device, ordinal) }
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let settings = unsafe { text_from_c("settings", settings) }?;
+        registry::reconfigure(settings.ok_or_else(|| Error::null("settings"))?)
     })
+}
+
+/// Returns the strategy and the options in force, like "caching:expandable_segments:True", which are
+/// settled by that; null on failure. The text belongs to lowtide and is valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_config() -> *const c_char {
+    let mut text = ptr::null();
+    let _ = run(|| {
+        text = lasting(registry::config()?.to_string())?.as_ptr();
+        Ok(())
+    });
+    text
 }
 
 /// Gives everything of a device that is not in use back to the driver, and waits for the streams that
@@ -116,18 +133,9 @@ pub unsafe extern "C" fn lowtide_memory_info(
 /// `fraction` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
-    use lowtide_core::Driver;
     run(|| {
         let allocator = registry::device(device)?;
-        let (limit, info) = allocator
-            .with(|allocator| (allocator.limit(), allocator.driver_mut().memory_info()))?;
-        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
-        let held_at_most = match (limit, registry::config()?) {
-            (Some(limit), _) => limit.get() as f64 / info?.total.get() as f64,
-            // Not asked for yet: the limit is computed at the first request.
-            (None, Config::Caching(options)) => options.per_process_memory_fraction,
-            (None, _) => 1.0,
-        };
+        let held_at_most = allocator.with(|allocator| allocator.memory_fraction())??;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("fraction", fraction, held_at_most) }
     })
@@ -229,11 +237,11 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
     })
 }
 
-/// Takes back what `lowtide_snapshot` handed out. Null is ignored.
+/// Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
 ///
 /// # Safety
 ///
-/// `bytes` is null, or from `lowtide_snapshot` and not taken back yet.
+/// `bytes` is null, or from one of these and not taken back yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
     // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
@@ -253,6 +261,19 @@ impl MemoryStat {
         }
         stat
     }
+}
+
+/// Returns a text that is never freed, the same for the same words.
+fn lasting(text: String) -> Result<&'static CStr, Error> {
+    static TEXTS: Mutex<Vec<&'static CStr>> = Mutex::new(Vec::new());
+    let text = CString::new(text).map_err(|error| Error::new(Status::Internal, error))?;
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.iter().find(|known| ***known == *text) {
+        return Ok(known);
+    }
+    let text = Box::leak(text.into_boxed_c_str());
+    texts.push(text);
+    Ok(text)
 }
 
 fn snapshot() -> Result<Vec<u8>, Error> {
@@ -278,11 +299,11 @@ fn snapshot() -> Result<Vec<u8>, Error> {
 }
 
 /// Returns a copy in memory that C can free.
-fn copy_for_c(bytes: &[u8]) -> Result<*mut c_void, Error> {
+pub(crate) fn copy_for_c(bytes: &[u8]) -> Result<*mut c_void, Error> {
     // SAFETY: any size may be asked for.
     let copy = unsafe { libc::malloc(bytes.len()) };
     if copy.is_null() {
-        let text = format_args!("the host has no {} bytes for a snapshot", bytes.len());
+        let text = format_args!("the host has no {} bytes for the answer", bytes.len());
         return Err(Error::new(Status::Internal, text));
     }
     // SAFETY: 1. both have so many bytes. 2. The copy is new, so they do not overlap.

@@ -6,6 +6,8 @@ use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
 use lowtide_locked::LockedError;
 
+use crate::shortage::OutOfMemory;
+
 /// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
@@ -19,9 +21,11 @@ pub enum Status {
     InvalidArgument = 2,
     /// The pointer is not that of a block that the program holds.
     NotAllocated = 3,
-    /// There is no such memory pool, or requests are being routed to it already.
+    /// There is no such memory pool, or it is not in a state for this: requests are being routed to it
+    /// already, it has segments already, its checkpoint is lost.
     Pool = 4,
-    /// A call to the device failed. Nothing was lost by it, and the next call may work.
+    /// A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
+    /// work.
     Driver = 5,
     /// NVIDIA's driver is not there, does not start, or is too old.
     NoDriver = 6,
@@ -42,12 +46,18 @@ pub enum Status {
 pub(crate) struct Error {
     pub(crate) status: Status,
     pub(crate) text: String,
+    /// After [`Status::OutOfMemory`]: what there was.
+    pub(crate) out_of_memory: Option<Box<OutOfMemory>>,
 }
 
 impl Error {
     pub(crate) fn new(status: Status, text: impl fmt::Display) -> Error {
         let text = text.to_string();
-        Error { status, text }
+        Error {
+            status,
+            text,
+            out_of_memory: None,
+        }
     }
 
     /// Returns the error for an argument that must point to something.
@@ -64,11 +74,25 @@ impl From<AllocError> for Error {
         let status = match &error {
             AllocError::OutOfMemory(_) | AllocError::TooLarge { .. } => Status::OutOfMemory,
             AllocError::NotAllocated { .. } => Status::NotAllocated,
-            AllocError::NoSuchPool { .. } | AllocError::PoolInUse { .. } => Status::Pool,
+            AllocError::NoSuchPool { .. }
+            | AllocError::PoolInUse { .. }
+            | AllocError::NotRestorable { .. } => Status::Pool,
+            AllocError::NotReconfigurable => Status::Config,
             AllocError::Driver(_) => Status::Driver,
             _ => Status::InvalidArgument,
         };
-        Error::new(status, error)
+        let figures = match &error {
+            AllocError::OutOfMemory(figures) => Some(OutOfMemory::of(figures)),
+            AllocError::TooLarge { requested } => Some(OutOfMemory {
+                requested: requested.get(),
+                ..OutOfMemory::default()
+            }),
+            _ => None,
+        };
+        Error {
+            out_of_memory: figures.map(Box::new),
+            ..Error::new(status, error)
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! # The path of a call
 //!
 //! ```text
-//! exported function     pluggable.rs: what PyTorch calls · control.rs: all else
+//! exported function     pluggable.rs: what PyTorch's plain interface calls · a file for each topic beside it
 //! ├─ boundary::run      no panic passes; an error becomes a status and the thread's text
 //! └─ registry           the device's allocator, made at its first use
 //!    └─ LockedAllocator
@@ -15,28 +15,54 @@
 //! # What this crate does not do
 //!
 //! It decides nothing about memory, which is `lowtide-core`'s to do, and keeps no table of pointers of its
-//! own. It ends nothing when the process ends: the driver may be gone by then, and takes all memory back
-//! itself.
+//! own. It ends nothing when the process ends, but that other processes get no more of its memory: the
+//! driver may be gone by then, and takes all memory back itself.
 #![expect(unsafe_code, reason = "exports a C interface")]
 
 mod boundary;
+mod checkpoint;
 mod control;
+mod drivers;
 mod error;
+mod events;
+mod held;
+mod peers;
 mod pluggable;
+mod pools;
 mod registry;
 mod settings;
+mod share;
+mod shortage;
 
 pub use boundary::lowtide_last_error;
+pub use checkpoint::{
+    BlockVisitor, Checkpoint, lowtide_check_live, lowtide_checkpoint_pool,
+    lowtide_release_checkpoint, lowtide_restore_pool,
+};
 pub use control::{
-    LOWTIDE_ABI_VERSION, MemoryStat, lowtide_abi_version, lowtide_configure, lowtide_device_of,
+    LOWTIDE_ABI_VERSION, MemoryStat, lowtide_abi_version, lowtide_config, lowtide_configure,
     lowtide_empty_cache, lowtide_get_memory_fraction, lowtide_memory_info, lowtide_memory_stats,
-    lowtide_release_bytes, lowtide_reset_accumulated_stats, lowtide_reset_peak_stats,
-    lowtide_snapshot, lowtide_version,
+    lowtide_reconfigure, lowtide_release_bytes, lowtide_reset_accumulated_stats,
+    lowtide_reset_peak_stats, lowtide_snapshot, lowtide_version,
 };
 pub use error::Status;
+pub use events::{Action, Event, EventObserver, lowtide_observe_events};
+pub use held::{
+    Allocation, Block, BlockState, Segment, SegmentVisitor, lowtide_find_allocation,
+    lowtide_largest_free, lowtide_visit_segments,
+};
+pub use peers::lowtide_enable_peer_access;
 pub use pluggable::{
-    ContextEnd, Mempool, StreamFilter, lowtide_allocate, lowtide_base_alloc,
-    lowtide_begin_allocate_to_pool, lowtide_deallocate, lowtide_end_allocate_to_pool, lowtide_free,
-    lowtide_init, lowtide_malloc, lowtide_record_stream, lowtide_release_pool, lowtide_reset,
-    lowtide_set_memory_fraction,
+    lowtide_allocate, lowtide_base_alloc, lowtide_deallocate, lowtide_free, lowtide_init,
+    lowtide_malloc, lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
+};
+pub use pools::{
+    ContextEnd, Mempool, SegmentAllocate, SegmentRelease, StreamFilter,
+    lowtide_begin_allocate_to_pool, lowtide_capture_begin, lowtide_capture_end, lowtide_empty_pool,
+    lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
+    lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
+};
+pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
+pub use shortage::{
+    OutOfMemory, ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage,
 };

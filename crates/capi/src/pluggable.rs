@@ -6,23 +6,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, Stream};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
 use lowtide_locked::LockedError;
 
 use crate::boundary::{run, run_and_tell, write_to_c};
 use crate::error::{Error, Status};
 use crate::registry;
-
-/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
-/// the same registers. Both 0 are the default pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub struct Mempool {
-    /// Above 0 for what a graph capture asked for.
-    pub capture: u64,
-    /// Above 0 for a `torch.cuda.MemPool`.
-    pub user: u64,
-}
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
 /// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
@@ -129,13 +118,9 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
     run(|| {
-        let mut outcome = Ok(());
-        for (_, allocator) in registry::devices_in_use()? {
-            let emptied = allocator.with(|allocator| allocator.empty_cache());
-            let emptied = emptied.map_err(Error::from).and_then(|done| Ok(done?));
-            outcome = outcome.and(emptied);
-        }
-        outcome
+        registry::for_each_in_use(|_, allocator| {
+            Ok(allocator.with(|allocator| allocator.empty_cache())??)
+        })
     })
 }
 
@@ -171,7 +156,7 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
     let _ = run(|| {
         let address = address_of(memory);
         let (_, allocator) = registry::device_of(address)?;
-        let segments = allocator.with(|allocator| allocator.snapshot())?;
+        let segments = allocator.with(|allocator| allocator.segments())?;
         let after = segments.partition_point(|segment| segment.address <= address);
         let segment = after.checked_sub(1).and_then(|last| segments.get(last));
         let segment = segment.ok_or(AllocError::NotAllocated { address })?;
@@ -183,106 +168,6 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
         Ok(())
     });
     base
-}
-
-/// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
-/// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
-/// throw or unwind.
-pub type StreamFilter =
-    Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
-
-/// Ends the `context` of a `lowtide_stream_filter`. Called once, under the same rules.
-pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
-
-/// Serves from now on the requests of those streams of `device` that `accepts` names from a memory pool,
-/// which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
-/// the latest counts.
-///
-/// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
-/// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
-/// `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
-/// called too.
-///
-/// # Safety
-///
-/// `accepts` may be called with `context` from any thread until then, and `end` once after that.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
-    device: c_int,
-    pool: Mempool,
-    accepts: StreamFilter,
-    context: *mut c_void,
-    end: ContextEnd,
-) -> Status {
-    let filter = Filter {
-        accepts,
-        context,
-        end,
-    };
-    run(move || {
-        let allocator = registry::device(device)?;
-        let accepts = move |stream| filter.accepts(stream);
-        Ok(allocator.with(|allocator| allocator.begin_allocate_to_pool(pool.id(), accepts))??)
-    })
-}
-
-/// Serves requests as before `lowtide_begin_allocate_to_pool`. The pool stays held.
-///
-/// PyTorch's hook `set_end_allocate_to_pool_fn`.
-#[unsafe(no_mangle)]
-pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.end_allocate_to_pool(pool.id()))??)
-    })
-}
-
-/// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
-/// free in it.
-///
-/// PyTorch's hook `set_release_pool`.
-#[unsafe(no_mangle)]
-pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with(|allocator| allocator.release_pool(pool.id()))??)
-    })
-}
-
-impl Mempool {
-    fn id(self) -> MempoolId {
-        MempoolId(self.capture, self.user)
-    }
-}
-
-/// A caller's filter with its context, which ends when this is dropped.
-struct Filter {
-    accepts: StreamFilter,
-    context: *mut c_void,
-    end: ContextEnd,
-}
-
-// SAFETY: both functions may be called from any thread, by the contract of
-// `lowtide_begin_allocate_to_pool`.
-unsafe impl Send for Filter {}
-
-impl Filter {
-    fn accepts(&self, stream: Stream) -> bool {
-        self.accepts.is_none_or(|accepts| {
-            let stream = pointer_to(DeviceAddress(stream.0));
-            // SAFETY: the context has not ended, as `self` lives.
-            unsafe { accepts(self.context, stream) }
-        })
-    }
-}
-
-impl Drop for Filter {
-    fn drop(&mut self) {
-        if let Some(end) = self.end {
-            // SAFETY: this is the one call, and `accepts` is not called after it, as `self` is gone.
-            unsafe { end(self.context) };
-        }
-    }
 }
 
 #[inline]
@@ -310,12 +195,12 @@ pub(crate) fn address_of(memory: *mut c_void) -> DeviceAddress {
 }
 
 #[inline]
-fn stream_of(stream: *mut c_void) -> Stream {
+pub(crate) fn stream_of(stream: *mut c_void) -> Stream {
     Stream(stream.expose_provenance() as u64)
 }
 
 #[inline]
-fn pointer_to(address: DeviceAddress) -> *mut c_void {
+pub(crate) fn pointer_to(address: DeviceAddress) -> *mut c_void {
     ptr::with_exposed_provenance_mut(host_size(Bytes(address.get())))
 }
 

@@ -8,12 +8,14 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use lowtide_core::{AllocError, Config, DeviceAddress, DeviceAllocator, DriverError};
+use lowtide_core::{AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError};
 use lowtide_cuda::{CudaDriver, Library};
 use lowtide_locked::LockedAllocator;
 
 use crate::error::{Error, Status};
+use crate::events::EventListener;
 use crate::settings::Choice;
+use crate::shortage::ShortageListener;
 
 /// One device's allocator.
 pub(crate) type Allocator = LockedAllocator<CudaDriver>;
@@ -23,7 +25,7 @@ const DEVICES_MAX: usize = 128;
 
 static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
-/// Held while a device is prepared for use. Whoever holds it takes no allocator's lock.
+/// Held while a device is prepared for use. Whoever holds it takes no lock of an allocator in use.
 static SETUP: Mutex<Setup> = Mutex::new(Setup {
     choice: Choice {
         strategy: None,
@@ -31,7 +33,13 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
     },
     config: None,
     library: None,
+    observer: None,
+    shortage: None,
 });
+
+/// Held while something changes for the devices in use and those to come, so that all of them see the
+/// changes in the same order. Taken before [`SETUP`], and by nobody who holds an allocator's lock.
+static CHANGES: Mutex<()> = Mutex::new(());
 
 /// Whether this process is the child of one that had started the driver.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
@@ -43,6 +51,9 @@ struct Setup {
     config: Option<Config>,
     /// The driver, once it was started.
     library: Option<Arc<Library>>,
+    /// What a device's allocator is given when it is made.
+    observer: Option<EventListener>,
+    shortage: Option<ShortageListener>,
 }
 
 /// Returns a device's allocator, which is made if need be. What failed then is tried again the next time.
@@ -58,6 +69,31 @@ pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
         Some(allocator) => Ok(allocator),
         None => start(ordinal),
     }
+}
+
+/// Returns a device's allocator if the device is in use.
+///
+/// # Errors
+///
+/// If the process was forked.
+pub(crate) fn device_in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
+    refuse_fork()?;
+    Ok(slot(ordinal).and_then(OnceLock::get))
+}
+
+/// Does something with the allocator of every device in use. One that fails does not keep the others from
+/// it; the first error is the answer.
+///
+/// # Errors
+///
+/// If the process was forked, and what `act` returned.
+pub(crate) fn for_each_in_use(
+    act: impl Fn(c_int, &Allocator) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let devices = devices_in_use()?;
+    devices.fold(Ok(()), |outcome, (ordinal, allocator)| {
+        outcome.and(act(ordinal, allocator))
+    })
 }
 
 /// Returns the allocators of the devices in use, by number.
@@ -79,11 +115,67 @@ pub(crate) fn devices_in_use() -> Result<impl Iterator<Item = (c_int, &'static A
 /// If the process was forked, or no device holds such a block.
 pub(crate) fn device_of(address: DeviceAddress) -> Result<(c_int, &'static Allocator), Error> {
     for (ordinal, allocator) in devices_in_use()? {
-        if allocator.with(|allocator| allocator.allocation(address).is_ok())? {
+        if allocator.with(|allocator| allocator.holds(address))? {
             return Ok((ordinal, allocator));
         }
     }
     Err(AllocError::NotAllocated { address }.into())
+}
+
+/// Returns the block that starts at `address`, and the device that holds it.
+///
+/// # Errors
+///
+/// As [`device_of`].
+pub(crate) fn find_allocation(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
+    let (ordinal, allocator) = device_of(address)?;
+    let found = allocator.with(|allocator| allocator.allocation(address))??;
+    Ok((ordinal, found))
+}
+
+/// Tells an observer of the events of every device, or nobody.
+///
+/// # Errors
+///
+/// If the process was forked.
+pub(crate) fn observe_events(observer: Option<EventListener>) -> Result<(), Error> {
+    refuse_fork()?;
+    let _in_order = lock(&CHANGES)?;
+    setup()?.observer = observer;
+    for_each_in_use(|ordinal, allocator| {
+        let observer = observer.map(|observer| observer.of_device(ordinal));
+        Ok(allocator.observe_events(observer)?)
+    })
+}
+
+/// Lets someone be asked for memory when a device is short of it, or nobody.
+///
+/// # Errors
+///
+/// If the process was forked.
+pub(crate) fn on_shortage(shortage: Option<ShortageListener>) -> Result<(), Error> {
+    refuse_fork()?;
+    let _in_order = lock(&CHANGES)?;
+    setup()?.shortage = shortage;
+    for_each_in_use(|ordinal, allocator| {
+        let shortage = shortage.map(|shortage| shortage.of_device(ordinal));
+        Ok(allocator.on_shortage(shortage)?)
+    })
+}
+
+/// Changes the options while devices may be in use, and settles the configuration.
+///
+/// # Errors
+///
+/// If the process was forked, or the options are refused; nothing has changed then.
+pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
+    refuse_fork()?;
+    let _in_order = lock(&CHANGES)?;
+    let mut setup = setup()?;
+    let config = setup.config()?.reconfigured(settings)?;
+    setup.config = Some(config.clone());
+    drop(setup);
+    for_each_in_use(|_, allocator| Ok(allocator.with(|allocator| allocator.reconfigure(&config))??))
 }
 
 /// Sets what the program asks for, where a device is not in use yet.
@@ -119,8 +211,17 @@ pub(crate) fn config() -> Result<Config, Error> {
 ///
 /// If the process was forked, or there is no driver that works.
 pub(crate) fn start_driver() -> Result<(), Error> {
+    library().map(drop)
+}
+
+/// Returns the driver, which is started if it has not been.
+///
+/// # Errors
+///
+/// If the process was forked, or there is no driver that works.
+pub(crate) fn library() -> Result<Arc<Library>, Error> {
     refuse_fork()?;
-    setup()?.library().map(drop)
+    setup()?.library().cloned()
 }
 
 /// Returns whether the driver says that it has ended, as it does before the process: it has taken all
@@ -160,6 +261,10 @@ fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
     let allocator = LockedAllocator::new(DeviceAllocator::new(driver, number, &config));
+    let observer = setup.observer.map(|observer| observer.of_device(ordinal));
+    allocator.observe_events(observer)?;
+    let shortage = setup.shortage.map(|shortage| shortage.of_device(ordinal));
+    allocator.on_shortage(shortage)?;
     Ok(slot.get_or_init(|| allocator))
 }
 
@@ -206,7 +311,7 @@ fn watch_forks() -> Result<(), Error> {
 
 /// Before any lock is taken: in the child of a fork, a thread that is not there may hold it.
 #[inline]
-fn refuse_fork() -> Result<(), Error> {
+pub(crate) fn refuse_fork() -> Result<(), Error> {
     if IS_FORKED.load(Ordering::Relaxed) {
         return Err(forked());
     }
@@ -221,8 +326,12 @@ fn forked() -> Error {
 }
 
 fn setup() -> Result<MutexGuard<'static, Setup>, Error> {
-    SETUP.lock().map_err(|_| {
-        let text = "lowtide stopped: it panicked when a device was first used";
+    lock(&SETUP)
+}
+
+fn lock<T>(mutex: &'static Mutex<T>) -> Result<MutexGuard<'static, T>, Error> {
+    mutex.lock().map_err(|_| {
+        let text = "lowtide stopped: it panicked when a device was first used, or changed";
         Error::new(Status::Internal, text)
     })
 }

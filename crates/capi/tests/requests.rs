@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -60,11 +60,8 @@ fn each_device_has_its_own_memory() {
             let blocks = [2, 0].map(|device| (device, allocate(3 << 20, device).unwrap()));
             assert_eq!(fake.used_bytes(1), 0, "what is not used is not touched");
             for (device, memory) in blocks {
-                let mut found: c_int = -1;
-                // SAFETY: `found` may be written to.
-                let status = unsafe { lowtide_device_of(memory, &raw mut found) };
-                assert_eq!(status, Status::Ok);
-                assert_eq!(found, device);
+                let found = common::find(memory).unwrap();
+                assert_eq!(found.device, device);
                 assert_eq!(stat(device, "allocated_bytes.all.current"), 3 << 20);
                 assert_eq!(fake.used_bytes(device), 20 << 20);
                 let mut size = 0;

@@ -1,13 +1,17 @@
 //! The path of a request: everything that is tried, in order.
 
+mod checkpoint;
 mod inspect;
 mod pools;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::Config;
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError};
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::{AllocError, Holder, OutOfMemory};
 use crate::event::Action;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
@@ -34,6 +38,9 @@ pub struct DeviceAllocator<D> {
     /// Whether a request for new memory that would pass the limit fails at once.
     rejects_over_limit: bool,
 }
+
+pub(crate) use checkpoint::CheckpointBlock;
+pub use checkpoint::{Checkpoint, Restored};
 
 /// Says which requests a private pool serves.
 struct Route {
@@ -62,6 +69,8 @@ pub struct Allocation {
     pub stream: Stream,
     /// The pool that it came from.
     pub pool: MempoolId,
+    /// Whether it lies in an expandable segment.
+    pub is_expandable: bool,
 }
 
 impl<D: Driver> DeviceAllocator<D> {
@@ -167,6 +176,48 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::NotFree { address, size });
         }
         Ok(self.hand_out(id, size))
+    }
+
+    /// As [`DeviceAllocator::allocate`], but from the free blocks alone, and `None` where none serves the
+    /// request: what comes before asking others to free some. The driver is not asked for memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`], but for [`AllocError::OutOfMemory`].
+    pub fn allocate_cached(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        if requested.is_zero() {
+            return Ok(Some(DeviceAddress::NULL));
+        }
+        let pool = self.route(stream);
+        let request = self.prepare(pool, requested, stream, None)?;
+        let block = self.strategy.take(&mut self.heap, &request);
+        Ok(block.map(|block| self.hand_out(block, requested)))
+    }
+
+    /// As [`DeviceAllocator::allocate`], for a request that [`DeviceAllocator::allocate_cached`] has just
+    /// found no free block for: they are not searched again, which would age them a second time.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate`].
+    pub fn allocate_new(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        if requested.is_zero() {
+            return Ok(DeviceAddress::NULL);
+        }
+        let pool = self.route(stream);
+        let request = self.prepare(pool, requested, stream, None)?;
+        match self.find_new_block(&request)? {
+            Some(block) => Ok(self.hand_out(block, requested)),
+            None => Err(self.out_of_memory(&request)?),
+        }
     }
 
     #[inline]
@@ -537,6 +588,7 @@ impl<D: Driver> DeviceAllocator<D> {
             device_free: info.free,
             device_total: info.total,
             details: self.strategy.describe(heap, request),
+            holders: self.holders(),
         };
         let address = DeviceAddress(info.free.get());
         self.heap
@@ -545,12 +597,44 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
     }
 
+    /// Returns how many blocks of which size the program holds on which stream, those that take the most
+    /// first.
+    fn holders(&self) -> Vec<Holder> {
+        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
+        let mut counts = BTreeMap::new();
+        for block in blocks.filter(|block| block.state == BlockState::Allocated) {
+            let stream = self.heap.domains.domain(block.domain).stream;
+            *counts.entry((block.size, stream)).or_insert(0) += 1;
+        }
+        let holder = |((size, stream), count)| Holder {
+            size,
+            stream,
+            count,
+        };
+        let mut holders: Vec<Holder> = counts.into_iter().map(holder).collect();
+        holders.sort_by_key(|holder| Reverse((holder.bytes(), holder.size)));
+        holders
+    }
+
     fn active_in_private_pools(&self) -> Bytes {
         let blocks = self.heap.blocks.iter().map(|(_, block)| block);
         let private = blocks.filter(|block| {
             self.heap.domains.domain(block.domain).pool != PoolIndex::DEFAULT && block.is_active()
         });
         private.map(|block| block.size).sum()
+    }
+
+    fn allocation_of(&self, id: BlockId) -> Allocation {
+        let block = &self.heap.blocks[id];
+        let domain = self.heap.domains.domain(block.domain);
+        Allocation {
+            address: block.address,
+            size: block.size,
+            requested: block.requested,
+            stream: domain.stream,
+            pool: self.heap.domains.pool(domain.pool).id,
+            is_expandable: self.heap.segments.get(block.segment).is_expandable(),
+        }
     }
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {

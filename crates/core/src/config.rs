@@ -70,6 +70,27 @@ impl Config {
         })
     }
 
+    /// Returns what a text that is given while the strategy runs makes of these options, as PyTorch reads
+    /// one then: `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go back
+    /// to their defaults first, the others keep what they were.
+    ///
+    /// # Errors
+    ///
+    /// The first thing wrong, as [`Config::parse`]; or that the strategy is not `caching`, the only one
+    /// whose options can be changed.
+    pub fn reconfigured(&self, conf: &str) -> Result<Config, ConfigError> {
+        let Config::Caching(options) = self else {
+            let text = format!(
+                "the options of {} cannot be changed while it runs",
+                self.name()
+            );
+            return Err(ConfigError::new(text));
+        };
+        let tokens = tokens::split(conf);
+        let options = options.reread(&mut Reader::new(&tokens))?;
+        Ok(Config::Caching(options))
+    }
+
     /// Returns the strategy's name.
     pub const fn name(&self) -> StrategyName {
         match self {

@@ -1,9 +1,10 @@
 //! Who may reuse whose memory: pools, and the streams in them.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::figures::Gauge;
-use crate::units::{MempoolId, Stream};
+use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// The number of a pool in [`Domains`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -36,8 +37,17 @@ pub(crate) struct Domain {
     pub(crate) stream: Stream,
 }
 
+/// Where the segments of a private pool come from in place of the driver: `torch.cuda.MemPool` with an
+/// allocator of its own. It ends with the pool, which is after the last segment went back.
+pub trait SegmentSource: Send {
+    /// Returns new memory of at least `size` bytes for work in `stream`, or `None` where there is none.
+    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress>;
+
+    /// Takes memory back that [`SegmentSource::allocate`] returned for `size` bytes.
+    fn release(&mut self, address: DeviceAddress, size: Bytes);
+}
+
 /// A set of segments that serve only the requests routed to it.
-#[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) id: MempoolId,
     /// Graphs, captures and `MemPool` objects that hold the pool; at zero its free segments may go
@@ -49,6 +59,18 @@ pub(crate) struct Pool {
     pub(crate) use_on_oom: bool,
     /// Whether blocks are handed out whole.
     no_split: bool,
+    /// Where its segments come from, if not from the driver; does not change once it has any.
+    source: Option<Box<dyn SegmentSource>>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pool = f.debug_struct("Pool");
+        pool.field("id", &self.id);
+        pool.field("use_count", &self.use_count);
+        pool.field("has_source", &self.source.is_some());
+        pool.finish_non_exhaustive()
+    }
 }
 
 impl Pool {
@@ -59,6 +81,7 @@ impl Pool {
             reserved_bytes: Gauge::default(),
             use_on_oom: false,
             no_split: false,
+            source: None,
         }
     }
 }
@@ -117,6 +140,12 @@ impl Domains {
         id
     }
 
+    /// Returns every domain that there is.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = DomainId> {
+        let numbered = self.domains.iter().enumerate();
+        numbered.filter_map(|(index, domain)| domain.map(|_| DomainId(number(index))))
+    }
+
     /// Returns the pool and stream of a domain.
     pub(crate) fn domain(&self, id: DomainId) -> Domain {
         self.domains[id.index()].expect("a domain outlives the blocks in it")
@@ -158,6 +187,28 @@ impl Domains {
     #[inline]
     pub(crate) fn is_no_split(&self, id: DomainId) -> bool {
         self.any_no_split && self.pool(self.domain(id).pool).no_split
+    }
+
+    /// Lets the segments of a pool come from `source`, if it has none yet and no other source; returns
+    /// whether it does.
+    pub(crate) fn set_source(&mut self, index: PoolIndex, source: Box<dyn SegmentSource>) -> bool {
+        let pool = self.pool_mut(index);
+        let is_new = pool.source.is_none() && pool.reserved_bytes.current() == 0;
+        if is_new {
+            pool.source = Some(source);
+        }
+        is_new
+    }
+
+    /// Returns where the segments of a domain come from, if not from the driver.
+    pub(crate) fn source_of(&mut self, id: DomainId) -> Option<&mut (dyn SegmentSource + 'static)> {
+        let pool = self.domain(id).pool;
+        self.pool_mut(pool).source.as_deref_mut()
+    }
+
+    /// Returns whether the segments of a domain come from elsewhere than the driver.
+    pub(crate) fn has_source(&self, id: DomainId) -> bool {
+        self.pool(self.domain(id).pool).source.is_some()
     }
 
     /// Returns the number of the pool called `id`. Linear in the number of pools.

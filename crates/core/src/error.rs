@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::driver::DriverError;
-use crate::units::{Bytes, DeviceAddress, MempoolId};
+use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// Why the allocator did not do what it was asked. Except for cached memory that went back to the
 /// driver, the allocator is then as it was before the call.
@@ -40,6 +40,18 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// The pool cannot be brought back to a checkpoint.
+    NotRestorable {
+        /// The pool that was named.
+        pool: MempoolId,
+        /// The first block that stands in the way.
+        address: DeviceAddress,
+        /// Why it does.
+        reason: &'static str,
+    },
+    /// The options are not those of the strategy in use, or it is not `caching`, the only one that takes
+    /// others over.
+    NotReconfigurable,
     /// The strategy has no safe frontier: BFC alone has.
     NoSafeFrontier,
     /// A call to the device failed for another reason than lack of memory.
@@ -71,6 +83,26 @@ pub struct OutOfMemory {
     pub device_total: Bytes,
     /// What the strategy has to say: BFC's picture of its bins. Empty for the others.
     pub details: String,
+    /// What the program holds, those that take the most first.
+    pub holders: Vec<Holder>,
+}
+
+/// The blocks of one size that the program holds on one stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// The size of each.
+    pub size: Bytes,
+    /// Their stream.
+    pub stream: Stream,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl Holder {
+    /// Returns what they take together.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.size.get() * self.count)
+    }
 }
 
 impl AllocError {
@@ -120,6 +152,23 @@ impl fmt::Display for AllocError {
                     pool.0, pool.1
                 )
             }
+            AllocError::NotRestorable {
+                pool,
+                address,
+                reason,
+            } => {
+                write!(
+                    f,
+                    "memory pool ({}, {}) cannot be restored: of the block at {address}, {reason}",
+                    pool.0, pool.1
+                )
+            }
+            AllocError::NotReconfigurable => {
+                write!(
+                    f,
+                    "only the strategy caching takes other options over while it runs"
+                )
+            }
             AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),
         }
@@ -158,10 +207,37 @@ impl fmt::Display for OutOfMemory {
              (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )?;
         write!(f, " The largest free block has {}.", self.largest_free)?;
-        if self.details.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "\n{}", self.details)
+        if !self.details.is_empty() {
+            write!(f, "\n{}", self.details)?;
+        }
+        self.fmt_holders(f)
+    }
+}
+
+impl OutOfMemory {
+    /// Writes a line that names what holds the most memory. Streams are named where there are several.
+    fn fmt_holders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMED_MAX: usize = 5;
+        let (named, others) = self.holders.split_at(self.holders.len().min(NAMED_MAX));
+        let Some(first) = named.first() else {
+            return Ok(());
+        };
+        let names_streams = (self.holders.iter()).any(|holder| holder.stream != first.stream);
+        write!(f, "\nBiggest holders: ")?;
+        for (index, holder) in named.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{} x {}", holder.count, holder.size)?;
+            if names_streams {
+                write!(f, " on stream {:#x}", holder.stream.0)?;
+            }
+        }
+        match others {
+            [] => write!(f, "."),
+            [other] => write!(f, "; one more size holds {}.", other.bytes()),
+            _ => {
+                let bytes: Bytes = others.iter().map(Holder::bytes).sum();
+                write!(f, "; {} more sizes hold {bytes}.", others.len())
+            }
         }
     }
 }

@@ -69,14 +69,15 @@ mod strategy;
 mod stream;
 mod units;
 
-pub use allocator::{Allocation, DeviceAllocator};
+pub use allocator::{Allocation, Checkpoint, DeviceAllocator, Restored};
 pub use check::CheckLevel;
 pub use config::{
     BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, PoolConfig, SlabConfig,
     StrategyName,
 };
+pub use domain::SegmentSource;
 pub use driver::{Driver, DriverError, EventHandle, Handle, MemoryInfo};
-pub use error::{AllocError, OutOfMemory};
+pub use error::{AllocError, Holder, OutOfMemory};
 pub use event::{Action, Event};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};

@@ -31,6 +31,8 @@ pub(crate) struct Segment {
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
     pub(crate) backing: Backing,
+    /// Tells the segment from every other that there ever was; the table gives it.
+    pub(crate) serial: u64,
 }
 
 /// Where a segment's physical memory is.
@@ -64,6 +66,17 @@ impl Segment {
         }
     }
 
+    /// Returns whether `size` bytes at an offset are in the segment, with memory behind them.
+    pub(crate) fn has_memory(&self, offset: Bytes, size: Bytes) -> bool {
+        let Backing::Pages { page_size, handles } = &self.backing else {
+            return offset + size <= self.size;
+        };
+        let first = pages_in(offset, *page_size);
+        let end = pages_in((offset + size).round_up(*page_size), *page_size);
+        let pages = handles.get(first..end);
+        pages.is_some_and(|pages| pages.iter().all(Option::is_some))
+    }
+
     /// Returns the handles of the segment's pages and their size.
     fn pages(&mut self) -> (&mut Vec<Option<Handle>>, Bytes) {
         match &mut self.backing {
@@ -80,10 +93,14 @@ impl Segment {
 pub(crate) struct SegmentTable {
     segments: Vec<Option<Segment>>,
     vacant: Vec<SegmentId>,
+    /// How many segments there ever were.
+    count: u64,
 }
 
 impl SegmentTable {
-    fn insert(&mut self, segment: Segment) -> SegmentId {
+    fn insert(&mut self, mut segment: Segment) -> SegmentId {
+        self.count += 1;
+        segment.serial = self.count;
         if let Some(id) = self.vacant.pop() {
             self.segments[id.index()] = Some(segment);
             return id;
@@ -115,6 +132,12 @@ impl SegmentTable {
             .expect("the segment is still held")
     }
 
+    /// Returns a segment if it is still the one with that serial.
+    pub(crate) fn find(&self, id: SegmentId, serial: u64) -> Option<&Segment> {
+        let segment = self.segments.get(id.index())?.as_ref();
+        segment.filter(|segment| segment.serial == serial)
+    }
+
     fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
         self.segments[id.index()]
             .as_mut()
@@ -144,6 +167,31 @@ pub(crate) struct Heap<D> {
     /// as reserved, is mapped again before new memory is created, and is offered to the driver at
     /// each [`Heap::release_detached`].
     detached: Vec<(Handle, Bytes, SizeKind, DomainId)>,
+}
+
+impl<D> Heap<D> {
+    /// Sets the size from which blocks are not split, and counts anew what is that large.
+    pub(crate) fn set_max_split_size(&mut self, size: Option<Bytes>) {
+        self.stats.max_split_size = size.map_or(-1, signed);
+        let (mut blocks, mut segments) = (0, 0);
+        for (_, block) in self.blocks.iter() {
+            let is_held = block.state == BlockState::Allocated;
+            blocks += i64::from(is_held && self.is_oversize(block.size));
+        }
+        for (_, segment) in self.segments.iter() {
+            let is_whole = !segment.is_expandable();
+            segments += i64::from(is_whole && self.is_oversize(segment.size));
+        }
+        self.stats.oversize_allocations.set(blocks);
+        self.stats.oversize_segments.set(segments);
+    }
+
+    /// Returns whether `size` is one from which blocks are not split.
+    #[inline]
+    pub(crate) fn is_oversize(&self, size: Bytes) -> bool {
+        // -1, no such size, is the largest unsigned number.
+        size.get() >= self.stats.max_split_size.cast_unsigned()
+    }
 }
 
 impl<D: Driver> Heap<D> {
@@ -206,7 +254,7 @@ impl<D: Driver> Heap<D> {
                 .iter()
                 .find(|(_, segment)| ends_there(segment))
         };
-        let joins = self.driver.joins_allocations();
+        let joins = self.driver.joins_allocations() && !self.domains.has_source(domain);
         let extended = joins.then(found).flatten().map(|(id, _)| id);
         let Some(id) = extended else {
             let id = self.insert_whole_segment(domain, address, size, kind);
@@ -235,7 +283,13 @@ impl<D: Driver> Heap<D> {
         if self.exceeds_limit(size) {
             return Err(DriverError::OutOfMemory);
         }
-        let address = self.driver.allocate(size)?;
+        let stream = self.domains.domain(domain).stream;
+        let address = match self.domains.source_of(domain) {
+            Some(source) => source
+                .allocate(size, stream)
+                .ok_or(DriverError::OutOfMemory)?,
+            None => self.driver.allocate(size)?,
+        };
         self.count_reserved(domain, kind, signed(size));
         self.stats.num_device_alloc += 1;
         self.record(Action::SegmentAlloc, domain, address, size);
@@ -259,6 +313,7 @@ impl<D: Driver> Heap<D> {
             domain,
             kind,
             backing: Backing::Whole,
+            serial: 0,
         })
     }
 
@@ -281,7 +336,10 @@ impl<D: Driver> Heap<D> {
         let (domain, kind) = (segment.domain, segment.kind);
         let left = segment.size - part;
         let address = segment.address + left;
-        self.driver.free(address, part)?;
+        match self.domains.source_of(domain) {
+            Some(source) => source.release(address, part),
+            None => self.driver.free(address, part)?,
+        }
         if left.is_zero() {
             self.segments.remove(id);
             self.stats.segment.decrease(kind, 1);
@@ -320,6 +378,7 @@ impl<D: Driver> Heap<D> {
             domain,
             kind,
             backing,
+            serial: 0,
         }))
     }
 
@@ -563,13 +622,6 @@ impl<D: Driver> Heap<D> {
             size,
             stream: domain.stream,
         });
-    }
-
-    /// Returns whether `size` is one from which blocks are not split.
-    #[inline]
-    pub(crate) fn is_oversize(&self, size: Bytes) -> bool {
-        // -1, no such size, is the largest unsigned number.
-        size.get() >= self.stats.max_split_size.cast_unsigned()
     }
 
     fn count_reserved(&mut self, domain: DomainId, kind: SizeKind, change: i64) {

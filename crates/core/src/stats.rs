@@ -28,6 +28,14 @@ impl Stat {
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
 
+    pub(crate) fn set(&mut self, current: i64) {
+        if self.current < current {
+            self.increase(current - self.current);
+        } else {
+            self.decrease(self.current - current);
+        }
+    }
+
     pub(crate) fn reset_peak(&mut self) {
         self.peak = self.current;
     }

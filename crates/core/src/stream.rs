@@ -129,6 +129,23 @@ impl StreamUses {
         Ok(())
     }
 
+    /// Returns the streams that use a block and that no graph orders.
+    pub(crate) fn streams_of(&self, block: BlockId) -> impl Iterator<Item = Stream> {
+        let uses = self.uses.get(&block).into_iter().flatten();
+        uses.filter(|known| !known.only_captured)
+            .map(|known| known.stream)
+    }
+
+    /// Forgets that other streams use a block.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        self.uses.remove(&block);
+    }
+
+    /// Lets a freed block wait for nothing but the next look.
+    pub(crate) fn pass(&mut self, block: BlockId) {
+        self.passed.push_back(block);
+    }
+
     /// Returns a block that waits for nothing any more, without forgetting it.
     pub(crate) fn first_passed(&self) -> Option<BlockId> {
         self.passed.front().copied()

@@ -49,7 +49,7 @@ fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
          17.00 MiB is reserved by PyTorch but unallocated. "
             .to_owned()
             + ADVICE
-            + " The largest free block has 17.00 MiB."
+            + " The largest free block has 17.00 MiB.\nBiggest holders: 1 x 30.00 MiB, 1 x 3.00 MiB."
     );
 
     allocator.set_limit(Some(Bytes::mib(80)));
@@ -63,7 +63,8 @@ fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
          of which 80.00 MiB is free. 80.00 MiB allowed; Of the allocated memory 3.00 MiB is \
          allocated by PyTorch, and 17.00 MiB is reserved by PyTorch but unallocated. "
             .to_owned()
-            + ADVICE + " The largest free block has 17.00 MiB."
+            + ADVICE
+            + " The largest free block has 17.00 MiB.\nBiggest holders: 1 x 3.00 MiB."
     );
     Ok(())
 }

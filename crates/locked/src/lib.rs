@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod listeners;
 /// The lock and the condition: the standard library's, or, in unit tests, those that
 /// [shuttle](https://docs.rs/shuttle) schedules.
 mod sync {
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 use lowtide_core::{Bytes, DeviceAddress, DeviceAllocator, Driver, Stream};
 
 pub use error::LockedError;
+use listeners::Listeners;
+pub use listeners::{Observer, Shortage};
 use sync::{Condvar, Mutex, MutexGuard};
 
 /// A [`DeviceAllocator`] that threads share.
@@ -42,14 +45,19 @@ struct State<D> {
     allocator: DeviceAllocator<D>,
     /// Threads that wait for memory. Almost always none, and then a free makes no system call.
     waiting: usize,
+    /// Who wants to be told; most often nobody, which a request pays one branch for.
+    listeners: Option<Box<Listeners>>,
 }
 
 impl<D: Driver> LockedAllocator<D> {
     /// Returns the allocator behind a lock.
     pub fn new(allocator: DeviceAllocator<D>) -> LockedAllocator<D> {
-        let waiting = 0;
         LockedAllocator {
-            state: Mutex::new(State { allocator, waiting }),
+            state: Mutex::new(State {
+                allocator,
+                waiting: 0,
+                listeners: None,
+            }),
             freed: Condvar::new(),
         }
     }
@@ -62,11 +70,29 @@ impl<D: Driver> LockedAllocator<D> {
     ///
     /// As [`DeviceAllocator::allocate`], and [`LockedError::Poisoned`].
     pub fn allocate(&self, requested: Bytes, stream: Stream) -> Result<DeviceAddress, LockedError> {
-        let mut state = self.lock()?;
+        let state = self.lock()?;
+        if state.listeners.is_some() {
+            return self.allocate_heard(state, requested, stream);
+        }
+        self.allocate_locked(state, requested, stream)
+    }
+
+    /// Serves a request that nobody else has to hear of first.
+    #[inline]
+    fn allocate_locked(
+        &self,
+        mut state: MutexGuard<'_, State<D>>,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, LockedError> {
         let Some(wait_ms) = state.allocator.retry_wait_ms() else {
-            return Ok(state.allocator.allocate(requested, stream)?);
+            let served = state.allocator.allocate(requested, stream);
+            state.tell_observer();
+            return Ok(served?);
         };
-        match state.allocator.try_allocate(requested, stream)? {
+        let served = state.allocator.try_allocate(requested, stream);
+        state.tell_observer();
+        match served? {
             Some(address) => Ok(address),
             None => self.allocate_later(state, requested, stream, Duration::from_millis(wait_ms)),
         }
@@ -85,12 +111,16 @@ impl<D: Driver> LockedAllocator<D> {
             state.waiting += 1;
             (state, _) = self.freed.wait_timeout(state, left)?;
             state.waiting -= 1;
-            if let Some(address) = state.allocator.try_allocate(requested, stream)? {
+            let served = state.allocator.try_allocate(requested, stream);
+            state.tell_observer();
+            if let Some(address) = served? {
                 return Ok(address);
             }
         }
         // The last attempt is the one that counts as a failure and says why.
-        Ok(state.allocator.allocate(requested, stream)?)
+        let served = state.allocator.allocate(requested, stream);
+        state.tell_observer();
+        Ok(served?)
     }
 
     /// Takes a block back as [`DeviceAllocator::free`] does, and wakes the threads that wait for
@@ -115,6 +145,7 @@ impl<D: Driver> LockedAllocator<D> {
     ) -> Result<R, LockedError> {
         let mut state = self.lock()?;
         let result = act(&mut state.allocator);
+        state.tell_observer();
         let someone_waits = state.waiting > 0;
         drop(state);
         if someone_waits {

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,20 +78,26 @@ def compiler() -> list[str]:
 def cuda_includes() -> list[Path]:
     """Returns the directories to look for CUDA's headers in, first the one that the user names."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    wheels = [path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")]
+    wheels = [
+        path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")
+    ]
     # Those of NVIDIA's wheels lack some that all others include, and Triton has.
     triton = [root / "backends" / "nvidia" for root in _package_roots("triton")]
     roots = [*homes, *sorted(wheels, reverse=True), Path("/usr/local/cuda"), *triton]
     found = [root / "include" for root in roots if (root / "include").is_dir()]
     for header in ("cuda_runtime_api.h", "crt/host_defines.h"):
         if not any((directory / header).exists() for directory in found):
-            raise BuildError(f"CUDA's header {header} is not there: set CUDA_HOME to where the CUDA toolkit is")
+            raise BuildError(
+                f"CUDA's header {header} is not there: set CUDA_HOME to where the CUDA toolkit is"
+            )
     return found
 
 
 def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
-    """Returns what the compiler is given for a PyTorch's headers: `root` is the directory of the package, `abi`
-    whether its C++ strings are those of C++11."""
+    """Returns what the compiler is given for a PyTorch's headers.
+
+    `root` is the directory of the package `torch`, `abi` whether its C++ strings are those of C++11.
+    """
     major, minor = (int(number) for number in version.split(".")[:2])
     return [
         # What PyTorch's headers are written in.
@@ -141,17 +147,17 @@ def _build_once(arguments: list[str], shim: Path) -> None:
             if not shim.exists():
                 _compile(arguments, shim)
     except OSError as error:
-        raise BuildError(f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it") from None
+        raise BuildError(
+            f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it"
+        ) from None
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        try:
+        # On a file system without locks two may build; the result appears whole all the same.
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            # A file system without locks. Two may build then; the result appears whole all the same.
-            pass
         yield
 
 
@@ -159,7 +165,9 @@ def _compile(arguments: list[str], shim: Path) -> None:
     command = compiler()
     with tempfile.TemporaryDirectory(dir=shim.parent) as directory:
         output = Path(directory) / shim.name
-        made = subprocess.run([*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False)
+        made = subprocess.run(
+            [*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False
+        )
         if made.returncode != 0:
             log = shim.with_suffix(".log")
             log.write_text(made.stderr)

@@ -17,8 +17,8 @@ _SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set
 def install_shim() -> None:
     """Puts lowtide in the place of PyTorch's CUDA allocator, for the rest of the process.
 
-    Builds the shim if need be. Raises `BuildError` where it cannot be built, and `StartedError` where CUDA is in
-    use already; nothing has changed then. A second call does nothing.
+    Builds the shim if need be. Raises `BuildError` where it cannot be built, and `StartedError` where CUDA
+    is in use already; nothing has changed then. A second call does nothing.
     """
     import torch
 

@@ -1,12 +1,14 @@
 //! Limits, figures, events: what is asked about, rather than for, memory.
 
 use super::{Allocation, DeviceAllocator};
+use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::{Action, Event};
 use crate::figures::Gauge;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
+use crate::strategy::Strategy;
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
 impl<D: Driver> DeviceAllocator<D> {
@@ -19,6 +21,23 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Returns the most bytes that may be held from the driver, where there is a limit.
     pub fn limit(&self) -> Option<Bytes> {
         self.heap.limit
+    }
+
+    /// Returns the part of the device's memory that may be held from the driver: 1.0 where there is no
+    /// limit.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the device does not say how much memory it has.
+    pub fn memory_fraction(&mut self) -> Result<f64, AllocError> {
+        let Some(limit) = self.heap.limit else {
+            // What is configured becomes a limit at the first request for new memory.
+            return Ok(self.fraction.unwrap_or(1.0));
+        };
+        let total = self.heap.driver.memory_info()?.total;
+        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
+        let fraction = limit.get() as f64 / total.get() as f64;
+        Ok(fraction)
     }
 
     /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
@@ -86,27 +105,51 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.log.events.drain(..)
     }
 
+    /// Returns whether the program holds a block at `address`. Constant time.
+    #[inline]
+    pub fn holds(&self, address: DeviceAddress) -> bool {
+        self.find_allocated(address).is_ok()
+    }
+
     /// Returns the block that the program holds at `address`.
     ///
     /// # Errors
     ///
     /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
     pub fn allocation(&self, address: DeviceAddress) -> Result<Allocation, AllocError> {
-        let block = &self.heap.blocks[self.find_allocated(address)?];
-        let domain = self.heap.domains.domain(block.domain);
-        Ok(Allocation {
-            address,
-            size: block.size,
-            requested: block.requested,
-            stream: domain.stream,
-            pool: self.heap.domains.pool(domain.pool).id,
-        })
+        Ok(self.allocation_of(self.find_allocated(address)?))
     }
 
     /// Returns everything held, segment by segment in the order of their addresses. Takes
     /// O(n log n) for n blocks.
+    pub fn segments(&self) -> Vec<SegmentSnapshot> {
+        crate::snapshot::of_heap(&self.heap)
+    }
+
+    /// Returns the largest block that is free in any pool and stream, in bytes. Linear in their number.
+    pub fn largest_free(&self) -> Bytes {
+        let domains = self.heap.domains.iter();
+        let largest = domains.map(|domain| self.strategy.largest_free(&self.heap, domain));
+        largest.max().unwrap_or_default()
+    }
+
+    /// Takes over other options of `caching` while it runs. Segments and blocks stay as they are, so that
+    /// some may be expandable and others not, and the limit stays what it is.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NotReconfigurable`] from another strategy, or for another's options.
+    pub fn reconfigure(&mut self, config: &Config) -> Result<(), AllocError> {
+        if !self.strategy.reconfigure(config, &mut self.heap) {
+            return Err(AllocError::NotReconfigurable);
+        }
+        self.rejects_over_limit = config.rejects_over_limit();
+        Ok(())
+    }
+
+    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`] down.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
-        let segments = crate::snapshot::of_heap(&self.heap);
+        let segments = self.segments();
         let active = self.heap.stats.active();
         let domain = crate::domain::DomainId::DEFAULT;
         self.heap

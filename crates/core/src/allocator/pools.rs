@@ -1,7 +1,7 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
 use super::{DeviceAllocator, Route};
-use crate::domain::PoolIndex;
+use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::units::{MempoolId, Stream};
@@ -106,6 +106,23 @@ impl<D: Driver> DeviceAllocator<D> {
         let index = self.find_pool(pool)?;
         self.heap.domains.set_no_split(index);
         Ok(())
+    }
+
+    /// Lets the segments of a pool come from `source` in place of the driver. They are never expandable,
+    /// and count as those from the driver do; the source ends with the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolInUse`] for one that
+    /// has segments or a source already.
+    pub fn set_pool_source(
+        &mut self,
+        pool: MempoolId,
+        source: Box<dyn SegmentSource>,
+    ) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        let is_set = index != PoolIndex::DEFAULT && self.heap.domains.set_source(index, source);
+        is_set.then_some(()).ok_or(AllocError::PoolInUse { pool })
     }
 
     /// Says that a stream is being captured into a graph: no event is queried until

@@ -91,7 +91,17 @@ impl CachingConfig {
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
-        let mut config = CachingConfig::default();
+        CachingConfig::default().reread(reader)
+    }
+
+    /// Returns these options as a text changes them while they are in force.
+    pub(super) fn reread(&self, reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
+        let mut config = CachingConfig {
+            max_split_size: None,
+            roundup_power2_divisions: [0; 16],
+            garbage_collection_threshold: 0.0,
+            ..self.clone()
+        };
         config.read_large_segment_size(reader.clone())?;
         reader.pairs("CUDA", |key, reader| {
             Ok(config.set_placement(key, reader)? || set_ignored(key, reader)?)
@@ -111,9 +121,9 @@ impl CachingConfig {
                     ));
                 }
                 self.large_segment_size = Bytes::mib(mib);
+                self.max_non_split_rounding = self.large_segment_size;
             }
         }
-        self.max_non_split_rounding = self.large_segment_size;
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, Strategy};
+use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::BfcConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -285,6 +286,35 @@ impl<D: Driver> Strategy<D> for Bfc {
         self.insert_free(heap, id, &mut change);
         change.apply(&mut heap.stats);
         Ok(())
+    }
+
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let mut id = around.expect("a region is covered by chunks");
+        let mut change = SplitChange::default();
+        self.remove_free(heap, id, &mut change);
+        // What the frontier has not passed need not be one chunk.
+        while heap.blocks[id].end() < wanted.address + wanted.size {
+            let next = heap.blocks[id].next.expect("the region has the memory");
+            self.remove_free(heap, next, &mut change);
+            merge_with_next(heap, id);
+        }
+        let before = wanted.address.offset_from(heap.blocks[id].address);
+        if !before.is_zero() {
+            let rest = heap.blocks.split(id, before);
+            self.insert_free(heap, id, &mut change);
+            id = rest;
+        }
+        if wanted.size < heap.blocks[id].size {
+            let rest = heap.blocks.split(id, wanted.size);
+            self.insert_free(heap, rest, &mut change);
+        }
+        change.apply(&mut heap.stats);
+        id
     }
 
     fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {

@@ -16,6 +16,7 @@ use forest::Run;
 
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
+use crate::allocator::CheckpointBlock;
 use crate::block::BlockId;
 use crate::config::BuddyConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -116,6 +117,21 @@ impl<D: Driver> Strategy<D> for Buddy {
             self.merge_recent(heap, domain);
         }
         self.arenas.release(heap, pool)
+    }
+
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        let domain = heap.segments.get(wanted.segment).domain;
+        self.merge_recent(heap, domain);
+        let own = self.arenas.take_own_segment_again(domain, wanted);
+        own.unwrap_or_else(|| {
+            let place = (wanted.segment, wanted.offset);
+            (self.arenas).take_block_at(heap, domain, place, run_of(wanted.size))
+        })
     }
 
     fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {

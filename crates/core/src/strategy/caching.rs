@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, Strategy, kind_of, unless_out_of_memory};
+use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -68,6 +69,11 @@ impl Caching {
             large_searches: 0,
             has_expandable: false,
         }
+    }
+
+    /// Takes over other options. Segments of both kinds may be there from then on.
+    pub(crate) fn reconfigure(&mut self, config: CachingConfig) {
+        self.config = config;
     }
 
     /// Returns the free memory that may serve a domain's requests of a kind.
@@ -135,6 +141,22 @@ impl Caching {
             heap.stats.inactive_split.change(kind, blocks);
             heap.stats.inactive_split_bytes.change(kind, bytes);
         }
+    }
+
+    /// Leaves the first `size` bytes of a free block that is in no list free, and returns what is behind
+    /// them, which is in none.
+    fn leave_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> BlockId {
+        let block = &heap.blocks[id];
+        let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
+        let counts = !self.is_expandable(heap, block);
+        let rest = heap.blocks.split(id, size);
+        self.insert_free(heap, id);
+        if counts {
+            let (blocks, bytes) = if was_split { (1, 0) } else { (2, whole) };
+            heap.stats.inactive_split.change(kind, blocks);
+            heap.stats.inactive_split_bytes.change(kind, bytes);
+        }
+        rest
     }
 
     /// Returns whether what a request leaves of a block becomes a block of its own.
@@ -283,7 +305,10 @@ impl<D: Driver> Strategy<D> for Caching {
     ) -> Result<Option<BlockId>, DriverError> {
         let size = Strategy::<D>::segment_size(self, request);
         // A device that cannot map memory gets plain segments.
-        if self.config.expandable_segments && heap.driver.supports_virtual_memory() {
+        if self.config.expandable_segments
+            && heap.driver.supports_virtual_memory()
+            && !heap.domains.has_source(request.domain)
+        {
             // The limit is held against the segment that a request would get without them.
             if heap.exceeds_limit(size) {
                 return Ok(None);
@@ -404,6 +429,26 @@ impl<D: Driver> Strategy<D> for Caching {
             self.cut(heap, id, size, size < heap.blocks[id].size);
         }
         fits
+    }
+
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let mut id = around.expect("mapped memory is covered by blocks");
+        self.remove_free(heap, id);
+        let before = wanted.address.offset_from(heap.blocks[id].address);
+        if !before.is_zero() {
+            id = self.leave_free(heap, id, before);
+        }
+        self.cut(heap, id, wanted.size, wanted.size < heap.blocks[id].size);
+        id
+    }
+
+    fn restores_free_blocks(&self) -> bool {
+        true
     }
 
     fn adopt(

@@ -2,6 +2,7 @@
 //! pluggable allocator does, and the measure of what caching is worth.
 
 use super::{Request, Strategy, kind_of, unless_out_of_memory};
+use crate::allocator::CheckpointBlock;
 use crate::block::{BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -46,6 +47,15 @@ impl<D: Driver> Strategy<D> for Direct {
 
     fn release(&mut self, _heap: &mut Heap<D>, _pool: PoolIndex) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    fn take_again(
+        &mut self,
+        _heap: &mut Heap<D>,
+        _wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        unreachable!("a block is held as long as its segment")
     }
 
     fn largest_free(&self, _heap: &Heap<D>, _domain: DomainId) -> Bytes {

@@ -17,12 +17,13 @@ mod slab;
 #[cfg(test)]
 mod test_driver;
 
+use crate::allocator::CheckpointBlock;
 use crate::block::BlockId;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
-use crate::segment::{Heap, SegmentId, signed};
+use crate::segment::{Heap, SegmentId};
 use crate::snapshot::SegmentSnapshot;
 use crate::units::Bytes;
 
@@ -129,6 +130,22 @@ pub(crate) trait Strategy<D: Driver> {
         false
     }
 
+    /// Takes a block that this strategy had handed out at the time of a checkpoint. Its segment has been
+    /// held since, and nothing in use overlaps it. `around` is the free block in which it begins, for
+    /// strategies whose free space is in blocks. Never calls the driver.
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId;
+
+    /// Returns whether a restored pool's free blocks are handed out too, and taken back, as PyTorch does
+    /// it: peaks and events are then PyTorch's.
+    fn restores_free_blocks(&self) -> bool {
+        false
+    }
+
     /// Takes a segment from the driver and cuts it into blocks as a picture of one shows it, and
     /// returns the blocks that are in use there, each with what was asked for. `None` from a strategy
     /// that lays segments out in its own way, which then has done nothing.
@@ -207,10 +224,23 @@ impl ActiveStrategy {
             Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
-                heap.stats.max_split_size = config.max_split_size.map_or(-1, signed);
+                heap.set_max_split_size(config.max_split_size);
                 heap.blocks.list_when_handed_out();
                 ActiveStrategy::Caching(caching::Caching::new(config.clone()))
             }
+        }
+    }
+
+    /// Takes over other options while it runs, and returns whether it did: only `caching` can, and only
+    /// its own.
+    pub(crate) fn reconfigure<D>(&mut self, config: &Config, heap: &mut Heap<D>) -> bool {
+        match (self, config) {
+            (ActiveStrategy::Caching(caching), Config::Caching(config)) => {
+                caching.reconfigure(config.clone());
+                heap.set_max_split_size(config.max_split_size);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -289,6 +319,19 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
 
     fn take_at(&mut self, heap: &mut Heap<D>, block: BlockId, size: Bytes) -> bool {
         dispatch!(self, strategy => strategy.take_at(heap, block, size))
+    }
+
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        dispatch!(self, strategy => strategy.take_again(heap, wanted, around))
+    }
+
+    fn restores_free_blocks(&self) -> bool {
+        dispatch!(self, strategy => Strategy::<D>::restores_free_blocks(strategy))
     }
 
     fn adopt(

@@ -10,6 +10,7 @@ use std::num::NonZeroU32;
 use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
+use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId, BlockState, BlockTable};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -181,6 +182,30 @@ impl<D: Driver> Strategy<D> for Pool {
         }
         self.forget(heap, &domains, &gone);
         result
+    }
+
+    /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let id = around.expect("a slab is covered by blocks");
+        let block = &heap.blocks[id];
+        let (size, is_split) = (signed(block.size), block.is_split());
+        let is_it = (block.address, block.size) == (wanted.address, wanted.size);
+        assert!(is_it && block.mark != REST, "no block was merged");
+        let (domain, list) = (block.domain, index(block.mark));
+        let list = &mut self.domains[domain.index()].lists[list];
+        list.retain(&mut heap.blocks, |block| block.address != wanted.address);
+        if is_split {
+            heap.stats.inactive_split.decrease(SizeKind::Large, 1);
+            heap.stats
+                .inactive_split_bytes
+                .decrease(SizeKind::Large, size);
+        }
+        id
     }
 
     fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {

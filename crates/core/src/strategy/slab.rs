@@ -16,10 +16,11 @@ mod size_class;
 use size_class::{OBJECT_CLASSES, SizeClass};
 
 use super::bit_set::BitSet;
-use super::buddy::arenas::{Arenas, Place, is_own_segment};
+use super::buddy::arenas::{Arenas, GRANULE, Place, is_own_segment};
 use super::buddy::check_inactive_split;
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
+use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId};
 use crate::config::SlabConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -158,6 +159,18 @@ impl<D: Driver> Strategy<D> for Slabs {
         self.layers.arenas.release(heap, pool)
     }
 
+    fn take_again(
+        &mut self,
+        heap: &mut Heap<D>,
+        wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        let domain = heap.segments.get(wanted.segment).domain;
+        self.merge_recent(heap, domain);
+        let own = self.layers.arenas.take_own_segment_again(domain, wanted);
+        own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))
+    }
+
     fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
         let lists = self.layers.domains.get(domain.index());
         let slabs = lists.into_iter().flatten().flat_map(SlabList::iter);
@@ -209,6 +222,36 @@ impl Layers {
         }
     }
 
+    /// Takes a block at its place, where everything is free.
+    fn take_at<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        wanted: &CheckpointBlock,
+    ) -> BlockId {
+        let class = SizeClass::of(wanted.size);
+        if !class.has_slabs() {
+            let place = (wanted.segment, wanted.offset);
+            return self.arenas.take_block_at(heap, domain, place, class.run());
+        }
+        // A slab starts where a node that holds it does, so that its place follows from the object's.
+        let node = Bytes(GRANULE.get() << class.run().enclosing_order());
+        let start = wanted.offset.round_down(node);
+        let object = (wanted.offset - start).get() / class.size().get();
+        let list = &mut self.domains[domain.index()][class.index()];
+        let is_it =
+            |slab: &Slab| (slab.place.segment, slab.place.offset) == (wanted.segment, start);
+        let found = list.iter().find(|(_, slab)| is_it(slab));
+        let number = found.map(|(number, _)| number).unwrap_or_else(|| {
+            let place = (wanted.segment, start);
+            let place = (self.arenas).take_at(&mut heap.stats, domain, place, class.run());
+            count_objects(heap, class, 1 << class.objects_log2());
+            list.insert(place, class)
+        });
+        let object = u32::try_from(object).expect("a slab has at most 64 objects");
+        self.hand_out(heap, domain, (class, number, object))
+    }
+
     #[inline]
     fn take_object<D: Driver>(
         &mut self,
@@ -229,9 +272,22 @@ impl Layers {
                 list.insert(place, class)
             }
         };
+        let object = list.slabs[number].free.trailing_zeros();
+        Some(self.hand_out(heap, domain, (class, number, object)))
+    }
+
+    /// Takes a free object of a slab.
+    #[inline]
+    fn hand_out<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        (class, number, object): (SizeClass, usize, u32),
+    ) -> BlockId {
+        let list = &mut self.domains[domain.index()][class.index()];
         let slab = &mut list.slabs[number];
-        let object = slab.free.trailing_zeros();
-        slab.free &= slab.free - 1;
+        debug_assert!(slab.free >> object & 1 == 1, "the object is free");
+        slab.free &= !(1 << object);
         if slab.free == 0 {
             list.with_free.remove(number);
         }
@@ -242,7 +298,7 @@ impl Layers {
         let id = heap.insert_block(segment, offset, class.size());
         heap.blocks[id].mark = mark(number, object);
         count_objects(heap, class, -1);
-        Some(id)
+        id
     }
 
     #[inline]

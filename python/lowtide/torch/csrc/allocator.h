@@ -10,9 +10,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -386,6 +386,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+    const History::Cause cause(history_.gather(RecordContext::ALL));
     return std::make_shared<Checkpoint>(device, pool);
   }
 
@@ -393,7 +394,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
       override {
     const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
     TORCH_CHECK(checkpoint != nullptr, "the checkpoint is not one of lowtide's");
-    const History::Cause cause(history_.gather(RecordContext::ALL));
+    const History::Cause cause(history_.gather(RecordContext::STATE));
     const auto blocks = checkpoint->restore(device);
     native::CheckpointDelta delta;
     for (const auto& [memory, size] : blocks.freed) {
@@ -548,34 +549,41 @@ class LowtideAllocator final : public native::CUDAAllocator {
     C10_CUDA_CLEAR_ERROR();
     c10::reportOutOfMemoryToProfiler(
         static_cast<int64_t>(size), figures.allocated, figures.reserved, cuda_device(device));
-    tell_out_of_memory(figures);
+    tell_observers(figures);
     TORCH_CHECK_WITH(OutOfMemoryError, false, text);
   }
 
-  void tell_out_of_memory(const lowtide_out_of_memory& figures) {
-    const uint64_t limit = figures.limit == 0 ? figures.device_total : figures.limit;
-    std::unique_lock<std::mutex> lock(observers_mutex_);
-    const auto observers = observers_;
+  // Calls the observers, without a lock: they may want Python's, and may use lowtide.
+  void tell_observers(const lowtide_out_of_memory& figures) {
 #if LOWTIDE_TORCH_AT_LEAST(12)
-    const auto rejection_observers = rejection_observers_;
-    if (!rejection_observers.empty()) {
-      auto& known = rejections_[figures.device];
-      const int64_t rejections = device_stats(static_cast<DeviceIndex>(figures.device)).num_oom_rejections;
-      if (std::exchange(known, rejections) != rejections) {
-        lock.unlock();
-        for (const auto& observer : rejection_observers) {
-          observer(figures.device, figures.segment_size, figures.allocated, figures.device_total);
-        }
+    if (is_rejection(figures.device)) {
+      for (const auto& observer : copy(rejection_observers_)) {
+        observer(figures.device, figures.segment_size, figures.allocated, figures.device_total);
       }
+      return;
     }
 #endif
-    if (lock.owns_lock()) {
-      lock.unlock();
-    }
-    for (const auto& observer : observers) {
+    const uint64_t limit = figures.limit == 0 ? figures.device_total : figures.limit;
+    for (const auto& observer : copy(observers_)) {
       observer(figures.device, figures.segment_size, limit, figures.device_free);
     }
   }
+
+  template <typename Observer>
+  std::vector<Observer> copy(const std::vector<Observer>& observers) {
+    const std::lock_guard<std::mutex> lock(observers_mutex_);
+    return observers;
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  // Whether the setting throw_on_cudamalloc_oom has turned requests away since this was last asked.
+  bool is_rejection(int device) {
+    const int64_t rejections = device_stats(static_cast<DeviceIndex>(device)).num_oom_rejections;
+    const std::lock_guard<std::mutex> lock(observers_mutex_);
+    // A reset of the figures starts from 0 again.
+    return std::exchange(rejections_[device], rejections) != rejections && rejections != 0;
+  }
+#endif
 
   // Lets those free memory who have registered for it with PyTorch.
   static bool on_shortage(void*, int) noexcept {
@@ -593,9 +601,13 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   native::SnapshotInfo take_snapshot(const MempoolId_t& pool, bool include_traces) {
     native::SnapshotInfo info;
-    info.external_annotations = history_.annotations();
+    if (include_traces) {
+      info.external_annotations = history_.annotations();
+    }
     for (DeviceIndex device = 0; device < device_count_; ++device) {
-      info.device_traces.push_back(include_traces ? history_.trace(device) : std::vector<TraceEntry>());
+      if (include_traces) {
+        info.device_traces.push_back(history_.trace(device));
+      }
       auto segments = snapshot_segments(history_, device, pool);
       std::move(segments.begin(), segments.end(), std::back_inserter(info.segments));
     }
@@ -631,7 +643,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   History history_;
   std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
-  const bool is_caching_forbidden_ = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
   // Whether memory may be held that the driver was asked for directly.
   std::atomic<bool> was_uncached_{is_caching_forbidden_};
 #if !LOWTIDE_TORCH_AT_LEAST(13)
@@ -643,6 +655,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   std::vector<native::OutOfMemoryObserver> observers_;
 #if LOWTIDE_TORCH_AT_LEAST(12)
   std::vector<native::OomRejectionObserver> rejection_observers_;
+  // What the figure was when it was last looked at, by device.
   std::map<int, int64_t> rejections_;
 #endif
 };

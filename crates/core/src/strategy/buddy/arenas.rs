@@ -2,6 +2,7 @@
 //! arena can hold.
 
 use super::forest::{Change, Forest, Position, Run};
+use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -107,6 +108,31 @@ impl Arenas {
         count(stats, forest.put(position, run));
     }
 
+    /// Takes a run at its place, where everything is free, and returns the place.
+    pub(in crate::strategy) fn take_at(
+        &mut self,
+        stats: &mut Figures,
+        domain: DomainId,
+        (segment, offset): (SegmentId, Bytes),
+        run: Run,
+    ) -> Place {
+        let domain = &mut self.domains[domain.index()];
+        let mut trees = domain.forest.trees();
+        let tree = trees.find(|&tree| domain.arenas[tree].segment == segment);
+        let tree = tree.expect("the segment is an arena");
+        drop(trees);
+        let position = Position {
+            tree,
+            granule: offset.get() / GRANULE.get(),
+        };
+        count(stats, domain.forest.take_at(position, run));
+        Place {
+            arena: tree as u64,
+            segment,
+            offset,
+        }
+    }
+
     /// Takes a block that is a run.
     #[inline]
     pub(in crate::strategy) fn take_block<D: Driver>(
@@ -116,9 +142,19 @@ impl Arenas {
         run: Run,
     ) -> Option<BlockId> {
         let place = self.take(&mut heap.stats, domain, run)?;
-        let id = heap.insert_block(place.segment, place.offset, bytes(run.granules()));
-        heap.blocks[id].mark = place.arena;
-        Some(id)
+        Some(insert_block(heap, place, run))
+    }
+
+    /// Takes a block that is a run at its place, where everything is free.
+    pub(in crate::strategy) fn take_block_at<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        place: (SegmentId, Bytes),
+        run: Run,
+    ) -> BlockId {
+        let place = self.take_at(&mut heap.stats, domain, place, run);
+        insert_block(heap, place, run)
     }
 
     /// Puts a block back that is a run. `run_of` returns the run of a size.
@@ -187,6 +223,18 @@ impl Arenas {
         let block = &heap.blocks[id];
         let domain = &mut self.domains[block.domain.index()];
         domain.own_segments.insert(FreeBlock::of(id, block));
+    }
+
+    /// Takes a block that is a segment, free since it was handed out before.
+    pub(in crate::strategy) fn take_own_segment_again(
+        &mut self,
+        domain: DomainId,
+        wanted: &CheckpointBlock,
+    ) -> Option<BlockId> {
+        let own_segments = &mut self.domains[domain.index()].own_segments;
+        let found = { own_segments.iter() }.find(|block| block.address == wanted.address)?;
+        own_segments.remove(found);
+        Some(found.id)
     }
 
     /// Adds a block that is a segment, of the request's size.
@@ -333,6 +381,13 @@ impl Arenas {
             None => Ok(()),
         }
     }
+}
+
+#[inline]
+fn insert_block<D: Driver>(heap: &mut Heap<D>, place: Place, run: Run) -> BlockId {
+    let id = heap.insert_block(place.segment, place.offset, bytes(run.granules()));
+    heap.blocks[id].mark = place.arena;
+    id
 }
 
 /// A segment in which nothing is in use.

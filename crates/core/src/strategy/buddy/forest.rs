@@ -126,6 +126,16 @@ impl Forest {
         Some((position, change))
     }
 
+    /// Takes a run at a position where all of it is free. Constant time but for the depth of the tree.
+    pub(super) fn take_at(&mut self, position: Position, run: Run) -> Change {
+        let tree = self.tree_mut(position.tree);
+        let largest = tree.largest();
+        let change = tree.take_at(position.granule, run);
+        let now = tree.largest();
+        self.move_tree(position.tree, largest, now);
+        change
+    }
+
     /// Puts a run back and merges it with its free buddies. Constant time but for the depth of the
     /// tree.
     #[inline]
@@ -260,6 +270,37 @@ impl Tree {
             change.nodes += 1;
         }
         (granule, change)
+    }
+
+    fn take_at(&mut self, mut granule: u64, run: Run) -> Change {
+        let mut change = Change {
+            nodes: 0,
+            granules: -run.granules().cast_signed(),
+        };
+        if self.is_free() {
+            change.nodes += 1;
+            change.granules += 1_i64 << self.order();
+        }
+        let mut rest = run.granules();
+        while rest > 0 {
+            let order = rest.ilog2();
+            change.nodes += self.take_node(order, granule);
+            granule += 1 << order;
+            rest -= 1 << order;
+        }
+        change
+    }
+
+    /// Takes the node of an order that starts at a granule out of the free one that it is a part of, and
+    /// returns by how much the free nodes became more.
+    fn take_node(&mut self, order: u32, granule: u64) -> i64 {
+        let mut orders = order..=self.order();
+        let whole = orders.find(|&whole| self.remove(whole, index(granule >> whole)));
+        let whole = whole.expect("the node is free");
+        for half in order..whole {
+            self.insert(half, index(granule >> half) ^ 1);
+        }
+        i64::from(whole - order) - 1
     }
 
     #[inline]

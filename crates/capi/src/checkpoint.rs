@@ -1,0 +1,165 @@
+//! Bringing a memory pool back to what it held before: PyTorch's trees of CUDA graphs.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use lowtide_core::{Allocation, DeviceAddress};
+
+use crate::boundary::{run, write_to_c};
+use crate::error::{Error, Status};
+use crate::pluggable::{address_of, host_size, pointer_to};
+use crate::pools::Mempool;
+use crate::registry;
+
+/// What a memory pool held at one moment. It holds no memory of the device.
+#[derive(Debug)]
+pub struct Checkpoint {
+    device: c_int,
+    checkpoint: lowtide_core::Checkpoint,
+}
+
+/// Writes to `is_equal` whether the program holds exactly the `count` blocks of a memory pool that start
+/// at the addresses in `expected`.
+///
+/// # Safety
+///
+/// `expected` may be read for `count` pointers, or `count` is 0; `is_equal` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_check_live(
+    device: c_int,
+    pool: Mempool,
+    expected: *const *mut c_void,
+    count: usize,
+    is_equal: *mut bool,
+) -> Status {
+    run(|| {
+        let expected: Vec<DeviceAddress> = if count == 0 {
+            Vec::new()
+        } else if expected.is_null() {
+            return Err(Error::null("expected"));
+        } else {
+            // SAFETY: it is not null, and may be read for so many, by the contract of this function.
+            let expected = unsafe { slice::from_raw_parts(expected, count) };
+            expected.iter().map(|&memory| address_of(memory)).collect()
+        };
+        let allocator = registry::device(device)?;
+        let answer = allocator.with(|allocator| allocator.check_live(pool.id(), &expected))??;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("is_equal", is_equal, answer) }
+    })
+}
+
+/// Writes what a memory pool holds now to `checkpoint`, for `lowtide_restore_pool`.
+///
+/// It is the caller's, to be given to `lowtide_release_checkpoint`.
+///
+/// # Safety
+///
+/// `checkpoint` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_checkpoint_pool(
+    device: c_int,
+    pool: Mempool,
+    checkpoint: *mut *mut Checkpoint,
+) -> Status {
+    run(|| {
+        if checkpoint.is_null() {
+            return Err(Error::null("checkpoint"));
+        }
+        let allocator = registry::device(device)?;
+        let taken = allocator.with(|allocator| allocator.checkpoint(pool.id()))??;
+        let taken = Checkpoint {
+            device,
+            checkpoint: taken,
+        };
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("checkpoint", checkpoint, Box::into_raw(Box::new(taken))) }
+    })
+}
+
+/// Is told of a block of `size` bytes, which belongs to `stream`. Called with the `context` that was given
+/// with it, by the thread that called, without any lock. It must not throw or unwind.
+pub type BlockVisitor = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        memory: *mut c_void,
+        size: usize,
+        stream: *mut c_void,
+    ),
+>;
+
+/// Takes every block that the program holds in the checkpoint's memory pool back, and hands out those that
+/// it held at the checkpoint, at the same addresses and of the same sizes.
+///
+/// When that is done, `freed` is told of each block that was taken back, and then `allocated` of each that
+/// was handed out; either may be null. What PyTorch calls `setCheckpointPoolState`. Other streams that use
+/// the blocks are waited for. `LOWTIDE_STATUS_POOL` if the pool has ended, if memory of the checkpoint went
+/// back to the driver since (with the strategy `direct` as soon as a block was freed), or if other streams
+/// use the blocks during a graph capture. After any failure the program holds what it did, and neither was
+/// called.
+///
+/// # Safety
+///
+/// `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be
+/// called with `context` until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_restore_pool(
+    device: c_int,
+    checkpoint: *const Checkpoint,
+    freed: BlockVisitor,
+    allocated: BlockVisitor,
+    context: *mut c_void,
+) -> Status {
+    run(|| {
+        // SAFETY: it is null or points to a checkpoint, by the contract of this function.
+        let checkpoint = unsafe { checkpoint.as_ref() };
+        let checkpoint = checkpoint.ok_or_else(|| Error::null("checkpoint"))?;
+        if checkpoint.device != device {
+            let text = format_args!("the checkpoint is of device {}", checkpoint.device);
+            return Err(Error::new(Status::InvalidArgument, text));
+        }
+        let allocator = registry::device(device)?;
+        let restored = allocator.with(|allocator| allocator.restore(&checkpoint.checkpoint))??;
+        let told = [(freed, &restored.freed), (allocated, &restored.allocated)];
+        for (visit, blocks) in told {
+            for block in blocks {
+                // SAFETY: it may be called with the context, by the contract of this function.
+                unsafe { tell(visit, context, block) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Takes back what `lowtide_checkpoint_pool` handed out. Null is ignored. The pool is not touched.
+///
+/// # Safety
+///
+/// `checkpoint` is null, or from `lowtide_checkpoint_pool` and not taken back yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_release_checkpoint(checkpoint: *mut Checkpoint) {
+    if !checkpoint.is_null() {
+        // SAFETY: it came from a box in `lowtide_checkpoint_pool`, and is used no more, by the contract of
+        // this function.
+        drop(unsafe { Box::from_raw(checkpoint) });
+    }
+}
+
+/// # Safety
+///
+/// `visit` may be called with the context.
+unsafe fn tell(visit: BlockVisitor, context: *mut c_void, block: &Allocation) {
+    let Some(visit) = visit else {
+        return;
+    };
+    let stream = pointer_to(DeviceAddress(block.stream.0));
+    // SAFETY: by the contract of this function.
+    unsafe {
+        visit(
+            context,
+            pointer_to(block.address),
+            host_size(block.size),
+            stream,
+        )
+    };
+}

@@ -1,0 +1,287 @@
+//! Memory pools: what graph captures and `torch.cuda.MemPool` need, and captures themselves.
+
+use std::ffi::{c_int, c_void};
+
+use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
+
+use crate::boundary::{run, write_to_c};
+use crate::error::{Error, Status};
+use crate::pluggable::{address_of, host_size, pointer_to};
+use crate::registry;
+
+/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
+/// the same registers. Both 0 are the default pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Mempool {
+    /// Above 0 for what a graph capture asked for.
+    pub capture: u64,
+    /// Above 0 for a `torch.cuda.MemPool`.
+    pub user: u64,
+}
+
+impl Mempool {
+    pub(crate) fn id(self) -> MempoolId {
+        MempoolId(self.capture, self.user)
+    }
+
+    pub(crate) fn of(id: MempoolId) -> Mempool {
+        Mempool {
+            capture: id.0,
+            user: id.1,
+        }
+    }
+}
+
+/// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
+/// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
+/// throw or unwind.
+pub type StreamFilter =
+    Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
+
+/// Ends the `context` that functions of the caller's are called with. Called once, under their rules.
+pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
+
+/// Serves from now on the requests of those streams of `device` that `accepts` names from a memory pool,
+/// which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
+/// the latest counts.
+///
+/// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
+/// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
+/// `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
+/// called too.
+///
+/// # Safety
+///
+/// `accepts` may be called with `context` from any thread until then, and `end` once after that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
+    device: c_int,
+    pool: Mempool,
+    accepts: StreamFilter,
+    context: *mut c_void,
+    end: ContextEnd,
+) -> Status {
+    let context = Context { context, end };
+    let filter = Filter { accepts, context };
+    run(move || {
+        let allocator = registry::device(device)?;
+        let accepts = move |stream| filter.accepts(stream);
+        Ok(allocator.with(|allocator| allocator.begin_allocate_to_pool(pool.id(), accepts))??)
+    })
+}
+
+/// Serves requests as before `lowtide_begin_allocate_to_pool`. The pool stays held.
+///
+/// PyTorch's hook `set_end_allocate_to_pool_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.end_allocate_to_pool(pool.id()))??)
+    })
+}
+
+/// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
+/// free in it.
+///
+/// PyTorch's hook `set_release_pool`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.release_pool(pool.id()))??)
+    })
+}
+
+/// Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_retain_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.create_or_retain_pool(pool.id()))?)
+    })
+}
+
+/// Writes how often a memory pool is held: 0 for one that does not exist.
+///
+/// # Safety
+///
+/// `count` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_pool_use_count(
+    device: c_int,
+    pool: Mempool,
+    count: *mut c_int,
+) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        let held = allocator.with(|allocator| allocator.pool_use_count(pool.id()))?;
+        let held = c_int::try_from(held.unwrap_or(0)).unwrap_or(c_int::MAX);
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("count", count, held) }
+    })
+}
+
+/// Lets requests of the default pool be served from this one before they fail, or not.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.set_use_on_oom(pool.id(), use_on_oom))??)
+    })
+}
+
+/// Hands the blocks of a memory pool out whole from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.set_no_split(pool.id()))??)
+    })
+}
+
+/// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
+/// alone. With its last segment the pool ends. A pool that does not exist holds nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.empty_pool(pool.id()))??)
+    })
+}
+
+/// Returns `size` bytes of `device` for work in `stream`, or null where there are none. Called with the
+/// `context` that was given with it, by the thread whose request needs them, under the lock of the pool:
+/// it must not ask lowtide for memory of this device, throw or unwind.
+pub type SegmentAllocate = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        size: usize,
+        device: c_int,
+        stream: *mut c_void,
+    ) -> *mut c_void,
+>;
+
+/// Takes back what a `lowtide_segment_allocate` returned for `size` bytes. Called under the same rules.
+pub type SegmentRelease = Option<
+    unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void, size: usize, device: c_int),
+>;
+
+/// Lets the segments of a memory pool come from `allocate` and go back to `release`, in place of the
+/// driver. The pool is there, and has had no segment yet. It has no expandable ones.
+///
+/// `end`, which may be null, is called once, under the rules of the two, when the pool ends: after the
+/// last `release`. After a failure it has been called too. When a process ends, it is not.
+///
+/// `LOWTIDE_STATUS_POOL` if the pool is not there, or has segments or a source already.
+///
+/// # Safety
+///
+/// `allocate` and `release` may be called with `context` from any thread until `end`, and that once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_set_pool_source(
+    device: c_int,
+    pool: Mempool,
+    allocate: SegmentAllocate,
+    release: SegmentRelease,
+    context: *mut c_void,
+    end: ContextEnd,
+) -> Status {
+    let context = Context { context, end };
+    run(move || {
+        let (Some(allocate), Some(release)) = (allocate, release) else {
+            return Err(Error::null("allocate` and `release"));
+        };
+        let source = Source {
+            device,
+            allocate,
+            release,
+            context,
+        };
+        let allocator = registry::device(device)?;
+        Ok(
+            allocator
+                .with(|allocator| allocator.set_pool_source(pool.id(), Box::new(source)))??,
+        )
+    })
+}
+
+/// Says that a stream of a device is being captured into a graph: until `lowtide_capture_end`, no event
+/// is queried, and memory that several streams used is not handed out again.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.capture_begin())?)
+    })
+}
+
+/// Says that a capture has ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
+    run(|| {
+        let allocator = registry::device(device)?;
+        Ok(allocator.with(|allocator| allocator.capture_end())?)
+    })
+}
+
+/// What a caller's functions are called with; it ends when this is dropped.
+struct Context {
+    context: *mut c_void,
+    end: ContextEnd,
+}
+
+// SAFETY: it is given to functions that may be called with it from any thread, by the contracts of
+// `lowtide_begin_allocate_to_pool` and `lowtide_set_pool_source`.
+unsafe impl Send for Context {}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(end) = self.end {
+            // SAFETY: this is the one call, and the context is not used after it, as `self` is gone.
+            unsafe { end(self.context) };
+        }
+    }
+}
+
+/// A caller's filter.
+struct Filter {
+    accepts: StreamFilter,
+    context: Context,
+}
+
+impl Filter {
+    fn accepts(&self, stream: Stream) -> bool {
+        self.accepts.is_none_or(|accepts| {
+            let stream = pointer_to(DeviceAddress(stream.0));
+            // SAFETY: the context has not ended, as `self` lives.
+            unsafe { accepts(self.context.context, stream) }
+        })
+    }
+}
+
+/// A caller's source of segments.
+struct Source {
+    device: c_int,
+    allocate: unsafe extern "C" fn(*mut c_void, usize, c_int, *mut c_void) -> *mut c_void,
+    release: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int),
+    context: Context,
+}
+
+impl SegmentSource for Source {
+    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
+        let stream = pointer_to(DeviceAddress(stream.0));
+        // SAFETY: the context has not ended, as `self` lives.
+        let memory =
+            unsafe { (self.allocate)(self.context.context, host_size(size), self.device, stream) };
+        (!memory.is_null()).then(|| address_of(memory))
+    }
+
+    fn release(&mut self, address: DeviceAddress, size: Bytes) {
+        let memory = pointer_to(address);
+        // SAFETY: 1. the context has not ended, as `self` lives. 2. The memory is from `allocate`, of
+        // this size, and goes back once.
+        unsafe { (self.release)(self.context.context, memory, host_size(size), self.device) };
+    }
+}

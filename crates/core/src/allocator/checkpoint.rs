@@ -1,0 +1,288 @@
+//! Bringing a private pool back to what it held before: what PyTorch's trees of CUDA graphs need, which
+//! replay one graph and then capture another in the memory that the first left free.
+
+use super::{Allocation, DeviceAllocator};
+use crate::block::{Block, BlockId, BlockState};
+use crate::domain::PoolIndex;
+use crate::driver::Driver;
+use crate::error::AllocError;
+use crate::event::Action;
+use crate::segment::SegmentId;
+use crate::strategy::Strategy;
+use crate::units::{Bytes, DeviceAddress, MempoolId};
+
+/// What a private pool held at one moment, for [`DeviceAllocator::restore`]. Holds no memory itself.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pool: MempoolId,
+    /// By rising addresses.
+    blocks: Vec<CheckpointBlock>,
+}
+
+/// A block as it was at a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointBlock {
+    pub(crate) address: DeviceAddress,
+    pub(crate) size: Bytes,
+    pub(crate) segment: SegmentId,
+    /// Of the segment, whose number another may have by now.
+    serial: u64,
+    /// What lies in front of it in the segment.
+    pub(crate) offset: Bytes,
+    /// Whether the program held it.
+    is_held: bool,
+}
+
+/// What [`DeviceAllocator::restore`] did, each list by rising addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// The blocks that the program held in the pool, and holds no more.
+    pub freed: Vec<Allocation>,
+    /// The blocks that it holds now.
+    pub allocated: Vec<Allocation>,
+}
+
+impl<D: Driver> DeviceAllocator<D> {
+    /// Returns what a pool holds now. O(n log n) for n blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn checkpoint(&self, pool: MempoolId) -> Result<Checkpoint, AllocError> {
+        let index = self.find_pool(pool)?;
+        let in_pool = self.blocks_of_pool(index);
+        let has_memory = in_pool.filter(|(_, block)| block.state != BlockState::Unmapped);
+        let mut blocks: Vec<CheckpointBlock> = has_memory
+            .map(|(_, block)| {
+                let segment = self.heap.segments.get(block.segment);
+                CheckpointBlock {
+                    address: block.address,
+                    size: block.size,
+                    segment: block.segment,
+                    serial: segment.serial,
+                    offset: block.address.offset_from(segment.address),
+                    is_held: block.state == BlockState::Allocated,
+                }
+            })
+            .collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        Ok(Checkpoint { pool, blocks })
+    }
+
+    /// Takes every block that the program holds in the checkpoint's pool back, and hands out those that
+    /// it held at the checkpoint, at the same addresses and of the same sizes, which then count as what
+    /// was asked for. Memory that the pool has got since stays with it, free. Blocks that other streams
+    /// use are waited for. O(n log n) for n blocks.
+    ///
+    /// The checkpoint must be this allocator's.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist any more;
+    /// [`AllocError::NotRestorable`] where a block's memory went back to the driver, with `direct` as
+    /// soon as the block was freed, or is used by other streams during a capture, in which they cannot
+    /// be waited for; [`AllocError::Driver`] when a wait fails. The program then holds what it did.
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Restored, AllocError> {
+        let pool = self.find_pool(checkpoint.pool)?;
+        self.finish_uses(pool, checkpoint.pool)?;
+        let wanted = self.restorable_blocks(checkpoint)?;
+        // From here on nothing can fail.
+        let freed = self.free_pool(pool, &wanted);
+        let mut allocated = Vec::new();
+        let mut only_shown = Vec::new();
+        for (block, id) in self.take_again(pool, &wanted) {
+            self.hand_out(id, block.size);
+            if block.is_held {
+                allocated.push(self.allocation_of(id));
+            } else {
+                only_shown.push(block.address);
+            }
+        }
+        for address in only_shown {
+            if let Ok(id) = self.find_allocated(address) {
+                self.free_unused(id);
+            }
+        }
+        Ok(Restored { freed, allocated })
+    }
+
+    /// Returns whether the program holds exactly the blocks of a pool that start at these addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn check_live(
+        &self,
+        pool: MempoolId,
+        expected: &[DeviceAddress],
+    ) -> Result<bool, AllocError> {
+        let held = self.held_in_pool(self.find_pool(pool)?);
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        expected.dedup();
+        let held = held.iter().map(|&id| self.heap.blocks[id].address);
+        Ok(held.eq(expected))
+    }
+
+    fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, &Block)> {
+        let blocks = self.heap.blocks.iter();
+        blocks.filter(move |(_, block)| self.heap.domains.domain(block.domain).pool == pool)
+    }
+
+    /// Returns the blocks of a pool that the program holds, by rising addresses.
+    fn held_in_pool(&self, pool: PoolIndex) -> Vec<BlockId> {
+        let held = self
+            .blocks_of_pool(pool)
+            .filter(|(_, block)| block.state == BlockState::Allocated);
+        let mut held: Vec<_> = held.map(|(id, block)| (block.address, id)).collect();
+        held.sort_unstable();
+        held.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Waits until no other stream uses a pool's blocks, held or freed.
+    fn finish_uses(&mut self, pool: PoolIndex, name: MempoolId) -> Result<(), AllocError> {
+        let is_used = |block: &Block| block.used_elsewhere || block.state == BlockState::Pending;
+        let used: Vec<BlockId> = { self.blocks_of_pool(pool) }
+            .filter_map(|(id, block)| is_used(block).then_some(id))
+            .collect();
+        let Some(&first) = used.first() else {
+            return Ok(());
+        };
+        if self.captures > 0 {
+            return Err(AllocError::NotRestorable {
+                pool: name,
+                address: self.heap.blocks[first].address,
+                reason: "other streams use it, which cannot be waited for during a graph capture",
+            });
+        }
+        self.reclaim_pending()?;
+        let held = self.held_in_pool(pool);
+        for &id in &held {
+            for stream in self.uses.streams_of(id) {
+                self.heap.driver.synchronize_stream(stream)?;
+            }
+        }
+        for id in held {
+            self.uses.forget(id);
+            self.heap.blocks[id].used_elsewhere = false;
+        }
+        Ok(())
+    }
+
+    /// Returns the blocks of a checkpoint that are to be handed out, if all can be.
+    fn restorable_blocks(
+        &self,
+        checkpoint: &Checkpoint,
+    ) -> Result<Vec<CheckpointBlock>, AllocError> {
+        let shows_free = Strategy::<D>::restores_free_blocks(&self.strategy);
+        let mut wanted = Vec::new();
+        for block in &checkpoint.blocks {
+            let segment = self.heap.segments.find(block.segment, block.serial);
+            let has_memory =
+                segment.is_some_and(|segment| segment.has_memory(block.offset, block.size));
+            if block.is_held && !has_memory {
+                return Err(AllocError::NotRestorable {
+                    pool: checkpoint.pool,
+                    address: block.address,
+                    reason: "its memory went back to the driver since",
+                });
+            }
+            if has_memory && (block.is_held || shows_free) {
+                wanted.push(*block);
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Takes every held block of a pool back, and returns what they were. A wanted one that is all of
+    /// its segment only counts as freed: some strategies would give its memory back.
+    fn free_pool(&mut self, pool: PoolIndex, wanted: &[CheckpointBlock]) -> Vec<Allocation> {
+        let mut freed = Vec::new();
+        for id in self.held_in_pool(pool) {
+            freed.push(self.allocation_of(id));
+            let (address, size) = (self.heap.blocks[id].address, self.heap.blocks[id].size);
+            let found = wanted.binary_search_by_key(&address, |block| block.address);
+            let is_wanted = found.is_ok_and(|index| wanted[index].size == size);
+            if is_wanted && self.heap.segments.get(self.heap.blocks[id].segment).size == size {
+                self.count_unused(id);
+            } else {
+                self.free_unused(id);
+            }
+        }
+        freed
+    }
+
+    /// Takes the wanted blocks from the strategy, but for those that are held still.
+    fn take_again<'a>(
+        &mut self,
+        pool: PoolIndex,
+        wanted: &'a [CheckpointBlock],
+    ) -> Vec<(&'a CheckpointBlock, BlockId)> {
+        let held = self.held_in_pool(pool);
+        let free = self
+            .blocks_of_pool(pool)
+            .filter(|(_, block)| block.state == BlockState::Free);
+        let mut free: Vec<_> = free.map(|(id, block)| (block.address, id)).collect();
+        free.sort_unstable();
+        let mut last: Option<BlockId> = None;
+        let mut taken = Vec::with_capacity(wanted.len());
+        for block in wanted {
+            let address_of = |&id: &BlockId| self.heap.blocks[id].address;
+            if let Ok(index) = held.binary_search_by_key(&block.address, address_of) {
+                taken.push((block, held[index]));
+                continue;
+            }
+            // What was left behind the last block is not among those that were free before.
+            let before = free.partition_point(|&(address, _)| address <= block.address);
+            let known = before.checked_sub(1).map(|index| free[index]);
+            let rest = last.and_then(|last| self.heap.blocks[last].next);
+            let rest = rest.map(|id| (address_of(&id), id));
+            let around = known
+                .into_iter()
+                .chain(rest.filter(|&(address, _)| address <= block.address))
+                .max_by_key(|&(address, _)| address);
+            let around = around.map(|(_, id)| id);
+            let id = self.strategy.take_again(&mut self.heap, block, around);
+            last = Some(id);
+            taken.push((block, id));
+        }
+        taken
+    }
+
+    /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
+    /// next request tries that again.
+    fn free_unused(&mut self, id: BlockId) {
+        let events_before = self.heap.log.events.len();
+        let block = &self.heap.blocks[id];
+        let (address, size, requested) = (block.address, block.size, block.requested);
+        let (kind, domain) = (block.kind, block.domain);
+        self.heap
+            .record(Action::FreeRequested, domain, address, requested);
+        match self.give_back(id) {
+            Ok(()) => self.heap.stats.count_freed(kind, size, requested),
+            Err(_) => {
+                self.heap.log.events.truncate(events_before + 1);
+                self.uses.pass(id);
+                self.heap.blocks[id].state = BlockState::Pending;
+                self.heap.stats.count_suspended(kind, size);
+            }
+        }
+        if self.heap.is_oversize(size) {
+            self.heap.stats.oversize_allocations.decrease(1);
+        }
+    }
+
+    /// Counts a block as freed that is about to be handed out again.
+    fn count_unused(&mut self, id: BlockId) {
+        let block = &self.heap.blocks[id];
+        let (address, size, requested) = (block.address, block.size, block.requested);
+        let (kind, domain) = (block.kind, block.domain);
+        for action in [Action::FreeRequested, Action::FreeCompleted] {
+            self.heap.record(action, domain, address, requested);
+        }
+        self.heap.stats.count_freed(kind, size, requested);
+        if self.heap.is_oversize(size) {
+            self.heap.stats.oversize_allocations.decrease(1);
+        }
+    }
+}
