@@ -31,7 +31,7 @@ def stage_library() -> None:
 
 def _build(*target: str, name: str) -> Path:
     """Builds something for release and returns the file of this name that came of it."""
-    command = ["cargo", "build", "--release", "--locked", *target]
+    command = ["cargo", "build", "--release", *target]
     messages = subprocess.run(
         [*command, "--message-format", "json-render-diagnostics"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     )
