@@ -635,7 +635,8 @@ def test_the_profiler_sees_memory() -> None:
 
 @pytest.mark.skipif(version() < (2, 9), reason="newer")
 def test_torch_accelerator_knows_the_same() -> None:
-    held = bytes_of(5 * MIB)
+    # So large that its segment is its own.
+    held = bytes_of(24 * MIB)
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
     assert torch.accelerator.max_memory_allocated() == torch.cuda.max_memory_allocated()
     assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
@@ -718,9 +719,10 @@ def exchange(make: Callable[[], Any]) -> None:
     try:
         for _ in range(3):
             tensor = make()
-            torch.cuda.synchronize()
+            # Before it is sent: the other process writes as soon as it has answered.
+            expected = int(tensor.sum()), tensor.numel()
             queue.put(tensor)
-            assert answers.get(timeout=120) == (int(tensor.sum()), tensor.numel())
+            assert answers.get(timeout=120) == expected
             assert answers.get(timeout=120) == "written"
             assert bool((tensor == 3).all())
         queue.put(None)
