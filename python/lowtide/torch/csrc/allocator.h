@@ -28,25 +28,19 @@ void give_back(void* memory);
 // The deleter of what the driver was asked for at each request, while caching is off.
 void give_back_uncached(void* memory);
 
-// The stream that work of this thread goes into. PyTorch looks the handle of a stream up under a guard of the
-// device, which takes longer than a request; the handle of a stream never changes.
-inline cudaStream_t current_stream(DeviceIndex device) {
-  static thread_local struct {
-    DeviceIndex device = -1;
-    c10::StreamId id = 0;
-    cudaStream_t handle = nullptr;
-  } last;
-  const auto stream = c10::cuda::getCurrentCUDAStream(device);
-  if (C10_UNLIKELY(stream.id() != last.id || device != last.device)) {
-    last = {device, stream.id(), stream.stream()};
-  }
-  return last.handle;
-}
-
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
-  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  const cudaError_t error = C10_CUDA_ERROR_HANDLED(c10::cuda::GetDevice(&device));
+  // The check is a call whatever the error, and this is asked at each request.
+  if (C10_UNLIKELY(error != cudaSuccess)) {
+    C10_CUDA_CHECK(error);
+  }
   return device;
+}
+
+// The stream that this thread puts its work into.
+inline cudaStream_t current_stream(DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
 class LowtideAllocator final : public native::CUDAAllocator {
