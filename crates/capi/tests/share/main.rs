@@ -274,10 +274,10 @@ fn the_child_of_a_fork_neither_shares_nor_answers() {
 /// A child ends as programs do, with its exit handlers, while its parent's thread is at work.
 #[test]
 fn the_child_of_a_fork_ends() {
-    let test = "the_child_of_a_fork_ends";
-    common::isolated(test, &[EXPANDABLE], |_| {
-        share(allocate(3 << 20, 0).unwrap()).unwrap();
-        for _ in 0..20 {
+    fn forks(_: &Fake) {
+        say(&share(allocate(3 << 20, 0).unwrap()).unwrap().0);
+        told();
+        for _ in 0..100 {
             // SAFETY: the child only ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
@@ -289,6 +289,28 @@ fn the_child_of_a_fork_ends() {
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(status, 0);
         }
+        say("all ended");
+        told();
+    }
+    fn attaches(_: &Fake) {
+        let bytes = told().unwrap();
+        for round in 0..300 {
+            let start = attach(&bytes, 0).unwrap();
+            assert_eq!(lowtide_detach(start), Status::Ok);
+            if round == 0 {
+                say("begun");
+            }
+        }
+    }
+    let test = "the_child_of_a_fork_ends";
+    play(&[("forks", forks), ("attaches", attaches)], || {
+        let mut exporter = Other::start(test, "forks", &[EXPANDABLE]);
+        let bytes = exporter.hear();
+        let mut importer = Other::start(test, "attaches", &[]);
+        assert_eq!(importer.ask(&bytes), "begun");
+        assert_eq!(exporter.ask("fork"), "all ended");
+        importer.finish();
+        exporter.finish();
     });
 }
 
