@@ -82,7 +82,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto status = release(memory);
     if (C10_UNLIKELY(status == LOWTIDE_STATUS_NOT_ALLOCATED)) {
       // What was taken while caching was off is given back here too, whether or not it still is.
-      TORCH_CHECK(was_uncached_, "invalid device pointer: ", memory);
+      TORCH_CHECK(was_uncached_, no_block_at(memory));
       give_back_uncached(memory);
       return;
     }
@@ -108,7 +108,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
   c10::DataPtr allocateWithAddress(size_t size, void* address) override {
     auto memory = allocate(size);
-    TORCH_CHECK(memory.get() == address, "the memory at ", address, " is not free for ", size, " bytes");
+    TORCH_CHECK(memory.get() == address, "the memory at that address is not free for ", std::to_string(size), " bytes");
     return memory;
   }
 #endif
@@ -419,7 +419,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     size_t length = 0;
     uint64_t offset = 0;
     const auto status = lowtide_share(memory, &bytes, &length, &offset);
-    TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, "invalid device pointer: ", memory);
+    TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, no_block_at(memory));
     check(status);
     const std::unique_ptr<void, decltype(&lowtide_release_bytes)> owner(bytes, &lowtide_release_bytes);
     return {static_cast<ptrdiff_t>(offset), std::string(static_cast<const char*>(bytes), length)};
