@@ -140,7 +140,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
   void emptyCache(MempoolId_t pool = {0, 0}) override {
     const History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count_; ++device) {
-      check(is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool)));
+      const auto status =
+          is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool));
+      // A pool need not be on every device.
+      if (status != LOWTIDE_STATUS_POOL) {
+        check(status);
+      }
     }
   }
 
