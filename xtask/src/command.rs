@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{self, Stdio};
 
-use crate::{header, tidy};
+use crate::{header, python, tidy};
 
 /// One command with its arguments.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub(crate) enum Command {
     Fuzz { minutes: u32 },
     Miri,
     Bench { arguments: Vec<String> },
+    Wheel,
+    Gpu { arguments: Vec<String> },
 }
 
 /// Why a command did not end well.
@@ -41,12 +43,10 @@ impl Command {
         let Some((name, rest)) = arguments.split_first() else {
             return Err("no command given".into());
         };
+        let arguments = rest.to_vec();
         let command = match name.as_str() {
-            "bench" => {
-                return Ok(Self::Bench {
-                    arguments: rest.to_vec(),
-                });
-            }
+            "bench" => return Ok(Self::Bench { arguments }),
+            "gpu" => return Ok(Self::Gpu { arguments }),
             "fuzz" => {
                 return Ok(Self::Fuzz {
                     minutes: parse_minutes(rest)?,
@@ -56,6 +56,7 @@ impl Command {
             "tidy" => Self::Tidy,
             "header" => Self::Header,
             "miri" => Self::Miri,
+            "wheel" => Self::Wheel,
             "help" | "--help" | "-h" => Self::Help,
             other => return Err(format!("unknown command `{other}`")),
         };
@@ -75,6 +76,8 @@ impl Command {
             Self::Fuzz { minutes } => fuzz(root, *minutes),
             Self::Miri => miri(root),
             Self::Bench { arguments } => bench(root, arguments),
+            Self::Wheel => python::wheel(root),
+            Self::Gpu { arguments } => python::gpu(root, arguments),
         }
     }
 }
@@ -102,6 +105,7 @@ fn test(root: &Path) -> Result<(), Stop> {
         "documentation",
         documentation.env("RUSTDOCFLAGS", "-D warnings"),
     )?;
+    python::test(root)?;
     // Before the tests, because nextest does not run examples of the documentation.
     let arguments = ["test", "--workspace", "--doc", "--no-fail-fast"];
     step("documentation examples", &mut cargo(root, &arguments))?;
@@ -205,15 +209,17 @@ fn is_available(root: &Path, subcommand: &[&str]) -> bool {
 }
 
 /// Says what runs, runs it, and stops the whole command with its exit status if it fails.
-fn step(name: &str, command: &mut process::Command) -> Result<(), Stop> {
+pub(crate) fn step(name: &str, command: &mut process::Command) -> Result<(), Stop> {
+    let program = Path::new(command.get_program()).file_name();
+    let program = program.unwrap_or_default().to_string_lossy().into_owned();
     let words: Vec<_> = command
         .get_args()
         .map(|word| word.to_string_lossy())
         .collect();
-    eprintln!("xtask: {name}: cargo {}", words.join(" "));
+    eprintln!("xtask: {name}: {program} {}", words.join(" "));
     let status = command
         .status()
-        .map_err(|error| Stop::new(1, format!("{name}: cargo did not start: {error}")))?;
+        .map_err(|error| Stop::new(1, format!("{name}: {program} did not start: {error}")))?;
     if status.success() {
         return Ok(());
     }
@@ -248,6 +254,9 @@ mod tests {
         );
         let arguments = vec!["--bench".into(), "hit".into()];
         assert_eq!(parse("bench --bench hit"), Ok(Command::Bench { arguments }));
+        assert_eq!(parse("wheel"), Ok(Command::Wheel));
+        let arguments = vec!["doctor".into()];
+        assert_eq!(parse("gpu doctor"), Ok(Command::Gpu { arguments }));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 11] = [
     "error",
     "boundary",
     "pluggable",
@@ -18,6 +18,8 @@ const SOURCES: [&str; 9] = [
     "held",
     "shortage",
     "control",
+    "peers",
+    "share",
 ];
 
 /// Writes the header in the project at `root` anew.

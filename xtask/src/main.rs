@@ -1,11 +1,12 @@
-//! The project's own commands: `cargo xtask test | tidy | header | fuzz | miri | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | wheel | gpu | fuzz | miri | bench`.
 //!
-//! `test` needs only what rustup installs; a tool that another command needs and does not find is
-//! named in one line. Nothing is ever installed from here.
+//! `test` needs what rustup installs, and Python; a tool that another command needs and does not find is
+//! named in one line. Nothing is ever installed from here, but Python's tools among what cargo builds.
 #![forbid(unsafe_code)]
 
 mod command;
 mod header;
+mod python;
 mod tidy;
 
 use std::env;
@@ -17,9 +18,11 @@ use command::{Command, Stop};
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test                 formatting, tidy, clippy, documentation, then all tests
+  test                 formatting, tidy, clippy, documentation, the Python package, then all tests
   tidy                 the project's own rules, which no other tool checks
   header               writes crates/capi/include/lowtide.h, which `test` checks, from the source
+  wheel                builds the Python package into `dist`
+  gpu [ARGS]           tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
   fuzz [--minutes N]   every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
   miri                 lowtide-core's unit tests under Miri; needs nightly with the miri component
   bench [ARGS]         the benchmarks, and a record of them; with ARGS for `cargo bench`, no record

@@ -56,7 +56,8 @@ typedef enum lowtide_status {
    */
   LOWTIDE_STATUS_POOL = 4,
   /**
-   * A call to the device failed. Nothing was lost by it, and the next call may work.
+   * A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
+   * work.
    */
   LOWTIDE_STATUS_DRIVER = 5,
   /**
@@ -463,8 +464,9 @@ enum lowtide_status lowtide_deallocate(void *memory);
 /**
  * Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
  *
- * PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` must not be destroyed before the
- * memory has been freed. May be called from any thread.
+ * PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
+ * default stream, which is taken for the memory's device; it must not be destroyed before the memory has
+ * been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
  */
 enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
@@ -481,7 +483,8 @@ enum lowtide_status lowtide_init(int device_count);
  * Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
  * each. One that fails does not keep the others from it; its error is the answer.
  *
- * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+ * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
+ * on standard error, too.
  */
 enum lowtide_status lowtide_reset(void);
 
@@ -489,7 +492,7 @@ enum lowtide_status lowtide_reset(void);
  * Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
  * above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
  *
- * PyTorch's hook `set_memory_fraction_fn`.
+ * PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);
@@ -859,13 +862,81 @@ enum lowtide_status lowtide_snapshot(void **bytes,
                                      size_t *length);
 
 /**
- * Takes back what `lowtide_snapshot` handed out. Null is ignored.
+ * Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
  *
  * The caller promises:
  *
- * `bytes` is null, or from `lowtide_snapshot` and not taken back yet.
+ * `bytes` is null, or from one of these and not taken back yet.
  */
 void lowtide_release_bytes(void *bytes);
+
+/**
+ * Lets work on `peer` use the memory of `device`: all that there is and all to come, of every kind. Doing
+ * it again changes nothing, and a device may use its own memory anyway. Both devices are made ready for
+ * use.
+ *
+ * `LOWTIDE_STATUS_DRIVER` where the machine does not connect the two.
+ */
+enum lowtide_status lowtide_enable_peer_access(int device,
+                                               int peer);
+
+/**
+ * Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
+ * block at `memory` is behind what that returns.
+ *
+ * The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
+ * do: blocks that share those have the same bytes. They are the caller's, to be given to
+ * `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
+ * says how many there are. On failure nothing is written.
+ *
+ * The block must stay allocated while others use it: once it is freed its memory is handed out again, and
+ * bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
+ * segments with it; pages of expandable segments stay for those that have attached them. The first block
+ * of an expandable segment that is shared starts a thread, which gives other processes what the bytes
+ * name; the child of a fork does not have it and shares nothing.
+ *
+ * The caller promises:
+ *
+ * `bytes`, `length` and `offset` are null or may be written to.
+ */
+enum lowtide_status lowtide_share(void *memory,
+                                  void **bytes,
+                                  size_t *length,
+                                  uint64_t *offset);
+
+/**
+ * Writes to `memory` where the memory that another process named by `lowtide_share` starts in this one,
+ * for work on `device`, which is that process's card as this one counts. The same bytes again give the
+ * same address, and each time must be undone by `lowtide_detach`. On failure `memory` is left as it was.
+ *
+ * Takes as many addresses as the memory has bytes, and no memory of the device. Work of other devices may
+ * use it as far as `lowtide_enable_peer_access` allows for `device`. Where the processes count their
+ * devices differently (`CUDA_VISIBLE_DEVICES`), the card that has the memory is found by its UUID, and
+ * `device` is made its peer.
+ *
+ * `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
+ * itself, whose memory or process is gone, or whose card this process does not see. The process that shared
+ * expandable segments must be on the same machine and in the same network namespace, and have the same
+ * user.
+ *
+ * The caller promises:
+ *
+ * `bytes` may be read for `length` bytes. `memory` is null or may be written to.
+ */
+enum lowtide_status lowtide_attach(int device,
+                                   const void *bytes,
+                                   size_t length,
+                                   void **memory);
+
+/**
+ * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
+ * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
+ * capture. Work of other devices that uses the memory must have ended.
+ *
+ * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
+ * the memory is still attached, and the same call may work.
+ */
+enum lowtide_status lowtide_detach(void *memory);
 
 #ifdef __cplusplus
 }  // extern "C"

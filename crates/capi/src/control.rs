@@ -228,11 +228,11 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
     })
 }
 
-/// Takes back what `lowtide_snapshot` handed out. Null is ignored.
+/// Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
 ///
 /// # Safety
 ///
-/// `bytes` is null, or from `lowtide_snapshot` and not taken back yet.
+/// `bytes` is null, or from one of these and not taken back yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
     // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
@@ -290,11 +290,11 @@ fn snapshot() -> Result<Vec<u8>, Error> {
 }
 
 /// Returns a copy in memory that C can free.
-fn copy_for_c(bytes: &[u8]) -> Result<*mut c_void, Error> {
+pub(crate) fn copy_for_c(bytes: &[u8]) -> Result<*mut c_void, Error> {
     // SAFETY: any size may be asked for.
     let copy = unsafe { libc::malloc(bytes.len()) };
     if copy.is_null() {
-        let text = format_args!("the host has no {} bytes for a snapshot", bytes.len());
+        let text = format_args!("the host has no {} bytes for the answer", bytes.len());
         return Err(Error::new(Status::Internal, text));
     }
     // SAFETY: 1. both have so many bytes. 2. The copy is new, so they do not overlap.

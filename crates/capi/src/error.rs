@@ -24,7 +24,8 @@ pub enum Status {
     /// There is no such memory pool, or it is not in a state for this: requests are being routed to it
     /// already, it has segments already, its checkpoint is lost.
     Pool = 4,
-    /// A call to the device failed. Nothing was lost by it, and the next call may work.
+    /// A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
+    /// work.
     Driver = 5,
     /// NVIDIA's driver is not there, does not start, or is too old.
     NoDriver = 6,

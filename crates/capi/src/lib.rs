@@ -15,20 +15,23 @@
 //! # What this crate does not do
 //!
 //! It decides nothing about memory, which is `lowtide-core`'s to do, and keeps no table of pointers of its
-//! own. It ends nothing when the process ends: the driver may be gone by then, and takes all memory back
-//! itself.
+//! own. It ends nothing when the process ends, but that other processes get no more of its memory: the
+//! driver may be gone by then, and takes all memory back itself.
 #![expect(unsafe_code, reason = "exports a C interface")]
 
 mod boundary;
 mod checkpoint;
 mod control;
+mod drivers;
 mod error;
 mod events;
 mod held;
+mod peers;
 mod pluggable;
 mod pools;
 mod registry;
 mod settings;
+mod share;
 mod shortage;
 
 pub use boundary::lowtide_last_error;
@@ -48,6 +51,7 @@ pub use held::{
     Allocation, Block, BlockState, Segment, SegmentVisitor, lowtide_find_allocation,
     lowtide_largest_free, lowtide_visit_segments,
 };
+pub use peers::lowtide_enable_peer_access;
 pub use pluggable::{
     lowtide_allocate, lowtide_base_alloc, lowtide_deallocate, lowtide_free, lowtide_init,
     lowtide_malloc, lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
@@ -58,6 +62,7 @@ pub use pools::{
     lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
+pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
 pub use shortage::{
     OutOfMemory, ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage,
 };

@@ -236,8 +236,17 @@ pub(crate) fn config() -> Result<Config, Error> {
 ///
 /// If the process was forked, or there is no driver that works.
 pub(crate) fn start_driver() -> Result<(), Error> {
+    library().map(drop)
+}
+
+/// Returns the driver, which is started if it has not been.
+///
+/// # Errors
+///
+/// If the process was forked, or there is no driver that works.
+pub(crate) fn library() -> Result<Arc<Library>, Error> {
     refuse_fork()?;
-    setup()?.library().map(drop)
+    setup()?.library().cloned()
 }
 
 /// Returns whether the driver says that it has ended, as it does before the process: it has taken all
@@ -328,7 +337,7 @@ fn watch_forks() -> Result<(), Error> {
 
 /// Before any lock is taken: in the child of a fork, a thread that is not there may hold it.
 #[inline]
-fn refuse_fork() -> Result<(), Error> {
+pub(crate) fn refuse_fork() -> Result<(), Error> {
     if IS_FORKED.load(Ordering::Relaxed) {
         return Err(forked());
     }

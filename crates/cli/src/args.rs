@@ -30,6 +30,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     Advise(AdviseArgs),
     Convert(ConvertArgs),
+    Doctor(DoctorArgs),
 }
 
 /// Compare what allocators would have done with a recorded job
@@ -105,6 +106,17 @@ pub(crate) struct ConvertArgs {
     /// Write only this device [default: all]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
+}
+
+/// Say what lowtide finds on this machine, and what to do about what is missing
+///
+/// Looks at the driver and the cards. `python -m lowtide doctor` looks at PyTorch, the compiler and the shim
+/// too. Exits with 0 if lowtide works here, if only with less than all; with 1 if it does not.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Which job, on which device.

@@ -1,5 +1,5 @@
 //! The `lowtide` command: what any allocator, or any setting of PyTorch's, would have done with a job,
-//! from a recording of it and without a GPU.
+//! from a recording of it and without a GPU; and what lowtide finds on this machine.
 //!
 //! Everything that is wrong with an argument or a file is one line on standard error and exit code 2.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@ mod advise;
 mod args;
 mod capacity;
 mod convert;
+mod doctor;
 mod format;
 mod html;
 mod json;
@@ -30,12 +31,13 @@ fn main() -> ExitCode {
         Err(exit_code) => return exit_code,
     };
     let result = match &command {
-        Command::Replay(args) => replay::run(args),
-        Command::Advise(args) => advise::run(args),
-        Command::Convert(args) => convert::run(args),
+        Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(args),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(exit_code) => exit_code,
         Err(error) => {
             output::note(&format!("{error:#}"));
             ExitCode::from(2)

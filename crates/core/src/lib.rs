@@ -24,20 +24,21 @@
 //!
 //! ```text
 //! DeviceAllocator::allocate              allocator.rs
-//! ├─ route                               which private pool, if any, serves the stream
-//! ├─ prepare
+//! ├─ request
+//! │  ├─ route                            which private pool, if any, serves the stream
 //! │  ├─ process_events                   stream.rs: what other streams are done with is free again
 //! │  ├─ Strategy::block_size             strategy/: the size, rounded up
 //! │  └─ Domains::find_or_insert          domain.rs: pool and stream as one small number
-//! ├─ find_block                          every attempt, in order
-//! │  ├─ Strategy::take                   a free block, split in block.rs
-//! │  └─ find_new_block                   where there is none
-//! │     ├─ Strategy::collect_garbage     memory long idle goes back
-//! │     ├─ Strategy::grow                new memory: segment.rs, which asks the Driver
-//! │     ├─ is_rejected                   over the limit, where that is to fail at once
-//! │     ├─ take_from_open_pools          free blocks of pools that allow it
-//! │     ├─ Strategy::release_for, grow   just enough goes back, then new memory
-//! │     └─ reclaim_pending, release_cached, Strategy::retry
+//! ├─ take
+//! │  └─ Strategy::take                   a free block, split in block.rs
+//! ├─ grow                                where there is none
+//! │  ├─ Strategy::collect_garbage        memory long idle goes back
+//! │  ├─ Strategy::grow                   new memory: segment.rs, which asks the Driver
+//! │  └─ is_rejected                      over the limit, where that is to fail at once
+//! ├─ Lanes::grow_after_release           lanes.rs: where the driver has no more
+//! │  ├─ take_from_open_pools             free blocks of pools that allow it
+//! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory
+//! │  └─ reclaim_pending, release_cached, Strategy::retry
 //! │                                      everything goes back, then the last try
 //! └─ hand_out                            state, figures, event
 //! ```

@@ -8,7 +8,7 @@ use lowtide_core::DriverError;
 
 use crate::device::Device;
 use crate::library::{Library, call};
-use crate::sys::{CUcontext, CUresult, CUstreamCaptureMode};
+use crate::sys::{CUcontext, CUresult, CUstream, CUstreamCaptureMode};
 
 /// A device's primary context: the one that CUDA's runtime, and so PyTorch, uses.
 #[derive(Debug)]
@@ -42,26 +42,70 @@ impl PrimaryContext {
     }
 
     /// Makes the context current in this thread until the answer is dropped.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<EnteredContext, DriverError> {
+        // SAFETY: the context is held by `self`.
+        unsafe { self.device.library().enter(self.raw) }
+    }
+
+    /// Returns the context of a stream, which exists; for the default streams this one.
+    pub(crate) fn of_stream(&self, stream: CUstream) -> Result<CUcontext, DriverError> {
+        let _scope = self.enter()?;
+        let mut context = ptr::null_mut();
+        // SAFETY: 1. the stream exists. 2. The call writes `context`, which outlives it.
+        unsafe {
+            call!(
+                self.device.library(),
+                cuStreamGetCtx(stream, &raw mut context)
+            )
+        }?;
+        Ok(context)
+    }
+
+    /// Lets work in this context use what is allocated in that of `owner`. Doing it again changes nothing.
+    pub(crate) fn enable_peer(&self, owner: &PrimaryContext) -> Result<(), DriverError> {
+        let _scope = self.enter()?;
+        let library = self.device.library();
+        // SAFETY: `owner` holds its context.
+        match unsafe { (library.functions.cuCtxEnablePeerAccess)(owner.raw, 0) } {
+            CUresult::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            result => library.check("cuCtxEnablePeerAccess", result),
+        }
+    }
+
+    /// Waits for all work of the context.
+    pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
+        let _scope = self.enter()?;
+        // SAFETY: takes nothing.
+        unsafe { call!(self.device.library(), cuCtxSynchronize()) }
+    }
+}
+
+impl Library {
+    /// Makes a context current in this thread until the answer is dropped.
     ///
     /// Where it is current already, as in PyTorch's threads, this is one call that reads a variable of
     /// the thread. Where it is not, it is pushed and popped and not set: which device is current is the
     /// program's business, and a thread that had none must not be left with one.
+    ///
+    /// # Safety
+    ///
+    /// The context exists.
     #[inline]
-    pub(crate) fn enter(&self) -> Result<EnteredContext, DriverError> {
-        let library = self.device.library();
+    pub(crate) unsafe fn enter(&self, context: CUcontext) -> Result<EnteredContext, DriverError> {
         let mut current = ptr::null_mut();
         // SAFETY: the call writes `current`, which outlives it.
-        unsafe { call!(library, cuCtxGetCurrent(&raw mut current)) }?;
-        if current == self.raw {
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut current)) }?;
+        if current == context {
             return Ok(EnteredContext {
                 pop: None,
                 stays_in_thread: PhantomData,
             });
         }
-        // SAFETY: the context is held by `self`.
-        unsafe { call!(library, cuCtxPushCurrent_v2(self.raw)) }?;
+        // SAFETY: the context exists, by the contract of this function.
+        unsafe { call!(self, cuCtxPushCurrent_v2(context)) }?;
         Ok(EnteredContext {
-            pop: Some(library.functions.cuCtxPopCurrent_v2),
+            pop: Some(self.functions.cuCtxPopCurrent_v2),
             stays_in_thread: PhantomData,
         })
     }

@@ -1,6 +1,7 @@
 //! [`CudaDriver`]: the calls of [`Driver`] on one device.
 
 use std::ptr;
+use std::sync::Arc;
 
 use lowtide_core::{
     Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
@@ -8,7 +9,9 @@ use lowtide_core::{
 
 use crate::context::{EnteredContext, PrimaryContext, RelaxedCapture};
 use crate::device::Device;
+use crate::held::HeldRange;
 use crate::library::{Library, call};
+use crate::mappings::Mappings;
 use crate::physical::PhysicalMemory;
 use crate::sys::{
     CU_EVENT_DISABLE_TIMING, CUevent, CUmemAccessDesc, CUmemAccessFlags, CUresult, CUstream,
@@ -28,8 +31,13 @@ pub struct CudaDriver {
     pub(crate) physical: Option<PhysicalMemory>,
     /// Who may use mapped memory: this device first, then its peers.
     pub(crate) access: Vec<CUmemAccessDesc>,
+    pub(crate) mappings: Mappings,
+    /// What the driver refused to take back.
+    pub(crate) abandoned: Vec<HeldRange>,
     /// Events that were given back: making one costs several times what recording one costs.
     idle_events: Vec<CUevent>,
+    /// Events in use that belong to the contexts of other devices.
+    foreign_events: Vec<CUevent>,
 }
 
 // SAFETY: 1. contexts and events belong to the process, and any thread may use them. 2. The one other
@@ -56,7 +64,10 @@ impl CudaDriver {
             access: vec![read_write(&device)],
             context: PrimaryContext::retain(device)?,
             physical: None,
+            mappings: Mappings::default(),
+            abandoned: Vec::new(),
             idle_events: Vec::new(),
+            foreign_events: Vec::new(),
         };
         driver.choose_physical_memory()?;
         Ok(driver)
@@ -73,15 +84,20 @@ impl CudaDriver {
 
     /// Prepares a call for memory: PyTorch relaxes captures around `cudaMalloc` alone, but a capture in
     /// one thread must not keep others from giving memory back either.
-    fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
+    pub(crate) fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
         Ok((self.library().relax_capture()?, self.context.enter()?))
     }
 
     /// Returns an event that is not in use.
     fn take_event(&mut self) -> Result<CUevent, DriverError> {
-        if let Some(event) = self.idle_events.pop() {
-            return Ok(event);
+        match self.idle_events.pop() {
+            Some(event) => Ok(event),
+            None => self.create_event(),
         }
+    }
+
+    /// Returns a new event of the current context.
+    fn create_event(&self) -> Result<CUevent, DriverError> {
         let mut event = ptr::null_mut();
         // SAFETY: the call writes `event`, which outlives it.
         unsafe {
@@ -91,6 +107,57 @@ impl CudaDriver {
             )
         }?;
         Ok(event)
+    }
+
+    /// Records an event in a stream that may be another device's: event and stream must be of one context.
+    /// `refusal` is what the driver said to an event of this one.
+    #[cold]
+    fn record_elsewhere(
+        &mut self,
+        stream: Stream,
+        refusal: DriverError,
+    ) -> Result<EventHandle, DriverError> {
+        let context = match self.context.of_stream(raw_stream(stream)) {
+            Ok(context) if context != self.context.raw() => context,
+            _ => return Err(refusal),
+        };
+        let library = Arc::clone(self.device().library());
+        // SAFETY: a stream exists, so its context does.
+        let _scope = unsafe { library.enter(context) }?;
+        let event = self.create_event()?;
+        // SAFETY: 1. the event is in no one's hands. 2. The stream exists, by the contract of `new`.
+        let recorded = unsafe { call!(&library, cuEventRecord(event, raw_stream(stream))) };
+        if let Err(error) = recorded {
+            self.destroy_event(event);
+            return Err(error);
+        }
+        self.foreign_events.push(event);
+        Ok(event_handle(event))
+    }
+
+    /// Ends an event that is in no one's hands.
+    fn destroy_event(&self, event: CUevent) {
+        // At the end of a process the driver may be gone before us, and its events with it.
+        // SAFETY: the event is in no one's hands, by the contract of this function.
+        let _ = unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
+    }
+
+    /// Maps all of a handle.
+    pub(crate) fn map_handle(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the range came from `reserve`, the handle from `create` or `import`, by the contract
+        // of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemMap(address.get(), host_size(size), 0, handle.0, 0)
+            )
+        }
     }
 }
 
@@ -118,6 +185,7 @@ impl Driver for CudaDriver {
 
     fn free(&mut self, address: DeviceAddress, _size: Bytes) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
+        self.retry_abandoned();
         // SAFETY: the address came from `allocate`, by the contract of `new`.
         unsafe { call!(self.library(), cuMemFree_v2(address.get())) }
     }
@@ -181,6 +249,7 @@ impl Driver for CudaDriver {
 
     fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
+        self.retry_abandoned();
         // SAFETY: the handle came from `create` or `import`, by the contract of `new`.
         unsafe { call!(self.library(), cuMemRelease(handle.0)) }
     }
@@ -191,15 +260,9 @@ impl Driver for CudaDriver {
         size: Bytes,
         handle: Handle,
     ) -> Result<(), DriverError> {
-        let _scope = self.enter_relaxed()?;
-        // SAFETY: the range came from `reserve`, the handle from `create` or `import`, by the contract
-        // of `new`.
-        unsafe {
-            call!(
-                self.library(),
-                cuMemMap(address.get(), host_size(size), 0, handle.0, 0)
-            )
-        }
+        self.map_handle(address, size, handle)?;
+        self.mappings.insert(address, size, Some(handle));
+        Ok(())
     }
 
     fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
@@ -209,7 +272,9 @@ impl Driver for CudaDriver {
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
         // SAFETY: the range came from `reserve`, by the contract of `new`.
-        unsafe { call!(self.library(), cuMemUnmap(address.get(), host_size(size))) }
+        unsafe { call!(self.library(), cuMemUnmap(address.get(), host_size(size))) }?;
+        self.mappings.remove(address, size);
+        Ok(())
     }
 
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
@@ -217,11 +282,13 @@ impl Driver for CudaDriver {
         let event = self.take_event()?;
         // SAFETY: 1. the event is in no one's hands. 2. The stream exists, by the contract of `new`.
         let recorded = unsafe { call!(self.library(), cuEventRecord(event, raw_stream(stream))) };
-        if let Err(error) = recorded {
-            self.idle_events.push(event);
-            return Err(error);
+        match recorded {
+            Ok(()) => Ok(event_handle(event)),
+            Err(refusal) => {
+                self.idle_events.push(event);
+                self.record_elsewhere(stream, refusal)
+            }
         }
-        Ok(EventHandle(event.expose_provenance() as u64))
     }
 
     fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
@@ -241,7 +308,15 @@ impl Driver for CudaDriver {
     }
 
     fn release_event(&mut self, event: EventHandle) {
-        self.idle_events.push(raw_event(event));
+        let event = raw_event(event);
+        let foreign = self.foreign_events.iter().position(|&known| known == event);
+        match foreign {
+            None => self.idle_events.push(event),
+            Some(index) => {
+                self.foreign_events.swap_remove(index);
+                self.destroy_event(event);
+            }
+        }
     }
 
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
@@ -297,10 +372,9 @@ impl Drop for CudaDriver {
         let Ok(_scope) = self.context.enter() else {
             return;
         };
+        self.retry_abandoned();
         for &event in &self.idle_events {
-            // At the end of a process the driver may be gone before us, and its events with it.
-            // SAFETY: an idle event is in no one's hands.
-            let _ = unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
+            self.destroy_event(event);
         }
     }
 }
@@ -321,6 +395,11 @@ pub(crate) fn host_size(size: Bytes) -> usize {
 /// Returns the stream that a number names.
 pub(crate) fn raw_stream(stream: Stream) -> CUstream {
     ptr::with_exposed_provenance_mut(host_size(Bytes(stream.0)))
+}
+
+/// Returns an event as a number.
+fn event_handle(event: CUevent) -> EventHandle {
+    EventHandle(event.expose_provenance() as u64)
 }
 
 /// Returns the event that a number names.

@@ -15,10 +15,10 @@ pub enum LoadError {
     },
     /// The driver is older than the oldest that will do.
     TooOld {
-        /// The newest CUDA that it supports: 10020 is CUDA 10.2.
-        found: i32,
-        /// The oldest that will do, in the same way.
-        needed: i32,
+        /// The newest CUDA that it supports.
+        found: CudaVersion,
+        /// The oldest that will do.
+        needed: CudaVersion,
     },
     /// The library lacks a function that every driver has: it is something else.
     MissingFunction {
@@ -38,7 +38,6 @@ impl fmt::Display for LoadError {
                 write!(f, "NVIDIA's driver cannot be loaded: {message}")
             }
             LoadError::TooOld { found, needed } => {
-                let (found, needed) = (CudaVersion(*found), CudaVersion(*needed));
                 write!(
                     f,
                     "NVIDIA's driver is too old: it supports CUDA {found}, lowtide needs {needed}"
@@ -62,8 +61,9 @@ impl fmt::Display for LoadError {
 /// Without a source: the text says all of it.
 impl std::error::Error for LoadError {}
 
-/// A version as the driver counts them.
-struct CudaVersion(i32);
+/// A version of CUDA as the driver counts them: 12080 is CUDA 12.8.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct CudaVersion(pub i32);
 
 impl fmt::Display for CudaVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

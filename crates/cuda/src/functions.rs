@@ -27,11 +27,24 @@ macro_rules! functions {
                 cuCtxGetCurrent(context: *mut CUcontext);
                 cuCtxPushCurrent_v2(context: CUcontext);
                 cuCtxPopCurrent_v2(context: *mut CUcontext);
+                cuCtxSynchronize();
                 cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
                 cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
                 cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize);
                 cuMemFree_v2(address: CUdeviceptr);
+                cuMemGetAddressRange_v2(
+                    base: *mut CUdeviceptr,
+                    size: *mut usize,
+                    address: CUdeviceptr
+                );
+                cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr);
+                cuIpcOpenMemHandle_v2(
+                    address: *mut CUdeviceptr,
+                    handle: CUipcMemHandle,
+                    flags: c_uint
+                );
+                cuIpcCloseMemHandle(address: CUdeviceptr);
 
                 cuMemGetAllocationGranularity(
                     granularity: *mut usize,
@@ -86,6 +99,7 @@ macro_rules! functions {
                 cuEventDestroy_v2(event: CUevent);
                 cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
                 cuStreamSynchronize(stream: CUstream);
+                cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
                 cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
                 cuStreamGetCaptureInfo_v2(
                     stream: CUstream,

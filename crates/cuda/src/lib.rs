@@ -33,7 +33,8 @@
 //!
 //! # What this crate does not do
 //!
-//! It keeps no books: what was allocated or mapped is the allocator's to know. It does not use CUDA's
+//! It keeps no books of what was allocated, which is the allocator's to know; only of what is mapped, as
+//! peers and other processes are given that handle by handle. It does not use CUDA's
 //! runtime, whose version would have to be the program's. It launches no kernels. It never unloads the
 //! driver, and it does not survive a `fork`: neither does CUDA.
 #![expect(unsafe_code, reason = "the driver's functions are C")]
@@ -43,7 +44,9 @@ mod device;
 mod driver;
 mod error;
 mod functions;
+mod held;
 mod library;
+mod mappings;
 mod physical;
 mod sharing;
 mod streams;
@@ -52,6 +55,9 @@ mod sys;
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};
 pub use driver::CudaDriver;
-pub use error::LoadError;
+pub use error::{CudaVersion, LoadError};
+pub use held::HeldRange;
 pub use library::Library;
+pub use mappings::MappedRange;
+pub use sharing::IpcHandle;
 pub use streams::CaptureStatus;

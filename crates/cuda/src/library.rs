@@ -10,7 +10,7 @@ use lowtide_core::DriverError;
 
 use crate::context::RelaxedCapture;
 use crate::device::Device;
-use crate::error::LoadError;
+use crate::error::{CudaVersion, LoadError};
 use crate::functions::{Functions, find};
 use crate::sys::CUresult;
 
@@ -20,6 +20,7 @@ use crate::sys::CUresult;
 #[derive(Debug)]
 pub struct Library {
     pub(crate) functions: Functions,
+    version: CudaVersion,
 }
 
 /// Calls a function of a [`Library`] and turns what it returns into a `Result`. Whoever calls says in an
@@ -45,9 +46,9 @@ macro_rules! call_optional {
 pub(crate) use {call, call_optional};
 
 impl Library {
-    /// The oldest driver that will do, as `cuDriverGetVersion` counts: that of CUDA 11.3, which has every
-    /// function and attribute that is needed. The PyTorch that lowtide is for needs a newer one.
-    const VERSION_MIN: c_int = 11_030;
+    /// The oldest driver that will do: that of CUDA 11.3, which has every function and attribute that is
+    /// needed. The PyTorch that lowtide is for needs a newer one.
+    const VERSION_MIN: CudaVersion = CudaVersion(11_030);
 
     /// Opens and starts the driver of this machine, `libcuda.so.1`.
     ///
@@ -87,6 +88,7 @@ impl Library {
         }
         let library = Library {
             functions: Functions::find_all(&loaded)?,
+            version,
         };
         // From here on the functions are called, so the library must never be closed.
         forget(loaded);
@@ -97,6 +99,11 @@ impl Library {
             result => library.check("cuInit", result).map_err(LoadError::Start),
         }?;
         Ok(Arc::new(library))
+    }
+
+    /// Returns the newest CUDA that the driver supports.
+    pub fn version(&self) -> CudaVersion {
+        self.version
     }
 
     /// Returns the number of devices that the process may use (`CUDA_VISIBLE_DEVICES`).
@@ -192,15 +199,14 @@ unsafe fn static_text(result: CUresult, text: *const c_char) -> Option<String> {
     Some(text.to_string_lossy().into_owned())
 }
 
-/// Returns the driver's version: 12080 for CUDA 12.8.
-fn version(loaded: &libloading::Library) -> Result<c_int, LoadError> {
+fn version(loaded: &libloading::Library) -> Result<CudaVersion, LoadError> {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> CUresult;
     // SAFETY: cuda.h gives `cuDriverGetVersion` this type.
     let get_version: GetVersion = unsafe { find(loaded, "cuDriverGetVersion") }?;
     let mut version = 0;
     // SAFETY: 1. the call writes `version`, which outlives it. 2. It may be made before `cuInit`.
     match unsafe { get_version(&raw mut version) } {
-        CUresult::SUCCESS => Ok(version),
+        CUresult::SUCCESS => Ok(CudaVersion(version)),
         result => Err(LoadError::Start(DriverError::Failed {
             call: "cuDriverGetVersion",
             code: result.0.cast_signed(),

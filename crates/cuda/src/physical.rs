@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_uchar};
 use std::ptr;
 
-use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle};
+use lowtide_core::{Bytes, Driver, DriverError};
 
 use crate::device::{Attribute, Device};
 use crate::driver::CudaDriver;
+use crate::held::HeldRange;
 use crate::library::call;
 use crate::sys::{
     CUmemAllocationGranularityFlags, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -80,27 +81,18 @@ impl CudaDriver {
             granularity,
         });
 
-        let handle = self.create(granularity)?;
-        let mapped = self.try_mapping(handle, granularity);
-        // The second failure of two is not worth more than the first.
-        mapped.and(self.release(handle))
+        let mut held = HeldRange::default();
+        let tried = self.try_page(&mut held, granularity);
+        // Whether the page can be given back says nothing about what it is made of.
+        self.abandon(held);
+        tried
     }
 
-    fn try_mapping(&mut self, handle: Handle, size: Bytes) -> Result<(), DriverError> {
-        let address = self.reserve(size)?;
-        let accessed = self.try_access(address, handle, size);
-        accessed.and(self.unreserve(address, size))
-    }
-
-    fn try_access(
-        &mut self,
-        address: DeviceAddress,
-        handle: Handle,
-        size: Bytes,
-    ) -> Result<(), DriverError> {
-        self.map(address, size, handle)?;
-        let accessed = self.set_access(address, size);
-        accessed.and(self.unmap(address, size))
+    fn try_page(&mut self, held: &mut HeldRange, size: Bytes) -> Result<(), DriverError> {
+        self.reserve_held(held, size)?;
+        let handle = self.create(size)?;
+        self.map_held(held, handle, size)?;
+        self.allow_held(held)
     }
 
     fn granularity_of(&self, properties: &CUmemAllocationProp) -> Result<Bytes, DriverError> {

@@ -1,58 +1,185 @@
 //! Memory that other devices and other processes use too.
 
-use std::ffi::c_int;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ffi::{c_char, c_int};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use lowtide_core::{Bytes, DeviceAddress, DriverError, Handle};
 
+use crate::context::PrimaryContext;
 use crate::device::Device;
 use crate::driver::{CudaDriver, read_write};
+use crate::held::HeldRange;
 use crate::library::call;
-use crate::sys::{CUmemAllocationHandleType, CUresult};
+use crate::mappings::MappedRange;
+use crate::sys::{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUipcMemHandle, CUmemAllocationHandleType};
 
+/// What names an allocation to other processes. Any 64 bytes may be tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// Peers.
 impl CudaDriver {
-    /// Lets this device read and write the memory that `owner` allocates
-    /// ([`allocate`](lowtide_core::Driver::allocate)), all that there is and all to come. Doing it again
-    /// changes nothing.
+    /// Lets work on `peer` read and write the memory of this device, all that there is and all to come:
+    /// what is allocated, and what is mapped. Doing it again changes nothing. Linear in what is mapped.
+    ///
+    /// What is allocated may be used for as long as someone holds the peer's primary context, as another
+    /// [`CudaDriver`] does.
     ///
     /// # Errors
     ///
-    /// What the driver says, if [`Device::can_access`] is false.
-    pub fn enable_peer(&mut self, owner: &CudaDriver) -> Result<(), DriverError> {
-        let _scope = self.context.enter()?;
-        let library = self.library();
-        // SAFETY: `owner` holds its context.
-        match unsafe { (library.functions.cuCtxEnablePeerAccess)(owner.context.raw(), 0) } {
-            CUresult::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            result => library.check("cuCtxEnablePeerAccess", result),
+    /// What the driver says, if [`Device::can_access`] is false for one. Some of the memory may be the
+    /// peer's to use then.
+    pub fn allow_peer(&mut self, peer: &Device) -> Result<(), DriverError> {
+        let is_known = |known: i32| known == peer.raw();
+        if is_known(self.device().raw()) {
+            return Ok(());
         }
+        PrimaryContext::retain(peer.clone())?.enable_peer(&self.context)?;
+        let access = read_write(peer);
+        for (address, size) in self.mappings.iter() {
+            self.grant(address, size, &[access])?;
+        }
+        if !self.access.iter().any(|known| is_known(known.location.id)) {
+            self.access.push(access);
+        }
+        Ok(())
+    }
+}
+
+/// What is allocated, for other processes.
+impl CudaDriver {
+    /// Returns what names the allocation around an address to other processes, and how far from its start
+    /// the address is. The same allocation has the same name, and no other has it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, as for memory that is mapped.
+    pub fn ipc_handle(&self, address: DeviceAddress) -> Result<(IpcHandle, Bytes), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: 1. the address is the device's, by the contract of `new`. 2. The call writes both
+        // numbers, which outlive it.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address.get())
+            )
+        }?;
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: 1. as above. 2. The call writes `handle`, which outlives it.
+        unsafe { call!(self.library(), cuIpcGetMemHandle(&raw mut handle, base)) }?;
+        let handle = IpcHandle(handle.reserved.map(c_char::cast_unsigned));
+        Ok((handle, address.offset_from(DeviceAddress(base))))
     }
 
-    /// Lets `peer` read and write what is mapped here from now on. Ranges that are mapped already need
-    /// [`CudaDriver::grant_to_peer`].
-    pub fn add_peer(&mut self, peer: &Device) {
-        if !self
-            .access
-            .iter()
-            .any(|known| known.location.id == peer.raw())
-        {
-            self.access.push(read_write(peer));
-        }
+    /// Returns where another process's allocation starts here. It must be closed before it is opened
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if there is no such allocation, or it is this process's own.
+    pub fn open_ipc(&mut self, handle: &IpcHandle) -> Result<DeviceAddress, DriverError> {
+        let _scope = self.enter_relaxed()?;
+        let mut address = 0;
+        let handle = CUipcMemHandle {
+            reserved: handle.0.map(u8::cast_signed),
+        };
+        let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+        // SAFETY: the call writes `address`, which outlives it, and refuses a handle that is none.
+        unsafe {
+            call!(
+                self.library(),
+                cuIpcOpenMemHandle_v2(&raw mut address, handle, flags)
+            )
+        }?;
+        Ok(DeviceAddress(address))
     }
 
-    /// Lets `peer` read and write a mapped range.
+    /// Lets go of what [`CudaDriver::open_ipc`] returned, after the device's work.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; the memory is then still open.
+    pub fn close_ipc(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        self.context.synchronize()?;
+        // SAFETY: the address came from `open_ipc`, by the contract of `new`.
+        unsafe { call!(self.library(), cuIpcCloseMemHandle(address.get())) }
+    }
+}
+
+/// What is mapped, for other processes.
+impl CudaDriver {
+    /// Returns the handles around a block, if it is mapped.
+    pub fn mapped_range(&self, address: DeviceAddress, size: Bytes) -> Option<MappedRange> {
+        self.mappings.around(address, size)
+    }
+
+    /// Returns the handles of a range from `offset` on, at most `count`, as file descriptors with the
+    /// handles' sizes; `None` if the range is not what is mapped now.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaDriver::export`].
+    pub fn export_range(
+        &self,
+        range: &MappedRange,
+        offset: Bytes,
+        count: usize,
+    ) -> Result<Option<Vec<(OwnedFd, Bytes)>>, DriverError> {
+        let Some(handles) = self.mappings.handles(range, offset) else {
+            return Ok(None);
+        };
+        let handles = handles.take(count);
+        let exported = handles.map(|(handle, size)| Ok((self.export(handle)?, size)));
+        exported.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns addresses for `size` bytes that another process exported.
     ///
     /// # Errors
     ///
     /// What the driver says.
-    pub fn grant_to_peer(
+    pub fn begin_import(&mut self, size: Bytes) -> Result<HeldRange, DriverError> {
+        let mut held = HeldRange::default();
+        self.reserve_held(&mut held, size)?;
+        Ok(held)
+    }
+
+    /// Maps `size` bytes of another process, a whole handle of its, behind what is mapped in the range.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn import_part(
         &mut self,
-        address: DeviceAddress,
+        held: &mut HeldRange,
+        descriptor: &OwnedFd,
         size: Bytes,
-        peer: &Device,
     ) -> Result<(), DriverError> {
-        self.grant(address, size, &[read_write(peer)])
+        let handle = self.import(descriptor.as_fd())?;
+        self.map_held(held, handle, size)
+    }
+
+    /// Lets the device, and its peers, use what was imported.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn finish_import(&mut self, held: &HeldRange) -> Result<(), DriverError> {
+        self.allow_held(held)
+    }
+
+    /// Gives a range back after the device's work.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; the same call then goes on where this one stopped.
+    pub fn end_import(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
+        let _scope = self.enter_relaxed()?;
+        self.context.synchronize()?;
+        self.give_back(held)
     }
 
     /// Returns whether [`CudaDriver::export`] works. Does not change for one instance.
@@ -73,7 +200,7 @@ impl CudaDriver {
             let call = "cuMemExportToShareableHandle";
             return Err(DriverError::Unsupported { call });
         }
-        let _scope = self.context.enter()?;
+        let _scope = self.enter_relaxed()?;
         let mut descriptor: c_int = -1;
         let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
         let place = (&raw mut descriptor).cast();
@@ -96,7 +223,7 @@ impl CudaDriver {
     ///
     /// What the driver says.
     pub fn import(&mut self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError> {
-        let _scope = self.context.enter()?;
+        let _scope = self.enter_relaxed()?;
         let mut handle = 0;
         let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
         // A descriptor is passed as if it were an address; it is open, so it is not negative.

@@ -77,6 +77,9 @@ enumeration! { CUstreamCaptureMode { RELAXED = 2, }}
 /// An event without a time, which costs less to record and to query.
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
+/// Lets the opening device use memory of another one that it is a peer of.
+pub(crate) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+
 /// Where memory is, and who may use it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +122,13 @@ pub(crate) struct CUmemAllocationPropFlags {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUuuid {
     pub(crate) bytes: [c_char; 16],
+}
+
+/// What names an allocation to other processes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUipcMemHandle {
+    pub(crate) reserved: [c_char; 64],
 }
 
 #[cfg(test)]

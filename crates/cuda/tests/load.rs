@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use lowtide_cuda::{Library, LoadError};
+use lowtide_cuda::{CudaVersion, Library, LoadError};
 
 /// Returns why a file that is no driver is refused.
 fn refusal(path: &Path) -> LoadError {
@@ -53,7 +53,7 @@ fn a_library_that_is_no_driver_is_refused() {
 
 #[test]
 fn versions_are_written_as_cuda_is() {
-    let (found, needed) = (10_020, 11_030);
+    let (found, needed) = (CudaVersion(10_020), CudaVersion(11_030));
     assert_eq!(
         LoadError::TooOld { found, needed }.to_string(),
         "NVIDIA's driver is too old: it supports CUDA 10.2, lowtide needs 11.3"

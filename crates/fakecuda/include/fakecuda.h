@@ -7,6 +7,7 @@
  *
  * Before cuInit the environment says the same:
  *   FAKECUDA_DEVICES=2               how many devices there are; 1 without it
+ *   FAKECUDA_VISIBLE=1,0             which of them this process sees, and in which order; all without it
  *   FAKECUDA_CAPACITY=1073741824     the memory of each, in bytes; 8 GiB without it
  *   FAKECUDA_FAIL=cuMemMap:3,cuInit:1:100
  *                                    the 3rd cuMemMap fails, the 1st cuInit fails with code 100;

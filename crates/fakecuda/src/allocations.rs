@@ -76,7 +76,7 @@ driver_calls! {
         }
         // Managed memory may exceed the card's: it costs the device nothing here.
         let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
-        let physical = Physical::new(bytes as u64, None, properties)?;
+        let physical = Physical::new(state.devices[device].number, bytes as u64, None, properties)?;
         out.set(state.memory.allocate(physical, Kind::Managed)?);
         Ok(())
     }
@@ -119,8 +119,9 @@ impl State {
             let whole_pages = bytes.checked_next_multiple_of(GRANULARITY_BYTES);
             device.charge(whole_pages.ok_or(CUresult::OUT_OF_MEMORY)?)?
         };
+        let number = device.number;
         let properties = plain_properties(ordinal(index), CU_MEM_HANDLE_TYPE_NONE);
-        let physical = Physical::new(bytes, Some(charge), properties)?;
+        let physical = Physical::new(number, bytes, Some(charge), properties)?;
         self.memory.allocate(physical, Kind::Allocation)
     }
 

@@ -16,6 +16,8 @@ const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
 /// One device.
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// Which of the machine's devices it is; the same in every process.
+    pub(crate) number: usize,
     pub(crate) capacity_bytes: u64,
     usage: Arc<Mutex<Usage>>,
     /// What a test set; the others have the values of [`default_attribute`].
@@ -64,7 +66,7 @@ fn lock_usage(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
 
 impl Device {
     /// Returns as many devices as `FAKECUDA_DEVICES` says, one without it, each with
-    /// `FAKECUDA_CAPACITY` bytes.
+    /// `FAKECUDA_CAPACITY` bytes; of these the ones that `FAKECUDA_VISIBLE` lists, in its order.
     ///
     /// # Errors
     ///
@@ -72,11 +74,27 @@ impl Device {
     pub(crate) fn all_from_environment() -> Result<Vec<Self>, CUresult> {
         let count = number_from_environment("FAKECUDA_DEVICES", 1)?;
         let capacity_bytes = number_from_environment("FAKECUDA_CAPACITY", DEFAULT_CAPACITY_BYTES)?;
-        Ok((0..count).map(|_| Self::new(capacity_bytes)).collect())
+        let visible: Vec<u64> = match std::env::var("FAKECUDA_VISIBLE") {
+            Err(_) => (0..count).collect(),
+            Ok(text) => {
+                let numbers = text
+                    .split(',')
+                    .map(|number| parse("FAKECUDA_VISIBLE", number));
+                numbers.collect::<Result<_, _>>()?
+            }
+        };
+        if visible.iter().any(|&number| number >= count) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let devices = visible.into_iter().map(host_size);
+        Ok(devices
+            .map(|number| Self::new(number, capacity_bytes))
+            .collect())
     }
 
-    fn new(capacity_bytes: u64) -> Self {
+    fn new(number: usize, capacity_bytes: u64) -> Self {
         Self {
+            number,
             capacity_bytes,
             usage: Arc::default(),
             attributes: BTreeMap::new(),
@@ -138,13 +156,19 @@ impl Device {
         Ok(())
     }
 
-    pub(crate) fn attribute(&self, attribute: c_uint, ordinal: usize) -> c_int {
+    pub(crate) fn attribute(&self, attribute: c_uint) -> c_int {
         let set = self.attributes.get(&attribute).copied();
-        set.unwrap_or_else(|| default_attribute(attribute, ordinal))
+        set.unwrap_or_else(|| default_attribute(attribute, self.number))
     }
 }
 
 impl State {
+    /// Returns the index of one of the machine's devices, if this process sees it.
+    pub(crate) fn index_of_number(&self, number: usize) -> Option<usize> {
+        let mut devices = self.devices.iter();
+        devices.position(|device| device.number == number)
+    }
+
     /// Returns the index of a device in `devices`.
     ///
     /// # Errors
@@ -175,10 +199,11 @@ driver_calls! {
 
     fn cuDeviceGetName(name: Out<c_char>, length: c_int, device: CUdevice) {
         let name = name.required()?;
-        let index = lock()?.device_index(device)?;
+        let state = lock()?;
+        let number = state.devices[state.device_index(device)?].number;
         let room = usize::try_from(length).map_err(|_| CUresult::INVALID_VALUE)?;
         // A name that is too long is cut, and still ends with a zero.
-        let text = format!("fakecuda device {index}");
+        let text = format!("fakecuda device {number}");
         let mut bytes: Vec<c_char> = text.bytes().map(u8::cast_signed).collect();
         bytes.truncate(room.checked_sub(1).ok_or(CUresult::INVALID_VALUE)?);
         bytes.push(0);
@@ -188,9 +213,10 @@ driver_calls! {
 
     fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) {
         let uuid = uuid.required()?;
-        let index = lock()?.device_index(device)?;
+        let state = lock()?;
+        let number = state.devices[state.device_index(device)?].number;
         let mut bytes = *b"fakecuda device\0";
-        bytes[15] = u8::try_from(index).map_err(|_| CUresult::INVALID_DEVICE)?;
+        bytes[15] = u8::try_from(number).map_err(|_| CUresult::INVALID_DEVICE)?;
         uuid.set(CUuuid { bytes });
         Ok(())
     }
@@ -210,7 +236,7 @@ driver_calls! {
         if !(1..CU_DEVICE_ATTRIBUTE_MAX).contains(&attribute) {
             return Err(CUresult::INVALID_VALUE);
         }
-        value.set(state.devices[index].attribute(attribute, index));
+        value.set(state.devices[index].attribute(attribute));
         Ok(())
     }
 
@@ -225,12 +251,12 @@ driver_calls! {
 }
 
 /// What an H200 says, as far as an allocator asks.
-fn default_attribute(attribute: c_uint, index: usize) -> c_int {
+fn default_attribute(attribute: c_uint, number: usize) -> c_int {
     match attribute {
         CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
-        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => ordinal(index + 1),
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => ordinal(number + 1),
         CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
         | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
         | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
@@ -258,6 +284,10 @@ fn number_from_environment(name: &str, default: u64) -> Result<u64, CUresult> {
     let Ok(text) = std::env::var(name) else {
         return Ok(default);
     };
+    parse(name, &text)
+}
+
+fn parse(name: &str, text: &str) -> Result<u64, CUresult> {
     text.parse().map_err(|_| {
         eprintln!("fakecuda: {name}: `{text}` is no number");
         CUresult::INVALID_VALUE

@@ -80,18 +80,18 @@ pub(crate) struct Handle {
 }
 
 impl Physical {
-    /// Returns new physical memory.
+    /// Returns new physical memory of the device with this number.
     ///
     /// # Errors
     ///
     /// `OUT_OF_MEMORY` if the host has too little.
     pub(crate) fn new(
+        number: usize,
         bytes: u64,
         charge: Option<Charge>,
         properties: CUmemAllocationProp,
     ) -> Result<Arc<Self>, CUresult> {
-        let name = file_name(properties.location.id);
-        let file = os::create_file(&name, bytes.next_multiple_of(PAGE_BYTES));
+        let file = os::create_file(&file_name(number), bytes.next_multiple_of(PAGE_BYTES));
         Ok(Arc::new(Self {
             file: file.map_err(|_| CUresult::OUT_OF_MEMORY)?,
             bytes,
@@ -125,9 +125,9 @@ pub(crate) fn file_key(file: &OwnedFd) -> Option<u64> {
     Some(file.metadata().ok()?.ino())
 }
 
-/// Returns the name of files that hold memory of a device. An importer reads it back.
-pub(crate) fn file_name(device: CUdevice) -> String {
-    format!("fakecuda-device-{device}")
+/// Returns the name of files that hold memory of the device with this number. An importer reads it back.
+pub(crate) fn file_name(number: usize) -> String {
+    format!("fakecuda-device-{number}")
 }
 
 /// Returns the properties of memory of `device` that is asked for in no particular way.

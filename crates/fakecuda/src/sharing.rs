@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::device::ordinal;
+use crate::device::{Device, ordinal};
 use crate::driver::{State, lock, new_name};
 use crate::memory::{Handle, Kind, Mapping, Physical, file_key, file_name, plain_properties};
 use crate::os;
@@ -68,7 +68,9 @@ driver_calls! {
         if !matches!(mapping.kind, Kind::Allocation) {
             return Err(CUresult::INVALID_VALUE);
         }
-        out.set(Ticket::new(&mapping.physical).write());
+        let number = state.devices[mapping.physical.device].number;
+        let ticket = Ticket::new(&mapping.physical, number).ok_or(CUresult::OPERATING_SYSTEM)?;
+        out.set(ticket.write());
         Ok(())
     }
 
@@ -110,20 +112,24 @@ driver_calls! {
 struct Ticket {
     process: u32,
     file: i32,
-    device: c_int,
+    /// Which of the machine's devices has it.
+    number: u32,
     bytes: u64,
+    /// The manual: memory that comes to the same address later has another handle.
+    key: u64,
 }
 
 const TICKET_MAGIC: [u8; 8] = *b"fakecuda";
 
 impl Ticket {
-    fn new(physical: &Physical) -> Self {
-        Self {
+    fn new(physical: &Physical, number: usize) -> Option<Self> {
+        Some(Self {
             process: process::id(),
             file: physical.file.as_raw_fd(),
-            device: ordinal(physical.device),
+            number: u32::try_from(number).ok()?,
             bytes: physical.bytes,
-        }
+            key: physical.key()?,
+        })
     }
 
     fn write(&self) -> CUipcMemHandle {
@@ -131,8 +137,9 @@ impl Ticket {
         reserved[..8].copy_from_slice(&TICKET_MAGIC);
         reserved[8..12].copy_from_slice(&self.process.to_ne_bytes());
         reserved[12..16].copy_from_slice(&self.file.to_ne_bytes());
-        reserved[16..20].copy_from_slice(&self.device.to_ne_bytes());
+        reserved[16..20].copy_from_slice(&self.number.to_ne_bytes());
         reserved[24..32].copy_from_slice(&self.bytes.to_ne_bytes());
+        reserved[32..40].copy_from_slice(&self.key.to_ne_bytes());
         CUipcMemHandle { reserved }
     }
 
@@ -140,13 +147,15 @@ impl Ticket {
         let rest = handle.reserved.strip_prefix(&TICKET_MAGIC)?;
         let (process, rest) = rest.split_first_chunk()?;
         let (file, rest) = rest.split_first_chunk()?;
-        let (device, rest) = rest.split_first_chunk()?;
-        let (bytes, _) = rest[4..].split_first_chunk()?;
+        let (number, rest) = rest.split_first_chunk()?;
+        let (bytes, rest) = rest[4..].split_first_chunk()?;
+        let (key, _) = rest.split_first_chunk()?;
         Some(Self {
             process: u32::from_ne_bytes(*process),
             file: i32::from_ne_bytes(*file),
-            device: c_int::from_ne_bytes(*device),
+            number: u32::from_ne_bytes(*number),
             bytes: u64::from_ne_bytes(*bytes),
+            key: u64::from_ne_bytes(*key),
         })
     }
 }
@@ -158,8 +167,8 @@ impl State {
         let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let name = name.map_err(|_| CUresult::INVALID_VALUE)?;
         let name = name.to_string_lossy();
-        let is_of = |&index: &usize| name.contains(&format!("{} ", file_name(ordinal(index))));
-        let device = (0..self.devices.len()).find(is_of);
+        let is_of = |device: &Device| name.contains(&format!("{} ", file_name(device.number)));
+        let device = self.devices.iter().position(is_of);
         let device = device.ok_or(CUresult::INVALID_VALUE)?;
         let key = file_key(&file);
         let handles = self.memory.handles.values().map(|handle| &handle.physical);
@@ -192,11 +201,17 @@ impl State {
                 return Ok(address);
             }
         }
-        self.device_index(ticket.device)?;
+        let number = ticket.number as usize;
+        let device = self
+            .index_of_number(number)
+            .ok_or(CUresult::INVALID_VALUE)?;
         let path = format!("/proc/{}/fd/{}", ticket.process, ticket.file);
         let file = File::options().read(true).write(true).open(path);
         let file = OwnedFd::from(file.map_err(|_| CUresult::INVALID_VALUE)?);
-        let properties = plain_properties(ticket.device, CU_MEM_HANDLE_TYPE_NONE);
+        if file_key(&file) != Some(ticket.key) {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
         let physical = Physical::foreign(file, ticket.bytes, properties);
         self.memory
             .allocate(physical, Kind::Opened { key, opens: 1 })

@@ -81,6 +81,16 @@ driver_calls! {
         }
     }
 
+    fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) {
+        let out = context.required()?;
+        let mut state = lock()?;
+        let name = state.stream_named(stream)?;
+        let device = state.streams[&name].device;
+        let context = state.devices[device].context.as_ref();
+        out.set(context.ok_or(CUresult::CONTEXT_IS_DESTROYED)?.name);
+        Ok(())
+    }
+
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
         let mut state = lock()?;
         let name = state.stream_named(stream)?;

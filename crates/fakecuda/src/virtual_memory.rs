@@ -72,7 +72,8 @@ driver_calls! {
         }
         let device = state.check_properties(&properties)?;
         let charge = state.devices[device].charge(bytes as u64)?;
-        let physical = Physical::new(bytes as u64, Some(charge), properties)?;
+        let number = state.devices[device].number;
+        let physical = Physical::new(number, bytes as u64, Some(charge), properties)?;
         let name = new_name();
         state.memory.handles.insert(name, Handle { physical, references: 1 });
         out.set(name);
@@ -295,7 +296,7 @@ impl State {
         }
         let index = self.device_at(properties.location)?;
         let device = &self.devices[index];
-        let can = |attribute| device.attribute(attribute, index) != 0;
+        let can = |attribute| device.attribute(attribute) != 0;
         if properties.requested_handle_types == CU_MEM_HANDLE_TYPE_FABRIC {
             return Err(CUresult::NOT_PERMITTED);
         }

@@ -250,7 +250,7 @@ impl<D: Driver> SharedAllocator<D> {
         &self,
         mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>),
     ) -> Result<(), SharedError> {
-        for lane in 0..self.lanes.len() as u8 {
+        for (lane, _) in (0..).zip(&self.lanes) {
             self.with_lane(lane, |lane| {
                 act(lane);
                 Ok(())

@@ -52,7 +52,7 @@ use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::TryLockError;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread;
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
@@ -67,7 +67,7 @@ use sync::{Condvar, Mutex, MutexGuard};
 
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
 /// keeps in each of its pools of streams.
-const LANES_MAX: u32 = 32;
+const LANES_MAX: u8 = 32;
 
 /// Set in [`SharedAllocator::alerts`] while requests are routed to private pools.
 const ROUTED: u64 = 1 << 62;
@@ -86,7 +86,7 @@ pub struct SharedAllocator<D> {
     streams: StreamTable,
     lanes: Box<[Lane<D>]>,
     /// How many lanes streams have been given to: the first ones.
-    lanes_in_use: AtomicU32,
+    lanes_in_use: AtomicU8,
     common: Mutex<Common>,
     driver: Arc<Mutex<D>>,
     /// Notified when memory may have come free and someone waits for it, in a device of one lane.
@@ -160,16 +160,19 @@ impl<D: Driver> SharedAllocator<D> {
     ) -> SharedAllocator<D> {
         let driver = Arc::new(Mutex::new(driver));
         let count = if config.keeps_streams_apart() {
-            LANES_MAX as u8
+            LANES_MAX
         } else {
             1
         };
         let lane = |lane| {
             let owner = Owner { device, lane };
             let driver = SharedDriver::new(Arc::clone(&driver), owner, Arc::clone(&owners));
+            let mut allocator = DeviceAllocator::new(driver, device.into(), config);
+            // The limit that the configuration asks for is the device's.
+            allocator.set_limit(None);
             Lane {
                 state: Mutex::new(LaneState {
-                    allocator: DeviceAllocator::new(driver, device.into(), config),
+                    allocator,
                     visits: 0,
                     waiting: 0,
                     is_alert: false,
@@ -181,7 +184,7 @@ impl<D: Driver> SharedAllocator<D> {
             alerts: AtomicU64::new(0),
             streams: StreamTable::new(),
             lanes: (0..count).map(lane).collect(),
-            lanes_in_use: AtomicU32::new(1),
+            lanes_in_use: AtomicU8::new(1),
             common: Mutex::new(Common::new(config)),
             driver,
             freed: Condvar::new(),
@@ -288,7 +291,7 @@ impl<D: Driver> SharedAllocator<D> {
         address: DeviceAddress,
         mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
     ) -> Result<R, SharedError> {
-        for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) as u8 {
+        for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) {
             match self.with_lane(lane, &mut act) {
                 Err(SharedError::Alloc(AllocError::NotAllocated { .. })) => {}
                 outcome => return outcome,
@@ -424,15 +427,14 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     fn count_in_use(&self) -> usize {
-        self.lanes_in_use.load(Ordering::Relaxed) as usize
+        self.lanes_in_use.load(Ordering::Relaxed).into()
     }
 
     /// Gives a stream the lane that serves it from now on.
     #[cold]
     fn give_lane(&self, stream: Stream) -> Result<usize, SharedError> {
         let mut common = self.common.lock()?;
-        let lanes = u32::try_from(self.lanes.len()).expect("there are few");
-        let index = self.streams.find_or_insert(stream, lanes);
+        let index = self.streams.find_or_insert(stream, self.lanes.len());
         if index >= self.count_in_use() {
             let mut visits = self.enter_all()?;
             visits.push(self.enter(index)?);

@@ -8,7 +8,7 @@ use lowtide_core::{Bytes, DeviceAddress};
 /// Addresses are told apart in units of 2 MiB, in which drivers map memory.
 const PAGE_LOG2: u32 = 21;
 /// Addresses from here on, which no driver has given out so far, are not in the table.
-const ADDRESSES_LOG2: u32 = 48;
+const ADDRESSES_LOG2: u32 = 49;
 /// A leaf of the table covers 16 GiB in 32 KiB.
 const LEAF_PAGES_LOG2: u32 = 13;
 const LEAVES: usize = 1 << (ADDRESSES_LOG2 - PAGE_LOG2 - LEAF_PAGES_LOG2);

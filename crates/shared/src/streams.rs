@@ -1,19 +1,19 @@
 //! Which lane serves a stream, found without a lock.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::Stream;
 
 const SLOTS_LOG2: u32 = 8;
 const SLOTS: usize = 1 << SLOTS_LOG2;
 /// At most half of the slots are used, so that a search ends soon. Later streams are not noted.
-const STREAMS_MAX: u32 = SLOTS as u32 / 2;
+const STREAMS_MAX: usize = SLOTS / 2;
 
 /// The streams of a device but the default one, each with its lane, for good.
 #[derive(Debug)]
 pub(crate) struct StreamTable {
     slots: Box<[Slot]>,
-    count: AtomicU32,
+    count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -21,14 +21,14 @@ struct Slot {
     /// Zero where the slot is not used: the default stream is not in the table.
     stream: AtomicU64,
     /// Written before the stream.
-    lane: AtomicU32,
+    lane: AtomicUsize,
 }
 
 impl StreamTable {
     pub(crate) fn new() -> StreamTable {
         StreamTable {
             slots: (0..SLOTS).map(|_| Slot::default()).collect(),
-            count: AtomicU32::new(0),
+            count: AtomicUsize::new(0),
         }
     }
 
@@ -41,7 +41,7 @@ impl StreamTable {
             match place.stream.load(Ordering::Acquire) {
                 0 => return None,
                 found if found == stream.0 => {
-                    return Some(place.lane.load(Ordering::Relaxed) as usize);
+                    return Some(place.lane.load(Ordering::Relaxed));
                 }
                 _ => slot += 1,
             }
@@ -51,14 +51,14 @@ impl StreamTable {
     /// Returns the lane of a stream and notes it, if there is room: of `lanes` each in turn but the first,
     /// which is the default stream's. Without room, the stream's own number decides. Only one thread at a
     /// time may do this.
-    pub(crate) fn find_or_insert(&self, stream: Stream, lanes: u32) -> usize {
+    pub(crate) fn find_or_insert(&self, stream: Stream, lanes: usize) -> usize {
         if let Some(lane) = self.find(stream) {
             return lane;
         }
         let others = lanes - 1;
         let count = self.count.load(Ordering::Relaxed);
         if count >= STREAMS_MAX {
-            return 1 + hash(stream) % others as usize;
+            return 1 + hash(stream) % others;
         }
         let lane = 1 + count % others;
         let mut slot = hash(stream);
@@ -69,7 +69,7 @@ impl StreamTable {
         place.lane.store(lane, Ordering::Relaxed);
         place.stream.store(stream.0, Ordering::Release);
         self.count.store(count + 1, Ordering::Relaxed);
-        lane as usize
+        lane
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
             .collect();
         for (number, &lane) in (0..).zip(&lanes) {
             assert_eq!(table.find_or_insert(stream(number), 32), lane);
-            let is_noted = number < u64::from(STREAMS_MAX);
+            let is_noted = number < STREAMS_MAX as u64;
             assert_eq!(table.find(stream(number)), is_noted.then_some(lane));
             assert!((1..32).contains(&lane));
         }

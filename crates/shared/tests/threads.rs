@@ -76,25 +76,22 @@ fn a_refused_call_says_why() {
 #[test]
 fn after_a_panic_every_thread_is_told() {
     for config in ["bfc:retry_ms:20", "caching"] {
-        after_a_panic(&allocator(config, 64));
+        let allocator = allocator(config, 64);
+        let address = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap();
+        let panicking = AssertUnwindSafe(|| {
+            let broken = || panic!("as a broken invariant would");
+            allocator.with_block(address, |_| -> Result<(), AllocError> { broken() })
+        });
+        assert!(std::panic::catch_unwind(panicking).is_err());
+        thread::scope(|scope| {
+            let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT));
+            assert_eq!(other.join().unwrap(), Err(SharedError::Poisoned));
+        });
+        assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
+        assert_eq!(allocator.with_all(|_| ()), Err(SharedError::Poisoned));
+        let elsewhere = allocator.allocate(Bytes(1), Stream(7));
+        assert_eq!(elsewhere, Err(SharedError::Poisoned), "on every stream");
     }
-}
-
-fn after_a_panic(allocator: &SharedAllocator<SimDriver>) {
-    let address = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap();
-    let panicking = AssertUnwindSafe(|| {
-        let broken = || panic!("as a broken invariant would");
-        allocator.with_block(address, |_| -> Result<(), AllocError> { broken() })
-    });
-    assert!(std::panic::catch_unwind(panicking).is_err());
-    thread::scope(|scope| {
-        let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT));
-        assert_eq!(other.join().unwrap(), Err(SharedError::Poisoned));
-    });
-    assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
-    assert_eq!(allocator.with_all(|_| ()), Err(SharedError::Poisoned));
-    let elsewhere = allocator.allocate(Bytes(1), Stream(7));
-    assert_eq!(elsewhere, Err(SharedError::Poisoned), "on every stream");
 }
 
 /// Blocks are allocated by one thread and freed by another, with too little memory for all of them

@@ -57,6 +57,14 @@ fn claimed_lengths_reserve_nothing() {
 }
 
 #[test]
+fn a_list_that_is_a_stack_of_its_own() {
+    let event = "(dVaction\nValloc\nsVaddr\nI512\nsVsize\nI512\nsVstream\nI0\nsVframes\ng1\nsa";
+    let bytes = format!("(dVdevice_traces\n(l(lp1\n{event}{event}as.");
+    let error = refused(bytes.as_bytes());
+    assert!(error.to_string().contains("an `action`"), "{error}");
+}
+
+#[test]
 fn absurd_nesting() {
     let error = refused(&[&b"\x80\x04"[..], &b"(".repeat(100_000)].concat());
     assert!(error.is_limit());

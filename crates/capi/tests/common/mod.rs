@@ -24,19 +24,7 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
         body(&Fake::load());
         exit(0);
     }
-    let program = env::current_exe().unwrap();
-    let mut command = Command::new(program);
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    for (name, _) in env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        if ["LOWTIDE_", "PYTORCH_", "FAKECUDA_"]
-            .iter()
-            .any(|ours| name.starts_with(ours))
-        {
-            command.env_remove(name);
-        }
-    }
-    let output = command
+    let output = command(test)
         .env(CHILD, "1")
         .envs(variables.iter().copied())
         .output()
@@ -50,11 +38,27 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
     );
 }
 
+/// Returns what runs one test in a process of its own, in which nothing of ours is set.
+pub(crate) fn command(test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if ["LOWTIDE_", "PYTORCH_", "FAKECUDA_"]
+            .iter()
+            .any(|ours| name.starts_with(ours))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// The stand-in driver.
 pub(crate) struct Fake(libloading::Library);
 
 impl Fake {
-    fn load() -> Fake {
+    pub(crate) fn load() -> Fake {
         // SAFETY: loading it runs nothing.
         Fake(unsafe { libloading::Library::new(fakecuda::library_path()) }.unwrap())
     }
@@ -88,12 +92,17 @@ impl Fake {
 
     /// Returns a new stream of device 0, whose context the thread has from now on.
     pub(crate) fn stream(&self) -> *mut c_void {
+        self.stream_of(0)
+    }
+
+    /// Returns a new stream of a device, whose context the thread has from now on.
+    pub(crate) fn stream_of(&self, device: c_int) -> *mut c_void {
         let mut context = ptr::null_mut();
         let retain = self.function::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(
             "cuDevicePrimaryCtxRetain",
         );
         // SAFETY: `context` may be written to.
-        assert_eq!(unsafe { retain(&raw mut context, 0) }, 0);
+        assert_eq!(unsafe { retain(&raw mut context, device) }, 0);
         let set = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuCtxSetCurrent");
         // SAFETY: the context is retained.
         assert_eq!(unsafe { set(context) }, 0);
@@ -113,6 +122,14 @@ impl Fake {
         assert_eq!(unsafe { set(memory, 1, size, stream) }, 0);
     }
 
+    /// Waits for the work of a stream, and returns whether it did what it may.
+    pub(crate) fn synchronize(&self, stream: *mut c_void) -> bool {
+        type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
+        let synchronize = self.function::<Synchronize>("cuStreamSynchronize");
+        // SAFETY: the stream exists.
+        unsafe { synchronize(stream) == 0 }
+    }
+
     pub(crate) fn hold(&self, stream: *mut c_void, is_held: bool) {
         let name = if is_held {
             "fakecuda_hold_stream"
@@ -122,6 +139,20 @@ impl Fake {
         let hold = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>(name);
         // SAFETY: the stream exists.
         assert_eq!(unsafe { hold(stream) }, 0);
+    }
+
+    /// Has the `nth` call of a function from now fail with a code.
+    pub(crate) fn fail(&self, name: &str, nth: u64, code: c_int) {
+        type Fail = unsafe extern "C" fn(*const c_char, u64, c_int) -> c_int;
+        let fail = self.function::<Fail>("fakecuda_fail");
+        let name = CString::new(name).unwrap();
+        // SAFETY: the name ends with a zero byte.
+        assert_eq!(unsafe { fail(name.as_ptr(), nth, code) }, 0);
+    }
+
+    pub(crate) fn fail_none(&self) {
+        // SAFETY: takes nothing.
+        unsafe { self.function::<unsafe extern "C" fn()>("fakecuda_fail_none")() }
     }
 }
 

@@ -101,9 +101,8 @@ impl<D: Driver> DeviceAllocator<D> {
             }
         }
         for address in only_shown {
-            if let Ok(id) = self.find_allocated(address) {
-                self.free_unused(id);
-            }
+            let id = self.heap.blocks.find(address);
+            self.free_unused(id.expect("it was handed out"));
         }
         Ok(Restored { freed, allocated })
     }

@@ -54,6 +54,7 @@ counterparts! {
     CUmemAllocationProp = cudarc::CUmemAllocationProp,
     CUmemAllocationPropFlags = cudarc::CUmemAllocationProp_st__bindgen_ty_1,
     CUuuid = cudarc::CUuuid,
+    CUipcMemHandle = cudarc::CUipcMemHandle,
 }
 
 impl Counterpart for c_void {
@@ -96,6 +97,7 @@ fn offsets() {
         CUmemAllocationPropFlags.usage = CUmemAllocationProp_st__bindgen_ty_1.usage,
         CUmemAllocationPropFlags.reserved = CUmemAllocationProp_st__bindgen_ty_1.reserved,
         CUuuid.bytes = CUuuid.bytes,
+        CUipcMemHandle.reserved = CUipcMemHandle_st.reserved,
     }
 }
 
@@ -156,6 +158,10 @@ fn values() {
     assert_eq!(
         CU_EVENT_DISABLE_TIMING,
         cudarc::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
+    );
+    assert_eq!(
+        CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+        cudarc::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint
     );
     // These can be combined, so cudarc has them as numbers and not as an enum.
     type Theirs = cudarc::CUmemAllocationHandleType;

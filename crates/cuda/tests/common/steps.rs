@@ -118,6 +118,61 @@ pub(crate) fn export_and_import(driver: &mut CudaDriver) -> Outcome {
     expect(&copy == b"shared", "the imported memory is another")
 }
 
+/// Three handles that are mapped one behind the other, and a block in the second and third of them, as
+/// another process would get it.
+pub(crate) fn export_range(driver: &mut CudaDriver) -> Outcome {
+    if !driver.supports_export() {
+        return Ok("not supported".to_owned());
+    }
+    let size = driver.granularity();
+    let all = size + size + size;
+    let start = driver.reserve(all)?;
+    let mut handles = Vec::new();
+    for address in [start, start + size, start + size + size] {
+        let handle = driver.create(size)?;
+        driver.map(address, size, handle)?;
+        handles.push(handle);
+    }
+    driver.set_access(start, all)?;
+    let block = start + size + (size - Bytes(6));
+    driver.write(block, b"on the edge")?;
+    let found = driver.mapped_range(block, Bytes(11));
+    let range = found.ok_or("the block is not found")?;
+    expect(
+        range.address == start + size && range.size == size + size,
+        "another range",
+    )?;
+
+    let mut held = driver.begin_import(range.size)?;
+    for offset in [Bytes::ZERO, size] {
+        let parts = driver.export_range(&range, offset, 1)?;
+        for (descriptor, size) in parts.ok_or("the range is gone")? {
+            driver.import_part(&mut held, &descriptor, size)?;
+        }
+    }
+    driver.finish_import(&held)?;
+    let imported = held.address().ok_or("no address")?;
+    let mut copy = [0; 11];
+    driver.read(imported + block.offset_from(range.address), &mut copy)?;
+    driver.write(imported, b"back")?;
+    expect(&copy == b"on the edge", "the imported memory is another")?;
+    driver.unmap(start, all)?;
+    driver.unreserve(start, all)?;
+    for handle in handles {
+        driver.release(handle)?;
+    }
+    expect(
+        driver.export_range(&range, Bytes::ZERO, 1)?.is_none(),
+        "it is still mapped",
+    )?;
+    driver.read(imported, &mut copy)?;
+    driver.end_import(&mut held)?;
+    expect(
+        copy.starts_with(b"back"),
+        "the memory went with the exporter's mapping",
+    )
+}
+
 /// Maps one page of `handle` for the time of `use_it`.
 fn with_mapped(
     driver: &mut CudaDriver,
@@ -223,31 +278,53 @@ pub(crate) fn peers(library: &Arc<Library>, driver: &mut CudaDriver) -> Outcome 
     }
     // SAFETY: it is given only what is its own.
     let mut other = unsafe { CudaDriver::new(peer.clone()) }?;
-    other.enable_peer(driver)?;
-    other.enable_peer(driver)?;
     let size = driver.granularity();
-    let address = driver.allocate(size)?;
-    other.fill(address, size, 3, Stream::DEFAULT)?;
-    other.synchronize_stream(Stream::DEFAULT)?;
-    let mut copy = [0; 16];
-    driver.read(address, &mut copy)?;
-    driver.free(address, size)?;
-    expect(copy == [3; 16], "the peer wrote elsewhere")?;
-
     let handle = driver.create(size)?;
+    // What is mapped before, what is mapped after, and what is allocated.
     with_mapped(driver, handle, |driver, address| {
-        driver.grant_to_peer(address, size, &peer)?;
+        driver.allow_peer(&peer)?;
+        driver.allow_peer(&peer)?;
         other.fill(address, size, 4, Stream::DEFAULT)?;
         Ok(other.synchronize_stream(Stream::DEFAULT)?)
     })?;
-    driver.add_peer(&peer);
+    let mut copy = [0; 16];
     with_mapped(driver, handle, |driver, address| {
         driver.read(address, &mut copy)?;
         other.fill(address, size, 5, Stream::DEFAULT)?;
         Ok(other.synchronize_stream(Stream::DEFAULT)?)
     })?;
     driver.release(handle)?;
-    expect(copy == [4; 16], "the peer wrote elsewhere")
+    expect(copy == [4; 16], "the peer wrote elsewhere")?;
+
+    let address = driver.allocate(size)?;
+    other.fill(address, size, 3, Stream::DEFAULT)?;
+    other.synchronize_stream(Stream::DEFAULT)?;
+    driver.read(address, &mut copy)?;
+    driver.free(address, size)?;
+    expect(copy == [3; 16], "the peer wrote elsewhere")
+}
+
+/// An event in a stream of another device, which work on this one's memory may be in.
+pub(crate) fn foreign_stream(driver: &mut CudaDriver, program: &Program) -> Outcome {
+    if driver.device().library().device_count()? < 2 {
+        return Ok("one device only".to_owned());
+    }
+    program.use_device(1)?;
+    let stream = program.create_stream()?;
+    program.use_device(0)?;
+    for _ in 0..2 {
+        let event = driver.record_event(stream)?;
+        driver.synchronize_event(event)?;
+        expect(driver.query_event(event)?, "it was waited for")?;
+        driver.release_event(event);
+    }
+    let own = driver.record_event(Stream::DEFAULT)?;
+    driver.synchronize_event(own)?;
+    driver.release_event(own);
+    expect(
+        program.current_context()? != 0,
+        "the current context is gone",
+    )
 }
 
 /// Takes an allocator of that strategy through a [`Load`].

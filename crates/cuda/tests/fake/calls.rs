@@ -29,6 +29,7 @@ fn every_call_does_what_it_says() {
     steps::plain_memory(&mut driver).unwrap();
     steps::virtual_memory(&mut driver).unwrap();
     steps::export_and_import(&mut driver).unwrap();
+    steps::export_range(&mut driver).unwrap();
     steps::events(&mut driver, streams).unwrap();
     steps::capture(&mut driver, &program, streams[0]).unwrap();
     steps::errors(&mut driver).unwrap();
@@ -55,6 +56,40 @@ fn peers_use_each_others_memory() {
     let found = steps::peers(driver.device().clone().library(), &mut driver).unwrap();
     assert_eq!(found, "as it should be");
     assert_eq!(fake.used_bytes(), 0);
+}
+
+#[test]
+fn an_event_is_recorded_in_another_devices_stream() {
+    if !Fake::has_two_devices("calls::an_event_is_recorded_in_another_devices_stream") {
+        return;
+    }
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let (program, _) = fake.program();
+    steps::foreign_stream(&mut driver, &program).unwrap();
+    assert_eq!(
+        fake.live().events,
+        1,
+        "one that refused, and no foreign one"
+    );
+    // What fails in that device's own context is told as such, and leaves nothing.
+    program.use_device(1).unwrap();
+    let stream = program.create_stream().unwrap();
+    program.use_device(0).unwrap();
+    let events = fake.live().events;
+    for (call, nth) in [
+        ("cuEventRecord", 2),
+        ("cuStreamGetCtx", 1),
+        ("cuEventCreate", 1),
+    ] {
+        fake.fail(call, nth, 999);
+        assert!(driver.record_event(stream).is_err(), "{call}");
+        assert_eq!(fake.live().events, events, "{call}");
+    }
+    let event = driver.record_event(stream).unwrap();
+    driver.release_event(event);
+    drop(driver);
+    assert_eq!(fake.live().events, 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every call to the device fails once.
 
-use lowtide_core::{Bytes, Config, DeviceAllocator, DriverError};
+use lowtide_core::{Bytes, Config, DeviceAllocator, Driver, DriverError};
 use lowtide_cuda::{CudaDriver, LoadError};
 
 use super::common::load::Load;
@@ -115,6 +115,9 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
         "cuMemAddressReserve",
         "cuMemMap",
         "cuMemSetAccess",
+        "cuMemUnmap",
+        "cuMemRelease",
+        "cuMemAddressFree",
     ];
     for call in made {
         for nth in 1..=3 {
@@ -126,6 +129,82 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
             assert_eq!(fake.live(), Live::default(), "{call} {nth}");
         }
     }
+}
+
+/// The page by which a driver finds out what the device allows.
+#[test]
+fn a_page_that_the_device_did_not_take_back_goes_back_later() {
+    for call in ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree"] {
+        let fake = Fake::start();
+        let device = fake.device();
+        fake.fail(call, 1, UNKNOWN);
+        let mut driver = fake.driver_of(device);
+        assert!(driver.supports_export());
+        assert_eq!(
+            fake.calls("cuMemCreate"),
+            1,
+            "{call} says nothing of the page"
+        );
+        let address = driver.allocate(Bytes(512)).unwrap();
+        driver.free(address, Bytes(512)).unwrap();
+        assert_eq!(fake.used_bytes(), 0, "{call}");
+        assert_eq!(fake.live().reservations, 0, "{call}");
+    }
+}
+
+/// Another process's memory, which goes back whole if a part of it cannot be had.
+#[test]
+fn an_import_survives_every_failure() {
+    for call in [
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemRelease",
+        "cuCtxSynchronize",
+        "cuMemUnmap",
+        "cuMemAddressFree",
+    ] {
+        for nth in 1..=2 {
+            import_with_failure(call, nth);
+        }
+    }
+}
+
+fn import_with_failure(call: &str, nth: u64) {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let size = driver.granularity();
+    let start = driver.reserve(size + size).unwrap();
+    let handles = [(); 2].map(|()| driver.create(size).unwrap());
+    driver.map(start, size, handles[0]).unwrap();
+    driver.map(start + size, size, handles[1]).unwrap();
+    let range = driver.mapped_range(start, size + size).unwrap();
+    let before = fake.live();
+    fake.fail(call, nth, UNKNOWN);
+    let mut import = || {
+        let parts = driver.export_range(&range, Bytes::ZERO, 2)?.unwrap();
+        let mut held = driver.begin_import(range.size)?;
+        let mapped = parts
+            .iter()
+            .try_for_each(|(part, size)| driver.import_part(&mut held, part, *size))
+            .and_then(|()| driver.finish_import(&held));
+        if let Err(error) = mapped {
+            driver.abandon(held);
+            return Err(error);
+        }
+        assert!(held.is_mapped());
+        if driver.end_import(&mut held).is_err() {
+            driver.end_import(&mut held)?;
+        }
+        Ok(())
+    };
+    let outcome: Result<(), DriverError> = import();
+    assert_eq!(fake.live(), before, "{call} {nth}: {outcome:?}");
+    fake.fail_none();
+    import().unwrap();
+    assert_eq!(fake.live(), before, "{call} {nth}");
 }
 
 #[test]

@@ -83,6 +83,18 @@ fn handles_without_rdma_where_access_to_them_is_refused() {
 }
 
 #[test]
+fn plain_handles_where_access_to_all_others_is_refused() {
+    let fake = Fake::start();
+    let device = fake.device();
+    fake.fail("cuMemSetAccess", 1, UNKNOWN);
+    fake.fail("cuMemSetAccess", 2, UNKNOWN);
+    let mut driver = fake.driver_of(device);
+    assert!(driver.supports_virtual_memory());
+    assert!(!driver.supports_export());
+    steps::virtual_memory(&mut driver).unwrap();
+}
+
+#[test]
 fn no_virtual_memory_where_every_handle_is_refused() {
     let fake = Fake::start();
     let device = fake.device();

@@ -298,8 +298,11 @@ impl Reader {
         self.heap.items(list).map_or(0, <[Value]>::len)
     }
 
+    /// Returns an item of a list; [`Value::None`] where there is none any more, because an item before it
+    /// named the list as its own stack, and it was read as that.
     fn item(&self, list: Value, index: usize) -> Value {
-        self.heap.items(list).unwrap_or_default()[index]
+        let items = self.heap.items(list).unwrap_or_default();
+        items.get(index).copied().unwrap_or(Value::None)
     }
 
     /// Returns what the dict `value` has under `key`, the last if several; [`Value::None`] if

@@ -1,0 +1,331 @@
+//! Memory that other processes use.
+//!
+//! What the driver allocated has a name that any process can open (CUDA's IPC). What is mapped, as
+//! expandable segments are, has none: its handles go from process to process as file descriptors. So a
+//! process that shared such memory has a thread that hands them out, over a socket of the machine, to
+//! processes of the same user that show the token in the bytes. The system call by which an importer could
+//! fetch them itself, `pidfd_getfd`, is refused in containers (pytorch#165685).
+//!
+//! ```text
+//! lowtide_share    share.rs        which allocation, or which handles, hold a block
+//! ├─ Ticket        ticket.rs       the bytes
+//! └─ server        server.rs       the thread
+//! lowtide_attach   share.rs        what is attached, and how often
+//! ├─ Ticket
+//! └─ fetch         client.rs       asks that thread
+//!    └─            wire.rs         what the two say to each other
+//!       └─         socket.rs       bytes, with descriptors, and who sent them
+//! ```
+
+mod client;
+mod server;
+mod socket;
+mod ticket;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard};
+
+use lowtide_core::{AllocError, Bytes, DeviceAddress};
+use lowtide_cuda::{HeldRange, Uuid};
+
+use crate::boundary::{run, write_to_c};
+use crate::control::copy_for_c;
+use crate::error::{Error, Status};
+use crate::pluggable::{address_of, pointer_to};
+use crate::{drivers, peers, registry};
+use ticket::{Identity, Mapped, Shared, Ticket};
+
+/// Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
+/// block at `memory` is behind what that returns.
+///
+/// The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
+/// do: blocks that share those have the same bytes. They are the caller's, to be given to
+/// `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
+/// says how many there are. On failure nothing is written.
+///
+/// The block must stay allocated while others use it: once it is freed its memory is handed out again, and
+/// bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
+/// segments with it; pages of expandable segments stay for those that have attached them. The first block
+/// of an expandable segment that is shared starts a thread, which gives other processes what the bytes
+/// name; the child of a fork does not have it and shares nothing.
+///
+/// # Safety
+///
+/// `bytes`, `length` and `offset` are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_share(
+    memory: *mut c_void,
+    bytes: *mut *mut c_void,
+    length: *mut usize,
+    offset: *mut u64,
+) -> Status {
+    run(|| {
+        if bytes.is_null() || length.is_null() || offset.is_null() {
+            return Err(Error::null("bytes`, `length` and `offset"));
+        }
+        let (ticket, distance) = share(address_of(memory))?;
+        let encoded = ticket.encode();
+        let copy = copy_for_c(&encoded)?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("bytes", bytes, copy) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("length", length, encoded.len()) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("offset", offset, distance.get()) }
+    })
+}
+
+/// Writes to `memory` where the memory that another process named by `lowtide_share` starts in this one,
+/// for work on `device`, which is that process's card as this one counts. The same bytes again give the
+/// same address, and each time must be undone by `lowtide_detach`. On failure `memory` is left as it was.
+///
+/// Takes as many addresses as the memory has bytes, and no memory of the device. Work of other devices may
+/// use it as far as `lowtide_enable_peer_access` allows for `device`. Where the processes count their
+/// devices differently (`CUDA_VISIBLE_DEVICES`), the card that has the memory is found by its UUID, and
+/// `device` is made its peer.
+///
+/// `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
+/// itself, whose memory or process is gone, or whose card this process does not see. The process that shared
+/// expandable segments must be on the same machine and in the same network namespace, and have the same
+/// user.
+///
+/// # Safety
+///
+/// `bytes` may be read for `length` bytes. `memory` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_attach(
+    device: c_int,
+    bytes: *const c_void,
+    length: usize,
+    memory: *mut *mut c_void,
+) -> Status {
+    run(|| {
+        if bytes.is_null() || memory.is_null() {
+            return Err(Error::null("bytes` and `memory"));
+        }
+        registry::refuse_fork()?;
+        // SAFETY: 1. it is not null, and may be read for so many bytes, by the contract of this function.
+        // 2. The slice is not used after this call.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
+        let address = attach(device, bytes)?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("memory", memory, pointer_to(address)) }
+    })
+}
+
+/// Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
+/// memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
+/// capture. Work of other devices that uses the memory must have ended.
+///
+/// `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
+/// the memory is still attached, and the same call may work.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
+    run(|| {
+        registry::refuse_fork()?;
+        detach(address_of(memory))
+    })
+}
+
+fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
+    let (ordinal, size) = drivers::block_at(address)?;
+    let identity = Identity::of_this_process()?;
+    let (device, mapped, named) = drivers::with(ordinal, |driver| {
+        let mapped = driver.mapped_range(address, size);
+        let named = match mapped {
+            Some(_) if !driver.supports_export() => Some(Err(not_exportable())),
+            Some(_) => None,
+            None => Some(driver.ipc_handle(address).map_err(Error::from)),
+        };
+        (driver.device().clone(), mapped, named)
+    })?;
+    let (shared, start) = match (mapped, named.transpose()?) {
+        (_, Some((handle, offset))) => (Shared::Allocation(handle), offset),
+        (Some(range), None) => {
+            server::start(identity)?;
+            let mapped = Mapped {
+                process: std::process::id(),
+                token: identity.token,
+                range,
+            };
+            (Shared::Mapped(mapped), address.offset_from(range.address))
+        }
+        (None, None) => unreachable!("what is not mapped is named, or that failed"),
+    };
+    let ticket = Ticket {
+        exporter: identity.name,
+        device: device.uuid()?,
+        shared,
+    };
+    Ok((ticket, start))
+}
+
+fn not_exportable() -> Error {
+    let text = "this machine's driver refuses memory that other processes can map, as expandable segments \
+                must be to be shared";
+    Error::new(Status::Driver, text)
+}
+
+/// What is attached.
+struct Attachments {
+    by_address: BTreeMap<DeviceAddress, Attachment>,
+    /// Where the bytes are attached; not those of a range that could only be unmapped.
+    by_bytes: BTreeMap<Box<[u8]>, DeviceAddress>,
+}
+
+struct Attachment {
+    ordinal: c_int,
+    bytes: Box<[u8]>,
+    memory: Memory,
+    count: u64,
+}
+
+enum Memory {
+    /// Another process's allocation.
+    Opened,
+    /// Another process's handles.
+    Mapped(HeldRange),
+}
+
+/// Held while another process is asked, too: the same bytes must not be mapped twice. That process may wait
+/// in the same way, as its thread does not take this lock.
+static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments {
+    by_address: BTreeMap::new(),
+    by_bytes: BTreeMap::new(),
+});
+
+fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
+    ATTACHED.lock().map_err(|_| {
+        let text = "lowtide stopped: it panicked when memory was attached";
+        Error::new(Status::Internal, text)
+    })
+}
+
+fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
+    let ticket = Ticket::decode(bytes)?;
+    // Starts the driver, too: from then on no child of a fork takes this process's identity for its own.
+    let ordinal = find_device(ticket.device, device)?;
+    if ticket.exporter == Identity::of_this_process()?.name {
+        let text = "these bytes are of this process, which has the memory already";
+        return Err(Error::new(Status::InvalidArgument, text));
+    }
+    if ordinal != device {
+        peers::enable(ordinal, device)?;
+    }
+    let mut attached = attached()?;
+    if let Some(&address) = attached.by_bytes.get(bytes)
+        && let Some(known) = attached.by_address.get_mut(&address)
+    {
+        known.count += 1;
+        return Ok(address);
+    }
+    let (address, memory) = match &ticket.shared {
+        Shared::Allocation(handle) => {
+            let opened = drivers::with(ordinal, |driver| driver.open_ipc(handle))?;
+            (opened?, Memory::Opened)
+        }
+        Shared::Mapped(mapped) => {
+            let (address, held) = import(ordinal, ticket.exporter, mapped)?;
+            (address, Memory::Mapped(held))
+        }
+    };
+    let attachment = Attachment {
+        ordinal,
+        bytes: bytes.into(),
+        memory,
+        count: 1,
+    };
+    attached.by_address.insert(address, attachment);
+    attached.by_bytes.insert(bytes.into(), address);
+    Ok(address)
+}
+
+/// Returns the number of the device with this identity, `likely` if it is that one.
+fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
+    let library = registry::library()?;
+    let others = (0..library.device_count()?).map(u32::cast_signed);
+    let known = others.clone().filter(|&ordinal| ordinal == likely);
+    for ordinal in known.chain(others) {
+        if library.device(ordinal.cast_unsigned())?.uuid()? == uuid {
+            return Ok(ordinal);
+        }
+    }
+    let text = format_args!(
+        "the memory is on GPU-{uuid}, which this process does not see (CUDA_VISIBLE_DEVICES)"
+    );
+    Err(Error::new(Status::InvalidArgument, text))
+}
+
+/// Maps another process's handles one behind the other, some of them at a time. Whatever fails, nothing of
+/// them stays.
+fn import(
+    ordinal: c_int,
+    exporter: [u8; 16],
+    mapped: &Mapped,
+) -> Result<(DeviceAddress, HeldRange), Error> {
+    let size = mapped.range.size;
+    // Asked before anything is reserved: the size may be anyone's invention.
+    let mut parts = client::fetch(exporter, mapped, Bytes::ZERO)?;
+    let mut held = drivers::with(ordinal, |driver| driver.begin_import(size))??;
+    let mut offset = Bytes::ZERO;
+    let mut import_all = || loop {
+        drivers::with(ordinal, |driver| {
+            let mut parts = parts.drain(..);
+            parts.try_for_each(|(part, size)| {
+                offset += size;
+                driver.import_part(&mut held, &part, size)
+            })
+        })??;
+        if offset == size {
+            return Ok(());
+        }
+        parts = client::fetch(exporter, mapped, offset)?;
+    };
+    let imported: Result<(), Error> = import_all();
+    let finished = imported.and_then(|()| {
+        drivers::with(ordinal, |driver| driver.finish_import(&held))??;
+        let address = held.address().expect("it was reserved above");
+        Ok(address)
+    });
+    match finished {
+        Ok(address) => Ok((address, held)),
+        Err(error) => {
+            drivers::with(ordinal, |driver| driver.abandon(held))?;
+            Err(error)
+        }
+    }
+}
+
+fn detach(address: DeviceAddress) -> Result<(), Error> {
+    let mut attached = attached()?;
+    let Attachments {
+        by_address,
+        by_bytes,
+    } = &mut *attached;
+    let attachment = by_address.get_mut(&address);
+    let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
+    if attachment.count > 1 {
+        attachment.count -= 1;
+        return Ok(());
+    }
+    let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
+        Memory::Opened => driver.close_ipc(address),
+        Memory::Mapped(held) => driver.end_import(held),
+    })?;
+    let is_usable = match &attachment.memory {
+        Memory::Opened => ended.is_err(),
+        Memory::Mapped(held) => held.is_mapped(),
+    };
+    if !is_usable && by_bytes.get(&attachment.bytes) == Some(&address) {
+        by_bytes.remove(&attachment.bytes);
+    }
+    match ended.map_err(AllocError::Driver) {
+        Err(error) if !registry::is_driver_gone(&error) => Err(error.into()),
+        _ => {
+            by_address.remove(&address);
+            Ok(())
+        }
+    }
+}

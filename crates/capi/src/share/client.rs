@@ -1,0 +1,75 @@
+//! What an importer asks of the process that shared.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use lowtide_core::Bytes;
+
+use super::socket;
+use super::ticket::Mapped;
+use super::wire::{REPLY_BYTES, Reply, Request};
+use crate::error::{Error, Status};
+
+/// How long the other process may take: it may wait for work of its device before it answers.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Returns the next handles from `offset` on, as descriptors with their sizes: one at least, and together
+/// at most what is left of the range.
+///
+/// # Errors
+///
+/// If the process has ended, has another user or does not answer, or the memory is not there any more.
+pub(crate) fn fetch(
+    exporter: [u8; 16],
+    mapped: &Mapped,
+    offset: Bytes,
+) -> Result<Vec<(OwnedFd, Bytes)>, Error> {
+    let process = mapped.process;
+    let gone = |text: &str| {
+        let text = format_args!("process {process}, which shared this memory, {text}");
+        Error::new(Status::InvalidArgument, text)
+    };
+    let reply = ask(exporter, mapped, offset).map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+            gone("has ended, or cannot be reached from this one")
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => gone("does not answer"),
+        _ => {
+            let text = format_args!("process {process} cannot be asked for its memory: {error}");
+            Error::new(Status::Driver, text)
+        }
+    })?;
+    match reply {
+        Some(Reply::Parts(parts)) => Ok(parts),
+        Some(Reply::Refused) => Err(gone("did not make these bytes")),
+        Some(Reply::Gone) => Err(gone("has given it back since")),
+        Some(Reply::Failed(text)) => {
+            let text = format_args!("process {process} could not share its memory: {text}");
+            Err(Error::new(Status::Driver, text))
+        }
+        None => Err(gone("has another version of lowtide, or another user")),
+    }
+}
+
+/// Returns the other process's answer, `None` if it makes no sense or the process is another user's.
+fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<Reply>> {
+    let stream = UnixStream::connect_addr(&socket::address(exporter)?)?;
+    // Before it is told the token.
+    if !socket::is_same_user(&stream)? {
+        return Ok(None);
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request = Request {
+        token: mapped.token,
+        range: mapped.range,
+        offset,
+    };
+    socket::send(&stream, &request.encode(), &[])?;
+    let mut bytes = [0; REPLY_BYTES];
+    let descriptors = socket::receive(&stream, &mut bytes)?;
+    let left = mapped.range.size.get().saturating_sub(offset.get());
+    Ok(Reply::decode(&bytes, descriptors, Bytes(left)))
+}

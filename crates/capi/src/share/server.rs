@@ -1,0 +1,177 @@
+//! The thread of a process that shared what is mapped: it hands out the handles.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+use std::{mem, ptr};
+
+use super::socket;
+use super::ticket::Identity;
+use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
+use crate::error::{Error, Status};
+use crate::{drivers, registry};
+
+/// How long an importer may take to ask, or to take an answer: others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    NotStarted,
+    Runs,
+    /// The process ends, and soon the driver: it is not called any more.
+    Ended,
+}
+
+/// Held while the thread calls the driver.
+static STAGE: Mutex<Stage> = Mutex::new(Stage::NotStarted);
+
+/// The number of the listening socket, for the child of a fork; negative before there is one.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+
+/// Starts the thread, if it has not been.
+///
+/// # Errors
+///
+/// If the system has no socket or thread. Nothing has been started then.
+pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
+    let mut stage = stage();
+    if *stage != Stage::NotStarted {
+        return Ok(());
+    }
+    let started = || -> io::Result<()> {
+        let listener = UnixListener::bind_addr(&socket::address(identity.name)?)?;
+        let number = listener.as_raw_fd();
+        watch_process()?;
+        LISTENER.store(number, Ordering::Relaxed);
+        let _signals = SignalsBlocked::begin();
+        let thread = thread::Builder::new().name("lowtide-share".to_owned());
+        thread.spawn(move || serve(&listener, identity))?;
+        Ok(())
+    };
+    started().map_err(|error| {
+        LISTENER.store(-1, Ordering::Relaxed);
+        let text = format_args!("other processes cannot be served: {error}");
+        Error::new(Status::Driver, text)
+    })?;
+    *stage = Stage::Runs;
+    Ok(())
+}
+
+fn stage() -> MutexGuard<'static, Stage> {
+    // What it guards is one word: no panic leaves that half done.
+    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(listener: &UnixListener, identity: &'static Identity) {
+    loop {
+        match listener.accept() {
+            // An importer that fails, or that a defect of ours fails, sees the connection end.
+            Ok((stream, _)) => drop(catch_unwind(move || answer(&stream, identity))),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // The process has too many files open, say.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn answer(stream: &UnixStream, identity: &Identity) -> io::Result<()> {
+    if !socket::is_same_user(stream)? {
+        return Ok(());
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = [0; REQUEST_BYTES];
+    // Whatever descriptors an importer sends are closed.
+    drop(socket::receive(stream, &mut request)?);
+    let reply = match Request::decode(&request) {
+        Some(request) if request.token == identity.token => export(&request),
+        _ => Reply::Refused,
+    };
+    let (bytes, descriptors) = reply.encode();
+    socket::send(stream, &bytes, &descriptors)
+}
+
+fn export(request: &Request) -> Reply {
+    let stage = stage();
+    if *stage != Stage::Runs {
+        return Reply::Gone;
+    }
+    let exported = drivers::find(|driver| {
+        let parts = driver.export_range(&request.range, request.offset, PARTS_MAX);
+        parts.transpose()
+    });
+    match exported {
+        Ok(Some(Ok(parts))) => Reply::Parts(parts),
+        Ok(Some(Err(error))) => Reply::Failed(error.to_string()),
+        Ok(None) => Reply::Gone,
+        Err(error) => Reply::Failed(error.text),
+    }
+}
+
+/// Sees to it that the child of a fork does not keep the socket, and that the driver is left alone when the
+/// process ends.
+fn watch_process() -> io::Result<()> {
+    static IS_WATCHED: Mutex<bool> = Mutex::new(false);
+    extern "C" fn in_child() {
+        // Connections would wait there, after this process too, for a thread that is not there.
+        let number = LISTENER.swap(-1, Ordering::Relaxed);
+        if number >= 0 {
+            // SAFETY: the number is the socket's, and its owner, the thread, is not in this process.
+            unsafe { libc::close(number) };
+        }
+    }
+    extern "C" fn at_exit() {
+        // In the child of a fork the lock may be held for ever.
+        if registry::refuse_fork().is_ok() {
+            *stage() = Stage::Ended;
+        }
+    }
+    let mut is_watched = IS_WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *is_watched {
+        return Ok(());
+    }
+    // SAFETY: what runs in the child closes a file, which is allowed there.
+    let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code));
+    }
+    // Registered after the driver's own, so it runs before that.
+    // SAFETY: the function stays: what has a thread is not unloaded.
+    if unsafe { libc::atexit(at_exit) } != 0 {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    *is_watched = true;
+    Ok(())
+}
+
+/// No signal comes to this thread, nor to those that it starts: they are the program's to handle.
+struct SignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl SignalsBlocked {
+    fn begin() -> SignalsBlocked {
+        // SAFETY: a set is numbers only.
+        let mut all: libc::sigset_t = unsafe { mem::zeroed() };
+        let mut before = all;
+        // SAFETY: `all` may be written to.
+        unsafe { libc::sigfillset(&raw mut all) };
+        // SAFETY: reads the one set and writes the other; both outlive the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+        SignalsBlocked { before }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: reads the set, which outlives the call.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
+}

@@ -1,0 +1,59 @@
+"""`python -m lowtide`: run, build, doctor."""
+
+import sys
+
+from . import _run
+from ._doctor import doctor
+from ._errors import Error
+from ._install import first_line, tell
+
+USAGE = """\
+usage: python -m lowtide COMMAND
+
+  run [--strategy NAME[:CONF]] [--config CONF] SCRIPT [ARGUMENT]...
+      runs a script (or `-m MODULE`) with lowtide as PyTorch's allocator
+  build
+      builds the shim for the PyTorch that is installed, ahead of its first use
+  doctor [--json]
+      says what lowtide finds on this machine, and what to do about what is missing
+
+The `lowtide` command has what needs no PyTorch: replay, advise, convert.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a command and returns the exit code: 2 for what is wrong with the arguments or the machine."""
+    command, rest = (arguments or ["--help"])[0], arguments[1:]
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if rest in (["-h"], ["--help"]):
+        print(_run.USAGE if command == "run" else USAGE)
+        return 0
+    try:
+        if command == "run":
+            _run.run(rest)
+        if command in ("build", "doctor"):
+            as_json = rest == ["--json"] and command == "doctor"
+            if rest and not as_json:
+                raise Error(f"`{command}` does not take `{rest[0]}`")
+            return build() if command == "build" else doctor(as_json)
+        raise Error(f"unknown command `{command}`; `python -m lowtide --help` lists them")
+    except Error as error:
+        tell(str(error))
+        return 2
+
+
+def build() -> int:
+    """Builds the shim and prints where it lies."""
+    from .torch.build import build
+
+    try:
+        print(build()._name)
+    except Exception as error:
+        raise Error(f"the shim cannot be built: {first_line(error)}") from error
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""`python -m lowtide doctor`: what lowtide finds on this machine, and what to do about what is missing.
+
+The `lowtide` command looks at the driver and the cards; here is what needs Python.
+"""
+
+import json
+import os
+import subprocess
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ._errors import ConfigError, Error, TorchError
+from ._install import check_torch, configure, first_line, shim_obstacle
+from ._library import library
+from ._memory import version
+
+WITHOUT_SHIM = "lowtide works, but torch.cuda knows nothing about memory, and MemPool is not there"
+
+
+@dataclass
+class Check:
+    """What was looked at, and what was found: as the `lowtide` command says it."""
+
+    name: str
+    state: Literal["ok", "limited", "missing"]
+    found: str
+    advice: str | None = None
+
+
+def doctor(as_json: bool) -> int:
+    """Prints every check; returns 1 if lowtide does not work here, else 0."""
+    checks = [*_package(), *_machine(), *_pytorch()]
+    works = all(check.state != "missing" for check in checks)
+    if as_json:
+        print(json.dumps({"works": works, "checks": [asdict(check) for check in checks]}))
+    else:
+        print(text(checks), end="")
+    return 0 if works else 1
+
+
+def text(checks: list[Check]) -> str:
+    """Returns one line for each check, and one more for what to do."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.state:7}  {check.name:{width}}  {check.found}\n")
+        if check.advice is not None:
+            lines.append(f"{'':7}  {'':{width}}  → {check.advice}\n")
+    return "".join(lines)
+
+
+def _package() -> Iterator[Check]:
+    try:
+        library()
+    except Error as error:
+        yield Check("lowtide", "missing", str(error), "pip install --force-reinstall lowtide")
+        return
+    yield Check("lowtide", "ok", version())
+    try:
+        configure(None, None)
+    except ConfigError as error:
+        advice = "see LOWTIDE_STRATEGY, LOWTIDE_CONF and PYTORCH_CUDA_ALLOC_CONF in the environment"
+        yield Check("configuration", "missing", str(error), advice)
+    else:
+        yield Check("configuration", "ok", os.environ.get("LOWTIDE_STRATEGY") or "caching")
+
+
+def _machine() -> Iterator[Check]:
+    try:
+        done = subprocess.run([_command(), "doctor", "--json"], stdout=subprocess.PIPE, check=False)
+        report = json.loads(done.stdout)
+    except (OSError, ValueError) as error:
+        advice = "pip install --force-reinstall lowtide: without it nothing is known of driver and cards"
+        yield Check("command", "limited", f"`lowtide` does not run: {first_line(error)}", advice)
+        return
+    for check in report["checks"]:
+        yield Check(**check)
+
+
+def _command() -> Path:
+    """Returns where `lowtide` is: beside Python, or where `pip install --target` puts it."""
+    beside = Path(__file__).resolve().parents[1] / "bin" / "lowtide"
+    return beside if beside.exists() else Path(sysconfig.get_path("scripts")) / "lowtide"
+
+
+def _pytorch() -> Iterator[Check]:
+    try:
+        import torch
+
+        check_torch(torch)
+    except ImportError as error:
+        yield Check("PyTorch", "missing", f"it cannot be imported: {first_line(error)}", "pip install torch")
+        return
+    except TorchError as error:
+        yield Check("PyTorch", "missing", str(error), "install a newer PyTorch, built for CUDA")
+        return
+    yield Check("PyTorch", "ok", f"{torch.__version__}, for CUDA {torch.version.cuda}")
+    yield _pytorch_on_cards(torch)
+    obstacle = shim_obstacle(torch)
+    if obstacle is not None:
+        yield Check("shim", "limited", obstacle, WITHOUT_SHIM)
+        return
+    yield from _shim()
+
+
+def _pytorch_on_cards(torch: Any) -> Check:
+    # PyTorch says why there is no card in a warning.
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        is_available = torch.cuda.is_available()
+    if is_available:
+        return Check("PyTorch's cards", "ok", str(torch.cuda.device_count()))
+    reasons = [first_line(warning.message) for warning in told if isinstance(warning.message, Warning)]
+    advice = "PyTorch must see a card: its version must fit the driver, and CUDA_VISIBLE_DEVICES the cards"
+    return Check("PyTorch's cards", "missing", next(iter(reasons), "none"), advice)
+
+
+def _shim() -> Iterator[Check]:
+    from .torch import build
+
+    try:
+        shim = build.find()
+        if shim is not None:
+            yield Check("shim", "ok", f"built: {shim}")
+            return
+        compiler, includes = build.compiler(), build.cuda_includes()
+    except build.BuildError as error:
+        yield Check("shim", "limited", f"cannot be built: {error}", WITHOUT_SHIM)
+        return
+    yield Check("compiler", "ok", " ".join(compiler))
+    yield Check("CUDA headers", "ok", str(includes[0]))
+    yield Check("shim", "ok", "not built yet: the first use takes half a minute, or `python -m lowtide build` now")

@@ -1,0 +1,21 @@
+"""What lowtide raises. Every message is one line."""
+
+
+class Error(RuntimeError):
+    """Something that lowtide could not do."""
+
+
+class ConfigError(Error, ValueError):
+    """The strategy or an option is unknown, or an option's value is refused."""
+
+
+class StartedError(Error):
+    """It is too late: CUDA is in use."""
+
+
+class NoDriverError(Error):
+    """NVIDIA's driver is not there, does not start, or is too old."""
+
+
+class TorchError(Error):
+    """PyTorch is not installed, too old, or has no CUDA."""

@@ -1,0 +1,50 @@
+"""Installs lowtide as soon as PyTorch has been imported."""
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from ._errors import Error, NoDriverError
+from ._install import install, tell
+
+
+def install_after_torch() -> None:
+    """Waits for `import torch`, and installs lowtide before that returns."""
+    sys.meta_path.insert(0, _TorchFinder())
+
+
+class _TorchFinder:
+    """Finds PyTorch where it is, and is told when it has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_install(module: ModuleType) -> None:
+            execute(module)
+            # Not before: an import that failed may be tried again.
+            sys.meta_path.remove(self)
+            _install_or_exit()
+
+        # On the loader that Python found, so that it stays what it was for everyone else.
+        spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
+        return spec
+
+
+def _install_or_exit() -> None:
+    try:
+        install()
+    except NoDriverError as error:
+        tell(f"{error}: the script runs without lowtide")
+    except Error as error:
+        tell(str(error))
+        raise SystemExit(2) from None

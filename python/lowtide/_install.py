@@ -1,0 +1,190 @@
+"""Makes lowtide PyTorch's allocator."""
+
+import ctypes
+import os
+import re
+import sys
+from typing import Any
+
+from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
+from ._library import PATH, Mempool, address, check, library
+
+TORCH_MIN = (2, 6)
+"""The oldest PyTorch whose pluggable interface is known to be what is used here."""
+
+SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
+"""The PyTorch that the shim can be built for."""
+
+_PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# Setters of PyTorch's pluggable allocator, and what is handed to each. `_begin_allocate_to_pool` is here,
+# because C cannot take what PyTorch passes to it.
+_HOOKS = {
+    "set_init_fn": "lowtide_init",
+    "set_reset_fn": "lowtide_reset",
+    "set_memory_fraction_fn": "lowtide_set_memory_fraction",
+    "set_base_alloc_fn": "lowtide_base_alloc",
+    "set_record_stream_fn": "lowtide_record_stream",
+    "set_end_allocate_to_pool_fn": "lowtide_end_allocate_to_pool",
+    "set_release_pool": "lowtide_release_pool",
+}
+
+_is_installed = False
+
+
+def install(strategy: str | None = None, config: str | None = None) -> None:
+    """Makes lowtide PyTorch's allocator for every device of this process, before CUDA is in use.
+
+    `strategy` is a name, or a name and its options as `lowtide replay` prints them:
+    `"caching:expandable_segments:True"`. `config` has the options alone, in the syntax of
+    `PYTORCH_CUDA_ALLOC_CONF`. What is `None` is decided by `LOWTIDE_STRATEGY` and `LOWTIDE_CONF`, for the
+    strategy `caching`, which is the default, then by PyTorch's own `PYTORCH_CUDA_ALLOC_CONF`.
+
+    A later call changes the choice, as long as CUDA is not in use; one without arguments does nothing.
+
+    The first call for a version of PyTorch builds the shim, which takes half a minute. Where that is not
+    possible, a line on standard error says why, and PyTorch's pluggable interface is used: memory works,
+    but what `torch.cuda` knows about it does not. `memory_stats` and `snapshot` of this module do.
+
+    Raises `ConfigError`, `TorchError`, `NoDriverError` or `StartedError`; PyTorch's allocator is then what
+    it was.
+    """
+    global _is_installed
+    if _is_installed and strategy is None and config is None:
+        return
+    configure(strategy, config)
+    if _is_installed:
+        return
+    torch = _import_torch()
+    if torch.cuda.is_initialized():
+        raise _started()
+    find_driver()
+    reason = _install_shim(torch)
+    if reason is not None:
+        _install_pluggable(torch)
+        tell(f"without the shim torch.cuda knows nothing about memory: {reason}")
+    _is_installed = True
+
+
+def configure(strategy: str | None, config: str | None) -> None:
+    """Chooses strategy and options; raises `ConfigError` or `StartedError`, and has then changed nothing."""
+    name, colon, options = (strategy or "").partition(":")
+    if colon and config is not None:
+        raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
+    if colon:
+        config = options
+    for variable in _PYTORCH_VARIABLES:
+        if "cudaMallocAsync" in os.environ.get(variable, ""):
+            message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
+            raise ConfigError(message)
+    check(library().lowtide_configure(_to_c(name or None), _to_c(config)))
+
+
+def find_driver() -> None:
+    """Raises `NoDriverError` where there is no driver. Does not start it: a process may still fork."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoDriverError(f"NVIDIA's driver cannot be loaded: {error}") from None
+
+
+def tell(message: str) -> None:
+    """Writes one line to standard error."""
+    print(f"lowtide: {message}", file=sys.stderr, flush=True)
+
+
+def torch_version(torch: Any) -> tuple[int, int]:
+    """Returns the first two numbers of a PyTorch's version."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def shim_obstacle(torch: Any) -> str | None:
+    """Returns why there is no shim for this PyTorch, whatever else is installed; `None` where there is."""
+    if SHIM_MIN <= torch_version(torch) <= SHIM_MAX:
+        return None
+    lowest, highest = (".".join(map(str, version)) for version in (SHIM_MIN, SHIM_MAX))
+    return f"it is for PyTorch {lowest} to {highest}, and this is {torch.__version__}"
+
+
+def check_torch(torch: Any) -> None:
+    """Raises `TorchError` for a PyTorch that lowtide cannot serve."""
+    if torch_version(torch) < TORCH_MIN:
+        needed = ".".join(map(str, TORCH_MIN))
+        raise TorchError(f"PyTorch {torch.__version__} is too old: lowtide needs {needed} or newer")
+    if torch.version.cuda is None:
+        raise TorchError(f"this PyTorch, {torch.__version__}, is built without CUDA: install one with it")
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise TorchError(f"PyTorch cannot be imported ({error}): pip install torch") from None
+    check_torch(torch)
+    return torch
+
+
+def _install_shim(torch: Any) -> str | None:
+    """Returns why not, if the shim could not be installed."""
+    obstacle = shim_obstacle(torch)
+    if obstacle is not None:
+        return obstacle
+    # Everything between here and a loaded shim is somebody else's: compilers, headers, ninja, disks.
+    try:
+        from .torch.install import install_shim
+
+        install_shim()
+    except StartedError:
+        raise
+    except Exception as error:
+        return first_line(error)
+    return None
+
+
+def _install_pluggable(torch: Any) -> None:
+    memory = torch.cuda.memory
+    allocator = memory.CUDAPluggableAllocator(str(PATH), "lowtide_malloc", "lowtide_free")
+    hooks = allocator.allocator()
+    for setter, function in _HOOKS.items():
+        getattr(hooks, setter)(address(function))
+    hooks.set_begin_allocate_to_pool(ctypes.cast(_BEGIN_ALLOCATE_TO_POOL, ctypes.c_void_p).value)
+    try:
+        memory.change_current_allocator(allocator)
+    except RuntimeError:
+        # The only reason that it has for refusing.
+        raise _started() from None
+
+
+def _begin_allocate_to_pool(device: int, pool: Mempool, _filter: int) -> None:
+    """PyTorch's hook. Its filter is a C++ `std::function`, which cannot be called from here, so requests of
+    all streams go to the pool: more than need to, but none that must goes elsewhere."""
+    status = library().lowtide_begin_allocate_to_pool(device, pool, None, None, None)
+    try:
+        check(status)
+    except Error as error:
+        # There is no way to raise through PyTorch's C++.
+        tell(str(error))
+
+
+# What C calls; it must live as long as the process.
+_BEGIN_ALLOCATE_TO_POOL = ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(_begin_allocate_to_pool)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns what an error says, or is, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _started() -> StartedError:
+    return StartedError(
+        "CUDA is in use already: call lowtide.install() before anything is on the GPU, "
+        "or start the script by `python -m lowtide run`"
+    )
+
+
+def _to_c(text: str | None) -> bytes | None:
+    if text is not None and "\0" in text:
+        raise ConfigError(f"a zero byte in {text!r}")
+    return None if text is None else text.encode()

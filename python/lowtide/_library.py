@@ -1,0 +1,104 @@
+"""liblowtide.so, by ctypes. `lowtide.h` has every function's contract."""
+
+import ctypes
+import enum
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from ._errors import ConfigError, Error, NoDriverError, StartedError
+
+PATH = Path(__file__).parent / "liblowtide.so"
+"""Where the library is: what PyTorch loads by path, too."""
+
+INCLUDE = Path(__file__).parent / "include"
+"""The directory with `lowtide.h`."""
+
+ABI_VERSION = 1
+"""The interface that is spoken here: `LOWTIDE_ABI_VERSION` of `lowtide.h`."""
+
+
+class Status(enum.IntEnum):
+    """`enum lowtide_status`."""
+
+    OK = 0
+    OUT_OF_MEMORY = 1
+    INVALID_ARGUMENT = 2
+    NOT_ALLOCATED = 3
+    POOL = 4
+    DRIVER = 5
+    NO_DRIVER = 6
+    CONFIG = 7
+    STARTED = 8
+    FORKED = 9
+    TOO_SMALL = 10
+    INTERNAL = 11
+
+
+class Mempool(ctypes.Structure):
+    """`struct lowtide_mempool`."""
+
+    _fields_ = (("capture", c_uint64), ("user", c_uint64))
+
+
+class MemoryStat(ctypes.Structure):
+    """`struct lowtide_memory_stat`."""
+
+    _fields_ = (("key", ctypes.c_char * 96), ("value", c_int64))
+
+
+# What each function that is called here returns and takes. Those that PyTorch calls are only looked up.
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "lowtide_abi_version": (c_uint32, []),
+    "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
+    "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
+    "lowtide_configure": (c_int, [c_char_p, c_char_p]),
+    "lowtide_deallocate": (c_int, [c_void_p]),
+    "lowtide_last_error": (c_char_p, []),
+    "lowtide_memory_info": (c_int, [c_int, POINTER(c_uint64), POINTER(c_uint64)]),
+    "lowtide_memory_stats": (c_int, [c_int, POINTER(MemoryStat), c_size_t, POINTER(c_size_t)]),
+    "lowtide_release_bytes": (None, [c_void_p]),
+    "lowtide_reset": (c_int, []),
+    "lowtide_set_memory_fraction": (c_int, [c_double, c_int]),
+    "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
+    "lowtide_version": (c_char_p, []),
+}
+
+_ERRORS: dict[int, type[Error]] = {
+    Status.CONFIG: ConfigError,
+    Status.NO_DRIVER: NoDriverError,
+    Status.STARTED: StartedError,
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the library, loaded for everything in the process that looks for its functions.
+
+    Raises `Error` if it is not there, or is of another version than this package.
+    """
+    try:
+        loaded = ctypes.CDLL(str(PATH), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise Error(f"liblowtide.so cannot be loaded ({error}): install lowtide anew") from None
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    found = loaded.lowtide_abi_version()
+    if found != ABI_VERSION:
+        raise Error(f"{PATH} has interface {found}, and {ABI_VERSION} is needed: install lowtide anew")
+    return loaded
+
+
+def check(status: int) -> None:
+    """Raises the error that a function's answer stands for, with the library's own words."""
+    if status != Status.OK:
+        text = library().lowtide_last_error().decode()
+        raise _ERRORS.get(status, Error)(text)
+
+
+def address(name: str) -> int:
+    """Returns where a function of the library lies."""
+    function = ctypes.cast(getattr(library(), name), c_void_p).value
+    assert function is not None
+    return function

@@ -1,0 +1,78 @@
+"""What lowtide holds and for whom."""
+
+import ctypes
+import os
+import pickle
+import sys
+from typing import Any
+
+from ._library import MemoryStat, Status, check, library
+
+Device = int | str | Any
+"""A device as PyTorch takes it: a number, a text like `"cuda:1"`, or a `torch.device`."""
+
+
+def memory_stats(device: Device | None = None) -> dict[str, int]:
+    """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
+
+    `None` is PyTorch's current device. Asking for a device that is not in use starts it.
+    """
+    function = library().lowtide_memory_stats
+    number = _number(device)
+    room = ctypes.c_size_t()
+    status = function(number, None, 0, ctypes.byref(room))
+    while status == Status.TOO_SMALL:
+        # A pool that another thread makes in between takes more room.
+        stats = (MemoryStat * room.value)()
+        status = function(number, stats, len(stats), ctypes.byref(room))
+    check(status)
+    return {stat.key.decode(): stat.value for stat in stats[: room.value]}
+
+
+def snapshot() -> Any:
+    """Returns every segment and block of the devices in use, as `torch.cuda.memory._snapshot` does.
+
+    It has no history: PyTorch's function has, where lowtide stands behind it.
+    """
+    return pickle.loads(_snapshot_pickle())
+
+
+def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
+    """Writes `snapshot()` to a file, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz."""
+    pickled = _snapshot_pickle()
+    with open(path, "wb") as file:
+        file.write(pickled)
+
+
+def empty_cache() -> None:
+    """Gives everything that is not in use back to the driver, on every device."""
+    check(library().lowtide_reset())
+
+
+def version() -> str:
+    """Returns lowtide's version, like `"0.1.0"`."""
+    text: bytes = library().lowtide_version()
+    return text.decode()
+
+
+def _snapshot_pickle() -> bytes:
+    memory, length = ctypes.c_void_p(), ctypes.c_size_t()
+    check(library().lowtide_snapshot(ctypes.byref(memory), ctypes.byref(length)))
+    try:
+        return ctypes.string_at(memory, length.value)
+    finally:
+        library().lowtide_release_bytes(memory)
+
+
+def _number(device: Device | None) -> int:
+    if isinstance(device, int):
+        return device
+    torch = sys.modules.get("torch")
+    if torch is None:
+        if device is None:
+            return 0
+        raise TypeError(f"a device is a number while PyTorch is not imported, not {device!r}")
+    index = None if device is None else torch.device(device).index
+    if index is not None:
+        return int(index)
+    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0

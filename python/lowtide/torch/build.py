@@ -1,0 +1,179 @@
+"""The shim for the PyTorch at hand: built once for each, and kept.
+
+No two versions of PyTorch share the layout of the class that the shim is, so it is built where it is used. It
+takes a C++ compiler and CUDA's headers, which PyTorch's own wheels bring with them, but neither ninja nor
+Python's headers, as `torch.utils.cpp_extension` would.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .._errors import Error
+from .._library import INCLUDE, library
+
+SOURCES = Path(__file__).parent / "csrc"
+"""Where the C++ of the shim is."""
+
+
+class BuildError(Error):
+    """The shim could not be built. The message is one line."""
+
+
+def build() -> ctypes.CDLL:
+    """Returns the shim for the PyTorch of this process, loaded. Builds it if no process of this user has.
+
+    Installs nothing. Takes ten seconds to a minute the first time, and is safe in many processes at once.
+    Raises `BuildError` where there is no compiler, where headers are missing, or where it does not compile.
+    """
+    # Its functions are what the shim looks for when it is loaded.
+    library()
+    arguments, shim = _plan()
+    if not shim.exists():
+        _build_once(arguments, shim)
+    try:
+        loaded = ctypes.CDLL(str(shim))
+    except OSError as error:
+        raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
+    loaded.lowtide_torch_install.restype = ctypes.c_char_p
+    return loaded
+
+
+def find() -> Path | None:
+    """Returns where the shim for the PyTorch of this process is, if it is built.
+
+    Raises `BuildError` where headers are missing.
+    """
+    _, shim = _plan()
+    return shim if shim.exists() else None
+
+
+def cache_directory() -> Path:
+    """Returns the directory in which shims are kept: `lowtide` in `$XDG_CACHE_HOME`, or in `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lowtide"
+
+
+def compiler() -> list[str]:
+    """Returns the command of the C++ compiler: `$CXX`, or the first of the usual ones that is there."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(command[0]) is not None:
+            return command
+    if named:
+        raise BuildError(f"the C++ compiler that CXX names, {named[0]}, is not there")
+    raise BuildError("there is no C++ compiler: install g++, or set CXX to one")
+
+
+def cuda_includes() -> list[Path]:
+    """Returns the directories to look for CUDA's headers in, first the one that the user names."""
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    wheels = [
+        path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")
+    ]
+    # Those of NVIDIA's wheels lack some that all others include, and Triton has.
+    triton = [root / "backends" / "nvidia" for root in _package_roots("triton")]
+    roots = [*homes, *sorted(wheels, reverse=True), Path("/usr/local/cuda"), *triton]
+    found = [root / "include" for root in roots if (root / "include").is_dir()]
+    for header in ("cuda_runtime_api.h", "crt/host_defines.h"):
+        if not any((directory / header).exists() for directory in found):
+            raise BuildError(
+                f"CUDA's header {header} is not there: set CUDA_HOME to where the CUDA toolkit is"
+            )
+    return found
+
+
+def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
+    """Returns what the compiler is given for a PyTorch's headers.
+
+    `root` is the directory of the package `torch`, `abi` whether its C++ strings are those of C++11.
+    """
+    major, minor = (int(number) for number in version.split(".")[:2])
+    return [
+        # What PyTorch's headers are written in.
+        "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}",
+        # Hidden, so that the shim's own functions call each other directly.
+        *("-O2", "-fPIC", "-fvisibility=hidden"),
+        *(argument for path in [root / "include", *cuda_includes()] for argument in ("-isystem", str(path))),
+        *("-I", str(INCLUDE)),
+        str(SOURCES / "shim.cpp"),
+    ]
+
+
+def _link_arguments(root: Path) -> list[str]:
+    # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in what is loaded.
+    return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda"]
+
+
+def _package_roots(name: str) -> list[Path]:
+    spec = importlib.util.find_spec(name)
+    return [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
+
+
+def _plan() -> tuple[list[str], Path]:
+    """Returns the compiler's arguments for the PyTorch of this process, and where the shim is to be."""
+    import torch
+
+    root, abi = Path(torch.__file__).parent, torch.compiled_with_cxx11_abi()
+    arguments = [*compile_arguments(root, torch.__version__, abi), *_link_arguments(root)]
+    return arguments, cache_directory() / f"torch-{torch.__version__}-{_fingerprint(torch, arguments)}" / "shim.so"
+
+
+def _fingerprint(torch: Any, arguments: list[str]) -> str:
+    """Returns what tells apart shims of one version of PyTorch."""
+    digest = hashlib.sha256()
+    for text in (torch.version.git_version, torch.version.cuda, os.uname().machine, *arguments):
+        digest.update(f"{text}\0".encode())
+    for source in (INCLUDE / "lowtide.h", *sorted(SOURCES.iterdir())):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build_once(arguments: list[str], shim: Path) -> None:
+    """Builds the shim unless another process does meanwhile."""
+    try:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(shim.parent / "lock"):
+            if not shim.exists():
+                _compile(arguments, shim)
+    except OSError as error:
+        raise BuildError(
+            f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it"
+        ) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        # On a file system without locks two may build; the result appears whole all the same.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(arguments: list[str], shim: Path) -> None:
+    command = compiler()
+    with tempfile.TemporaryDirectory(dir=shim.parent) as directory:
+        output = Path(directory) / shim.name
+        made = subprocess.run(
+            [*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False
+        )
+        if made.returncode != 0:
+            log = shim.with_suffix(".log")
+            log.write_text(made.stderr)
+            lines = made.stderr.splitlines() or [f"exit code {made.returncode}"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise BuildError(f"the shim does not compile with {command[0]}: {first} (the rest is in {log})")
+        # Whoever does not wait for the lock sees nothing, or all of it.
+        output.replace(shim)

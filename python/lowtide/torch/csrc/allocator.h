@@ -1,0 +1,625 @@
+// PyTorch's CUDA allocator, by lowtide.
+#pragma once
+
+#include "history.h"
+#include "pools.h"
+#include "shortage.h"
+#include "snapshot.h"
+#include "statistics.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace lowtide {
+
+// The deleter of what `allocate` hands out. Tensors are told apart by it, so there is one for ever.
+void give_back(void* memory);
+
+// The deleter of what the driver was asked for at each request, while caching is off.
+void give_back_uncached(void* memory);
+
+inline DeviceIndex current_device() {
+  DeviceIndex device = 0;
+  const cudaError_t error = C10_CUDA_ERROR_HANDLED(c10::cuda::GetDevice(&device));
+  // The check is a call whatever the error, and this is asked at each request.
+  if (C10_UNLIKELY(error != cudaSuccess)) {
+    C10_CUDA_CHECK(error);
+  }
+  return device;
+}
+
+// The stream that this thread puts its work into.
+inline cudaStream_t current_stream(DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).stream();
+}
+
+class LowtideAllocator final : public native::CUDAAllocator {
+ public:
+  // Never destroyed: tensors may be freed while the process ends.
+  static LowtideAllocator& instance() {
+    static auto* allocator = new LowtideAllocator();
+    return *allocator;
+  }
+
+  // ---- memory ----
+
+  c10::DataPtr allocate(size_t size) override {
+    const DeviceIndex device = current_device();
+    if (C10_UNLIKELY(is_uncached())) {
+      void* memory = allocate_uncached(size);
+      return {memory, memory, &give_back_uncached, cuda_device(device)};
+    }
+    void* memory = take(size, device, current_stream(device));
+    return {memory, memory, &give_back, cuda_device(device)};
+  }
+
+  void* raw_alloc(size_t size) override {
+    if (C10_UNLIKELY(is_uncached())) {
+      return allocate_uncached(size);
+    }
+    const DeviceIndex device = current_device();
+    return take(size, device, current_stream(device));
+  }
+
+  void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
+    return C10_UNLIKELY(is_uncached()) ? allocate_uncached(size) : take(size, current_device(), stream);
+  }
+
+  void raw_delete(void* memory) override {
+    if (memory == nullptr) {
+      return;
+    }
+    const auto status = release(memory);
+    if (C10_UNLIKELY(status == LOWTIDE_STATUS_NOT_ALLOCATED)) {
+      // What was taken while caching was off is given back here too, whether or not it still is.
+      TORCH_CHECK(was_uncached_, no_block_at(memory));
+      give_back_uncached(memory);
+      return;
+    }
+    check(status);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return is_uncached() ? &give_back_uncached : &give_back;
+  }
+
+  void copy_data(void* to, const void* from, std::size_t size) const override {
+    C10_CUDA_CHECK(cudaMemcpy(to, from, size, cudaMemcpyDeviceToDevice));
+  }
+
+  using native::CUDAAllocator::recordStream;
+  void recordStream(const c10::DataPtr& memory, c10::cuda::CUDAStream stream) override {
+    // Memory of another process, or of another allocator, is kept by its owner.
+    if (memory.get() != nullptr && memory.get_deleter() == &give_back) {
+      check(lowtide_record_stream(memory.get(), stream.stream()));
+    }
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  c10::DataPtr allocateWithAddress(size_t size, void* address) override {
+    // What lies before the address in its free block is taken for the moment, so that the request comes next.
+    const auto before = allocate(free_bytes_before(address));
+    auto memory = allocate(size);
+    TORCH_CHECK(memory.get() == address, "the memory at that address is not free for ", std::to_string(size), " bytes");
+    return memory;
+  }
+#endif
+
+  // ---- the whole ----
+
+  std::string name() override {
+    return "lowtide";
+  }
+
+  bool initialized() override {
+    return device_count_ > 0;
+  }
+
+  void init(int device_count) override {
+    check(lowtide_init(device_count));
+    device_count_ = std::max(device_count_.load(), device_count);
+  }
+
+  void enable(bool value) override {
+    is_enabled_ = value;
+    was_uncached_ = was_uncached_ || is_uncached();
+  }
+
+  bool isEnabled() const override {
+    return is_enabled_;
+  }
+
+  void emptyCache(MempoolId_t pool = {0, 0}) override {
+    const History::Cause cause(history_.gather(RecordContext::ALL));
+    for (DeviceIndex device = 0; device < device_count_; ++device) {
+      const auto status =
+          is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool));
+      // A pool need not be on every device.
+      if (status != LOWTIDE_STATUS_POOL) {
+        check(status);
+      }
+    }
+  }
+
+  double getMemoryFraction(DeviceIndex device) override {
+    double fraction = 1.0;
+    check(lowtide_get_memory_fraction(device, &fraction));
+    return fraction;
+  }
+
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    check(lowtide_set_memory_fraction(fraction, device));
+  }
+
+  void cacheInfo(DeviceIndex device, size_t* largest) override {
+    // What the driver still has counts too: cuDNN asks how big its workspace may be.
+    uint64_t size = 0;
+    check(lowtide_largest_free(device, &size));
+    *largest = std::max<size_t>(*largest, size);
+  }
+
+  // ---- figures, pictures, history ----
+
+  DeviceStats getDeviceStats(DeviceIndex device) override {
+    return device_stats(device);
+  }
+
+  void resetAccumulatedStats(DeviceIndex device) override {
+    check(lowtide_reset_accumulated_stats(device));
+  }
+
+  void resetPeakStats(DeviceIndex device) override {
+    check(lowtide_reset_peak_stats(device));
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(11)
+  native::SnapshotInfo snapshot(MempoolId_t pool = {0, 0}, bool include_traces = true) override {
+    return take_snapshot(pool, include_traces);
+  }
+#else
+  native::SnapshotInfo snapshot(MempoolId_t pool = {0, 0}) override {
+    return take_snapshot(pool, true);
+  }
+#endif
+
+#if LOWTIDE_TORCH_AT_LEAST(10)
+  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    // What is mapped of a segment may have gaps, and lowtide shows each part: they are added up here.
+    std::map<std::tuple<void*, bool, MempoolId_t>, size_t> mapped;
+    visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block*, size_t) {
+      if (segment.is_expandable) {
+        mapped[{segment.stream, segment.is_large, to_torch(segment.pool)}] += segment.size;
+      }
+    });
+    std::vector<native::StreamSegmentSize> sizes;
+    for (const auto& [key, size] : mapped) {
+      sizes.emplace_back(static_cast<cudaStream_t>(std::get<0>(key)), !std::get<1>(key), size);
+    }
+    return sizes;
+  }
+#endif
+
+  bool isHistoryEnabled() override {
+    return history_.is_recording();
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(11)
+  void recordHistory(
+      bool enabled,
+      CreateContextFn recorder,
+      size_t max_entries,
+      RecordContext when,
+      bool clear,
+      const std::vector<std::string>& skip_actions) override {
+    history_.record(enabled, recorder, max_entries, when, clear, skip_actions);
+  }
+#else
+  void recordHistory(bool enabled, CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear)
+      override {
+    history_.record(enabled, recorder, max_entries, when, clear, {});
+  }
+#endif
+
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
+    if (history_.is_recording()) {
+      history_.annotate(current_device(), metadata);
+    }
+  }
+
+  void pushCompileContext(std::string& context) override {
+    if (history_.is_recording()) {
+      History::compile_contexts.push_back(context);
+    }
+  }
+
+  void popCompileContext() override {
+    // Where history was off at the push there is nothing to take off.
+    if (!History::compile_contexts.empty()) {
+      History::compile_contexts.pop_back();
+    }
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(10)
+  void setUserMetadata(const std::string& metadata) override {
+    History::user_metadata = metadata;
+  }
+
+  std::string getUserMetadata() override {
+    return History::user_metadata;
+  }
+#endif
+
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  Context getContextForPointer(const void* memory) override {
+    lowtide_allocation allocation{};
+    if (lowtide_find_allocation(const_cast<void*>(memory), &allocation) != LOWTIDE_STATUS_OK) {
+      return nullptr;
+    }
+    return history_.block_context(static_cast<DeviceIndex>(allocation.device), allocation.address);
+  }
+#endif
+
+#if LOWTIDE_TORCH_AT_LEAST(14)
+  bool supportsUserMetadata() override {
+    return true;
+  }
+
+  void annotateMemory(const void* memory, const std::string& metadata) override {
+    if (history_.is_recording()) {
+      const auto held = find_allocation(memory);
+      const auto device = static_cast<DeviceIndex>(held.device);
+      history_.note(
+          TraceEntry::ANNOTATE,
+          device,
+          held.address,
+          held.requested,
+          static_cast<cudaStream_t>(held.stream),
+          to_torch(held.pool),
+          history_.block_context(device, held.address),
+          metadata);
+    }
+  }
+#endif
+
+  void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+    history_.attach(std::move(tracker));
+  }
+
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override {
+    shortage_.attach(std::move(observer));
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  void attachOomRejectionObserver(native::OomRejectionObserver observer) override {
+    shortage_.attach_to_rejections(std::move(observer));
+  }
+#endif
+
+  // ---- pools ----
+
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, StreamFilter filter) override {
+#if LOWTIDE_TORCH_AT_LEAST(13)
+    route(device, pool, std::move(filter));
+#else
+    // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
+    // wants a thread's or a stream's requests in a pool wants those of the present one.
+    const bool is_capture = !accepts(filter, current_stream(device));
+    route(device, pool, std::move(filter));
+    captures_.begin(device, pool, is_capture);
+#endif
+  }
+
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+    captures_.end(device, pool);
+#endif
+    check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  void markCaptureBegin(DeviceIndex device) override {
+    check(lowtide_capture_begin(device));
+  }
+
+  void markCaptureEnd(DeviceIndex device) override {
+    check(lowtide_capture_end(device));
+  }
+#endif
+
+  void releasePool(DeviceIndex device, MempoolId_t pool) override {
+    check(lowtide_release_pool(device, to_lowtide(pool)));
+  }
+
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
+    int count = 0;
+    check(lowtide_pool_use_count(device, to_lowtide(pool), &count));
+    return count;
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(11)
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Source source = nullptr) override {
+    hold_pool(device, pool, std::move(source));
+  }
+
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
+    check(lowtide_set_use_on_oom(device, to_lowtide(pool), use));
+  }
+#else
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, native::CUDAAllocator* source = nullptr) override {
+    // The caller keeps it alive.
+    hold_pool(device, pool, source == nullptr ? Source() : Source(source, [](native::CUDAAllocator*) {}));
+  }
+
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool) override {
+    check(lowtide_set_use_on_oom(device, to_lowtide(pool), true));
+  }
+#endif
+
+#if LOWTIDE_TORCH_AT_LEAST(10)
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override {
+    check(lowtide_set_no_split(device, to_lowtide(pool)));
+  }
+#endif
+
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected)
+      override {
+    const std::vector<void*> blocks(expected.begin(), expected.end());
+    bool is_equal = false;
+    check(lowtide_check_live(device, to_lowtide(pool), blocks.data(), blocks.size(), &is_equal));
+    return is_equal;
+  }
+
+  std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+    const History::Cause cause(history_.gather(RecordContext::ALL));
+    return std::make_shared<Checkpoint>(device, pool);
+  }
+
+  native::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
+      override {
+    const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
+    TORCH_CHECK(checkpoint != nullptr, "the checkpoint is not one of lowtide's");
+    const History::Cause cause(history_.gather(RecordContext::STATE));
+    const auto blocks = checkpoint->restore(device);
+    native::CheckpointDelta delta;
+    for (const auto& [memory, size] : blocks.freed) {
+      report(memory, device, -static_cast<int64_t>(size));
+      delta.ptrs_freed.push_back(memory);
+    }
+    for (const auto& [memory, size] : blocks.allocated) {
+      report(memory, device, static_cast<int64_t>(size));
+      delta.dataptrs_allocd.emplace_back(memory, memory, &give_back, cuda_device(device));
+    }
+    return delta;
+  }
+
+  // ---- other devices, other processes ----
+
+  void* getBaseAllocation(void* memory, size_t* size) override {
+    TORCH_CHECK(
+        !find_allocation(memory).is_expandable,
+        "memory of expandable segments has no single allocation of the driver behind it; share it through "
+        "torch.multiprocessing, or set expandable_segments:False before it is allocated");
+    void* base = lowtide_base_alloc(memory, size);
+    TORCH_CHECK(base != nullptr, lowtide_last_error());
+    return base;
+  }
+
+  native::ShareableHandle shareIpcHandle(void* memory) override {
+    void* bytes = nullptr;
+    size_t length = 0;
+    uint64_t offset = 0;
+    const auto status = lowtide_share(memory, &bytes, &length, &offset);
+    TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, no_block_at(memory));
+    check(status);
+    const std::unique_ptr<void, decltype(&lowtide_release_bytes)> owner(bytes, &lowtide_release_bytes);
+    return {static_cast<ptrdiff_t>(offset), std::string(static_cast<const char*>(bytes), length)};
+  }
+
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    // The same handle gives the same address, and lowtide counts how often: every holder gives back its own.
+    void* memory = nullptr;
+    check(lowtide_attach(current_device(), handle.data(), handle.size(), &memory));
+    return std::shared_ptr<void>(memory, [](void* attached) {
+      if (lowtide_detach(attached) != LOWTIDE_STATUS_OK) {
+        TORCH_WARN(lowtide_last_error());
+      }
+    });
+  }
+
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
+    const c10::cuda::CUDAGuard guard(device);
+    const cudaError_t error = C10_CUDA_ERROR_HANDLED(cudaDeviceEnablePeerAccess(peer, 0));
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      C10_CUDA_CLEAR_ERROR();
+    } else {
+      C10_CUDA_CHECK(error);
+    }
+    // PyTorch names first the device whose work reaches over, lowtide the one whose memory is reached.
+    check(lowtide_enable_peer_access(peer, device));
+  }
+
+  cudaError_t memcpyAsync(
+      void* to,
+      int to_device,
+      const void* from,
+      int from_device,
+      size_t size,
+      cudaStream_t stream,
+      bool has_peer_access) override {
+    if (has_peer_access || to_device == from_device) {
+      return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
+    }
+    // Without peer access this alone serves memory that was mapped, and memory of cudaMalloc it serves too.
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
+  }
+
+  // Takes memory back, and tells those who want to know.
+  lowtide_status release(void* memory) {
+    const auto* trace = c10::impl::GPUTrace::get_trace();
+    if (C10_UNLIKELY(trace != nullptr)) {
+      (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
+    }
+    if (C10_LIKELY(!history_.is_watching() && !c10::memoryProfilingEnabled())) {
+      return lowtide_deallocate(memory);
+    }
+    return release_observed(memory);
+  }
+
+ private:
+  LowtideAllocator() {
+    Shortage::watch();
+  }
+
+  // Whether every request goes to the driver.
+  bool is_uncached() const {
+    return C10_UNLIKELY(!is_enabled_.load(std::memory_order_relaxed) || is_caching_forbidden_);
+  }
+
+  void* take(size_t size, DeviceIndex device, cudaStream_t stream) {
+    void* memory = nullptr;
+    if (C10_UNLIKELY(size == 0)) {
+      return memory;
+    }
+    const auto status = history_.is_watching() ? take_observed(size, device, stream, &memory)
+                                               : lowtide_allocate(size, device, stream, &memory);
+    if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
+      shortage_.refuse(status, size, device);
+    }
+    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+      report(memory, device, static_cast<int64_t>(find_allocation(memory).size));
+    }
+    const auto* trace = c10::impl::GPUTrace::get_trace();
+    if (C10_UNLIKELY(trace != nullptr)) {
+      (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
+    }
+    return memory;
+  }
+
+  lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
+    const History::Cause cause(history_.gather(RecordContext::STATE));
+    return lowtide_allocate(size, device, stream, memory);
+  }
+
+  lowtide_status release_observed(void* memory) {
+    lowtide_allocation held{};
+    const bool is_profiled =
+        c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
+    const History::Cause cause(history_.gather(RecordContext::ALL));
+    const auto status = lowtide_deallocate(memory);
+    if (is_profiled && status == LOWTIDE_STATUS_OK) {
+      report(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));
+    }
+    return status;
+  }
+
+  // Tells PyTorch's profiler of memory that was taken, or given back where `size` is below 0.
+  static void report(void* memory, DeviceIndex device, int64_t size) {
+    if (c10::memoryProfilingEnabled()) {
+      const DeviceStats stats = device_stats(device);
+      const auto allocated = static_cast<size_t>(stats.allocated_bytes[0].current);
+      const auto reserved = static_cast<size_t>(stats.reserved_bytes[0].current);
+      c10::reportMemoryUsageToProfiler(memory, size, allocated, reserved, cuda_device(device));
+    }
+  }
+
+  native::SnapshotInfo take_snapshot(const MempoolId_t& pool, bool include_traces) {
+    native::SnapshotInfo info;
+    if (include_traces) {
+      info.external_annotations = history_.annotations();
+    }
+    for (DeviceIndex device = 0; device < device_count_; ++device) {
+      if (include_traces) {
+        info.device_traces.push_back(history_.trace(device));
+      }
+      auto segments = snapshot_segments(history_, device, pool);
+      std::move(segments.begin(), segments.end(), std::back_inserter(info.segments));
+    }
+    info.config_metadata = config_info();
+    return info;
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  // How far into a free block of the present device an address is; 0 if it is in none.
+  static size_t free_bytes_before(const void* address) {
+    const auto wanted = reinterpret_cast<uintptr_t>(address);
+    size_t before = 0;
+    visit_segments(current_device(), [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
+      for (const auto* block = blocks; block != blocks + count; ++block) {
+        const bool is_here = wanted >= block->address && wanted - block->address < block->size;
+        if (is_here && block->state == LOWTIDE_BLOCK_STATE_INACTIVE) {
+          before = wanted - block->address;
+        }
+      }
+    });
+    return before;
+  }
+#endif
+
+  static void hold_pool(DeviceIndex device, const MempoolId_t& pool, Source source) {
+    check(lowtide_retain_pool(device, to_lowtide(pool)));
+    if (source == nullptr) {
+      return;
+    }
+    try {
+      set_source(device, pool, std::move(source));
+    } catch (...) {
+      lowtide_release_pool(device, to_lowtide(pool));
+      throw;
+    }
+  }
+
+  void* allocate_uncached(size_t size) {
+    void* memory = nullptr;
+    if (size != 0) {
+      C10_CUDA_CHECK(cudaMalloc(&memory, size));
+      const auto* trace = c10::impl::GPUTrace::get_trace();
+      if (C10_UNLIKELY(trace != nullptr)) {
+        (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
+      }
+    }
+    return memory;
+  }
+
+  History history_;
+  Shortage shortage_;
+  std::atomic<int> device_count_{0};
+  std::atomic<bool> is_enabled_{true};
+  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
+  // Whether memory may be held that the driver was asked for directly.
+  std::atomic<bool> was_uncached_{is_caching_forbidden_};
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+  Captures captures_;
+#endif
+};
+
+inline void give_back(void* memory) {
+  const auto status = LowtideAllocator::instance().release(memory);
+  // A deleter cannot throw. A forked child frees what it has inherited, and there is nothing to be done about it.
+  if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
+    TORCH_WARN(lowtide_last_error());
+  }
+}
+
+inline void give_back_uncached(void* memory) {
+  const auto* trace = c10::impl::GPUTrace::get_trace();
+  if (C10_UNLIKELY(trace != nullptr)) {
+    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
+  }
+  C10_CUDA_CHECK(cudaFree(memory));
+}
+
+}  // namespace lowtide

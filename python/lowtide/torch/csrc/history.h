@@ -1,0 +1,344 @@
+// What torch.cuda.memory._record_memory_history asks for: who allocated what is held, and what has happened.
+#pragma once
+
+#include "status.h"
+
+#include <c10/util/ApproximateClock.h>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace lowtide {
+
+// lowtide tells its events to this while history is recorded or somebody tracks them, and never else: a program
+// that asks for neither pays nothing.
+//
+// Locks. lowtide calls `observe` under its own locks, so what holds `events_` here must not call lowtide.
+// `control_`, which is taken before lowtide's locks, keeps those apart who turn the recording on and off.
+class History {
+ public:
+  // Says, for its lifetime, on whose behalf events happen in this thread. A context is gathered before any lock is
+  // taken, since that may need Python's.
+  class Cause {
+   public:
+    explicit Cause(Context context) : context_(std::move(context)), outer_(current_) {
+      current_ = &context_;
+    }
+    ~Cause() {
+      current_ = outer_;
+    }
+    Cause(const Cause&) = delete;
+    Cause& operator=(const Cause&) = delete;
+
+    // Null where nothing was gathered.
+    static Context current() {
+      return current_ == nullptr ? nullptr : *current_;
+    }
+
+   private:
+    static inline thread_local const Context* current_ = nullptr;
+    Context context_;
+    const Context* outer_;
+  };
+
+  // Whether events are told at all.
+  bool is_watching() const {
+    return is_watching_.load(std::memory_order_relaxed);
+  }
+
+  bool is_recording() const {
+    return is_recording_.load(std::memory_order_relaxed);
+  }
+
+  // Calls the recorder where contexts are wanted of what `level` names; null elsewhere.
+  Context gather(RecordContext level) const {
+    if (when_.load(std::memory_order_relaxed) < level) {
+      return nullptr;
+    }
+    const auto recorder = recorder_.load(std::memory_order_relaxed);
+    return recorder == nullptr ? nullptr : recorder();
+  }
+
+  void record(
+      bool enabled,
+      CreateContextFn recorder,
+      size_t max_entries,
+      RecordContext when,
+      bool clear,
+      const std::vector<std::string>& skip_actions) {
+    TORCH_CHECK(when == RecordContext::NEVER || recorder != nullptr, "a context is asked for, and no recorder given");
+    const auto skipped = parse(skip_actions);
+    const std::lock_guard<std::mutex> control(control_);
+    {
+      const std::lock_guard<std::mutex> lock(events_);
+      max_entries_ = std::max<size_t>(max_entries, 1);
+      skipped_ = skipped;
+      if (!enabled || clear) {
+        annotations_.clear();
+        for (auto& [index, device] : devices_) {
+          device.trace.clear();
+        }
+      }
+    }
+    when_ = enabled ? when : RecordContext::NEVER;
+    recorder_ = enabled ? recorder : nullptr;
+    is_recording_ = enabled;
+    watch();
+  }
+
+  void attach(AllocatorTraceTracker tracker) {
+    const std::lock_guard<std::mutex> control(control_);
+    {
+      const std::lock_guard<std::mutex> lock(events_);
+      trackers_.push_back(std::move(tracker));
+    }
+    has_trackers_ = true;
+    watch();
+  }
+
+  // Notes what PyTorch itself does, not lowtide: a picture taken, a text put to a block.
+  void note(
+      TraceEntry::Action action,
+      DeviceIndex device,
+      uint64_t address,
+      size_t size,
+      cudaStream_t stream,
+      const MempoolId_t& pool,
+      Context context,
+      const std::string& user_metadata) {
+    if (is_watching()) {
+      const std::lock_guard<std::mutex> lock(events_);
+      append(make_entry(action, device, address, size, stream, pool, std::move(context), user_metadata));
+    }
+  }
+
+  // Notes the beginning or end of a range of record_function.
+  void annotate(DeviceIndex device, const std::vector<std::pair<std::string, std::string>>& metadata) {
+    if (!is_recording()) {
+      return;
+    }
+    AnnotationEntry entry(device, c10::getApproximateTime());
+    for (const auto& [name, value] : metadata) {
+      entry.recordUserMetadata(name, value);
+    }
+    const std::lock_guard<std::mutex> lock(events_);
+    push(annotations_, std::move(entry));
+  }
+
+  // Who allocated the block at an address; null if that is not known.
+  Context block_context(DeviceIndex device, uint64_t address) {
+    const std::lock_guard<std::mutex> lock(events_);
+    const auto& blocks = devices_[device].blocks;
+    const auto found = blocks.find(address);
+    return found == blocks.end() ? nullptr : found->second;
+  }
+
+  // On whose behalf a segment, or the first part of it that was mapped, came from the driver.
+  Context segment_context(DeviceIndex device, uint64_t address, uint64_t size) {
+    const std::lock_guard<std::mutex> lock(events_);
+    return devices_[device].first_segment_context(address, size);
+  }
+
+  // The entries of a device, oldest first, with times in microseconds since the epoch.
+  std::vector<TraceEntry> trace(DeviceIndex device) {
+    const std::lock_guard<std::mutex> lock(events_);
+    return in_microseconds(devices_[device].trace);
+  }
+
+  // The ranges of record_function, likewise.
+  std::vector<AnnotationEntry> annotations() {
+    const std::lock_guard<std::mutex> lock(events_);
+    return in_microseconds(annotations_);
+  }
+
+  // What the compiler says it is at, and what the user says of what is allocated; by thread.
+  static inline thread_local std::vector<std::string> compile_contexts;
+  static inline thread_local std::string user_metadata;
+
+ private:
+  struct PerDevice {
+    std::deque<TraceEntry> trace;
+    // By address, of what is held and was allocated while contexts were gathered.
+    std::unordered_map<uint64_t, Context> blocks;
+    std::map<uint64_t, Context> segments;
+
+    Context first_segment_context(uint64_t address, uint64_t size) const {
+      const auto first = segments.lower_bound(address);
+      return first == segments.end() || first->first >= address + size ? nullptr : first->second;
+    }
+
+    // Keeps the books of contexts, and returns the one that goes with the event: that of the call that caused it,
+    // or that of what it is about.
+    Context track(const lowtide_event& event, Context cause) {
+      switch (event.action) {
+        case LOWTIDE_ACTION_ALLOC:
+          keep(blocks, event.address, cause);
+          return cause;
+        case LOWTIDE_ACTION_FREE_REQUESTED:
+        case LOWTIDE_ACTION_FREE_COMPLETED: {
+          const auto block = blocks.find(event.address);
+          if (cause == nullptr && block != blocks.end()) {
+            cause = block->second;
+          }
+          if (event.action == LOWTIDE_ACTION_FREE_COMPLETED && block != blocks.end()) {
+            blocks.erase(block);
+          }
+          return cause;
+        }
+        case LOWTIDE_ACTION_SEGMENT_ALLOC:
+        case LOWTIDE_ACTION_SEGMENT_MAP:
+          keep(segments, event.address, cause);
+          return cause;
+        case LOWTIDE_ACTION_SEGMENT_FREE:
+        case LOWTIDE_ACTION_SEGMENT_UNMAP:
+          if (cause == nullptr) {
+            cause = first_segment_context(event.address, event.size);
+          }
+          segments.erase(segments.lower_bound(event.address), segments.lower_bound(event.address + event.size));
+          return cause;
+        default:
+          return cause;
+      }
+    }
+
+    template <typename Map>
+    static void keep(Map& map, uint64_t address, const Context& context) {
+      if (context == nullptr) {
+        map.erase(address);
+      } else {
+        map[address] = context;
+      }
+    }
+  };
+
+  static std::set<TraceEntry::Action> parse(const std::vector<std::string>& actions) {
+    std::set<TraceEntry::Action> parsed;
+#if LOWTIDE_TORCH_AT_LEAST(11)
+    for (const auto& action : actions) {
+      parsed.insert(entries::parseTraceEntryAction(action));
+    }
+#else
+    TORCH_CHECK(actions.empty(), "this PyTorch cannot skip actions");
+#endif
+    return parsed;
+  }
+
+  // Has lowtide tell events while anybody wants them. `control_` is held.
+  void watch() {
+    is_watching_ = is_recording_ || has_trackers_;
+    check(lowtide_observe_events(is_watching_ ? &History::observe : nullptr, this));
+    if (!is_watching_) {
+      // Addresses will be given to others unseen.
+      const std::lock_guard<std::mutex> lock(events_);
+      for (auto& [index, device] : devices_) {
+        device.blocks.clear();
+        device.segments.clear();
+      }
+    }
+  }
+
+  static void observe(void* self, const lowtide_event* event) noexcept {
+    try {
+      static_cast<History*>(self)->on_event(*event);
+    } catch (...) {
+      // An entry is lost, where memory of the host ran out or a tracker threw. lowtide cannot be thrown through.
+    }
+  }
+
+  void on_event(const lowtide_event& event) {
+    static_assert(static_cast<int>(TraceEntry::ALLOC) == LOWTIDE_ACTION_ALLOC);
+    static_assert(static_cast<int>(TraceEntry::SEGMENT_UNMAP) == LOWTIDE_ACTION_SEGMENT_UNMAP);
+    static_assert(static_cast<int>(TraceEntry::OOM) == LOWTIDE_ACTION_OUT_OF_MEMORY);
+    const auto index = static_cast<DeviceIndex>(event.device);
+    const std::lock_guard<std::mutex> lock(events_);
+    append(make_entry(
+        static_cast<TraceEntry::Action>(event.action),
+        index,
+        event.address,
+        event.size,
+        static_cast<cudaStream_t>(event.stream),
+        to_torch(event.pool),
+        devices_[index].track(event, Cause::current()),
+        user_metadata));
+  }
+
+  TraceEntry make_entry(
+      TraceEntry::Action action,
+      DeviceIndex device,
+      uint64_t address,
+      size_t size,
+      cudaStream_t stream,
+      const MempoolId_t& pool,
+      Context context,
+      [[maybe_unused]] const std::string& metadata) const {
+    return TraceEntry(
+        action,
+        device,
+        address,
+        size,
+        stream,
+        pool,
+        c10::getApproximateTime(),
+        when_ >= RecordContext::ALLOC ? std::move(context) : nullptr,
+        compile_contexts.empty() ? "N/A" : compile_contexts.back()
+#if LOWTIDE_TORCH_AT_LEAST(10)
+            ,
+        metadata
+#endif
+    );
+  }
+
+  // Tells the trackers, and keeps the entry if history is on. `events_` is held.
+  void append(TraceEntry entry) {
+    for (const auto& tracker : trackers_) {
+      tracker(entry);
+    }
+    if (is_recording() && skipped_.count(entry.action_) == 0) {
+      push(devices_[entry.device_].trace, std::move(entry));
+    }
+  }
+
+  template <typename Entry>
+  void push(std::deque<Entry>& entries, Entry entry) {
+    entries.push_back(std::move(entry));
+    while (entries.size() > max_entries_) {
+      entries.pop_front();
+    }
+  }
+
+  template <typename Entry>
+  std::vector<Entry> in_microseconds(const std::deque<Entry>& entries) {
+    std::vector<Entry> converted(entries.begin(), entries.end());
+    const auto to_nanoseconds = clock_.makeConverter();
+    for (Entry& entry : converted) {
+      entry.time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;
+    }
+    return converted;
+  }
+
+  std::mutex control_;
+  bool has_trackers_ = false;  // Guarded by `control_`.
+
+  std::atomic<bool> is_watching_{false};
+  std::atomic<bool> is_recording_{false};
+  std::atomic<RecordContext> when_{RecordContext::NEVER};
+  std::atomic<CreateContextFn> recorder_{nullptr};
+
+  // Guards what follows.
+  std::mutex events_;
+  size_t max_entries_ = 1;
+  std::set<TraceEntry::Action> skipped_;
+  std::vector<AllocatorTraceTracker> trackers_;
+  std::map<DeviceIndex, PerDevice> devices_;
+  std::deque<AnnotationEntry> annotations_;
+  c10::ApproximateClockToUnixTimeConverter clock_;
+};
+
+}  // namespace lowtide

@@ -1,0 +1,122 @@
+// What is held, for torch.cuda.memory._snapshot.
+#pragma once
+
+#include "history.h"
+
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#if LOWTIDE_TORCH_AT_LEAST(10)
+#include <c10/core/AllocatorConfig.h>
+#endif
+
+#include <algorithm>
+#include <exception>
+#include <string_view>
+#include <vector>
+
+namespace lowtide {
+
+// Calls `visit` for every segment of a device, under lowtide's locks: it must not call lowtide.
+template <typename Visit>
+void visit_segments(DeviceIndex device, Visit visit) {
+  struct Visitor {
+    Visit& visit;
+    std::exception_ptr thrown;
+  } visitor{visit, nullptr};
+  const auto call = [](void* context, const lowtide_segment* segment, const lowtide_block* blocks, size_t count) {
+    auto& visitor = *static_cast<Visitor*>(context);
+    try {
+      if (visitor.thrown == nullptr) {
+        visitor.visit(*segment, blocks, count);
+      }
+    } catch (...) {
+      visitor.thrown = std::current_exception();
+    }
+  };
+  check(lowtide_visit_segments(device, call, &visitor));
+  if (visitor.thrown != nullptr) {
+    std::rethrow_exception(visitor.thrown);
+  }
+}
+
+inline SegmentInfo segment_info(
+    History& history,
+    const lowtide_segment& segment,
+    const lowtide_block* blocks,
+    size_t count) {
+  SegmentInfo info;
+  info.device = static_cast<DeviceIndex>(segment.device);
+  info.address = segment.address;
+  info.total_size = segment.size;
+  info.stream = static_cast<cudaStream_t>(segment.stream);
+  info.is_large = segment.is_large;
+  info.is_expandable = segment.is_expandable;
+  info.owner_private_pool_id = to_torch(segment.pool);
+  info.context_when_allocated = history.segment_context(info.device, segment.address, segment.size);
+  info.blocks.reserve(count);
+  for (size_t index = 0; index < count; ++index) {
+    const lowtide_block& block = blocks[index];
+    BlockInfo& held = info.blocks.emplace_back();
+    held.size = block.size;
+    held.requested_size = block.requested;
+    held.allocated = block.state == LOWTIDE_BLOCK_STATE_ALLOCATED;
+    held.active = block.state != LOWTIDE_BLOCK_STATE_INACTIVE;
+    if (held.allocated) {
+      info.allocated_size += block.size;
+    }
+    if (held.active) {
+      info.active_size += block.size;
+      info.requested_size += block.requested;
+      held.context_when_allocated = history.block_context(info.device, block.address);
+    }
+  }
+  return info;
+}
+
+// The segments of a pool, or of all for the default one, by address. Notes that they were looked at.
+inline std::vector<SegmentInfo> snapshot_segments(History& history, DeviceIndex device, const MempoolId_t& pool) {
+  std::vector<SegmentInfo> segments;
+  size_t active = 0;
+  visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block* blocks, size_t count) {
+    if (is_default(pool) || to_torch(segment.pool) == pool) {
+      active += segments.emplace_back(segment_info(history, segment, blocks, count)).active_size;
+    }
+  });
+  history.note(TraceEntry::SNAPSHOT, device, 0, active, nullptr, pool, nullptr, History::user_metadata);
+  return segments;
+}
+
+// The settings as PyTorch has parsed them. Those that it was not given, but lowtide was, show in their text.
+inline native::AllocatorConfigInfo config_info() {
+  using Config = native::CUDAAllocatorConfig;
+  native::AllocatorConfigInfo info{};
+#if LOWTIDE_TORCH_AT_LEAST(10)
+  using Common = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  info.garbage_collection_threshold = Common::garbage_collection_threshold();
+  info.max_split_size = Common::max_split_size();
+  info.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
+  info.roundup_power2_divisions = Common::roundup_power2_divisions();
+#else
+  info.garbage_collection_threshold = Config::garbage_collection_threshold();
+  info.max_split_size = Config::max_split_size();
+  info.last_allocator_settings = Config::last_allocator_settings();
+  info.roundup_power2_divisions = Config::roundup_power2_divisions();
+#endif
+  info.pinned_num_register_threads = Config::pinned_num_register_threads();
+  info.expandable_segments = Config::expandable_segments();
+  info.release_lock_on_malloc = Config::release_lock_on_cudamalloc();
+  info.pinned_use_host_register = Config::pinned_use_cuda_host_register();
+#if LOWTIDE_TORCH_AT_LEAST(9)
+  info.graph_capture_record_stream_reuse = Config::graph_capture_record_stream_reuse();
+#endif
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  info.max_round_threshold = Common::pinned_max_round_threshold();
+  info.max_cached_size = Common::pinned_max_cached_size();
+#endif
+  const char* config = lowtide_config();
+  if (info.last_allocator_settings.empty() && config != nullptr) {
+    info.last_allocator_settings = config;
+  }
+  return info;
+}
+
+}  // namespace lowtide

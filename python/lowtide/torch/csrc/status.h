@@ -1,0 +1,61 @@
+// lowtide's answers as PyTorch's exceptions, and its pool numbers as PyTorch's.
+#pragma once
+
+#include "torch_version.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+#include <lowtide.h>
+
+#include <cstdio>
+#include <string>
+
+namespace lowtide {
+
+// Throws what the last call that failed in this thread says.
+[[noreturn]] inline void fail(lowtide_status status) {
+  // CUDA keeps the error of a call that failed, and would tell it to whoever asks next.
+  C10_CUDA_CLEAR_ERROR();
+  TORCH_CHECK_WITH(OutOfMemoryError, status != LOWTIDE_STATUS_OUT_OF_MEMORY, lowtide_last_error());
+  TORCH_CHECK_VALUE(status != LOWTIDE_STATUS_CONFIG, lowtide_last_error());
+  TORCH_CHECK(false, lowtide_last_error());
+}
+
+// Throws unless the call did what was asked.
+inline void check(lowtide_status status) {
+  if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
+    fail(status);
+  }
+}
+
+inline lowtide_mempool to_lowtide(const MempoolId_t& pool) {
+  return {pool.first, pool.second};
+}
+
+inline MempoolId_t to_torch(const lowtide_mempool& pool) {
+  return {pool.capture, pool.user};
+}
+
+inline bool is_default(const MempoolId_t& pool) {
+  return pool.first == 0 && pool.second == 0;
+}
+
+// Says that there is no block at `memory`, in PyTorch's words. Not by a stream: a compiler that links its library
+// statically gives the shim streams of its own, which nobody has set up.
+inline std::string no_block_at(const void* memory) {
+  char address[2 + 2 * sizeof(void*) + 1];
+  std::snprintf(address, sizeof address, "%p", memory);
+  return std::string("invalid device pointer: ") + address;
+}
+
+// The block that the program holds at `memory`; an exception in PyTorch's words if there is none.
+inline lowtide_allocation find_allocation(const void* memory) {
+  lowtide_allocation allocation{};
+  const auto status = lowtide_find_allocation(const_cast<void*>(memory), &allocation);
+  TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, no_block_at(memory));
+  check(status);
+  return allocation;
+}
+
+}  // namespace lowtide

@@ -1,0 +1,53 @@
+"""Builds what of the package is Rust, and puts it where this directory's package finds it.
+
+    python3 python/stage.py
+    PYTHONPATH=python python3 -m lowtide doctor
+
+This takes cargo and nothing else; the directory can then be carried to a machine without cargo. It looks as
+`pip install --target` would have left it.
+"""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "python" / "lowtide"
+
+
+def stage() -> None:
+    """Puts liblowtide.so, its header and the `lowtide` command into their places."""
+    stage_library()
+    _replace(ROOT / "python" / "bin" / "lowtide", _build("--package", "lowtide", "--bin", "lowtide", name="lowtide"))
+
+
+def stage_library() -> None:
+    """Puts liblowtide.so and its header into the package."""
+    library = _build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
+    _replace(PACKAGE / "liblowtide.so", library)
+    _replace(PACKAGE / "include" / "lowtide.h", ROOT / "crates/capi/include/lowtide.h")
+
+
+def _build(*target: str, name: str) -> Path:
+    """Builds something for release and returns the file of this name that came of it."""
+    command = ["cargo", "build", "--release", *target]
+    messages = subprocess.run(
+        [*command, "--message-format", "json-render-diagnostics"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    for line in messages.stdout.splitlines():
+        for file in json.loads(line).get("filenames", []):
+            if Path(file).name == name:
+                return Path(file)
+    raise RuntimeError(f"cargo built no {name}")
+
+
+def _replace(target: Path, source: Path) -> None:
+    """Copies a file. The target is a new one each time: a process may have the old one open."""
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copy(source, target)
+
+
+if __name__ == "__main__":
+    stage()

@@ -1,0 +1,771 @@
+"""What torch.cuda says about memory, and does with it, through the shim."""
+
+import ctypes
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+MIB = 1 << 20
+IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
+
+on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
+
+
+def version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def bytes_of(size: int) -> Any:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+@contextmanager
+def settings(text: str, default: str) -> Iterator[None]:
+    """Changes PyTorch's settings, which say nothing about what they leave out."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = change or torch._C._cuda_cudaCachingAllocator_set_allocator_settings
+    change(text)
+    try:
+        yield
+    finally:
+        change(default)
+
+
+def expandable() -> Any:
+    return settings("expandable_segments:True", "expandable_segments:False")
+
+
+# ---- installed ----
+
+
+@on_lowtide
+def test_lowtide_is_the_allocator() -> None:
+    assert torch.cuda.get_allocator_backend() == "lowtide"
+
+
+@on_lowtide
+def test_it_is_too_late_for_another_allocator() -> None:
+    bytes_of(1)
+    with pytest.raises(RuntimeError, match="already initialized"):
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(custom_allocator([], [])))
+
+
+# ---- figures ----
+
+
+def test_all_keys_are_there_and_the_summary_is_written() -> None:
+    held = bytes_of(3 * MIB)
+    figures = torch.cuda.memory_stats()
+    by_pool = (
+        *("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes"),
+        *("active_bytes", "inactive_split_bytes", "requested_bytes"),
+    )
+    for name in by_pool:
+        for pool in ("all", "small_pool", "large_pool"):
+            for member in ("current", "peak", "allocated", "freed"):
+                assert f"{name}.{pool}.{member}" in figures
+    for name in ("oversize_allocations", "oversize_segments"):
+        assert f"{name}.current" in figures
+    for name in (
+        "num_alloc_retries",
+        "num_ooms",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "max_split_size",
+    ):
+        assert name in figures
+    assert "Allocated memory" in torch.cuda.memory_summary()
+    assert "Allocated memory" in torch.cuda.memory_summary(abbreviated=True)
+    del held
+
+
+def test_sizes_are_counted_as_requested_and_as_rounded() -> None:
+    before = torch.cuda.memory_stats()
+    held = bytes_of(1000)
+    during = torch.cuda.memory_stats()
+    del held
+    after = torch.cuda.memory_stats()
+
+    def change(key: str, figures: Any) -> int:
+        return int(figures[key] - before[key])
+
+    assert change("allocated_bytes.small_pool.current", during) == 1024
+    assert change("requested_bytes.all.current", during) == 1000
+    assert change("allocation.all.current", during) == 1
+    assert change("allocated_bytes.all.current", after) == 0
+    assert change("allocated_bytes.all.freed", after) == 1024
+    assert torch.cuda.memory_allocated() == after["allocated_bytes.all.current"]
+
+
+def test_peaks_are_kept_until_they_are_reset() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    held = bytes_of(8 * MIB)
+    del held
+    assert torch.cuda.max_memory_allocated() == before + 8 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == before
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_stats()["allocated_bytes.all.allocated"] == 0
+
+
+def test_empty_cache_gives_back_what_is_free() -> None:
+    held = bytes_of(64 * MIB)
+    free = bytes_of(128 * MIB)
+    reserved = torch.cuda.memory_reserved()
+    del free
+    assert torch.cuda.memory_reserved() == reserved
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved - 128 * MIB
+    assert torch.cuda.memory_reserved() >= 64 * MIB
+    del held
+
+
+def test_memory_info_is_the_driver_s() -> None:
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
+
+
+# ---- running out ----
+
+
+def test_a_fraction_limits_what_is_reserved() -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    fraction = (held + 256 * MIB) / total
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(fraction, abs=1e-6)
+    ok = bytes_of(128 * MIB)
+    with pytest.raises(torch.OutOfMemoryError, match="allowed"):
+        bytes_of(256 * MIB)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    bytes_of(256 * MIB)
+    del ok
+
+
+def test_out_of_memory_is_pytorch_s_error_and_the_next_request_works() -> None:
+    before = torch.cuda.memory_stats()["num_ooms"]
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 1048576\.00 GiB"
+    ) as caught:
+        bytes_of(1 << 50)
+    assert "GPU 0 has a total capacity of" in str(caught.value)
+    assert torch.cuda.memory_stats()["num_ooms"] == before + 1
+    bytes_of(MIB).fill_(1)
+    torch.cuda.synchronize()
+    with pytest.raises(torch.OutOfMemoryError, match="more than 1EB"):
+        bytes_of(1 << 61)
+
+
+def test_observers_are_told_of_memory_that_ran_out() -> None:
+    told: list[tuple[int, int, int, int]] = []
+
+    def observe(device: int, allocated: int, total: int, free: int) -> None:
+        # Without a lock: it may use the allocator.
+        torch.cuda.memory_stats()
+        told.append((device, allocated, total, free))
+
+    torch._C._cuda_attach_out_of_memory_observer(observe)
+    with pytest.raises(torch.OutOfMemoryError):
+        bytes_of(1 << 50)
+    ((device, size, total, free),) = told
+    assert (device, size, total) == (0, 1 << 50, torch.cuda.get_device_properties(0).total_memory)
+    assert 0 < free <= total
+
+
+# ---- history ----
+
+
+def segment_of(address: int) -> Any:
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return segment
+    raise AssertionError("the address is in no segment")
+
+
+def test_a_snapshot_shows_what_is_held() -> None:
+    held = bytes_of(3000)
+    segment = segment_of(held.data_ptr())
+    assert segment["segment_type"] == "small"
+    assert segment["device"] == 0
+    assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    states = [block for block in segment["blocks"] if block["address"] == held.data_ptr()]
+    assert [(b["size"], b["requested_size"], b["state"]) for b in states] == [
+        (3072, 3000, "active_allocated")
+    ]
+    assert segment["active_size"] >= segment["allocated_size"] >= 3072
+    assert torch.cuda.memory._snapshot()["segments"]
+
+
+def recorded(**options: Any) -> list[dict[str, Any]]:
+    """Takes and frees 24 MiB while history is recorded, and returns the trace."""
+    torch.cuda.memory._record_memory_history(**options)
+    held = bytes_of(24 * MIB)
+    del held
+    torch.cuda.empty_cache()
+    trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][0]
+    return trace
+
+
+def test_history_tells_everything_that_happens() -> None:
+    torch.cuda.empty_cache()
+    trace = recorded(stacks="python")
+    actions = [entry["action"] for entry in trace]
+    assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
+    assert all(entry["size"] == 24 * MIB for entry in trace)
+    assert len({entry["addr"] for entry in trace}) == 1
+    assert all(any(frame["name"] == "recorded" for frame in entry["frames"]) for entry in trace)
+    times = [entry["time_us"] for entry in trace]
+    assert times == sorted(times)
+    # Microseconds since 1970: after 2020, before 2100.
+    assert 1_577_836_800_000_000 < times[0] < 4_102_444_800_000_000
+
+
+def test_a_block_remembers_who_allocated_it() -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history("state", stacks="python")
+    held = bytes_of(24 * MIB)
+    segment = segment_of(held.data_ptr())
+    (block,) = (b for b in segment["blocks"] if b["address"] == held.data_ptr())
+    assert any(frame["name"] == "bytes_of" for frame in block["frames"])
+    assert any(frame["name"] == "bytes_of" for frame in segment["frames"])
+    del held
+
+
+def test_only_the_latest_entries_are_kept() -> None:
+    torch.cuda.memory._record_memory_history(max_entries=3, stacks="python")
+    for _ in range(10):
+        bytes_of(1000)
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [entry["action"] for entry in trace] == ["alloc", "free_requested", "free_completed"]
+
+
+def test_pictures_and_shortages_are_in_the_history() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    with pytest.raises(torch.OutOfMemoryError):
+        bytes_of(1 << 50)
+    torch.cuda.memory._snapshot()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [entry["action"] for entry in trace][-2:] == ["oom", "snapshot"]
+    assert 0 < trace[-2]["device_free"] <= torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.skipif(version() < (2, 11), reason="newer")
+def test_actions_can_be_left_out() -> None:
+    trace = recorded(stacks="python", skip_actions=["free_requested", "segment_alloc"])
+    assert {entry["action"] for entry in trace} == {"alloc", "free_completed", "segment_free"}
+
+
+def test_ranges_are_in_the_history() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python", global_record_annotations=True)
+    with torch.autograd.profiler.record_function("a range"):
+        bytes_of(1000)
+    ranges = torch.cuda.memory._snapshot()["external_annotations"]
+    assert [(r["name"], r["stage"]) for r in ranges if r["name"] == "a range"] == [
+        ("a range", "START"),
+        ("a range", "END"),
+    ]
+
+
+@pytest.mark.skipif(version() < (2, 10), reason="newer")
+def test_the_user_s_text_is_in_the_history() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    torch.cuda.memory._set_memory_metadata("step 3")
+    bytes_of(1000)
+    torch.cuda.memory._set_memory_metadata("")
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert trace[0]["user_metadata"] == "step 3"
+
+
+def test_pytorch_s_viewer_reads_a_dump(tmp_path: Path) -> None:
+    from torch.cuda import _memory_viz
+
+    trace = recorded()
+    file = tmp_path / "snapshot.pickle"
+    torch.cuda.memory._dump_snapshot(str(file))
+    snapshot = pickle.loads(file.read_bytes())
+    assert len(snapshot["device_traces"][0]) == len(trace) + 1
+    assert "24.0MiB" in _memory_viz.trace(snapshot)
+    assert _memory_viz.segsum(snapshot)
+    assert _memory_viz.trace_plot(snapshot)
+
+
+def test_history_in_many_threads() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=100_000)
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(200):
+                bytes_of(1000)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert sum(entry["action"] == "alloc" for entry in trace) == 8 * 200
+    assert sum(entry["action"] == "free_completed" for entry in trace) == 8 * 200
+
+
+# ---- streams ----
+
+
+def test_recorded_memory_is_not_reused_while_another_stream_reads_it() -> None:
+    size = 4 * MIB
+    side = torch.cuda.Stream()
+    source = torch.full((size,), 7, dtype=torch.uint8, device="cuda")
+    result = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        result.copy_(source)
+    source.record_stream(side)
+    address = source.data_ptr()
+    del source
+    # Whatever comes now is written at once, long before the side stream reads.
+    others = [torch.full((size,), 9, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    assert all(other.data_ptr() != address for other in others)
+    torch.cuda.synchronize()
+    assert bool((result == 7).all())
+    # Once it has read, the memory serves again.
+    bytes_of(1)
+    assert bytes_of(size).data_ptr() == address
+
+
+def test_streams_do_not_share_blocks() -> None:
+    held = bytes_of(4 * MIB)
+    address = held.data_ptr()
+    del held
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert bytes_of(4 * MIB).data_ptr() != address
+    assert bytes_of(4 * MIB).data_ptr() == address
+
+
+def test_recording_what_is_empty_or_foreign_does_nothing() -> None:
+    side = torch.cuda.Stream()
+    torch.empty(0, device="cuda").record_stream(side)
+
+
+# ---- graphs ----
+
+
+def test_a_graph_has_a_pool_of_its_own_and_replays_what_it_captured() -> None:
+    static = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        between = static * 2
+        result = between + 1
+    assert tuple(segment_of(result.data_ptr())["segment_pool_id"]) == tuple(graph.pool())
+    assert tuple(segment_of(static.data_ptr())["segment_pool_id"]) == (0, 0)
+    # What was free in the pool is not for others.
+    others = [torch.full((MIB,), 5.0, device="cuda") for _ in range(8)]
+    for value in (1.0, 2.0, 3.0):
+        static.fill_(value)
+        graph.replay()
+        assert bool((result == 2 * value + 1).all())
+    assert all(bool((other == 5.0).all()) for other in others)
+
+
+def test_the_pool_of_a_graph_goes_back_with_it() -> None:
+    static = torch.zeros(8 * MIB, device="cuda")
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = static + 1
+    assert torch.cuda.memory_reserved() > reserved
+    del graph, result
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_graphs_share_a_pool() -> None:
+    pool = torch.cuda.graph_pool_handle()
+    static = torch.ones(MIB, device="cuda")
+    graphs, results = [], []
+    for factor in (2, 3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            results.append(static * factor)
+        graphs.append(graph)
+    for graph in graphs:
+        graph.replay()
+    assert [float(result[0]) for result in results] == [2.0, 3.0]
+    assert {tuple(segment_of(r.data_ptr())["segment_pool_id"]) for r in results} == {tuple(pool)}
+
+
+def test_memory_recorded_in_a_capture_is_not_reused_in_it() -> None:
+    static = torch.ones(MIB, device="cuda")
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        first = static * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            total = first.sum()
+        first.record_stream(side)
+        del first
+        second = static * 3
+        torch.cuda.current_stream().wait_stream(side)
+        result = total + second.sum()
+    graph.replay()
+    assert float(result) == 5.0 * MIB
+
+
+def test_capture_fails_without_harm() -> None:
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError), torch.cuda.graph(graph):
+        torch.ones(1, device="cuda").item()
+    del graph
+    gc.collect()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    held = torch.ones(MIB, device="cuda")
+    held.record_stream(side)
+    del held
+    torch.cuda.empty_cache()
+    assert float(torch.ones(10, device="cuda").sum()) == 10.0
+
+
+def test_checkpoints_put_a_pool_back() -> None:
+    static = torch.ones(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first, second = static * 2, static * 3
+    pool = graph.pool()
+    live = {first.data_ptr(), second.data_ptr()}
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, live)
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    addresses = [first.data_ptr(), second.data_ptr()]
+    del first, second
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, live)
+    for address in addresses:
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
+
+
+def test_compiled_with_graphs_it_computes_the_same() -> None:
+    pytest.importorskip("triton")
+
+    def step(x: Any, weight: Any) -> Any:
+        return torch.nn.functional.gelu(x @ weight).sum(dim=-1)
+
+    weight = torch.randn(64, 64, device="cuda")
+    compiled = torch.compile(step, mode="reduce-overhead")
+    for _ in range(6):
+        x = torch.randn(32, 64, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.testing.assert_close(compiled(x, weight).clone(), step(x, weight), rtol=1e-3, atol=1e-3)
+    torch._dynamo.reset()
+
+
+def test_compiled_training_with_graphs_computes_the_same() -> None:
+    pytest.importorskip("triton")
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).cuda()
+        step = torch.compile(model, mode="reduce-overhead") if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            loss = step(torch.ones(16, 64, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    torch._dynamo.reset()
+
+
+# ---- memory pools ----
+
+
+def test_a_pool_serves_what_is_allocated_under_it() -> None:
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        inside = torch.full((MIB,), 3.0, device="cuda")
+        elsewhere: list[Any] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.ones(MIB, device="cuda")))
+        thread.start()
+        thread.join()
+    outside = torch.ones(MIB, device="cuda")
+    assert pool.use_count() == 1
+    assert tuple(segment_of(inside.data_ptr())["segment_pool_id"]) == tuple(pool.id)
+    assert tuple(segment_of(outside.data_ptr())["segment_pool_id"]) == (0, 0)
+    assert tuple(segment_of(elsewhere[0].data_ptr())["segment_pool_id"]) == (0, 0)
+    assert [tuple(segment["segment_pool_id"]) for segment in pool.snapshot()] == [tuple(pool.id)]
+    assert bool((inside == 3.0).all())
+    reserved = torch.cuda.memory_reserved()
+    del inside, pool
+    gc.collect()
+    assert torch.cuda.memory_reserved() < reserved
+
+
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+
+# PyTorch keeps addresses of functions: they must live as long as the process.
+_callbacks: list[Any] = []
+
+
+def custom_allocator(taken: list[int], given_back: list[int]) -> Any:
+    """An allocator of the user's, by cudaMalloc, that notes what it does."""
+    runtime = ctypes.CDLL(None)
+
+    def allocate(size: int, _device: int, _stream: int) -> int | None:
+        memory = ctypes.c_void_p()
+        if runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(size)) != 0:
+            return None
+        taken.append(size)
+        return memory.value
+
+    def release(memory: int, size: int, _device: int, _stream: int) -> None:
+        runtime.cudaFree(ctypes.c_void_p(memory))
+        given_back.append(size)
+
+    functions = ALLOCATE(allocate), RELEASE(release)
+    _callbacks.extend(functions)
+    addresses = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    return torch._C._cuda_customAllocator(*addresses)
+
+
+def test_a_pool_takes_its_segments_from_the_user_s_allocator() -> None:
+    taken: list[int] = []
+    given_back: list[int] = []
+    allocator = custom_allocator(taken, given_back)
+    pool = torch.cuda.MemPool(allocator)
+    with torch.cuda.use_mem_pool(pool):
+        first = torch.full((MIB // 4,), 1.0, device="cuda")
+        second = torch.full((MIB // 4,), 2.0, device="cuda")
+    # Both come out of one segment of 2 MiB.
+    assert taken == [2 * MIB]
+    assert float(first.sum() + second.sum()) == 3.0 * (MIB // 4)
+    assert sum(segment["total_size"] for segment in pool.snapshot()) == 2 * MIB
+    del first, second
+    assert given_back == []
+    del pool
+    gc.collect()
+    assert given_back == taken
+
+
+def test_a_pool_of_the_user_s_helps_where_memory_runs_out() -> None:
+    if version() < (2, 8):
+        pytest.skip("newer")
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        held = bytes_of(64 * MIB)
+    del held
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + MIB) / total)
+    helped = bytes_of(40 * MIB)
+    assert tuple(segment_of(helped.data_ptr())["segment_pool_id"]) == tuple(pool.id)
+    del helped, pool
+
+
+# ---- other ways to memory ----
+
+
+def test_raw_memory_is_taken_and_given_back() -> None:
+    before = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(MIB, device=0, stream=torch.cuda.Stream())
+    assert torch.cuda.memory_allocated() == before + MIB
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() == before
+    with pytest.raises(RuntimeError, match="invalid device pointer"):
+        torch.cuda.caching_allocator_delete(address)
+    assert not torch.cuda.caching_allocator_alloc(0)
+
+
+def test_caching_can_be_turned_off_and_on() -> None:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.caching_allocator_enable(False)
+    try:
+        uncached = torch.full((MIB,), 4.0, device="cuda")
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        torch.cuda.caching_allocator_enable(True)
+    cached = torch.full((MIB,), 5.0, device="cuda")
+    assert torch.cuda.memory_allocated() == before + 4 * MIB
+    assert float(uncached[0] + cached[0]) == 9.0
+    # Each goes back where it came from.
+    del uncached, cached
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_cudnn_finds_its_fastest_convolution() -> None:
+    torch.backends.cudnn.benchmark = True
+    try:
+        convolution = torch.nn.Conv2d(16, 32, 3, padding=1).cuda()
+        images = torch.randn(8, 16, 64, 64, device="cuda")
+        result = convolution(images)
+        result.sum().backward()
+        torch.cuda.synchronize()
+        assert result.shape == (8, 32, 64, 64)
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
+def test_the_profiler_sees_memory() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    bytes_of(1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        held = bytes_of(3 * MIB)
+        del held
+    averages = {event.key: event.self_device_memory_usage for event in profiled.key_averages()}
+    assert averages["aten::empty"] == 3 * MIB
+
+
+@pytest.mark.skipif(version() < (2, 9), reason="newer")
+def test_torch_accelerator_knows_the_same() -> None:
+    # So large that its segment is its own.
+    held = bytes_of(24 * MIB)
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    assert torch.accelerator.max_memory_allocated() == torch.cuda.max_memory_allocated()
+    assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
+    del held
+    torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    reserved = torch.cuda.memory_reserved()
+    torch.accelerator.empty_cache()
+    assert torch.cuda.memory_reserved() < reserved
+    if version() >= (2, 10):
+        assert torch.accelerator.get_memory_info()[1] == torch.cuda.mem_get_info()[1]
+
+
+# ---- expandable segments, and settings at run time ----
+
+
+def test_expandable_segments_grow_and_shrink() -> None:
+    torch.cuda.empty_cache()
+    with expandable(), torch.cuda.stream(torch.cuda.Stream()):
+        held = [bytes_of(24 * MIB) for _ in range(3)]
+        segments = {segment_of(tensor.data_ptr())["address"] for tensor in held}
+        assert len(segments) == 1
+        segment = segment_of(held[0].data_ptr())
+        assert segment["is_expandable"]
+        assert segment["total_size"] >= 72 * MIB
+        for index, tensor in enumerate(held):
+            tensor.fill_(index)
+        assert [int(tensor[-1]) for tensor in held] == [0, 1, 2]
+        reserved = torch.cuda.memory_reserved()
+        del held, tensor
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() <= reserved - 60 * MIB
+
+
+@on_lowtide
+def test_settings_at_run_time_reach_lowtide() -> None:
+    with settings("roundup_power2_divisions:4", "roundup_power2_divisions:1"):
+        before = torch.cuda.memory_allocated()
+        held = bytes_of(5 * MIB // 4 + 1)
+        # The next of four steps between 1 MiB and 2 MiB.
+        assert torch.cuda.memory_allocated() - before == 3 * MIB // 2
+        del held
+    with (
+        pytest.raises((ValueError, RuntimeError), match="no_such_setting"),
+        settings("no_such_setting:1", ""),
+    ):
+        pass
+
+
+# ---- other devices, other processes ----
+
+
+def _receive(queue: Any, answers: Any) -> None:
+    if not IS_NATIVE:
+        import lowtide
+
+        lowtide.install()
+    while True:
+        tensor = queue.get()
+        if tensor is None:
+            return
+        answers.put((int(tensor.sum()), tensor.numel()))
+        tensor.fill_(3)
+        torch.cuda.synchronize()
+        answers.put("written")
+        del tensor
+
+
+def exchange(make: Callable[[], Any]) -> None:
+    """Has another process read and write tensors, of which `make` returns one."""
+    import torch.multiprocessing as multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    other = context.Process(target=_receive, args=(queue, answers))
+    other.start()
+    try:
+        for _ in range(3):
+            tensor = make()
+            # Before it is sent: the other process writes as soon as it has answered.
+            expected = int(tensor.sum()), tensor.numel()
+            queue.put(tensor)
+            assert answers.get(timeout=120) == expected
+            assert answers.get(timeout=120) == "written"
+            assert bool((tensor == 3).all())
+        queue.put(None)
+        other.join(120)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+
+
+def test_another_process_uses_a_tensor() -> None:
+    torch.cuda.empty_cache()
+    neighbours = [bytes_of(1000) for _ in range(3)]
+    exchange(lambda: torch.arange(100, dtype=torch.int32, device="cuda"))
+    del neighbours
+
+
+def test_another_process_uses_a_tensor_in_expandable_segments() -> None:
+    torch.cuda.empty_cache()
+    with expandable(), torch.cuda.stream(torch.cuda.Stream()):
+        exchange(lambda: torch.arange(3 * MIB, dtype=torch.int32, device="cuda"))
+
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+
+
+@needs_two
+def test_tensors_are_copied_between_devices() -> None:
+    source = torch.arange(MIB, device="cuda:0")
+    copy = source.to("cuda:1")
+    assert torch.equal(copy.cpu(), source.cpu())
+    assert torch.cuda.memory_allocated(1) >= 8 * MIB
+    with expandable(), torch.cuda.stream(torch.cuda.Stream(0)):
+        source = torch.arange(MIB, device="cuda:0") * 2
+        torch.cuda.synchronize()
+        assert torch.equal(source.to("cuda:1").cpu(), torch.arange(MIB) * 2)
+
+
+@needs_two
+def test_figures_are_kept_for_each_device() -> None:
+    before = torch.cuda.memory_allocated(0)
+    held = torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
+    assert torch.cuda.memory_allocated(0) == before
+    assert torch.cuda.memory_allocated(1) >= MIB
+    assert torch.cuda.memory_stats(1)["allocation.all.current"] >= 1
+    del held

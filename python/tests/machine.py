@@ -1,0 +1,57 @@
+"""Where the processes of the tests run."""
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+CompletedProcess: TypeAlias = "subprocess.CompletedProcess[str]"
+
+
+@dataclass
+class Machine:
+    """Where a process runs: its environment and its directory."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *arguments: str, **variables: str) -> CompletedProcess:
+        """Runs Python with these arguments and, for this once, more variables."""
+        return self.command(sys.executable, *arguments, **variables)
+
+    def command(self, *command: str, **variables: str) -> CompletedProcess:
+        """Runs a command."""
+        environment = {**self.environment, **variables}
+        return subprocess.run(
+            command,
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def code(self, *parts: str, **variables: str) -> str:
+        """Runs some lines of Python that have to succeed, and returns what they print."""
+        done = self.run("-c", "".join(map(textwrap.dedent, parts)), **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refusal(self, *arguments: str, **variables: str) -> str:
+        """Returns the one line in which `python -m lowtide` refuses these arguments."""
+        done = self.run("-m", "lowtide", *arguments, **variables)
+        assert done.returncode == 2, done
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        return line.removeprefix("lowtide: ")
+
+    def write(self, name: str, text: str) -> Path:
+        """Writes a file that the process finds in its directory."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path

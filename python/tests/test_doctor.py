@@ -1,0 +1,83 @@
+"""`python -m lowtide doctor`: what is there, and what is not."""
+
+import json
+from pathlib import Path
+from sysconfig import get_path
+from typing import Any
+
+import pytest
+from machine import Machine
+
+
+def examine(machine: Machine, **variables: str) -> tuple[dict[str, Any], bool]:
+    """Returns every check by its name, and whether lowtide works."""
+    done = machine.run("-m", "lowtide", "doctor", "--json", **variables)
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert done.returncode == (0 if report["works"] else 1)
+    return {check["name"]: check for check in report["checks"]}, report["works"]
+
+
+@pytest.fixture
+def headers(machine: Machine) -> Machine:
+    """A machine with everything that the shim takes."""
+    for name in ("cuda_runtime_api.h", "crt/host_defines.h"):
+        machine.write(f"cuda/include/{name}", "")
+    machine.environment["CUDA_HOME"] = str(machine.directory / "cuda")
+    return machine
+
+
+def test_all_is_well(headers: Machine) -> None:
+    checks, works = examine(headers)
+    assert works
+    assert {check["state"] for check in checks.values()} == {"ok"}, checks
+    assert checks["card 0"]["found"].startswith("fakecuda device 0, 8.00 GiB")
+    assert checks["PyTorch"]["found"] == "2.11.0+cu130, for CUDA 13.0"
+    assert checks["configuration"]["found"] == "caching"
+    assert checks["shim"]["found"].startswith("not built yet")
+
+
+def test_what_the_command_says_is_said_alike(headers: Machine) -> None:
+    ours = headers.run("-m", "lowtide", "doctor").stdout.splitlines()
+    theirs = headers.command(str(Path(get_path("scripts")) / "lowtide"), "doctor").stdout.splitlines()
+    assert [line.split() for line in theirs] == [line.split() for line in ours][2 : 2 + len(theirs)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "state", "found"),
+    [
+        ({"LD_LIBRARY_PATH": ""}, "driver", "missing", "NVIDIA's driver cannot be loaded: libcuda.so.1"),
+        ({"FAKECUDA_FAIL": "cuInit:1:100"}, "driver", "missing", "NVIDIA's driver shows this process no device"),
+        ({"FAKE_TORCH_VERSION": "2.5.0"}, "PyTorch", "missing", "PyTorch 2.5.0 is too old"),
+        ({"FAKE_TORCH_CUDA": ""}, "PyTorch", "missing", "this PyTorch, 2.11.0+cu130, is built without CUDA"),
+        ({"FAKE_TORCH_CARDS": "0"}, "PyTorch's cards", "missing", "the driver is older than PyTorch"),
+        ({"FAKE_TORCH_VERSION": "2.16.0"}, "shim", "limited", "it is for PyTorch 2.8 to 2.15"),
+        ({"CXX": "no-such-compiler"}, "shim", "limited", "cannot be built: the C++ compiler that CXX names"),
+        ({"LOWTIDE_STRATEGY": "best"}, "configuration", "missing", "Unknown strategy 'best'"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "configuration", "missing", "Unrecognized key 'x'"),
+    ],
+)
+def test_what_is_missing_is_named(
+    headers: Machine, variables: dict[str, str], name: str, state: str, found: str
+) -> None:
+    checks, works = examine(headers, **variables)
+    assert works == (state == "limited")
+    assert checks[name]["state"] == state
+    assert checks[name]["found"].startswith(found)
+    assert checks[name]["advice"]
+    others = {other["state"] for other in checks.values() if other["name"] != name}
+    assert others == {"ok"}, checks
+
+
+def test_pytorch_that_is_not_there(gpu: Machine) -> None:
+    checks, works = examine(gpu)
+    assert not works
+    assert checks["PyTorch"]["advice"] == "pip install torch"
+    done = gpu.run("-m", "lowtide", "doctor")
+    assert done.returncode == 1
+    assert "→ pip install torch\n" in done.stdout
+
+
+def test_bad_arguments(bare: Machine) -> None:
+    assert bare.refusal("doctor", "--jsn") == "`doctor` does not take `--jsn`"
+    assert bare.refusal("build", "--json") == "`build` does not take `--json`"

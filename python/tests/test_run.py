@@ -1,0 +1,268 @@
+"""`python -m lowtide run`: a script cannot tell it from Python, but for its allocator."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from machine import Machine
+
+from lowtide._run import interpreter_options
+
+# What a script can see of how it was started.
+LOOK = """
+    import __main__, sys
+    print(__name__, __file__, __spec__ and __spec__.origin, sys.argv, sys.path, sys.orig_argv, sorted(vars(__main__)))
+    print(sys.flags)
+"""
+
+# What allocator a process has.
+ALLOCATOR = """
+    def allocator():
+        import torch
+        return "PyTorch" if torch.cuda.memory.current is None else "lowtide"
+"""
+
+
+def check_as_python(machine: Machine, *arguments: str, options: tuple[str, ...] = ()) -> None:
+    """Runs something with and without lowtide, and compares everything that can be seen of it."""
+    plain = machine.run(*options, *arguments)
+    ours = machine.run(*options, "-m", "lowtide", "run", *arguments)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_a_script_sees_what_python_shows_it(machine: Machine) -> None:
+    machine.write("deep/script.py", LOOK)
+    check_as_python(machine, "deep/script.py", "a", "--strategy", "-m", "--help")
+    check_as_python(machine, "deep/script.py", options=("-u", "-X", "dev", "-W", "error", "-OO"))
+    machine.write("package/__main__.py", LOOK)
+    check_as_python(machine, "package", "a")
+    machine.write("package/__init__.py", "")
+    check_as_python(machine, "-m", "package", "a")
+    check_as_python(machine, "-m", "package.__main__", "-m", "b")
+    check_as_python(machine, "-mpackage")
+    check_as_python(machine, "-c", "import sys; print(sys.argv, sys.path)", "a")
+    check_as_python(machine, "-")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise SystemExit",
+        "raise SystemExit(3)",
+        "raise SystemExit('a message')",
+        "def fail():\n    raise ValueError('deep')\nfail()",
+        "import no_such_module",
+        "a syntax error",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit; atexit.register(print, __name__); raise KeyboardInterrupt",
+        "import os; os._exit(7)",
+    ],
+)
+def test_a_script_ends_as_in_python(machine: Machine, body: str) -> None:
+    machine.write("script.py", body)
+    check_as_python(machine, "script.py")
+
+
+def test_a_script_that_is_not_there_is_pythons_to_tell(machine: Machine) -> None:
+    check_as_python(machine, "no_such_script.py")
+    check_as_python(machine, "-m", "no_such_module")
+
+
+@pytest.mark.parametrize(
+    ("original", "options"),
+    [
+        (["python", "-m", "lowtide", "run"], []),
+        (["python", "-mlowtide", "run"], []),
+        (["python", "-um", "lowtide", "run"], ["-u"]),
+        (["python", "-umlowtide", "run"], ["-u"]),
+        (["python", "-u", "-X", "dev", "-m", "lowtide", "run"], ["-u", "-X", "dev"]),
+    ],
+)
+def test_options_of_the_interpreter_are_found(original: list[str], options: list[str]) -> None:
+    assert interpreter_options([*original, "-m", "lowtide"], 4) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "no script given"),
+        (["--strategy"], "`--strategy` takes a value"),
+        (["--strategie", "bfc", "s.py"], "unknown option `--strategie`"),
+        (["-u", "s.py"], "unknown option `-u`; Python's own come before `-m lowtide`"),
+        (["--strategy", "best", "s.py"], "Unknown strategy 'best', options are direct"),
+        (["--strategy=bfc:x:1", "s.py"], "Unrecognized key 'x'"),
+        (["--config=x:1", "s.py"], "Unrecognized key 'x'"),
+        (["--strategy", "bfc:x:1", "--config", "x:2", "s.py"], "the options are given twice"),
+    ],
+)
+def test_each_bad_argument_has_its_line(machine: Machine, arguments: list[str], expected: str) -> None:
+    assert machine.refusal("run", *arguments).startswith(expected)
+
+
+def test_commands(machine: Machine) -> None:
+    assert machine.refusal("ran").startswith("unknown command `ran`")
+    for arguments in ([], ["--help"], ["run", "--help"], ["build", "-h"]):
+        done = machine.run("-m", "lowtide", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("usage: python -m lowtide")
+
+
+def test_options_of_python_that_would_lose_children_are_refused(gpu: Machine) -> None:
+    for option in ("-I", "-E", "-S"):
+        variables = {"PYTHONPATH": str(Path(sys.prefix, *SITE))} if option == "-S" else {}
+        done = gpu.run(option, "-m", "lowtide", "run", "script.py", **variables)
+        assert done.returncode == 2
+        assert done.stderr.startswith("lowtide: `run` does not work with Python's options -E, -I and -S")
+
+
+SITE = ("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+
+
+def test_pytorch_is_served_as_soon_as_it_is_imported(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import sys
+        assert "torch" not in sys.modules and "lowtide._memory" in sys.modules
+        import torch
+        print(torch.cuda.memory.current.allocate.__name__)
+        import lowtide
+        lowtide.install()
+        lowtide.memory_stats()
+        try:
+            lowtide.install("bfc")
+        except lowtide.StartedError:
+            print("started")
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "lowtide_malloc\nstarted\n", done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "strategy"),
+    [
+        ([], {}, "caching"),
+        (["--strategy", "direct"], {}, "direct"),
+        ([], {"LOWTIDE_STRATEGY": "direct"}, "direct"),
+        (["--strategy", "buddy"], {"LOWTIDE_STRATEGY": "bfc", "LOWTIDE_CONF": "retry_ms:7"}, "buddy"),
+        (["--strategy", "caching:expandable_segments:True"], {}, "expandable"),
+        (["--config", "expandable_segments:True"], {}, "expandable"),
+        ([], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "expandable"),
+        (
+            ["--config=expandable_segments:False"],
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            "caching",
+        ),
+    ],
+)
+def test_the_choice_reaches_the_script(
+    machine: Machine, arguments: list[str], variables: dict[str, str], strategy: str
+) -> None:
+    machine.write(
+        "script.py",
+        """
+        import torch, lowtide
+        allocate = torch.cuda.memory.current.allocate
+        allocate(1000, 0, None)
+        (segment,) = lowtide.snapshot()["segments"]
+        sizes = {2 << 20: "caching", 1024: "direct", 1 << 30: "buddy"}
+        print("expandable" if segment["is_expandable"] else sizes[segment["total_size"]])
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", *arguments, "script.py", **variables)
+    assert done.stdout == f"{strategy}\n", done
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_children_of_multiprocessing_have_it(machine: Machine, method: str) -> None:
+    machine.write("children.py", ALLOCATOR)
+    machine.write(
+        "script.py",
+        f"""
+        import multiprocessing
+        from children import allocator
+
+        def work(_):
+            return allocator()
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("{method}").Pool(2) as pool:
+                print(*set(pool.map(work, range(4))))
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "lowtide\n", done
+
+
+def test_programs_that_a_script_starts_have_it(machine: Machine) -> None:
+    machine.write("child.py", ALLOCATOR + "\n    print(allocator())")
+    machine.write(
+        "script.py",
+        """
+        import subprocess, sys
+        subprocess.run([sys.executable, "child.py"], check=True)
+        subprocess.run("exec " + sys.executable + " child.py", shell=True, check=True)
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "lowtide\n" * 2, done
+    # Whoever cuts the environment off, as the workers of torch.compile do, has PyTorch's own.
+    machine.write(
+        "script.py",
+        """
+        import os, subprocess, sys
+        path = os.pathsep.join(sys.path)
+        subprocess.run([sys.executable, "child.py"], env={**os.environ, "PYTHONPATH": path}, check=True)
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "PyTorch\n", done
+
+
+def test_a_sitecustomize_that_is_there_is_run_too(machine: Machine) -> None:
+    machine.write("site/sitecustomize.py", "import sys\nprint('theirs', 'torch' in sys.modules)")
+    machine.write("script.py", "import sitecustomize, torch\nprint(sitecustomize.__file__)")
+    path = os.pathsep.join([str(machine.directory / "site"), machine.environment["PYTHONPATH"]])
+    done = machine.run("-m", "lowtide", "run", "script.py", PYTHONPATH=path)
+    assert "theirs False" in done.stdout, done
+    assert "site/sitecustomize.py" in done.stdout, done
+    assert "Error" not in done.stderr, done
+
+
+def test_an_import_that_fails_may_be_tried_again(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import sys, types
+        sys.modules["torch.cuda"] = None
+        try:
+            import torch
+        except ImportError:
+            print("failed")
+        del sys.modules["torch.cuda"]
+        import torch
+        print(torch.cuda.memory.current is not None, torch.__spec__.name, torch.__loader__)
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "failed", done
+    assert lines[1].startswith("True torch <_frozen_importlib_external.SourceFileLoader"), done
+
+
+def test_without_a_driver_the_script_runs_without_lowtide(machine: Machine) -> None:
+    machine.write("script.py", ALLOCATOR + "\n    print(allocator())")
+    done = machine.run("-m", "lowtide", "run", "script.py", LD_LIBRARY_PATH="")
+    assert done.stdout == "PyTorch\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lowtide: NVIDIA's driver cannot be loaded: libcuda.so.1")
+    assert line.endswith(": the script runs without lowtide")
+
+
+def test_a_pytorch_that_is_too_old_ends_the_script(machine: Machine) -> None:
+    machine.write("script.py", "import torch\nprint('not reached')")
+    done = machine.run("-m", "lowtide", "run", "script.py", FAKE_TORCH_VERSION="2.5.0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "lowtide: PyTorch 2.5.0 is too old: lowtide needs 2.6 or newer\n"

@@ -1,0 +1,92 @@
+"""The shim compiles without a warning against every PyTorch at hand.
+
+The installed PyTorch is taken, if there is one, and those whose `torch` directories LOWTIDE_TORCH_ROOTS
+names, separated by colons; of them `version.py` and `include` are enough:
+
+    pip download --no-deps torch==2.15.0
+    unzip torch-2.15.0-*.whl 'torch/include/*' torch/version.py -d torch-2.15
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lowtide.torch import build
+
+
+def installed() -> list[Path]:
+    spec = importlib.util.find_spec("torch")
+    return [Path(spec.origin).parent] if spec is not None and spec.origin is not None else []
+
+
+def roots() -> list[Path]:
+    return [
+        *installed(),
+        *(Path(root) for root in os.environ.get("LOWTIDE_TORCH_ROOTS", "").split(":") if root),
+    ]
+
+
+def version(root: Path) -> str:
+    found = re.search(r"__version__ = '(.+?)'", (root / "version.py").read_text())
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("root", roots(), ids=version)
+def test_compiles_without_a_warning(root: Path) -> None:
+    command = [*build.compiler(), *build.compile_arguments(root, version(root))]
+    made = subprocess.run(
+        [*command, "-fsyntax-only", "-Wall", "-Wextra", "-Werror"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, for a PyTorch that is installed."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lowtide"
+
+
+def test_is_built_once(cache: Path) -> None:
+    build.build()
+    (shim,) = cache.glob("*/shim.so")
+    made = shim.stat().st_mtime_ns
+    build.build()
+    assert shim.stat().st_mtime_ns == made
+    assert [path.name for path in cache.iterdir()] == [shim.parent.name]
+
+
+def test_a_compiler_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(build.BuildError, match="CXX names, no-such-compiler,"):
+        build.build()
+    assert not list(cache.glob("*/shim.so"))
+
+
+def test_what_does_not_compile_is_said_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        build, "compiler", lambda: ["sh", "-c", "echo note >&2; echo 'x: error: no' >&2; exit 1"]
+    )
+    with pytest.raises(
+        build.BuildError, match=r"does not compile with sh: x: error: no \(the rest is in "
+    ) as caught:
+        build.build()
+    assert "\n" not in str(caught.value)
+    (log,) = cache.glob("*/shim.log")
+    assert log.read_text() == "note\nx: error: no\n"
+
+
+def test_a_directory_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(build.BuildError, match="set XDG_CACHE_HOME"):
+        build.build()
