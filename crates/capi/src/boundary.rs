@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Status};
 
@@ -84,6 +85,32 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
     owned
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("no message")
+}
+
+/// The statuses that were told of a function's failures, one bit each.
+pub(crate) struct Told(AtomicU32);
+
+impl Told {
+    pub(crate) const fn nothing() -> Told {
+        Told(AtomicU32::new(0))
+    }
+}
+
+/// Runs the body of a hook, whose caller ignores its status: the first failure of each status is told as
+/// [`run_and_tell`] does. A loop that fails all the time would fill the screen.
+#[inline]
+pub(crate) fn run_and_tell_once(
+    told: &'static Told,
+    body: impl FnOnce() -> Result<(), Error>,
+) -> Status {
+    let status = run(body);
+    if status != Status::Ok {
+        let bit = 1 << status as u32;
+        if told.0.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            tell();
+        }
+    }
+    status
 }
 
 /// Returns a text of the caller's, `None` for null.

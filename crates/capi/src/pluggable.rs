@@ -1,7 +1,8 @@
 //! What PyTorch calls through `CUDAPluggableAllocator`, and the same with a status for those who can use
 //! one.
 //!
-//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`.
+//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`, and those
+//! that are reached by no other way tell of a failure on standard error, too, once a kind.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -9,7 +10,7 @@ use std::ptr;
 use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
 use lowtide_locked::LockedError;
 
-use crate::boundary::{run, run_and_tell, write_to_c};
+use crate::boundary::{Told, run, run_and_tell, run_and_tell_once, write_to_c};
 use crate::error::{Error, Status};
 use crate::registry;
 
@@ -87,11 +88,13 @@ pub extern "C" fn lowtide_deallocate(memory: *mut c_void) -> Status {
 
 /// Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
 ///
-/// PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` must not be destroyed before the
-/// memory has been freed. May be called from any thread.
+/// PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
+/// default stream, which is taken for the memory's device; it must not be destroyed before the memory has
+/// been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
-    run(|| {
+    static TOLD: Told = Told::nothing();
+    run_and_tell_once(&TOLD, || {
         if memory.is_null() {
             return Ok(());
         }
@@ -114,10 +117,12 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
 /// Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
 /// each. One that fails does not keep the others from it; its error is the answer.
 ///
-/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
+/// on standard error, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    run(|| {
+    static TOLD: Told = Told::nothing();
+    run_and_tell_once(&TOLD, || {
         registry::for_each_in_use(|_, allocator| {
             Ok(allocator.with(|allocator| allocator.empty_cache())??)
         })
@@ -127,10 +132,11 @@ pub extern "C" fn lowtide_reset() -> Status {
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
 /// above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
 ///
-/// PyTorch's hook `set_memory_fraction_fn`.
+/// PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> Status {
-    run(|| {
+    static TOLD: Told = Told::nothing();
+    run_and_tell_once(&TOLD, || {
         if !(0.0..=1.0).contains(&fraction) {
             let text = format_args!("{fraction} is not a fraction from 0 to 1");
             return Err(Error::new(Status::InvalidArgument, text));

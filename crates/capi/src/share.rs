@@ -205,11 +205,12 @@ fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
 
 fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     let ticket = Ticket::decode(bytes)?;
+    // Starts the driver, too: from then on no child of a fork takes this process's identity for its own.
+    let ordinal = find_device(ticket.device, device)?;
     if ticket.exporter == Identity::of_this_process()?.name {
         let text = "these bytes are of this process, which has the memory already";
         return Err(Error::new(Status::InvalidArgument, text));
     }
-    let ordinal = find_device(ticket.device, device)?;
     if ordinal != device {
         peers::enable(ordinal, device)?;
     }

@@ -85,6 +85,45 @@ fn a_malloc_that_fails_says_why_on_standard_error() {
     );
 }
 
+/// Nor what became of its hooks, which it may call a thousand times a second.
+#[test]
+fn a_hook_that_fails_says_why_once_a_kind() {
+    const CHILD: &str = "LOWTIDE_TEST_HOOKS_FAIL";
+    if std::env::var_os(CHILD).is_some() {
+        let unknown = ptr::without_provenance_mut(4096);
+        for _ in 0..3 {
+            let status = lowtide_record_stream(unknown, ptr::null_mut());
+            assert_eq!(status, Status::NotAllocated);
+            let status = lowtide_set_memory_fraction(2.0, 0);
+            assert_eq!(status, Status::InvalidArgument);
+            assert_eq!(lowtide_set_memory_fraction(0.5, 0), Status::Config);
+        }
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_hook_that_fails_says_why_once_a_kind",
+            "--nocapture",
+        ])
+        .env(CHILD, "1")
+        .env("LOWTIDE_STRATEGY", "tied")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
+    let beginnings = [
+        "lowtide: 0x1000 ",
+        "lowtide: 2 is not a fraction",
+        "lowtide: Unknown strategy",
+    ];
+    assert_eq!(lines.clone().count(), beginnings.len(), "{text}");
+    for (line, beginning) in lines.zip(beginnings) {
+        assert!(line.starts_with(beginning), "{text}");
+    }
+}
+
 #[test]
 fn a_limit_is_kept_and_told() {
     isolated(

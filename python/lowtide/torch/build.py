@@ -99,7 +99,8 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
         # What PyTorch's headers are written in.
         "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}",
-        *("-O2", "-fPIC"),
+        # Hidden, so that the shim's own functions call each other directly.
+        *("-O2", "-fPIC", "-fvisibility=hidden"),
         *(argument for path in [root / "include", *cuda_includes()] for argument in ("-isystem", str(path))),
         *("-I", str(INCLUDE)),
         str(SOURCES / "shim.cpp"),

@@ -181,7 +181,7 @@ def test_observers_are_told_of_memory_that_ran_out() -> None:
         bytes_of(1 << 50)
     ((device, size, total, free),) = told
     assert (device, size, total) == (0, 1 << 50, torch.cuda.get_device_properties(0).total_memory)
-    assert 0 < free < total
+    assert 0 < free <= total
 
 
 # ---- history ----
@@ -231,8 +231,9 @@ def test_history_tells_everything_that_happens() -> None:
 
 
 def test_a_block_remembers_who_allocated_it() -> None:
+    torch.cuda.empty_cache()
     torch.cuda.memory._record_memory_history("state", stacks="python")
-    held = bytes_of(5 * MIB)
+    held = bytes_of(24 * MIB)
     segment = segment_of(held.data_ptr())
     (block,) = (b for b in segment["blocks"] if b["address"] == held.data_ptr())
     assert any(frame["name"] == "bytes_of" for frame in block["frames"])
@@ -255,7 +256,7 @@ def test_pictures_and_shortages_are_in_the_history() -> None:
     torch.cuda.memory._snapshot()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     assert [entry["action"] for entry in trace][-2:] == ["oom", "snapshot"]
-    assert 0 < trace[-2]["device_free"] < torch.cuda.get_device_properties(0).total_memory
+    assert 0 < trace[-2]["device_free"] <= torch.cuda.get_device_properties(0).total_memory
 
 
 @pytest.mark.skipif(version() < (2, 11), reason="newer")
@@ -632,7 +633,8 @@ def test_the_profiler_sees_memory() -> None:
 
 @pytest.mark.skipif(version() < (2, 9), reason="newer")
 def test_torch_accelerator_knows_the_same() -> None:
-    held = bytes_of(5 * MIB)
+    # So large that its segment is its own.
+    held = bytes_of(24 * MIB)
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
     assert torch.accelerator.max_memory_allocated() == torch.cuda.max_memory_allocated()
     assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
@@ -715,9 +717,10 @@ def exchange(make: Callable[[], Any]) -> None:
     try:
         for _ in range(3):
             tensor = make()
-            torch.cuda.synchronize()
+            # Before it is sent: the other process writes as soon as it has answered.
+            expected = int(tensor.sum()), tensor.numel()
             queue.put(tensor)
-            assert answers.get(timeout=120) == (int(tensor.sum()), tensor.numel())
+            assert answers.get(timeout=120) == expected
             assert answers.get(timeout=120) == "written"
             assert bool((tensor == 3).all())
         queue.put(None)

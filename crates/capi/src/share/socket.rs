@@ -231,4 +231,21 @@ mod tests {
         // No signal comes for it, or this test would have ended.
         assert!(send(&there, b"too late", &[]).is_err());
     }
+
+    /// Needs the right to become another user, as tests in a container often have.
+    #[test]
+    fn another_user_is_not_this_one() {
+        let become_nobody = || {
+            let (keep, nobody) = (-1, 65_534);
+            // The system call and not the C library's function: for this thread alone.
+            // SAFETY: takes numbers only.
+            unsafe { libc::syscall(libc::SYS_setresuid, keep, nobody, keep) == 0 }
+        };
+        let (here, _there) = UnixStream::pair().unwrap();
+        let found = std::thread::spawn(move || {
+            assert!(is_same_user(&here).unwrap());
+            become_nobody().then(|| is_same_user(&here).unwrap())
+        });
+        assert_ne!(found.join().unwrap(), Some(true));
+    }
 }

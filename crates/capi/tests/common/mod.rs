@@ -122,6 +122,14 @@ impl Fake {
         assert_eq!(unsafe { set(memory, 1, size, stream) }, 0);
     }
 
+    /// Waits for the work of a stream, and returns whether it did what it may.
+    pub(crate) fn synchronize(&self, stream: *mut c_void) -> bool {
+        type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
+        let synchronize = self.function::<Synchronize>("cuStreamSynchronize");
+        // SAFETY: the stream exists.
+        unsafe { synchronize(stream) == 0 }
+    }
+
     pub(crate) fn hold(&self, stream: *mut c_void, is_held: bool) {
         let name = if is_held {
             "fakecuda_hold_stream"

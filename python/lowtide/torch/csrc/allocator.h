@@ -28,25 +28,19 @@ void give_back(void* memory);
 // The deleter of what the driver was asked for at each request, while caching is off.
 void give_back_uncached(void* memory);
 
-// The stream that work of this thread goes into. PyTorch looks the handle of a stream up under a guard of the
-// device, which takes longer than a request; the handle of a stream never changes.
-inline cudaStream_t current_stream(DeviceIndex device) {
-  static thread_local struct {
-    DeviceIndex device = -1;
-    c10::StreamId id = 0;
-    cudaStream_t handle = nullptr;
-  } last;
-  const auto stream = c10::cuda::getCurrentCUDAStream(device);
-  if (C10_UNLIKELY(stream.id() != last.id || device != last.device)) {
-    last = {device, stream.id(), stream.stream()};
-  }
-  return last.handle;
-}
-
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
-  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  const cudaError_t error = C10_CUDA_ERROR_HANDLED(c10::cuda::GetDevice(&device));
+  // The check is a call whatever the error, and this is asked at each request.
+  if (C10_UNLIKELY(error != cudaSuccess)) {
+    C10_CUDA_CHECK(error);
+  }
   return device;
+}
+
+// The stream that this thread puts its work into.
+inline cudaStream_t current_stream(DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
 class LowtideAllocator final : public native::CUDAAllocator {
@@ -88,7 +82,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto status = release(memory);
     if (C10_UNLIKELY(status == LOWTIDE_STATUS_NOT_ALLOCATED)) {
       // What was taken while caching was off is given back here too, whether or not it still is.
-      TORCH_CHECK(was_uncached_, "invalid device pointer: ", memory);
+      TORCH_CHECK(was_uncached_, no_block_at(memory));
       give_back_uncached(memory);
       return;
     }
@@ -114,7 +108,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
   c10::DataPtr allocateWithAddress(size_t size, void* address) override {
     auto memory = allocate(size);
-    TORCH_CHECK(memory.get() == address, "the memory at ", address, " is not free for ", size, " bytes");
+    TORCH_CHECK(memory.get() == address, "the memory at that address is not free for ", std::to_string(size), " bytes");
     return memory;
   }
 #endif
@@ -425,7 +419,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     size_t length = 0;
     uint64_t offset = 0;
     const auto status = lowtide_share(memory, &bytes, &length, &offset);
-    TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, "invalid device pointer: ", memory);
+    TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, no_block_at(memory));
     check(status);
     const std::unique_ptr<void, decltype(&lowtide_release_bytes)> owner(bytes, &lowtide_release_bytes);
     return {static_cast<ptrdiff_t>(offset), std::string(static_cast<const char*>(bytes), length)};

@@ -8,6 +8,9 @@
 #include <cuda_runtime_api.h>
 #include <lowtide.h>
 
+#include <cstdio>
+#include <string>
+
 namespace lowtide {
 
 // Throws what the last call that failed in this thread says.
@@ -38,11 +41,19 @@ inline bool is_default(const MempoolId_t& pool) {
   return pool.first == 0 && pool.second == 0;
 }
 
+// Says that there is no block at `memory`, in PyTorch's words. Not by a stream: a compiler that links its library
+// statically gives the shim streams of its own, which nobody has set up.
+inline std::string no_block_at(const void* memory) {
+  char address[2 + 2 * sizeof(void*) + 1];
+  std::snprintf(address, sizeof address, "%p", memory);
+  return std::string("invalid device pointer: ") + address;
+}
+
 // The block that the program holds at `memory`; an exception in PyTorch's words if there is none.
 inline lowtide_allocation find_allocation(const void* memory) {
   lowtide_allocation allocation{};
   const auto status = lowtide_find_allocation(const_cast<void*>(memory), &allocation);
-  TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, "invalid device pointer: ", memory);
+  TORCH_CHECK(status != LOWTIDE_STATUS_NOT_ALLOCATED, no_block_at(memory));
   check(status);
   return allocation;
 }

@@ -1,6 +1,11 @@
 // Which PyTorch this is built against, and its names that moved from one version to the next.
 #pragma once
 
+// As PyTorch itself is built for CUDA; without it its headers say that expandable segments do not exist.
+#ifndef PYTORCH_C10_DRIVER_API_SUPPORTED
+#define PYTORCH_C10_DRIVER_API_SUPPORTED
+#endif
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>

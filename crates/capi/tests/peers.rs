@@ -1,0 +1,104 @@
+//! Two devices in one process.
+#![expect(unsafe_code, reason = "calls C functions")]
+
+mod common;
+
+use std::ffi::c_void;
+
+use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
+use lowtide::*;
+
+const TWO: (&str, &str) = ("FAKECUDA_DEVICES", "2");
+const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
+
+/// Returns whether work of a device's stream may write to memory. If not, its context is lost.
+fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
+    fake.set_bytes(memory, 4096, stream);
+    fake.synchronize(stream)
+}
+
+#[test]
+fn a_peer_uses_what_there_is_and_what_comes() {
+    let test = "a_peer_uses_what_there_is_and_what_comes";
+    for variables in [&[TWO][..], &[TWO, EXPANDABLE]] {
+        isolated(test, variables, |fake| {
+            let before = allocate(3 << 20, 0).unwrap();
+            for _ in 0..2 {
+                let status = lowtide_enable_peer_access(0, 1);
+                assert_eq!(status, Status::Ok, "{}", last_error());
+            }
+            let stream = fake.stream_of(1);
+            assert!(can_write(fake, before, stream));
+            let after = allocate(100 << 20, 0).unwrap();
+            assert!(can_write(fake, after, stream));
+            // One direction is one call.
+            let other = allocate(3 << 20, 1).unwrap();
+            assert!(!can_write(fake, other, fake.stream_of(0)));
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_a_peer_is_an_error() {
+    isolated("what_cannot_be_a_peer_is_an_error", &[TWO], |_| {
+        assert_eq!(lowtide_enable_peer_access(0, 0), Status::Ok, "it is anyway");
+        for (device, peer) in [(0, 2), (2, 0), (-1, 0)] {
+            let status = lowtide_enable_peer_access(device, peer);
+            assert_eq!(status, Status::InvalidArgument, "{device} {peer}");
+        }
+    });
+}
+
+#[test]
+fn a_call_that_fails_once_does_not_keep_peers_apart() {
+    let test = "a_call_that_fails_once_does_not_keep_peers_apart";
+    isolated(test, &[TWO, EXPANDABLE], |fake| {
+        let memory = allocate(3 << 20, 0).unwrap();
+        assert_eq!(lowtide_enable_peer_access(1, 0), Status::Ok);
+        for call in [
+            "cuDeviceCanAccessPeer",
+            "cuDevicePrimaryCtxRetain",
+            "cuCtxEnablePeerAccess",
+            "cuMemSetAccess",
+        ] {
+            fake.fail(call, 1, 999);
+            assert_eq!(lowtide_enable_peer_access(0, 1), Status::Driver, "{call}");
+            assert!(last_error().contains(call), "{}", last_error());
+        }
+        let contexts = fake.live().contexts;
+        assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
+        assert_eq!(fake.live().contexts, contexts);
+        assert!(can_write(fake, memory, fake.stream_of(1)));
+    });
+}
+
+/// A block that another device's stream used is not handed out before that stream is done.
+#[test]
+fn a_block_is_recorded_on_another_devices_stream() {
+    let test = "a_block_is_recorded_on_another_devices_stream";
+    isolated(test, &[TWO], |fake| {
+        assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
+        let stream = fake.stream_of(1);
+        let own = fake.stream_of(0);
+        let memory = allocate_on(3 << 20, 0, own).unwrap();
+        fake.hold(stream, true);
+        fake.set_bytes(memory, 3 << 20, stream);
+        let status = lowtide_record_stream(memory, stream);
+        assert_eq!(status, Status::Ok, "{}", last_error());
+        assert_eq!(lowtide_deallocate(memory), Status::Ok, "{}", last_error());
+        let other = allocate_on(3 << 20, 0, own).unwrap();
+        assert_ne!(other, memory, "the other device still uses it");
+        fill(other, 3 << 20, 7);
+        fake.hold(stream, false);
+        assert!(fake.synchronize(stream));
+        let again = allocate_on(3 << 20, 0, own).unwrap();
+        assert_eq!(again, memory);
+        check(other, 3 << 20, 7);
+        for memory in [other, again] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(stat(0, "active.all.current"), 0);
+        // Its event was another context's, and is not used again.
+        assert_eq!(fake.live().events, 1);
+    });
+}

@@ -1,0 +1,147 @@
+//! Calls of the driver that fail once, in each of the processes.
+
+use lowtide::*;
+
+use super::common::{Fake, allocate, last_error};
+use super::roles::*;
+
+/// What attaching and detaching call.
+const CALLS: [&str; 16] = [
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetUuid_v2",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuIpcOpenMemHandle_v2",
+    "cuIpcCloseMemHandle",
+    "cuMemAddressReserve",
+    "cuMemImportFromShareableHandle",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemRelease",
+    "cuCtxSynchronize",
+    "cuMemUnmap",
+    "cuMemAddressFree",
+];
+
+/// Every call that attaching and detaching make fails once.
+#[test]
+fn a_call_that_fails_once_leaves_nothing_attached() {
+    fn fails(fake: &Fake) {
+        let bytes = told().unwrap();
+        // The device is ready for use before.
+        let held = allocate(512, 0).unwrap();
+        let before = described(&fake.live());
+        while let Some(line) = told() {
+            let (call, nth) = line.split_once(' ').unwrap();
+            fake.fail(call, nth.parse().unwrap(), 999);
+            let mut failures = 0;
+            let start = match attach(&bytes, 0) {
+                Ok(start) => start,
+                Err(status) => {
+                    assert_eq!(status, Status::Driver, "{}", last_error());
+                    assert_eq!(described(&fake.live()), before, "{line}: {}", last_error());
+                    failures += 1;
+                    attach(&bytes, 0).unwrap()
+                }
+            };
+            if lowtide_detach(start) != Status::Ok {
+                failures += 1;
+                assert_eq!(lowtide_detach(start), Status::Ok, "{}", last_error());
+            }
+            assert_eq!(described(&fake.live()), before, "{line}");
+            assert!(failures <= 1);
+            fake.fail_none();
+            // Attached and detached anew.
+            let start = attach(&bytes, 0).unwrap();
+            assert_eq!(lowtide_detach(start), Status::Ok);
+            assert_eq!(described(&fake.live()), before, "{line}");
+            say(&failures.to_string());
+        }
+        assert_eq!(lowtide_deallocate(held), Status::Ok);
+    }
+    let test = "faults::a_call_that_fails_once_leaves_nothing_attached";
+    play(&[("export", export), ("fails", fails)], || {
+        for kind in KINDS {
+            let (exporter, shared) = exporter(test, kind, &[30 * MIB]);
+            let mut importer = Other::start(test, "fails", &[]);
+            importer.tell(&shared[0].0);
+            let mut failed = Vec::new();
+            for call in CALLS {
+                for nth in 1..=8 {
+                    if importer.ask(&format!("{call} {nth}")) == "1" {
+                        failed.push(call);
+                    }
+                }
+            }
+            failed.dedup();
+            // A handle that is not taken back at once goes back with the rest: no step fails by it.
+            let made = |call: &&str| match *call {
+                "cuIpcOpenMemHandle_v2" | "cuIpcCloseMemHandle" => kind != EXPANDABLE,
+                "cuMemRelease" => false,
+                call => kind == EXPANDABLE || !call.starts_with("cuMem"),
+            };
+            let expected: Vec<&str> = CALLS.into_iter().filter(made).collect();
+            assert_eq!(failed, expected);
+            importer.finish();
+            exporter.finish();
+        }
+    });
+}
+
+/// Every call that sharing makes fails once, in the function and in the thread.
+#[test]
+fn a_call_that_fails_once_keeps_nothing_from_being_shared() {
+    fn fails(fake: &Fake) {
+        let memory = allocate(30 << 20, 0).unwrap();
+        while let Some(line) = told() {
+            let (call, nth) = line.split_once(' ').unwrap();
+            fake.fail(call, nth.parse().unwrap(), 999);
+            let first = share(memory);
+            if let Err(status) = first {
+                assert_eq!(status, Status::Driver, "{line}");
+                assert!(
+                    last_error().contains("failed with error 999"),
+                    "{}",
+                    last_error()
+                );
+            }
+            let (bytes, offset) = first.or_else(|_| share(memory)).unwrap();
+            say(&format!("{bytes} {offset}"));
+        }
+    }
+    let test = "faults::a_call_that_fails_once_keeps_nothing_from_being_shared";
+    play(&[("fails", fails), ("import", import)], || {
+        for (kind, calls) in [
+            (
+                EXPANDABLE,
+                ["cuDeviceGetUuid_v2", "cuMemExportToShareableHandle"],
+            ),
+            (KINDS[1], ["cuMemGetAddressRange_v2", "cuIpcGetMemHandle"]),
+        ] {
+            let mut exporter = Other::start(test, "fails", &[kind]);
+            let mut importer = importer(test, &[]);
+            for (call, nth) in calls
+                .map(|call| (call, 1))
+                .into_iter()
+                .chain([(calls[1], 2)])
+            {
+                let answer = exporter.ask(&format!("{call} {nth}"));
+                let (bytes, _) = answer.split_once(' ').unwrap();
+                let attach = format!("attach 0 {bytes}");
+                let mut start = importer.ask(&attach);
+                if call == "cuMemExportToShareableHandle" {
+                    assert!(start.starts_with("Driver process "), "{start}");
+                    assert!(start.contains("failed with error 999"), "{start}");
+                    assert_eq!(importer.ask("live"), NOTHING);
+                    start = importer.ask(&attach);
+                }
+                assert_eq!(importer.ask(&format!("detach {start}")), "ok");
+                assert_eq!(importer.ask("live"), NOTHING);
+            }
+            importer.finish();
+            exporter.finish();
+        }
+    });
+}
