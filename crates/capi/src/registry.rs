@@ -90,10 +90,11 @@ pub(crate) fn device_in_use(ordinal: c_int) -> Result<Option<&'static Allocator>
 pub(crate) fn for_each_in_use(
     act: impl Fn(c_int, &Allocator) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let devices = devices_in_use()?;
-    devices.fold(Ok(()), |outcome, (ordinal, allocator)| {
-        outcome.and(act(ordinal, allocator))
-    })
+    let mut outcome = Ok(());
+    for (ordinal, allocator) in devices_in_use()? {
+        outcome = outcome.and(act(ordinal, allocator));
+    }
+    outcome
 }
 
 /// Returns the allocators of the devices in use, by number.

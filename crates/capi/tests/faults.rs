@@ -12,7 +12,7 @@ use lowtide::*;
 
 /// What the program calls, and which of the calls are made to fail. The first of those for memory are for
 /// the page by which `lowtide-cuda` finds out what the device allows.
-const CALLS: [(&str, RangeInclusive<u64>); 21] = [
+const CALLS: [(&str, RangeInclusive<u64>); 23] = [
     ("cuInit", 1..=1),
     ("cuDriverGetVersion", 1..=1),
     ("cuDeviceGetCount", 1..=1),
@@ -23,16 +23,18 @@ const CALLS: [(&str, RangeInclusive<u64>); 21] = [
     ("cuCtxPushCurrent_v2", 1..=4),
     ("cuThreadExchangeStreamCaptureMode", 1..=4),
     ("cuMemGetAllocationGranularity", 1..=1),
-    ("cuMemAddressReserve", 1..=2),
-    ("cuMemAddressFree", 1..=2),
-    ("cuMemCreate", 1..=3),
-    ("cuMemRelease", 1..=3),
-    ("cuMemMap", 1..=3),
-    ("cuMemUnmap", 1..=3),
-    ("cuMemSetAccess", 1..=3),
+    ("cuMemAddressReserve", 1..=3),
+    ("cuMemAddressFree", 1..=3),
+    ("cuMemCreate", 1..=5),
+    ("cuMemRelease", 1..=5),
+    ("cuMemMap", 1..=5),
+    ("cuMemUnmap", 1..=4),
+    ("cuMemSetAccess", 1..=5),
     ("cuEventCreate", 1..=1),
-    ("cuEventRecord", 1..=1),
+    ("cuEventRecord", 1..=2),
     ("cuEventQuery", 1..=1),
+    ("cuEventSynchronize", 1..=1),
+    ("cuStreamSynchronize", 1..=3),
     ("cuMemGetInfo_v2", 1..=1),
 ];
 
@@ -54,7 +56,7 @@ fn a_call_that_fails_once_loses_nothing_of_expandable_segments() {
 fn a_call_that_fails_once_loses_nothing_of_segments() {
     let test = "a_call_that_fails_once_loses_nothing_of_segments";
     for name in ["cuMemAlloc_v2", "cuMemFree_v2"] {
-        for nth in 1..=2 {
+        for nth in 1..=4 {
             let fault = format!("{name}:{nth}");
             isolated(test, &[("FAKECUDA_FAIL", &fault)], program);
         }
@@ -109,6 +111,7 @@ fn program(fake: &Fake) {
             });
         }
     }
+    restore_pool(&mut again);
     again(&mut || lowtide_reset());
     // What the driver did not take back the first time goes back now.
     assert_eq!(lowtide_reset(), Status::Ok, "{}", last_error());
@@ -128,6 +131,53 @@ fn program(fake: &Fake) {
     );
     assert_eq!(live.reservations, 0, "{live:?}");
     assert_eq!(fake.used_bytes(0), 0);
+}
+
+/// Brings a pool back to a checkpoint, with blocks that another stream uses.
+fn restore_pool(again: &mut dyn FnMut(&mut dyn FnMut() -> Status)) {
+    let pool = Mempool {
+        capture: 1,
+        user: 0,
+    };
+    let stream = ptr::without_provenance_mut(2);
+    again(&mut || lowtide_retain_pool(0, pool));
+    // SAFETY: there is no filter.
+    again(&mut || unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) });
+    let (mut held, mut checkpoint) = (Vec::new(), ptr::null_mut());
+    for size in [3 << 20, 7 << 20, 30 << 20] {
+        again(&mut || match allocate(size, 0) {
+            Ok(memory) => {
+                held.push(memory);
+                Status::Ok
+            }
+            Err(status) => status,
+        });
+        if held.len() == 2 {
+            // SAFETY: it may be written to.
+            again(&mut || unsafe { lowtide_checkpoint_pool(0, pool, &raw mut checkpoint) });
+        }
+    }
+    again(&mut || lowtide_record_stream(held[0], stream));
+    again(&mut || lowtide_record_stream(held[1], stream));
+    again(&mut || lowtide_deallocate(held[1]));
+    // SAFETY: the checkpoint is not released.
+    again(&mut || unsafe { lowtide_restore_pool(0, checkpoint, None, None, ptr::null_mut()) });
+    // SAFETY: as above, and it is used no more.
+    unsafe { lowtide_release_checkpoint(checkpoint) };
+    let mut is_equal = false;
+    // SAFETY: two pointers are there, and `is_equal` may be written to.
+    again(&mut || unsafe { lowtide_check_live(0, pool, held.as_ptr(), 2, &raw mut is_equal) });
+    assert!(is_equal);
+    let mut size = 0;
+    // SAFETY: it may be written to.
+    again(&mut || unsafe { lowtide_largest_free(0, &raw mut size) });
+    for &memory in &held[..2] {
+        again(&mut || lowtide_deallocate(memory));
+    }
+    again(&mut || lowtide_end_allocate_to_pool(0, pool));
+    again(&mut || lowtide_release_pool(0, pool));
+    again(&mut || lowtide_release_pool(0, pool));
+    again(&mut || lowtide_empty_pool(0, pool));
 }
 
 /// Returns which call of the driver's is to fail.

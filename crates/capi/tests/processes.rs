@@ -39,8 +39,12 @@ fn the_configuration_is_settled_by_the_first_request() {
         assert_eq!(fake.live().mappings, 1, "a segment that grows was made");
         assert_eq!(configure(None, None), Status::Started);
     });
+}
+
+#[test]
+fn a_configuration_that_is_refused_is_not_settled() {
     isolated(
-        test,
+        "a_configuration_that_is_refused_is_not_settled",
         &[("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:banana")],
         |_| {
             assert_eq!(allocate(1, 0), Err(Status::Config));
@@ -205,6 +209,7 @@ fn the_child_of_a_fork_is_told() {
             assert_eq!(lowtide_reset(), Status::Forked);
             assert_eq!(lowtide_init(1), Status::Forked);
             assert_eq!(configure(None, None), Status::Forked);
+            refuses_new_functions(memory);
         };
         // SAFETY: the child calls only what follows, and ends with `_exit`.
         match unsafe { libc::fork() } {
@@ -224,6 +229,29 @@ fn the_child_of_a_fork_is_told() {
         assert!(allocate(30 << 20, 0).is_ok());
         assert_eq!(fake.calls("cuMemAlloc_v2"), calls + 1);
     });
+}
+
+fn refuses_new_functions(memory: *mut c_void) {
+    let pool = Mempool {
+        capture: 0,
+        user: 1,
+    };
+    assert_eq!(common::find(memory), Err(Status::Forked));
+    assert_eq!(lowtide_retain_pool(0, pool), Status::Forked);
+    assert_eq!(lowtide_capture_begin(0), Status::Forked);
+    assert!(lowtide_config().is_null());
+    let null = ptr::null_mut();
+    // SAFETY: no function is given.
+    let observed = unsafe { lowtide_observe_events(None, null) };
+    // SAFETY: as above.
+    let shortage = unsafe { lowtide_on_shortage(None, null) };
+    // SAFETY: the text ends with a zero byte.
+    let settings = unsafe { lowtide_reconfigure(c"".as_ptr()) };
+    let mut taken = ptr::null_mut();
+    // SAFETY: `taken` may be written to.
+    let checkpoint = unsafe { lowtide_checkpoint_pool(0, pool, &raw mut taken) };
+    let all = [observed, shortage, settings, checkpoint];
+    assert_eq!(all, [Status::Forked; 4]);
 }
 
 #[test]

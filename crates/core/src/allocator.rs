@@ -122,13 +122,7 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<Option<DeviceAddress>, AllocError> {
-        if requested.is_zero() {
-            return Ok(Some(DeviceAddress::NULL));
-        }
-        let pool = self.route(stream);
-        let request = self.prepare(pool, requested, stream, None)?;
-        let block = self.find_block(&request)?;
-        Ok(block.map(|block| self.hand_out(block, requested)))
+        self.serve(requested, stream, DeviceAllocator::find_block)
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
@@ -189,13 +183,9 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<Option<DeviceAddress>, AllocError> {
-        if requested.is_zero() {
-            return Ok(Some(DeviceAddress::NULL));
-        }
-        let pool = self.route(stream);
-        let request = self.prepare(pool, requested, stream, None)?;
-        let block = self.strategy.take(&mut self.heap, &request);
-        Ok(block.map(|block| self.hand_out(block, requested)))
+        self.serve(requested, stream, |allocator, request| {
+            Ok(allocator.strategy.take(&mut allocator.heap, request))
+        })
     }
 
     /// As [`DeviceAllocator::allocate`], for a request that [`DeviceAllocator::allocate_cached`] has just
@@ -218,6 +208,23 @@ impl<D: Driver> DeviceAllocator<D> {
             Some(block) => Ok(self.hand_out(block, requested)),
             None => Err(self.out_of_memory(&request)?),
         }
+    }
+
+    /// Hands out what `find` has for a request.
+    #[inline]
+    fn serve(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+        find: impl FnOnce(&mut Self, &Request) -> Result<Option<BlockId>, DriverError>,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        if requested.is_zero() {
+            return Ok(Some(DeviceAddress::NULL));
+        }
+        let pool = self.route(stream);
+        let request = self.prepare(pool, requested, stream, None)?;
+        let block = find(self, &request)?;
+        Ok(block.map(|block| self.hand_out(block, requested)))
     }
 
     #[inline]

@@ -204,3 +204,42 @@ fn a_failing_driver_is_quoted() {
         "the next one is served"
     );
 }
+
+#[test]
+fn the_biggest_holders_are_named() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::gib(1));
+    for (count, kib) in [
+        (3, 1024),
+        (1, 40 << 10),
+        (2, 7),
+        (1, 2 << 10),
+        (1, 1),
+        (5, 30),
+        (1, 300),
+    ] {
+        for _ in 0..count {
+            allocator.allocate(Bytes::kib(kib), Stream::DEFAULT)?;
+        }
+    }
+    let freed = allocator.allocate(Bytes::mib(100), Stream::DEFAULT)?;
+    allocator.free(freed)?;
+    let text = |allocator: &mut DeviceAllocator<SimDriver>| {
+        let error = allocator.allocate(Bytes::gib(2), Stream::DEFAULT);
+        error.unwrap_err().to_string()
+    };
+    let named = "\nBiggest holders: 1 x 40.00 MiB, 3 x 1024.00 KiB, 1 x 2.00 MiB, 1 x 300.00 KiB, \
+                 5 x 30.00 KiB; 2 more sizes hold 15.00 KiB.";
+    assert!(
+        text(&mut allocator).ends_with(named),
+        "{}",
+        text(&mut allocator)
+    );
+    allocator.allocate(Bytes::mib(40), Stream(0x7f))?;
+    let named = "\nBiggest holders: 1 x 40.00 MiB on stream 0x0, 1 x 40.00 MiB on stream 0x7f, 3 x";
+    assert!(
+        text(&mut allocator).contains(named),
+        "{}",
+        text(&mut allocator)
+    );
+    Ok(())
+}

@@ -2,8 +2,11 @@
 //! is missed is a deadlock, which shuttle reports.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 
-use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_core::{
+    Action, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Event, Stream,
+};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
@@ -107,6 +110,62 @@ fn blocks_of_different_threads_do_not_overlap() {
             thread.join().unwrap();
         }
         check(&allocator);
+    };
+    shuttle::check_random(test, SCHEDULES);
+}
+
+/// Whoever is told of a shortage frees what others wait for, and nobody is told of an event twice.
+#[test]
+fn a_shortage_is_told_of_without_the_lock() {
+    let test = || {
+        let driver = SimDriver::new(SimConfig {
+            capacity: Some(Bytes::mib(40)),
+            ..SimConfig::default()
+        });
+        let device = DeviceAllocator::new(driver, 0, &Config::default());
+        let allocator = Arc::new(LockedAllocator::new(device));
+        let spare: Arc<Mutex<Vec<DeviceAddress>>> = Arc::default();
+        let active = std::sync::Arc::new(AtomicI64::new(0));
+        let counted = std::sync::Arc::clone(&active);
+        let observer = move |event: &Event| {
+            let change = match event.action {
+                Action::Alloc => 1,
+                Action::FreeCompleted => -1,
+                _ => 0,
+            };
+            counted.fetch_add(change, Ordering::Relaxed);
+        };
+        let observed = allocator.observe_events(Some(std::sync::Arc::new(observer)));
+        assert_eq!(observed, Ok(()));
+        let shortage = {
+            let (allocator, spare) = (Arc::downgrade(&allocator), Arc::clone(&spare));
+            move || {
+                let allocator = allocator.upgrade().expect("a request is under way");
+                let spare = std::mem::take(&mut *spare.lock().unwrap());
+                let freed = spare
+                    .iter()
+                    .filter(|&&block| allocator.free(block) == Ok(()));
+                freed.count() > 0
+            }
+        };
+        let told = allocator.on_shortage(Some(std::sync::Arc::new(shortage)));
+        assert_eq!(told, Ok(()));
+        // Each leaves a block that the others need.
+        let threads = [0, 1, 2].map(|_| {
+            let (allocator, spare) = (Arc::clone(&allocator), Arc::clone(&spare));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let block = allocator.allocate(Bytes::mib(12), Stream::DEFAULT);
+                    spare.lock().unwrap().extend(block);
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        check(&allocator);
+        let held = allocator.with(|allocator| allocator.stats().active.all.current);
+        assert_eq!(held, Ok(active.load(Ordering::Relaxed)));
     };
     shuttle::check_random(test, SCHEDULES);
 }

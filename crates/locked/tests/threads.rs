@@ -1,10 +1,11 @@
 //! The standard library's lock and clock, and real threads.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Stream};
+use lowtide_core::{Action, AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Event, Stream};
 use lowtide_locked::{LockedAllocator, LockedError};
 use lowtide_sim::{SimConfig, SimDriver};
 
@@ -117,4 +118,148 @@ fn threads_hand_blocks_to_each_other() {
         allocator.check_invariants(CheckLevel::Everything)
     });
     assert_eq!(checked, Ok(Ok(())));
+}
+
+/// Every event is told once, in order, by the thread that caused it, before its call returns.
+#[test]
+fn an_observer_hears_of_every_event() {
+    let allocator = allocator("caching", 64);
+    let unheard = allocator.allocate(Bytes::mib(1), Stream::DEFAULT).unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let observer = {
+        let heard = Arc::clone(&heard);
+        move |event: &Event| {
+            heard
+                .lock()
+                .unwrap()
+                .push((event.action, thread::current().id()))
+        }
+    };
+    allocator.observe_events(Some(Arc::new(observer))).unwrap();
+    let take = || std::mem::take(&mut *heard.lock().unwrap());
+    let here = thread::current().id();
+
+    let block = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    assert_eq!(
+        take(),
+        [(Action::SegmentAlloc, here), (Action::Alloc, here)]
+    );
+    allocator.free(block).unwrap();
+    assert_eq!(
+        take(),
+        [(Action::FreeRequested, here), (Action::FreeCompleted, here)]
+    );
+    let emptied = allocator.with(|allocator| allocator.empty_cache());
+    assert_eq!(emptied, Ok(Ok(())));
+    assert_eq!(take(), [(Action::SegmentFree, here)]);
+    assert!(is_out_of_memory(
+        allocator.allocate(Bytes::gib(1), Stream::DEFAULT)
+    ));
+    assert_eq!(take(), [(Action::OutOfMemory, here)]);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            allocator.free(unheard).unwrap();
+            thread::current().id()
+        });
+        let other = other.join().unwrap();
+        assert_eq!(
+            take(),
+            [
+                (Action::FreeRequested, other),
+                (Action::FreeCompleted, other)
+            ]
+        );
+    });
+
+    allocator.observe_events(None).unwrap();
+    allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    assert_eq!(take(), []);
+    let kept = allocator.with(|allocator| allocator.take_events().count());
+    assert_eq!(kept, Ok(0), "nobody is told later");
+}
+
+/// The waits that BFC asks for are told of as they happen, and not at their end.
+#[test]
+fn an_observer_hears_of_a_request_that_waits() {
+    let allocator = allocator("bfc:retry_ms:20", 4);
+    allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    let failures = Arc::new(AtomicU64::new(0));
+    let observer = {
+        let failures = Arc::clone(&failures);
+        move |event: &Event| {
+            let is_failure = event.action == Action::OutOfMemory;
+            failures.fetch_add(u64::from(is_failure), Ordering::Relaxed);
+        }
+    };
+    allocator.observe_events(Some(Arc::new(observer))).unwrap();
+    assert!(is_out_of_memory(
+        allocator.allocate(Bytes::mib(4), Stream::DEFAULT)
+    ));
+    assert_eq!(failures.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_shortage_is_told_of_before_the_driver_is_asked() {
+    let allocator = Arc::new(allocator("caching", 64));
+    let spare = allocator.allocate(Bytes::mib(30), Stream::DEFAULT).unwrap();
+    let spare = Mutex::new(Some(spare));
+    let calls = Arc::new(AtomicU64::new(0));
+    let shortage = {
+        // A strong reference would keep the allocator alive for ever.
+        let (allocator, calls) = (Arc::downgrade(&allocator), Arc::clone(&calls));
+        move || {
+            calls.fetch_add(1, Ordering::Relaxed);
+            let allocator = allocator.upgrade().unwrap();
+            let spare = spare.lock().unwrap().take();
+            spare.is_some_and(|spare| allocator.free(spare).is_ok())
+        }
+    };
+    allocator.on_shortage(Some(Arc::new(shortage))).unwrap();
+    let asked = || allocator.with(|allocator| allocator.stats().num_device_alloc);
+
+    let block = allocator.allocate(Bytes::mib(28), Stream::DEFAULT).unwrap();
+    assert_eq!(asked(), Ok(1), "what was freed serves it");
+    allocator.free(block).unwrap();
+    allocator.allocate(Bytes::mib(28), Stream::DEFAULT).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 1, "a hit is no shortage");
+
+    allocator.allocate(Bytes::mib(20), Stream::DEFAULT).unwrap();
+    assert_eq!((calls.load(Ordering::Relaxed), asked()), (2, Ok(2)));
+    assert!(is_out_of_memory(
+        allocator.allocate(Bytes::mib(20), Stream::DEFAULT)
+    ));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    let failures = allocator.with(|allocator| allocator.stats().num_ooms);
+    assert_eq!(failures, Ok(1));
+
+    allocator.on_shortage(None).unwrap();
+    assert!(is_out_of_memory(
+        allocator.allocate(Bytes::mib(20), Stream::DEFAULT)
+    ));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+/// A search that finds nothing ages the free blocks once, with or without someone to ask.
+#[test]
+fn a_shortage_does_not_age_what_is_free() {
+    let ages = |listens: bool| {
+        let allocator = allocator("caching:garbage_collection_threshold:0.1", 256);
+        let set = allocator.with(|allocator| allocator.set_limit(Some(Bytes::mib(256))));
+        assert_eq!(set, Ok(()));
+        if listens {
+            allocator.on_shortage(Some(Arc::new(|| false))).unwrap();
+        }
+        let take = |mib| {
+            allocator
+                .allocate(Bytes::mib(mib), Stream::DEFAULT)
+                .unwrap()
+        };
+        let held = [12, 14, 16, 18].map(take);
+        for block in held {
+            allocator.free(block).unwrap();
+            take(40);
+        }
+        allocator.with(|allocator| allocator.stats()).unwrap()
+    };
+    assert_eq!(ages(true), ages(false));
 }

@@ -23,6 +23,7 @@ mod checks;
 mod configs;
 mod decode;
 mod ledger;
+mod restore;
 mod runner;
 mod shadow;
 
@@ -112,6 +113,23 @@ pub enum Op {
     NoSplit {
         /// Which pool.
         pool: MempoolId,
+    },
+    /// Takes note of what a pool holds, in place of what was noted before.
+    Checkpoint {
+        /// Which pool.
+        pool: MempoolId,
+    },
+    /// Brings a pool back to what it held when it was last noted.
+    Restore {
+        /// Which pool.
+        pool: MempoolId,
+    },
+    /// Changes the options of `caching`; the others refuse.
+    Reconfigure {
+        /// Whether new segments are expandable.
+        expandable_segments: bool,
+        /// The size from which blocks are not split.
+        max_split_size: Option<Bytes>,
     },
     /// Begins a graph capture; captures nest.
     CaptureBegin,

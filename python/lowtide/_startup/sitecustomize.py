@@ -31,6 +31,6 @@ def _start() -> None:
 
 
 # A script may start a Python that is older than lowtide's.
-if sys.version_info >= (3, 10):
+if sys.version_info >= (3, 10):  # noqa: UP036
     _start()
 _import_hidden()

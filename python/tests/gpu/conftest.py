@@ -31,6 +31,7 @@ if HAS_GPU and os.environ.get("LOWTIDE_TEST_NATIVE") != "1":
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     """Every test begins and ends with nothing cached, no history and no limit."""
+    torch.cuda.init()
     yield
     torch.cuda.memory._record_memory_history(enabled=None)
     torch.cuda.set_per_process_memory_fraction(1.0)

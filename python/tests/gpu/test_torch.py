@@ -379,6 +379,7 @@ def test_a_graph_has_a_pool_of_its_own_and_replays_what_it_captured() -> None:
 def test_the_pool_of_a_graph_goes_back_with_it() -> None:
     static = torch.zeros(8 * MIB, device="cuda")
     torch.cuda.synchronize()
+    gc.collect()
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     graph = torch.cuda.CUDAGraph()

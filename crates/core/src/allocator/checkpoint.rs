@@ -84,8 +84,9 @@ impl<D: Driver> DeviceAllocator<D> {
     /// be waited for; [`AllocError::Driver`] when a wait fails. The program then holds what it did.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Restored, AllocError> {
         let pool = self.find_pool(checkpoint.pool)?;
-        self.finish_uses(pool, checkpoint.pool)?;
+        self.end_waits(pool, checkpoint.pool)?;
         let wanted = self.restorable_blocks(checkpoint)?;
+        self.end_uses(pool)?;
         // From here on nothing can fail.
         let freed = self.free_pool(pool, &wanted);
         let mut allocated = Vec::new();
@@ -99,9 +100,8 @@ impl<D: Driver> DeviceAllocator<D> {
             }
         }
         for address in only_shown {
-            if let Ok(id) = self.find_allocated(address) {
-                self.free_unused(id);
-            }
+            let id = self.heap.blocks.find(address);
+            self.free_unused(id.expect("it was handed out"));
         }
         Ok(Restored { freed, allocated })
     }
@@ -139,23 +139,29 @@ impl<D: Driver> DeviceAllocator<D> {
         held.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Waits until no other stream uses a pool's blocks, held or freed.
-    fn finish_uses(&mut self, pool: PoolIndex, name: MempoolId) -> Result<(), AllocError> {
-        let is_used = |block: &Block| block.used_elsewhere || block.state == BlockState::Pending;
-        let used: Vec<BlockId> = { self.blocks_of_pool(pool) }
-            .filter_map(|(id, block)| is_used(block).then_some(id))
-            .collect();
-        let Some(&first) = used.first() else {
-            return Ok(());
-        };
+    /// Waits until no freed block of a pool waits for other streams, and makes sure that those which use
+    /// its held blocks can be waited for.
+    fn end_waits(&mut self, pool: PoolIndex, name: MempoolId) -> Result<(), AllocError> {
+        let is_pending = |block: &Block| block.state == BlockState::Pending;
+        let mut blocks = self.blocks_of_pool(pool).map(|(_, block)| block);
         if self.captures > 0 {
-            return Err(AllocError::NotRestorable {
+            let used = blocks.find(|block| block.used_elsewhere || is_pending(block));
+            let used = used.map(|block| AllocError::NotRestorable {
                 pool: name,
-                address: self.heap.blocks[first].address,
+                address: block.address,
                 reason: "other streams use it, which cannot be waited for during a graph capture",
             });
+            return used.map_or(Ok(()), Err);
         }
-        self.reclaim_pending()?;
+        if blocks.any(is_pending) {
+            drop(blocks);
+            self.reclaim_pending()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no other stream uses a pool's held blocks.
+    fn end_uses(&mut self, pool: PoolIndex) -> Result<(), AllocError> {
         let held = self.held_in_pool(pool);
         for &id in &held {
             for stream in self.uses.streams_of(id) {

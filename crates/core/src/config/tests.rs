@@ -438,3 +438,41 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn three_options_go_back_to_their_defaults_while_it_runs() {
+    let start = "caching:max_split_size_mb:64,roundup_power2_divisions:4,\
+                 garbage_collection_threshold:0.5,max_non_split_rounding_mb:30,\
+                 expandable_segments:True,per_process_memory_fraction:0.5";
+    let config: Config = start.parse().unwrap();
+    let after = |conf: &str| config.reconfigured(conf).unwrap().to_string();
+    let kept = "max_non_split_rounding_mb:30,expandable_segments:True,\
+                per_process_memory_fraction:0.5";
+    assert_eq!(after(""), format!("caching:{kept}"));
+    assert_eq!(
+        after("max_split_size_mb:20"),
+        format!("caching:max_split_size_mb:20,{kept}")
+    );
+    assert_eq!(
+        after("expandable_segments:False,per_process_memory_fraction:1.0"),
+        "caching:max_non_split_rounding_mb:30"
+    );
+    // What follows another option follows it then, too.
+    assert_eq!(
+        after("large_segment_size_mb:40,expandable_segments:False,per_process_memory_fraction:1.0"),
+        "caching:large_segment_size_mb:40"
+    );
+}
+
+#[test]
+fn a_refusal_while_it_runs_has_the_same_words() {
+    let config = Config::default();
+    let refused = config.reconfigured("max_split_size_mb:1").unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        refusal("caching", "max_split_size_mb:1")
+    );
+    let bfc: Config = "bfc".parse().unwrap();
+    let refused = bfc.reconfigured("retry_ms:5").unwrap_err().to_string();
+    assert!(refused.contains("bfc"), "{refused}");
+}

@@ -33,9 +33,11 @@ impl Op {
                 stream,
                 ns: u64::from(b) << 12,
             },
-            212..222 => Op::Advance {
+            212..218 => Op::Advance {
                 ns: u64::from(b) << 14,
             },
+            218..220 => Op::Checkpoint { pool },
+            220..222 => Op::Restore { pool },
             222..224 => Op::ProcessEvents,
             224..226 => Op::EmptyCache,
             226..229 => Op::BeginPool { pool, stream },
@@ -58,7 +60,11 @@ impl Op {
             },
             251 => Op::ResetPeaks,
             252 => Op::ResetSums,
-            253..=255 => Op::Snapshot,
+            253 => Op::Reconfigure {
+                expandable_segments: a % 2 == 0,
+                max_split_size: (b % 4 == 0).then_some(Bytes::mib(20 + u64::from(c % 32))),
+            },
+            254..=255 => Op::Snapshot,
         }
     }
 

@@ -1,13 +1,14 @@
 //! Executes programs and compares the allocator with what must be true of it.
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, Event, MempoolId,
-    OutOfMemory, StrategyName, Stream,
+    AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
+    MempoolId, OutOfMemory, StrategyName, Stream,
 };
 
 use super::Op;
 use super::checks::{ensure, ensure_equal, ensure_unchanged};
 use super::ledger::Ledger;
+use super::restore::Checkpoints;
 use super::shadow::{Pools, Shadow};
 use crate::{Call, FaultPlan, SimConfig, SimDriver};
 
@@ -26,6 +27,8 @@ pub struct Runner {
     pub(super) shadow: Shadow,
     pub(super) pools: Pools,
     pub(super) ledger: Ledger,
+    pub(super) checkpoints: Checkpoints,
+    config: Config,
     /// The fault that may strike: only then may a call fail that way.
     pub(super) fault: Option<DriverError>,
     /// Whether a fault was planned: memory may be kept that the driver did not take back.
@@ -35,7 +38,7 @@ pub struct Runner {
     /// Requests that ran out of memory.
     pub(super) ooms: u64,
     /// Kept for its capacity.
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
 }
 
 /// What an operation did.
@@ -93,6 +96,8 @@ impl Runner {
             shadow: Shadow::default(),
             pools: Pools::default(),
             ledger: Ledger::default(),
+            checkpoints: Checkpoints::new(config),
+            config: config.clone(),
             fault: None,
             had_fault: false,
             had_reset: false,
@@ -166,6 +171,12 @@ impl Runner {
             | Op::ReleasePool { .. }
             | Op::UseOnOom { .. }
             | Op::NoSplit { .. } => self.manage_pool(op),
+            Op::Checkpoint { pool } => self.checkpoint(pool),
+            Op::Restore { pool } => self.restore(pool),
+            Op::Reconfigure {
+                expandable_segments,
+                max_split_size,
+            } => self.reconfigure(expandable_segments, max_split_size),
             Op::Snapshot => self.check().map(|()| Effect::Done),
             _ => Ok(self.turn(op)),
         }
@@ -398,7 +409,12 @@ impl Runner {
                 Op::BeginPool { .. } | Op::RetainPool { .. } => {
                     pools.use_counts.insert(pool, count + 1)
                 }
-                Op::ReleasePool { .. } => pools.use_counts.insert(pool, count - 1),
+                Op::ReleasePool { .. } => {
+                    if count == 1 {
+                        self.checkpoints.doubt(pool);
+                    }
+                    pools.use_counts.insert(pool, count - 1)
+                }
                 _ => None,
             };
         }
@@ -408,6 +424,36 @@ impl Runner {
         } else {
             Effect::Refused
         })
+    }
+
+    fn reconfigure(
+        &mut self,
+        expandable_segments: bool,
+        max_split_size: Option<Bytes>,
+    ) -> Result<Effect, String> {
+        let before = self.allocator.stats();
+        let Config::Caching(options) = &self.config else {
+            let answer = self.allocator.reconfigure(&Config::default());
+            ensure(answer == Err(AllocError::NotReconfigurable), || {
+                format!("options of another strategy were taken over: {answer:?}")
+            })?;
+            ensure_unchanged(&before, &self.allocator.stats())?;
+            return Ok(Effect::Refused);
+        };
+        let config = Config::Caching(CachingConfig {
+            expandable_segments,
+            max_split_size,
+            ..options.clone()
+        });
+        let answer = self.allocator.reconfigure(&config);
+        answer.map_err(|error| error.to_string())?;
+        if expandable_segments {
+            self.limit_slack = options.large_segment_size;
+        }
+        if max_split_size.is_some() {
+            self.checkpoints.doubt_all();
+        }
+        Ok(Effect::Done)
     }
 
     /// A request that names a pool makes it if need be, and holds it if nothing else does.
@@ -442,7 +488,10 @@ impl Runner {
     }
 
     /// Accepts an error of the driver's only where one was planned.
-    fn unless_fault(&mut self, result: Result<(), AllocError>) -> Result<Effect, String> {
+    pub(super) fn unless_fault(
+        &mut self,
+        result: Result<(), AllocError>,
+    ) -> Result<Effect, String> {
         match result {
             Ok(()) => Ok(Effect::Done),
             Err(AllocError::Driver(error)) if self.fault.as_ref() == Some(&error) => {

@@ -3,6 +3,7 @@
 
 #include "history.h"
 #include "pools.h"
+#include "shortage.h"
 #include "snapshot.h"
 #include "statistics.h"
 
@@ -12,10 +13,13 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/env.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -107,6 +111,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
 #if LOWTIDE_TORCH_AT_LEAST(13)
   c10::DataPtr allocateWithAddress(size_t size, void* address) override {
+    // What lies before the address in its free block is taken for the moment, so that the request comes next.
+    const auto before = allocate(free_bytes_before(address));
     auto memory = allocate(size);
     TORCH_CHECK(memory.get() == address, "the memory at that address is not free for ", std::to_string(size), " bytes");
     return memory;
@@ -140,7 +146,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
   void emptyCache(MempoolId_t pool = {0, 0}) override {
     const History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count_; ++device) {
-      check(is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool)));
+      const auto status =
+          is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool));
+      // A pool need not be on every device.
+      if (status != LOWTIDE_STATUS_POOL) {
+        check(status);
+      }
     }
   }
 
@@ -155,15 +166,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void cacheInfo(DeviceIndex device, size_t* largest) override {
-    uint64_t cached = 0;
-    check(lowtide_largest_free(device, &cached));
-    if (*largest == 0) {
-      // cuDNN asks how big its workspace may be: what the driver still has counts, all in one piece for all we know.
-      const c10::cuda::CUDAGuard guard(device);
-      size_t total = 0;
-      C10_CUDA_CHECK(cudaMemGetInfo(largest, &total));
-    }
-    *largest = std::max<size_t>(*largest, cached);
+    // What the driver still has counts too: cuDNN asks how big its workspace may be.
+    uint64_t size = 0;
+    check(lowtide_largest_free(device, &size));
+    *largest = std::max<size_t>(*largest, size);
   }
 
   // ---- figures, pictures, history ----
@@ -294,14 +300,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override {
-    const std::lock_guard<std::mutex> lock(observers_mutex_);
-    observers_.push_back(std::move(observer));
+    shortage_.attach(std::move(observer));
   }
 
 #if LOWTIDE_TORCH_AT_LEAST(12)
   void attachOomRejectionObserver(native::OomRejectionObserver observer) override {
-    const std::lock_guard<std::mutex> lock(observers_mutex_);
-    rejection_observers_.push_back(std::move(observer));
+    shortage_.attach_to_rejections(std::move(observer));
   }
 #endif
 
@@ -477,7 +481,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
  private:
   LowtideAllocator() {
-    check(lowtide_on_shortage(&LowtideAllocator::on_shortage, nullptr));
+    Shortage::watch();
   }
 
   // Whether every request goes to the driver.
@@ -493,7 +497,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto status = history_.is_watching() ? take_observed(size, device, stream, &memory)
                                                : lowtide_allocate(size, device, stream, &memory);
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
-      refuse(status, size, device);
+      shortage_.refuse(status, size, device);
     }
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       report(memory, device, static_cast<int64_t>(find_allocation(memory).size));
@@ -532,67 +536,6 @@ class LowtideAllocator final : public native::CUDAAllocator {
     }
   }
 
-  // Throws why a request was not served, after telling those who want to know of memory that ran out.
-  [[noreturn]] void refuse(lowtide_status status, size_t size, DeviceIndex device) {
-    lowtide_out_of_memory figures{};
-    if (status != LOWTIDE_STATUS_OUT_OF_MEMORY || lowtide_last_out_of_memory(&figures) != LOWTIDE_STATUS_OK) {
-      fail(status);
-    }
-    // Whoever is told may use lowtide, and the text is only kept until a call fails.
-    const std::string text = lowtide_last_error();
-    C10_CUDA_CLEAR_ERROR();
-    c10::reportOutOfMemoryToProfiler(
-        static_cast<int64_t>(size), figures.allocated, figures.reserved, cuda_device(device));
-    tell_observers(figures);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, text);
-  }
-
-  // Calls the observers, without a lock: they may want Python's, and may use lowtide.
-  void tell_observers(const lowtide_out_of_memory& figures) {
-#if LOWTIDE_TORCH_AT_LEAST(12)
-    if (is_rejection(figures.device)) {
-      for (const auto& observer : copy(rejection_observers_)) {
-        observer(figures.device, figures.segment_size, figures.allocated, figures.device_total);
-      }
-      return;
-    }
-#endif
-    const uint64_t limit = figures.limit == 0 ? figures.device_total : figures.limit;
-    for (const auto& observer : copy(observers_)) {
-      observer(figures.device, figures.segment_size, limit, figures.device_free);
-    }
-  }
-
-  template <typename Observer>
-  std::vector<Observer> copy(const std::vector<Observer>& observers) {
-    const std::lock_guard<std::mutex> lock(observers_mutex_);
-    return observers;
-  }
-
-#if LOWTIDE_TORCH_AT_LEAST(12)
-  // Whether the setting throw_on_cudamalloc_oom has turned requests away since this was last asked.
-  bool is_rejection(int device) {
-    const int64_t rejections = device_stats(static_cast<DeviceIndex>(device)).num_oom_rejections;
-    const std::lock_guard<std::mutex> lock(observers_mutex_);
-    // A reset of the figures starts from 0 again.
-    return std::exchange(rejections_[device], rejections) != rejections && rejections != 0;
-  }
-#endif
-
-  // Lets those free memory who have registered for it with PyTorch.
-  static bool on_shortage(void*, int) noexcept {
-    bool has_freed = false;
-    try {
-      auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
-      for (const auto& name : registry->Keys()) {
-        has_freed |= registry->Create(name)->Execute();
-      }
-    } catch (...) {
-      // The request goes on without them.
-    }
-    return has_freed;
-  }
-
   native::SnapshotInfo take_snapshot(const MempoolId_t& pool, bool include_traces) {
     native::SnapshotInfo info;
     if (include_traces) {
@@ -608,6 +551,23 @@ class LowtideAllocator final : public native::CUDAAllocator {
     info.config_metadata = config_info();
     return info;
   }
+
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  // How far into a free block of the present device an address is; 0 if it is in none.
+  static size_t free_bytes_before(const void* address) {
+    const auto wanted = reinterpret_cast<uintptr_t>(address);
+    size_t before = 0;
+    visit_segments(current_device(), [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
+      for (const auto* block = blocks; block != blocks + count; ++block) {
+        const bool is_here = wanted >= block->address && wanted - block->address < block->size;
+        if (is_here && block->state == LOWTIDE_BLOCK_STATE_INACTIVE) {
+          before = wanted - block->address;
+        }
+      }
+    });
+    return before;
+  }
+#endif
 
   static void hold_pool(DeviceIndex device, const MempoolId_t& pool, Source source) {
     check(lowtide_retain_pool(device, to_lowtide(pool)));
@@ -635,6 +595,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   History history_;
+  Shortage shortage_;
   std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
   const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
@@ -642,15 +603,6 @@ class LowtideAllocator final : public native::CUDAAllocator {
   std::atomic<bool> was_uncached_{is_caching_forbidden_};
 #if !LOWTIDE_TORCH_AT_LEAST(13)
   Captures captures_;
-#endif
-
-  // Guards what follows.
-  std::mutex observers_mutex_;
-  std::vector<native::OutOfMemoryObserver> observers_;
-#if LOWTIDE_TORCH_AT_LEAST(12)
-  std::vector<native::OomRejectionObserver> rejection_observers_;
-  // What the figure was when it was last looked at, by device.
-  std::map<int, int64_t> rejections_;
 #endif
 };
 

@@ -10,6 +10,7 @@
 //   snapshot.h     what is held
 //   statistics.h   figures
 //   pools.h        memory pools and checkpoints of them
+//   shortage.h     memory that runs out
 //   status.h       lowtide's answers as exceptions
 #include "allocator.h"
 

@@ -1,0 +1,361 @@
+//! Memory pools through the exported functions: life, sources, checkpoints; and settings at run time.
+#![expect(unsafe_code, reason = "calls C functions")]
+#![expect(clippy::unwrap_used, reason = "in what the tests share")]
+
+mod common;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{allocate, check, fill, find, isolated, last_error, stat};
+use lowtide::*;
+
+const POOL: Mempool = Mempool {
+    capture: 0,
+    user: 3,
+};
+
+fn use_count(pool: Mempool) -> c_int {
+    let mut count = -1;
+    // SAFETY: `count` may be written to.
+    let status = unsafe { lowtide_pool_use_count(0, pool, &raw mut count) };
+    assert_eq!(status, Status::Ok);
+    count
+}
+
+fn route(pool: Mempool) {
+    // SAFETY: there is no filter.
+    let status = unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+    assert_eq!(status, Status::Ok);
+}
+
+fn allocate_in(pool: Mempool, sizes: &[usize]) -> Vec<*mut c_void> {
+    route(pool);
+    let blocks = sizes
+        .iter()
+        .map(|&size| allocate(size, 0).unwrap())
+        .collect();
+    assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+    assert_eq!(lowtide_release_pool(0, pool), Status::Ok);
+    blocks
+}
+
+#[test]
+fn a_pool_lives_as_long_as_it_is_held() {
+    isolated("a_pool_lives_as_long_as_it_is_held", &[], |fake| {
+        assert_eq!(use_count(POOL), 0);
+        for (nth, count) in [1, 2].into_iter().enumerate() {
+            assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok, "{nth}");
+            assert_eq!(use_count(POOL), count);
+        }
+        let blocks = allocate_in(POOL, &[3 << 20]);
+        assert_eq!(use_count(POOL), 2);
+        assert_eq!(find(blocks[0]).unwrap().pool, POOL);
+        assert_eq!(lowtide_set_no_split(0, POOL), Status::Ok);
+        assert_eq!(lowtide_set_use_on_oom(0, POOL, true), Status::Ok);
+        assert_eq!(lowtide_deallocate(blocks[0]), Status::Ok);
+        assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
+        assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 20 << 20, "it is held once more");
+        assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
+        assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
+        assert_eq!((fake.used_bytes(0), use_count(POOL)), (0, 0));
+        assert_eq!(lowtide_empty_pool(0, POOL), Status::Pool);
+        assert_eq!(lowtide_set_no_split(0, POOL), Status::Pool);
+        assert_eq!(lowtide_set_use_on_oom(0, POOL, true), Status::Pool);
+    });
+}
+
+#[test]
+fn a_pool_serves_others_where_it_may() {
+    let capacity = ("FAKECUDA_CAPACITY", "41943040");
+    isolated("a_pool_serves_others_where_it_may", &[capacity], |_| {
+        let private = allocate_in(POOL, &[30 << 20])[0];
+        assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
+        assert_eq!(lowtide_deallocate(private), Status::Ok);
+        assert_eq!(allocate(25 << 20, 0), Err(Status::OutOfMemory));
+        assert_eq!(lowtide_set_use_on_oom(0, POOL, true), Status::Ok);
+        assert_eq!(allocate(25 << 20, 0), Ok(private));
+    });
+}
+
+/// During a capture, freed memory that other streams used waits for its end.
+#[test]
+fn a_capture_asks_no_event() {
+    isolated("a_capture_asks_no_event", &[], |fake| {
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let stream = fake.stream();
+        let memory = allocate(1 << 20, 0).unwrap();
+        assert_eq!(lowtide_capture_begin(0), Status::Ok);
+        assert_eq!(lowtide_record_stream(memory, stream), Status::Ok);
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        assert_ne!(allocate(1 << 20, 0), Ok(memory));
+        assert_eq!(fake.calls("cuEventRecord") + fake.calls("cuEventQuery"), 0);
+        assert_eq!(lowtide_capture_end(0), Status::Ok);
+        assert_eq!(allocate(1 << 20, 0), Ok(memory));
+    });
+}
+
+/// What a source of segments did.
+#[derive(Default)]
+struct Seen {
+    held: Mutex<Vec<(usize, usize)>>,
+    ended: AtomicUsize,
+}
+
+unsafe extern "C" fn give(
+    context: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: it is the test's.
+    let seen = unsafe { &*context.cast::<Seen>() };
+    assert!(device == 0 && stream.is_null());
+    if size > 64 << 20 {
+        return ptr::null_mut();
+    }
+    // SAFETY: any size may be asked for.
+    let memory = unsafe { libc::malloc(size) };
+    seen.held.lock().unwrap().push((memory.addr(), size));
+    memory
+}
+
+unsafe extern "C" fn take(context: *mut c_void, memory: *mut c_void, size: usize, device: c_int) {
+    // SAFETY: it is the test's.
+    let seen = unsafe { &*context.cast::<Seen>() };
+    assert_eq!(device, 0);
+    let mut held = seen.held.lock().unwrap();
+    let known = held
+        .iter()
+        .position(|&known| known == (memory.addr(), size));
+    held.remove(known.expect("it was given so"));
+    // SAFETY: it came from `malloc` above, and goes back once.
+    unsafe { libc::free(memory) };
+}
+
+unsafe extern "C" fn end(context: *mut c_void) {
+    // SAFETY: it is the test's.
+    let seen = unsafe { &*context.cast::<Seen>() };
+    assert!(seen.held.lock().unwrap().is_empty(), "it ends last");
+    seen.ended.fetch_add(1, Ordering::Relaxed);
+}
+
+fn set_source(pool: Mempool, seen: &'static Seen) -> Status {
+    let context = ptr::from_ref(seen).cast_mut().cast();
+    // SAFETY: the three functions take such a context, which stays.
+    unsafe { lowtide_set_pool_source(0, pool, Some(give), Some(take), context, Some(end)) }
+}
+
+#[test]
+fn segments_come_from_the_programs_source() {
+    let test = "segments_come_from_the_programs_source";
+    let expandable = [("LOWTIDE_CONF", "expandable_segments:True")];
+    isolated(test, &expandable, |fake| {
+        let seen: &'static Seen = Box::leak(Box::default());
+        assert_eq!(
+            set_source(POOL, seen),
+            Status::Pool,
+            "there is no such pool"
+        );
+        assert_eq!(
+            seen.ended.load(Ordering::Relaxed),
+            1,
+            "a failure ends it too"
+        );
+        assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
+        assert_eq!(set_source(POOL, seen), Status::Ok);
+        // SAFETY: null is refused.
+        let refused =
+            unsafe { lowtide_set_pool_source(0, POOL, None, None, ptr::null_mut(), None) };
+        assert_eq!(refused, Status::InvalidArgument);
+
+        let used = fake.used_bytes(0);
+        let blocks = allocate_in(POOL, &[1000, 30 << 20]);
+        assert_eq!(seen.held.lock().unwrap().len(), 2);
+        assert_eq!(fake.used_bytes(0), used, "the driver is not asked");
+        assert!(!find(blocks[0]).unwrap().is_expandable);
+        fill(blocks[1], 30 << 20, 5);
+        check(blocks[1], 30 << 20, 5);
+        route(POOL);
+        assert_eq!(allocate(65 << 20, 0), Err(Status::OutOfMemory));
+        assert_eq!(lowtide_end_allocate_to_pool(0, POOL), Status::Ok);
+        let plain = allocate(1000, 0).unwrap();
+        assert!(find(plain).unwrap().is_expandable);
+        for memory in blocks {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        for _ in 0..2 {
+            assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
+        }
+        assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
+        assert_eq!(seen.ended.load(Ordering::Relaxed), 2);
+        assert!(seen.held.lock().unwrap().is_empty());
+    });
+}
+
+/// What a restore told: whether a block was freed or handed out, where, and how long it is.
+type Told = Vec<(&'static str, usize, usize)>;
+
+unsafe extern "C" fn freed(
+    context: *mut c_void,
+    memory: *mut c_void,
+    size: usize,
+    stream: *mut c_void,
+) {
+    assert!(stream.is_null());
+    // No lock is held.
+    let _ = stat(0, "allocation.all.current");
+    // SAFETY: it is the test's.
+    unsafe { &mut *context.cast::<Told>() }.push(("freed", memory.addr(), size));
+}
+
+unsafe extern "C" fn allocated(
+    context: *mut c_void,
+    memory: *mut c_void,
+    size: usize,
+    _stream: *mut c_void,
+) {
+    // SAFETY: it is the test's.
+    unsafe { &mut *context.cast::<Told>() }.push(("allocated", memory.addr(), size));
+}
+
+fn checkpoint(pool: Mempool) -> Result<*mut Checkpoint, Status> {
+    let mut checkpoint = ptr::null_mut();
+    // SAFETY: `checkpoint` may be written to.
+    match unsafe { lowtide_checkpoint_pool(0, pool, &raw mut checkpoint) } {
+        Status::Ok => Ok(checkpoint),
+        status => Err(status),
+    }
+}
+
+fn restore(device: c_int, checkpoint: *const Checkpoint) -> Result<Told, Status> {
+    let mut told = Told::new();
+    let context = (&raw mut told).cast();
+    // SAFETY: 1. the checkpoint is null or was not released. 2. Both functions take such a context.
+    let status =
+        unsafe { lowtide_restore_pool(device, checkpoint, Some(freed), Some(allocated), context) };
+    match status {
+        Status::Ok => Ok(told),
+        status => {
+            assert_eq!(told, [], "a failure tells nothing");
+            Err(status)
+        }
+    }
+}
+
+fn is_live(expected: &[*mut c_void]) -> bool {
+    let mut is_equal = false;
+    let (pointer, count) = (expected.as_ptr(), expected.len());
+    // SAFETY: 1. so many pointers are there. 2. `is_equal` may be written to.
+    let status = unsafe { lowtide_check_live(0, POOL, pointer, count, &raw mut is_equal) };
+    assert_eq!(status, Status::Ok);
+    is_equal
+}
+
+fn restores_a_pool() {
+    assert_eq!(checkpoint(POOL), Err(Status::Pool));
+    assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
+    let sizes = [1 << 10, 3 << 20, 30 << 20];
+    let blocks = allocate_in(POOL, &sizes);
+    fill(blocks[2], sizes[2], 9);
+    let taken = checkpoint(POOL).unwrap();
+    assert_eq!(lowtide_deallocate(blocks[0]), Status::Ok);
+    assert_eq!(lowtide_deallocate(blocks[1]), Status::Ok);
+    let later = allocate_in(POOL, &[512, 5 << 20]);
+    assert!(is_live(&[later[0], later[1], blocks[2]]));
+    assert!(!is_live(&[later[0], blocks[2]]));
+    assert!(!is_live(&[]));
+
+    let mut told = restore(0, taken).unwrap();
+    told.sort_unstable();
+    let allocated = blocks.iter().zip(sizes);
+    let allocated = allocated.map(|(memory, size)| ("allocated", memory.addr(), size));
+    let freed = [later[0], later[1], blocks[2]]
+        .into_iter()
+        .zip([512, 5 << 20, 30 << 20]);
+    let freed = freed.map(|(memory, size)| ("freed", memory.addr(), size));
+    let mut expected: Told = allocated.chain(freed).collect();
+    expected.sort_unstable();
+    assert_eq!(told, expected);
+    assert!(is_live(&blocks));
+    check(blocks[2], sizes[2], 9);
+
+    assert_eq!(restore(1, taken), Err(Status::InvalidArgument));
+    assert_eq!(restore(0, ptr::null()), Err(Status::InvalidArgument));
+    for &memory in &blocks {
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+    }
+    assert!(is_live(&[]));
+    assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
+    assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
+    assert_eq!(restore(0, taken), Err(Status::Pool));
+    for checkpoint in [taken, ptr::null_mut()] {
+        // SAFETY: it is null, or from `lowtide_checkpoint_pool` and used no more.
+        unsafe { lowtide_release_checkpoint(checkpoint) };
+    }
+}
+
+#[test]
+fn a_pool_comes_back_to_what_it_held() {
+    let test = "a_pool_comes_back_to_what_it_held";
+    for conf in ["expandable_segments:False", "expandable_segments:True"] {
+        isolated(test, &[("LOWTIDE_CONF", conf)], |_| restores_a_pool());
+    }
+}
+
+fn reconfigure(settings: &CStr) -> Status {
+    // SAFETY: it ends with a zero byte.
+    unsafe { lowtide_reconfigure(settings.as_ptr()) }
+}
+
+fn config() -> &'static str {
+    let text = lowtide_config();
+    assert!(!text.is_null(), "{}", last_error());
+    // SAFETY: the text is valid for ever.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap()
+}
+
+#[test]
+fn settings_change_while_devices_are_in_use() {
+    let test = "settings_change_while_devices_are_in_use";
+    let start = [
+        ("FAKECUDA_DEVICES", "2"),
+        ("LOWTIDE_CONF", "max_split_size_mb:64"),
+    ];
+    isolated(test, &start, |_| {
+        let plain = allocate(3 << 20, 0).unwrap();
+        let before = config();
+        assert_eq!(before, "caching:max_split_size_mb:64");
+        assert_eq!(reconfigure(c"expandable_segments:True"), Status::Ok);
+        assert_eq!(config(), "caching:expandable_segments:True");
+        assert_eq!(before, "caching:max_split_size_mb:64", "a text stays");
+        assert_eq!(stat(0, "max_split_size"), -1);
+        for device in [0, 1] {
+            let memory = allocate(30 << 20, device).unwrap();
+            assert!(find(memory).unwrap().is_expandable, "device {device}");
+        }
+        assert!(!find(plain).unwrap().is_expandable);
+        assert_eq!(reconfigure(c"max_split_size_mb:1"), Status::Config);
+        assert!(
+            last_error().contains("max_split_size_mb too small"),
+            "{}",
+            last_error()
+        );
+        assert_eq!(config(), "caching:expandable_segments:True");
+        // SAFETY: null is refused.
+        let refused = unsafe { lowtide_reconfigure(ptr::null()) };
+        assert_eq!(refused, Status::InvalidArgument);
+    });
+}
+
+#[test]
+fn settings_of_other_strategies_do_not_change() {
+    let test = "settings_of_other_strategies_do_not_change";
+    isolated(test, &[("LOWTIDE_STRATEGY", "bfc")], |_| {
+        assert_eq!(config(), "bfc");
+        assert_eq!(reconfigure(c"retry_ms:5"), Status::Config);
+    });
+}

@@ -1,0 +1,288 @@
+//! What a program is told: events, what is held, shortages, running out.
+#![expect(unsafe_code, reason = "calls C functions")]
+#![expect(clippy::unwrap_used, reason = "in what the tests share")]
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::slice;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::thread;
+
+use common::{allocate, allocate_on, find, isolated, last_error, stat};
+use lowtide::*;
+
+static EVENTS: Mutex<Vec<(Action, c_int, u64)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn note(context: *mut c_void, event: *const Event) {
+    assert_eq!(context.addr(), 7);
+    // SAFETY: it is lowtide's, and valid for the call.
+    let event = unsafe { *event };
+    assert!(event.stream.is_null());
+    let mut events = EVENTS.lock().unwrap();
+    events.push((event.action, event.device, event.size));
+}
+
+fn observe(observer: EventObserver) {
+    // SAFETY: the context is compared only.
+    let status = unsafe { lowtide_observe_events(observer, ptr::without_provenance_mut(7)) };
+    assert_eq!(status, Status::Ok);
+}
+
+fn events() -> Vec<(Action, c_int, u64)> {
+    std::mem::take(&mut *EVENTS.lock().unwrap())
+}
+
+#[test]
+fn events_are_told_for_devices_in_use_and_later_ones() {
+    let test = "events_are_told_for_devices_in_use_and_later_ones";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |_| {
+        let early = allocate(1 << 20, 0).unwrap();
+        observe(Some(note));
+        assert_eq!(lowtide_deallocate(early), Status::Ok);
+        let freed = [Action::FreeRequested, Action::FreeCompleted];
+        assert_eq!(events(), freed.map(|action| (action, 0, 1 << 20)));
+        let late = allocate(1000, 1).unwrap();
+        let expected = [(Action::SegmentAlloc, 1, 2 << 20), (Action::Alloc, 1, 1000)];
+        assert_eq!(events(), expected);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(events(), [(Action::SegmentFree, 0, 2 << 20)]);
+        assert_eq!(allocate(1 << 50, 1), Err(Status::OutOfMemory));
+        assert_eq!(events(), [(Action::OutOfMemory, 1, 1 << 50)]);
+        // SAFETY: null is refused.
+        let refused = unsafe { lowtide_snapshot(ptr::null_mut(), ptr::null_mut()) };
+        assert_eq!(refused, Status::InvalidArgument);
+        assert_eq!(events(), []);
+        let (mut bytes, mut length) = (ptr::null_mut(), 0);
+        // SAFETY: both may be written to.
+        let status = unsafe { lowtide_snapshot(&raw mut bytes, &raw mut length) };
+        assert_eq!(status, Status::Ok);
+        // SAFETY: they come from `lowtide_snapshot`.
+        unsafe { lowtide_release_bytes(bytes) };
+        assert_eq!(
+            events(),
+            [(Action::Snapshot, 0, 0), (Action::Snapshot, 1, 1024)]
+        );
+        observe(None);
+        assert_eq!(lowtide_deallocate(late), Status::Ok);
+        assert_eq!(events(), []);
+    });
+}
+
+/// While threads allocate, the observer comes and goes; nothing is told twice.
+#[test]
+fn an_observer_may_change_under_way() {
+    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn count(_context: *mut c_void, _event: *const Event) {
+        TOLD.fetch_add(1, Ordering::Relaxed);
+    }
+    isolated("an_observer_may_change_under_way", &[], |_| {
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2_000 {
+                        let memory = allocate(512, 0).unwrap();
+                        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+                    }
+                });
+            }
+            for _ in 0..200 {
+                observe(Some(count));
+                observe(None);
+                let told = TOLD.load(Ordering::Relaxed);
+                thread::yield_now();
+                assert_eq!(
+                    TOLD.load(Ordering::Relaxed),
+                    told,
+                    "it is not called any more"
+                );
+            }
+        });
+        assert!(TOLD.load(Ordering::Relaxed) <= 3 * 8_000 + 1);
+    });
+}
+
+/// What was shown of each segment: its address and size, and its blocks.
+type Shown = Vec<(Segment, Vec<Block>)>;
+
+unsafe extern "C" fn show(
+    context: *mut c_void,
+    segment: *const Segment,
+    blocks: *const Block,
+    count: usize,
+) {
+    // SAFETY: it is the test's.
+    let shown = unsafe { &mut *context.cast::<Shown>() };
+    // SAFETY: it is lowtide's, and valid for the call.
+    let segment = unsafe { *segment };
+    // SAFETY: there are so many.
+    let blocks = unsafe { slice::from_raw_parts(blocks, count) };
+    shown.push((segment, blocks.to_vec()));
+}
+
+fn segments(device: c_int) -> Shown {
+    let mut shown = Shown::new();
+    let context = (&raw mut shown).cast();
+    // SAFETY: `show` takes such a context.
+    let status = unsafe { lowtide_visit_segments(device, Some(show), context) };
+    assert_eq!(status, Status::Ok);
+    shown
+}
+
+#[test]
+fn what_is_held_can_be_visited() {
+    isolated("what_is_held_can_be_visited", &[], |fake| {
+        assert_eq!(segments(0).len(), 0);
+        assert_eq!(segments(99).len(), 0, "what is not there has none");
+        assert_eq!(fake.calls("cuInit"), 0, "to look starts nothing");
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let stream = fake.stream();
+        let first = allocate(1000, 0).unwrap();
+        let second = allocate_on(30 << 20, 0, stream).unwrap();
+        let shown = segments(0);
+        assert!(shown.is_sorted_by_key(|(segment, _)| segment.address));
+        let small = shown.iter().find(|(segment, _)| !segment.is_large).unwrap();
+        assert_eq!(
+            (small.0.address, small.0.size),
+            (first.addr() as u64, 2 << 20)
+        );
+        let states: Vec<_> = { small.1.iter() }
+            .map(|block| (block.state, block.size, block.requested))
+            .collect();
+        let rest = (2 << 20) - 1024;
+        let expected = [
+            (BlockState::Allocated, 1024, 1000),
+            (BlockState::Inactive, rest, 0),
+        ];
+        assert_eq!(states, expected);
+        let large = shown.iter().find(|(segment, _)| segment.is_large).unwrap();
+        assert_eq!(large.0.stream, stream);
+        assert!(!large.0.is_expandable);
+
+        let found = find(second).unwrap();
+        assert_eq!((found.size, found.requested), (30 << 20, 30 << 20));
+        assert_eq!((found.stream, found.device), (stream, 0));
+        assert_eq!(find(second.wrapping_byte_add(1)), Err(Status::NotAllocated));
+        // SAFETY: null is refused.
+        let status = unsafe { lowtide_visit_segments(0, None, ptr::null_mut()) };
+        assert_eq!(status, Status::InvalidArgument);
+        // SAFETY: null is refused.
+        let status = unsafe { lowtide_find_allocation(second, ptr::null_mut()) };
+        assert_eq!(status, Status::InvalidArgument);
+    });
+}
+
+fn largest_free(device: c_int) -> u64 {
+    let mut size = 0;
+    // SAFETY: `size` may be written to.
+    let status = unsafe { lowtide_largest_free(device, &raw mut size) };
+    assert_eq!(status, Status::Ok);
+    size
+}
+
+#[test]
+fn the_largest_free_block_is_the_drivers_or_a_pools() {
+    let test = "the_largest_free_block_is_the_drivers_or_a_pools";
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
+        let held = allocate(10 << 20, 0).unwrap();
+        assert_eq!(largest_free(0), 90 << 20);
+        let pool = Mempool {
+            capture: 1,
+            user: 0,
+        };
+        // SAFETY: there is no filter.
+        let routed =
+            unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+        assert_eq!(routed, Status::Ok);
+        let private = allocate(70 << 20, 0).unwrap();
+        assert_eq!(lowtide_deallocate(private), Status::Ok);
+        assert_eq!(largest_free(0), 70 << 20, "the driver has 20 MiB");
+        assert_eq!(lowtide_deallocate(held), Status::Ok);
+    });
+}
+
+#[test]
+fn a_shortage_may_be_ended_by_the_program() {
+    static SPARE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    unsafe extern "C" fn free_spare(context: *mut c_void, device: c_int) -> bool {
+        assert_eq!((context.addr(), device), (5, 0));
+        let spare = SPARE.swap(ptr::null_mut(), Ordering::Relaxed);
+        !spare.is_null() && lowtide_deallocate(spare) == Status::Ok
+    }
+    let test = "a_shortage_may_be_ended_by_the_program";
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |fake| {
+        let context = ptr::without_provenance_mut(5);
+        // SAFETY: the context is compared only.
+        let status = unsafe { lowtide_on_shortage(Some(free_spare), context) };
+        assert_eq!(status, Status::Ok);
+        let spare = allocate(90 << 20, 0).unwrap();
+        SPARE.store(spare, Ordering::Relaxed);
+        assert_eq!(
+            allocate(80 << 20, 0),
+            Ok(spare),
+            "set before the device was in use"
+        );
+        assert_eq!(fake.calls("cuMemAlloc_v2"), 1, "the driver is not asked");
+        assert_eq!(allocate(80 << 20, 0), Err(Status::OutOfMemory));
+        // SAFETY: null ends it.
+        let status = unsafe { lowtide_on_shortage(None, ptr::null_mut()) };
+        assert_eq!(status, Status::Ok);
+        assert_eq!(lowtide_deallocate(spare), Status::Ok);
+    });
+}
+
+fn last_out_of_memory() -> Result<OutOfMemory, Status> {
+    let mut figures = OutOfMemory::default();
+    // SAFETY: `figures` may be written to.
+    match unsafe { lowtide_last_out_of_memory(&raw mut figures) } {
+        Status::Ok => Ok(figures),
+        status => Err(status),
+    }
+}
+
+#[test]
+fn running_out_has_figures_and_names_the_biggest_holders() {
+    let test = "running_out_has_figures_and_names_the_biggest_holders";
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
+        assert_eq!(last_out_of_memory(), Err(Status::InvalidArgument));
+        let held = allocate(30 << 20, 0).unwrap();
+        assert_eq!(lowtide_set_memory_fraction(0.5, 0), Status::Ok);
+        assert_eq!(allocate(61 << 20, 0), Err(Status::OutOfMemory));
+        let text = last_error();
+        assert!(
+            text.ends_with("\nBiggest holders: 1 x 30.00 MiB."),
+            "{text}"
+        );
+        let figures = OutOfMemory {
+            device: 0,
+            requested: 61 << 20,
+            segment_size: 62 << 20,
+            largest_free: 0,
+            allocated: 30 << 20,
+            reserved: 30 << 20,
+            limit: 50 << 20,
+            device_free: 70 << 20,
+            device_total: 100 << 20,
+        };
+        assert_eq!(last_out_of_memory(), Ok(figures));
+        assert_eq!(
+            lowtide_deallocate(ptr::without_provenance_mut(1)),
+            Status::NotAllocated
+        );
+        assert_eq!(
+            last_out_of_memory(),
+            Ok(figures),
+            "another failure leaves them"
+        );
+        thread::spawn(|| assert_eq!(last_out_of_memory(), Err(Status::InvalidArgument)))
+            .join()
+            .unwrap();
+        assert_eq!(allocate(usize::MAX, 0), Err(Status::OutOfMemory));
+        let told = last_out_of_memory().unwrap();
+        assert_eq!((told.requested, told.device_total), (u64::MAX, 0));
+        assert_eq!(lowtide_deallocate(held), Status::Ok);
+        assert_eq!(stat(0, "num_ooms"), 1);
+    });
+}

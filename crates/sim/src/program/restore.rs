@@ -1,0 +1,151 @@
+//! Pools that are brought back to what they held before.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{
+    Action, AllocError, Allocation, Bytes, Checkpoint, Config, DeviceAddress, MempoolId,
+    StrategyName, Stream,
+};
+
+use super::Effect;
+use super::checks::ensure;
+use super::runner::Runner;
+
+/// What was noted of each pool.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    notes: BTreeMap<MempoolId, Note>,
+    /// Whether memory stays with a pool as long as anything holds it.
+    keeps_memory: bool,
+}
+
+#[derive(Debug)]
+struct Note {
+    checkpoint: Checkpoint,
+    /// What the program held in the pool, by address.
+    held: Vec<Place>,
+    /// Whether memory of the pool may have gone back since.
+    is_doubtful: bool,
+}
+
+/// What of a block comes back.
+type Place = (DeviceAddress, Bytes, Stream);
+
+impl Checkpoints {
+    pub(super) fn new(config: &Config) -> Checkpoints {
+        let may_release = |config: &Config| match config {
+            // Makes room for a request from the pool's own segments.
+            Config::Caching(caching) => caching.max_split_size.is_some(),
+            config => config.name() == StrategyName::Direct,
+        };
+        Checkpoints {
+            notes: BTreeMap::new(),
+            keeps_memory: !may_release(config),
+        }
+    }
+
+    /// Takes note that a pool may lose memory.
+    pub(super) fn doubt(&mut self, pool: MempoolId) {
+        if let Some(note) = self.notes.get_mut(&pool) {
+            note.is_doubtful = true;
+        }
+    }
+
+    /// Takes note that any pool may lose memory from now on.
+    pub(super) fn doubt_all(&mut self) {
+        self.keeps_memory = false;
+    }
+}
+
+impl Runner {
+    pub(super) fn checkpoint(&mut self, pool: MempoolId) -> Result<Effect, String> {
+        let exists = self.allocator.pool_use_count(pool).is_ok();
+        let checkpoint = match self.allocator.checkpoint(pool) {
+            Ok(checkpoint) if exists => checkpoint,
+            Err(AllocError::NoSuchPool { .. }) if !exists => return Ok(Effect::Refused),
+            other => return Err(format!("a pool that exists, {exists}: {other:?}")),
+        };
+        let note = Note {
+            checkpoint,
+            held: self.held_in(pool).map(place).collect(),
+            is_doubtful: pool.is_default() || self.pools.use_count(pool) == 0,
+        };
+        self.checkpoints.notes.insert(pool, note);
+        Ok(Effect::Done)
+    }
+
+    pub(super) fn restore(&mut self, pool: MempoolId) -> Result<Effect, String> {
+        let Some(note) = self.checkpoints.notes.get(&pool) else {
+            return Ok(Effect::Nothing);
+        };
+        let before: Vec<Allocation> = self.held_in(pool).copied().collect();
+        let result = self.allocator.restore(&note.checkpoint);
+        match result {
+            Ok(restored) => {
+                ensure(restored.freed == before, || {
+                    format!("{:?} were freed, and held were {before:?}", restored.freed)
+                })?;
+                let back: Vec<Place> = restored.allocated.iter().map(place).collect();
+                ensure(back == note.held, || {
+                    format!("{back:?} came back, and held were {:?}", note.held)
+                })?;
+                self.exchange(&restored.freed, &restored.allocated)?;
+                self.check_live(pool)?;
+                Ok(Effect::Done)
+            }
+            Err(AllocError::NoSuchPool { .. }) if note.is_doubtful => Ok(Effect::Refused),
+            Err(AllocError::NotRestorable { .. })
+                if note.is_doubtful
+                    || !self.checkpoints.keeps_memory
+                    || self.shadow.captures > 0 =>
+            {
+                Ok(Effect::Refused)
+            }
+            Err(error) => self.unless_fault(Err(error)),
+        }
+    }
+
+    /// Takes note of the blocks that a pool exchanged, and reads the events of it.
+    fn exchange(&mut self, freed: &[Allocation], allocated: &[Allocation]) -> Result<(), String> {
+        for block in freed {
+            self.shadow.let_go(block.address);
+        }
+        let events: Vec<_> = self.allocator.take_events().collect();
+        let now_ns = self.now_ns();
+        let mut hands_out = false;
+        for event in &events {
+            self.ledger.apply(event)?;
+            hands_out |= event.action == Action::Alloc;
+            // Free blocks are only shown to be handed out and taken back, as PyTorch does it.
+            if !hands_out {
+                self.shadow.witness(event, now_ns)?;
+            }
+        }
+        for &block in allocated {
+            self.shadow.hand_out(block, now_ns)?;
+        }
+        Ok(())
+    }
+
+    fn check_live(&self, pool: MempoolId) -> Result<(), String> {
+        let mut held: Vec<_> = self.held_in(pool).map(|held| held.address).collect();
+        let answer = self.allocator.check_live(pool, &held);
+        ensure(answer == Ok(true), || {
+            format!("{held:?} are held: {answer:?}")
+        })?;
+        held.push(DeviceAddress(1));
+        let answer = self.allocator.check_live(pool, &held);
+        ensure(answer == Ok(false), || {
+            format!("not all of {held:?} are held: {answer:?}")
+        })
+    }
+
+    fn held_in(&self, pool: MempoolId) -> impl Iterator<Item = &Allocation> {
+        let held = self.shadow.allocations();
+        held.filter(move |held| held.pool == pool)
+    }
+}
+
+fn place(block: &Allocation) -> Place {
+    (block.address, block.size, block.stream)
+}

@@ -1,0 +1,104 @@
+// Memory that runs out: who may free some before, who is told, and the exception.
+#pragma once
+
+#include "status.h"
+
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lowtide {
+
+class Shortage {
+ public:
+  // Has those asked to free memory who have registered for it with PyTorch, before the driver is asked for more.
+  static void watch() {
+    check(lowtide_on_shortage(&Shortage::free_memory, nullptr));
+  }
+
+  void attach(native::OutOfMemoryObserver observer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    observers_.push_back(std::move(observer));
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  void attach_to_rejections(native::OomRejectionObserver observer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rejection_observers_.push_back(std::move(observer));
+  }
+#endif
+
+  // Throws why a request was not served, after telling those who want to know of memory that ran out.
+  [[noreturn]] void refuse(lowtide_status status, size_t size, DeviceIndex device) {
+    lowtide_out_of_memory figures{};
+    const bool has_run_out =
+        status == LOWTIDE_STATUS_OUT_OF_MEMORY && lowtide_last_out_of_memory(&figures) == LOWTIDE_STATUS_OK;
+    // What no device could ever serve says nothing about memory, and nobody is told.
+    if (!has_run_out || figures.device_total == 0) {
+      fail(status);
+    }
+    // Whoever is told may use lowtide, and the text is only kept until a call fails.
+    const std::string text = lowtide_last_error();
+    C10_CUDA_CLEAR_ERROR();
+    c10::reportOutOfMemoryToProfiler(
+        static_cast<int64_t>(size), figures.allocated, figures.reserved, cuda_device(device));
+    tell(figures);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, text);
+  }
+
+ private:
+  static bool free_memory(void*, int) noexcept {
+    bool has_freed = false;
+    try {
+      auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
+      for (const auto& name : registry->Keys()) {
+        has_freed |= registry->Create(name)->Execute();
+      }
+    } catch (...) {
+      // The request goes on without them.
+    }
+    return has_freed;
+  }
+
+  // Calls the observers, without a lock: they may want Python's, and may use lowtide.
+  void tell(const lowtide_out_of_memory& figures) {
+#if LOWTIDE_TORCH_AT_LEAST(12)
+    if (is_rejection(figures)) {
+      for (const auto& observer : copy(rejection_observers_)) {
+        observer(figures.device, figures.segment_size, figures.allocated, figures.device_total);
+      }
+      return;
+    }
+#endif
+    const uint64_t limit = figures.limit == 0 ? figures.device_total : figures.limit;
+    for (const auto& observer : copy(observers_)) {
+      observer(figures.device, figures.segment_size, limit, figures.device_free);
+    }
+  }
+
+  template <typename Observer>
+  std::vector<Observer> copy(const std::vector<Observer>& observers) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return observers;
+  }
+
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  // Whether the request was turned away by the setting that has the limit checked before anything is freed.
+  static bool is_rejection(const lowtide_out_of_memory& figures) {
+    const char* config = lowtide_config();
+    const bool is_set = config != nullptr && std::strstr(config, "throw_on_cudamalloc_oom:True") != nullptr;
+    return is_set && figures.limit != 0 && figures.reserved + figures.segment_size > figures.limit;
+  }
+#endif
+
+  // Guards what follows.
+  std::mutex mutex_;
+  std::vector<native::OutOfMemoryObserver> observers_;
+#if LOWTIDE_TORCH_AT_LEAST(12)
+  std::vector<native::OomRejectionObserver> rejection_observers_;
+#endif
+};
+
+}  // namespace lowtide
