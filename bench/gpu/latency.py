@@ -48,7 +48,9 @@ def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     directory = os.path.join(tempfile.gettempdir(), "lowtide-latency")
     os.makedirs(directory, exist_ok=True)
-    module = load("latency", [os.path.join(here, "latency.cpp")], build_directory=directory, extra_cflags=["-O2"], with_cuda=True)
+    module = load(
+        "latency", [os.path.join(here, "latency.cpp")], build_directory=directory, extra_cflags=["-O2"], with_cuda=True
+    )
     torch.zeros(1, device="cuda")
 
     def tell(name: str, nanoseconds: float) -> None:

@@ -4,7 +4,6 @@ The `lowtide` command looks at the driver and the cards; here is what needs Pyth
 """
 
 import json
-import os
 import subprocess
 import sysconfig
 import warnings
@@ -66,7 +65,7 @@ def _package() -> Iterator[Check]:
         advice = "see LOWTIDE_STRATEGY, LOWTIDE_CONF and PYTORCH_CUDA_ALLOC_CONF in the environment"
         yield Check("configuration", "missing", str(error), advice)
     else:
-        yield Check("configuration", "ok", os.environ.get("LOWTIDE_STRATEGY") or "caching")
+        yield Check("configuration", "ok", library().lowtide_config().decode())
 
 
 def _machine() -> Iterator[Check]:

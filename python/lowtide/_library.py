@@ -52,6 +52,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
     "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
+    "lowtide_config": (c_char_p, []),
     "lowtide_configure": (c_int, [c_char_p, c_char_p]),
     "lowtide_deallocate": (c_int, [c_void_p]),
     "lowtide_last_error": (c_char_p, []),

@@ -1,7 +1,7 @@
 """lowtide as CuPy's allocator, sharing its memory with PyTorch:
 
-    import lowtide.cupy
-    lowtide.cupy.install()
+import lowtide.cupy
+lowtide.cupy.install()
 """
 
 import ctypes
@@ -10,28 +10,32 @@ from typing import Any
 import cupy
 
 from ._library import Status, check, library
+from ._memory import memory_stats
 
 
 def install() -> None:
-    """Takes CuPy's memory from lowtide from now on, and directly: CuPy's own pool would keep it from PyTorch."""
+    """Takes CuPy's memory from lowtide from now on, and without CuPy's own pool, which would keep it from PyTorch."""
     cupy.cuda.set_allocator(allocator().malloc)
 
 
 def allocator() -> Any:
     """Returns an allocator of `cupy.cuda.memory` that takes memory from lowtide.
 
-    It is one of Python functions and not a `CFunctionAllocator`: CuPy does not tell that one the stream, without which
-    memory that another stream still uses could be handed out.
+    As with CuPy's own, memory that was asked for in one stream may be reused in that stream as soon as it is freed.
+
+    Its functions are Python's and not C's: CuPy tells a `CFunctionAllocator` neither the stream, without which another
+    stream's memory would be handed out, nor takes its word for having run out of memory.
     """
     return cupy.cuda.memory.PythonFunctionAllocator(_allocate, _free)
 
 
 def _allocate(size: int, device: int) -> int:
     memory = ctypes.c_void_p()
-    stream = cupy.cuda.get_current_stream(device).ptr
+    stream = cupy.cuda.get_current_stream().ptr
     status = library().lowtide_allocate(size, device, stream, ctypes.byref(memory))
     if status == Status.OUT_OF_MEMORY:
-        raise cupy.cuda.memory.OutOfMemoryError(size, _total(device), _limit(device))
+        held = memory_stats(device)["allocated_bytes.all.current"]
+        raise cupy.cuda.memory.OutOfMemoryError(size, held)
     check(status)
     return memory.value or 0
 

@@ -35,6 +35,8 @@ def test_all_is_well(headers: Machine) -> None:
     assert checks["PyTorch"]["found"] == "2.11.0+cu130, for CUDA 13.0"
     assert checks["configuration"]["found"] == "caching"
     assert checks["shim"]["found"].startswith("not built yet")
+    checks, _ = examine(headers, PYTORCH_ALLOC_CONF="expandable_segments:True")
+    assert checks["configuration"]["found"] == "caching:expandable_segments:True"
 
 
 def test_what_the_command_says_is_said_alike(headers: Machine) -> None:

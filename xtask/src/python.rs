@@ -18,8 +18,8 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
         command.args(arguments);
         step(&format!("{name} of Python"), &mut command)
     };
-    tool("ruff", &["format", "--check", "."])?;
-    tool("ruff", &["check", "."])?;
+    tool("ruff", &["format", "--check", "python", "bench"])?;
+    tool("ruff", &["check", "python", "bench"])?;
     tool("mypy", &[])?;
 
     let wheels = tools.directory.join("wheel");

@@ -30,5 +30,7 @@ def _start() -> None:
     install_after_torch()
 
 
-_start()
+# A script may start a Python that is older than lowtide's.
+if sys.version_info >= (3, 10):  # noqa: UP036
+    _start()
 _import_hidden()

@@ -78,18 +78,14 @@ def compiler() -> list[str]:
 def cuda_includes() -> list[Path]:
     """Returns the directories to look for CUDA's headers in, first the one that the user names."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    wheels = [
-        path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")
-    ]
+    wheels = [path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")]
     # Those of NVIDIA's wheels lack some that all others include, and Triton has.
     triton = [root / "backends" / "nvidia" for root in _package_roots("triton")]
     roots = [*homes, *sorted(wheels, reverse=True), Path("/usr/local/cuda"), *triton]
     found = [root / "include" for root in roots if (root / "include").is_dir()]
     for header in ("cuda_runtime_api.h", "crt/host_defines.h"):
         if not any((directory / header).exists() for directory in found):
-            raise BuildError(
-                f"CUDA's header {header} is not there: set CUDA_HOME to where the CUDA toolkit is"
-            )
+            raise BuildError(f"CUDA's header {header} is not there: set CUDA_HOME to where the CUDA toolkit is")
     return found
 
 
@@ -148,9 +144,7 @@ def _build_once(arguments: list[str], shim: Path) -> None:
             if not shim.exists():
                 _compile(arguments, shim)
     except OSError as error:
-        raise BuildError(
-            f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it"
-        ) from None
+        raise BuildError(f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it") from None
 
 
 @contextmanager
@@ -166,9 +160,7 @@ def _compile(arguments: list[str], shim: Path) -> None:
     command = compiler()
     with tempfile.TemporaryDirectory(dir=shim.parent) as directory:
         output = Path(directory) / shim.name
-        made = subprocess.run(
-            [*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False
-        )
+        made = subprocess.run([*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False)
         if made.returncode != 0:
             log = shim.with_suffix(".log")
             log.write_text(made.stderr)

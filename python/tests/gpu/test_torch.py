@@ -201,9 +201,7 @@ def test_a_snapshot_shows_what_is_held() -> None:
     assert segment["device"] == 0
     assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
     states = [block for block in segment["blocks"] if block["address"] == held.data_ptr()]
-    assert [(b["size"], b["requested_size"], b["state"]) for b in states] == [
-        (3072, 3000, "active_allocated")
-    ]
+    assert [(b["size"], b["requested_size"], b["state"]) for b in states] == [(3072, 3000, "active_allocated")]
     assert segment["active_size"] >= segment["allocated_size"] >= 3072
     assert torch.cuda.memory._snapshot()["segments"]
 

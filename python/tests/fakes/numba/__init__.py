@@ -1,0 +1,1 @@
+"""As much of Numba as a memory manager needs."""
