@@ -576,7 +576,8 @@ enum lowtide_status lowtide_set_no_split(int device, struct lowtide_mempool pool
 
 /**
  * Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
- * alone. With its last segment the pool ends. A pool that does not exist holds nothing.
+ * alone. With its last segment the pool ends. `LOWTIDE_STATUS_POOL` for a pool that the device does not have;
+ * a device that nothing was asked of has none, and is left alone.
  */
 enum lowtide_status lowtide_empty_pool(int device,
                                        struct lowtide_mempool pool);
@@ -796,7 +797,8 @@ const char *lowtide_config(void);
 
 /**
  * Gives everything of a device that is not in use back to the driver, and waits for the streams that
- * still use what was freed, unless one is being captured. What went back before a failure is gone.
+ * still use what was freed, unless one is being captured. What went back before a failure is gone. A
+ * device that nothing was asked of is left alone.
  */
 enum lowtide_status lowtide_empty_cache(int device);
 
@@ -811,6 +813,7 @@ enum lowtide_status lowtide_memory_info(int device, uint64_t *free, uint64_t *to
 
 /**
  * Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
+ * For a device that nothing was asked of, which stays so, it is what the options say.
  *
  * The caller promises:
  *
@@ -826,7 +829,7 @@ enum lowtide_status lowtide_get_memory_fraction(int device,
  * `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
  * answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
  * which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
- * private pool.
+ * private pool. A device that nothing was asked of has its figures, too, and stays so.
  *
  * The caller promises:
  *

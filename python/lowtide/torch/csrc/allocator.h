@@ -146,11 +146,14 @@ class LowtideAllocator final : public native::CUDAAllocator {
   void emptyCache(MempoolId_t pool = {0, 0}) override {
     const History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count_; ++device) {
-      const auto status =
-          is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool));
-      // A pool need not be on every device.
-      if (status != LOWTIDE_STATUS_POOL) {
-        check(status);
+      if (is_default(pool)) {
+        check(lowtide_empty_cache(device));
+      } else {
+        // A pool ends with this, and need not be on every device.
+        const auto status = lowtide_empty_pool(device, to_lowtide(pool));
+        if (status != LOWTIDE_STATUS_POOL) {
+          check_end(status);
+        }
       }
     }
   }
@@ -341,7 +344,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #endif
 
   void releasePool(DeviceIndex device, MempoolId_t pool) override {
-    check(lowtide_release_pool(device, to_lowtide(pool)));
+    check_end(lowtide_release_pool(device, to_lowtide(pool)));
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
@@ -434,7 +437,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
     void* memory = nullptr;
     check(lowtide_attach(current_device(), handle.data(), handle.size(), &memory));
     return std::shared_ptr<void>(memory, [](void* attached) {
-      if (lowtide_detach(attached) != LOWTIDE_STATUS_OK) {
+      const auto status = lowtide_detach(attached);
+      if (status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED) {
         TORCH_WARN(lowtide_last_error());
       }
     });
