@@ -245,7 +245,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::TooLarge { requested });
         }
         // What other streams have finished with can be used from here on.
-        if !self.uses.none_wait() {
+        if self.heap.stats.waiting_blocks() > 0 {
             self.process_events()?;
         }
         let size = Strategy::<D>::block_size(&self.strategy, requested);

@@ -124,6 +124,7 @@ impl Gauge {
         }
     }
 
+    #[inline]
     fn levels(&mut self) -> [Level<'_>; 3] {
         let current = self.current();
         let [small, large] = &mut self.halves;
@@ -214,6 +215,7 @@ impl Waiting {
         })
     }
 
+    #[inline]
     fn levels(&mut self, held: &Gauge) -> [Level<'_>; 3] {
         let current = |kind: usize| held.halves[kind].current + self.current[kind];
         let (currents, [small, large]) = ([current(0), current(1)], &mut self.peaks);
@@ -421,24 +423,30 @@ impl Figures {
         self.tracks_active
     }
 
-    /// Returns every figure that has a peak and its peak, always in the same order: first
-    /// [`ACTIVE_LEVELS`] of what is held and, in the same order, as many of what is active.
-    pub(crate) fn levels(&mut self) -> [Level<'_>; LEVELS] {
+    /// Shows `act` every figure that has a peak, always in the same order: first [`ACTIVE_LEVELS`] of what
+    /// is held and, in the same order, as many of what is active; [`LEVELS`] altogether.
+    #[inline]
+    pub(crate) fn for_each_level(&mut self, mut act: impl FnMut(Level<'_>)) {
+        let act = &mut act;
+        self.allocation.levels().into_iter().for_each(&mut *act);
+        let bytes = self.allocated_bytes.levels();
+        bytes.into_iter().for_each(&mut *act);
         let active = self.waiting.levels(&self.allocation);
+        active.into_iter().for_each(&mut *act);
         let active_bytes = self.waiting_bytes.levels(&self.allocated_bytes);
-        let oversize = [&mut self.oversize_allocations, &mut self.oversize_segments];
-        let oversize = oversize.map(|stat| Level::new(stat.current, &mut stat.peak));
-        let mut levels = { self.allocation.levels().into_iter() }
-            .chain(self.allocated_bytes.levels())
-            .chain(active)
-            .chain(active_bytes)
-            .chain(self.requested_bytes.levels())
-            .chain(self.segment.levels())
-            .chain(self.inactive_split.levels())
-            .chain(self.inactive_split_bytes.levels())
-            .chain(self.reserved_bytes.levels())
-            .chain(oversize);
-        std::array::from_fn(|_| levels.next().expect("as many levels as are listed"))
+        active_bytes.into_iter().for_each(&mut *act);
+        for gauge in [
+            &mut self.requested_bytes,
+            &mut self.segment,
+            &mut self.inactive_split,
+            &mut self.inactive_split_bytes,
+            &mut self.reserved_bytes,
+        ] {
+            gauge.levels().into_iter().for_each(&mut *act);
+        }
+        for stat in [&mut self.oversize_allocations, &mut self.oversize_segments] {
+            act(Level::new(stat.current, &mut stat.peak));
+        }
     }
 
     /// Returns how many blocks were freed and wait for other streams.
@@ -478,7 +486,7 @@ impl Figures {
 
     /// Sets every peak to its current value.
     pub(crate) fn reset_peaks(&mut self) {
-        self.levels().into_iter().for_each(Level::reset);
+        self.for_each_level(|level| level.reset());
     }
 
     /// Adds the figures of another part of the device. Peaks stay what they are: those of a sum are not

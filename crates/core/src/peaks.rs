@@ -53,8 +53,7 @@ impl Peaks {
         let any_waits = figures.iter().any(|figures| figures.waiting_blocks() > 0);
         for (part, figures) in self.parts.iter().zip(figures) {
             figures.track_active(any_waits);
-            let levels = figures.levels().into_iter().zip(part.ceiling);
-            levels.for_each(|(level, ceiling)| *level.peak = ceiling);
+            write(figures, &part.ceiling);
         }
     }
 
@@ -75,8 +74,7 @@ impl Peaks {
 
     /// Writes the peaks into the sum of the allocators' figures.
     pub(crate) fn write_to(&self, sum: &mut Figures) {
-        let levels = sum.levels().into_iter().zip(self.device);
-        levels.for_each(|(level, peak)| *level.peak = peak);
+        write(sum, &self.device);
     }
 
     fn read(&mut self, figures: &mut [&mut Figures]) {
@@ -92,11 +90,13 @@ impl Peaks {
         for (part, figures) in self.parts.iter_mut().zip(figures) {
             part.has_new_peak = figures.take_has_new_peak() || is_first;
             part.tracks_active = figures.tracks_active() || is_first;
-            for (index, level) in figures.levels().into_iter().enumerate() {
+            let mut index = 0;
+            figures.for_each_level(|level| {
                 part.current[index] = level.current;
                 part.ceiling[index] = *level.peak;
                 part.high[index] = part.high[index].max(level.current);
-            }
+                index += 1;
+            });
         }
     }
 
@@ -139,4 +139,9 @@ impl Peaks {
     fn sum(&self, index: usize) -> i64 {
         self.parts.iter().map(|part| part.current[index]).sum()
     }
+}
+
+fn write(figures: &mut Figures, peaks: &[i64; LEVELS]) {
+    let mut peaks = peaks.iter();
+    figures.for_each_level(|level| *level.peak = *peaks.next().expect("one for each level"));
 }

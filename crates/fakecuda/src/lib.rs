@@ -73,8 +73,10 @@ pub fn library_path() -> PathBuf {
     let mut directories = program.ancestors().skip(1).take(2);
     directories
         .find_map(|directory| {
-            let path = directory.join("libfakecuda.so");
-            path.exists().then_some(path)
+            // Cargo puts what a program depends on into `deps`, and only what it was asked for beside that.
+            let paths = ["deps/libfakecuda.so", "libfakecuda.so"];
+            let mut paths = paths.map(|path| directory.join(path)).into_iter();
+            paths.find(|path| path.exists())
         })
         .unwrap_or_else(|| panic!("no libfakecuda.so above {}", program.display()))
 }
