@@ -171,7 +171,7 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`] down.
+    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`](crate::Action::Snapshot) down.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         Lanes::alone(self).snapshot()
     }
