@@ -934,7 +934,8 @@ enum lowtide_status lowtide_attach(int device,
 /**
  * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
  * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
- * capture. Work of other devices that uses the memory must have ended.
+ * capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
+ * do everything, and attach the same memory again, which then stays.
  *
  * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
  * the memory is still attached, and the same call may work.
