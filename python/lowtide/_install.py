@@ -22,10 +22,10 @@ _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTO
 # Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
-    "set_reset_fn": "lowtide_reset",
-    "set_memory_fraction_fn": "lowtide_set_memory_fraction",
+    "set_reset_fn": "lowtide_hook_reset",
+    "set_memory_fraction_fn": "lowtide_hook_set_memory_fraction",
     "set_base_alloc_fn": "lowtide_base_alloc",
-    "set_record_stream_fn": "lowtide_record_stream",
+    "set_record_stream_fn": "lowtide_hook_record_stream",
     "set_release_pool": "lowtide_release_pool",
 }
 

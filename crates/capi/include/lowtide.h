@@ -464,9 +464,9 @@ enum lowtide_status lowtide_deallocate(void *memory);
 /**
  * Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
  *
- * PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
- * default stream, which is taken for the memory's device; it must not be destroyed before the memory has
- * been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
+ * Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
+ * memory's device; it must not be destroyed before the memory has been freed. May be called from any
+ * thread.
  */
 enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
@@ -482,20 +482,35 @@ enum lowtide_status lowtide_init(int device_count);
 /**
  * Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
  * each. One that fails does not keep the others from it; its error is the answer.
- *
- * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
- * on standard error, too.
  */
 enum lowtide_status lowtide_reset(void);
 
 /**
  * Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
  * above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
- *
- * PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);
+
+/**
+ * As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_record_stream_fn`.
+ */
+enum lowtide_status lowtide_hook_record_stream(void *memory,
+                                               void *stream);
+
+/**
+ * As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+ */
+enum lowtide_status lowtide_hook_reset(void);
+
+/**
+ * As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
+ * hook `set_memory_fraction_fn`.
+ */
+enum lowtide_status lowtide_hook_set_memory_fraction(double fraction,
+                                                     int device);
 
 /**
  * Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
