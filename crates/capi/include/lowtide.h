@@ -857,6 +857,19 @@ enum lowtide_status lowtide_memory_stats(int device,
                                          size_t *count);
 
 /**
+ * Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
+ * `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
+ * who ask at every request. A device that is not in use has none.
+ *
+ * The caller promises:
+ *
+ * Both are null or may be written to.
+ */
+enum lowtide_status lowtide_memory_usage(int device,
+                                         uint64_t *allocated,
+                                         uint64_t *reserved);
+
+/**
  * Sets every peak of a device's figures to its current value.
  */
 enum lowtide_status lowtide_reset_peak_stats(int device);

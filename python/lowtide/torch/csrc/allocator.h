@@ -533,9 +533,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   // Tells PyTorch's profiler of memory that was taken, or given back where `size` is below 0.
   static void report(void* memory, DeviceIndex device, int64_t size) {
     if (c10::memoryProfilingEnabled()) {
-      const DeviceStats stats = device_stats(device);
-      const auto allocated = static_cast<size_t>(stats.allocated_bytes[0].current);
-      const auto reserved = static_cast<size_t>(stats.reserved_bytes[0].current);
+      uint64_t allocated = 0;
+      uint64_t reserved = 0;
+      check(lowtide_memory_usage(device, &allocated, &reserved));
       c10::reportMemoryUsageToProfiler(memory, size, allocated, reserved, cuda_device(device));
     }
   }
