@@ -73,10 +73,11 @@ def configure(strategy: str | None, config: str | None) -> None:
         raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
     if colon:
         config = options
-    for variable in _PYTORCH_VARIABLES:
-        if "cudaMallocAsync" in os.environ.get(variable, ""):
-            message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
-            raise ConfigError(message)
+    # PyTorch reads the first that is set, be it to nothing.
+    variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
+    if variable is not None and "cudaMallocAsync" in os.environ[variable]:
+        message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
+        raise ConfigError(message)
     check(library().lowtide_configure(_to_c(name or None), _to_c(config)))
 
 

@@ -602,7 +602,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   Shortage shortage_;
   std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
-  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
+  // PyTorch takes either name on either kind of card.
+  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
+                                     c10::utils::check_env("PYTORCH_NO_HIP_MEMORY_CACHING") == true;
   // Whether memory may be held that the driver was asked for directly.
   std::atomic<bool> was_uncached_{is_caching_forbidden_};
 #if !LOWTIDE_TORCH_AT_LEAST(13)
