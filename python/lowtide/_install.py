@@ -22,10 +22,10 @@ _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTO
 # Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
-    "set_reset_fn": "lowtide_reset",
-    "set_memory_fraction_fn": "lowtide_set_memory_fraction",
+    "set_reset_fn": "lowtide_hook_reset",
+    "set_memory_fraction_fn": "lowtide_hook_set_memory_fraction",
     "set_base_alloc_fn": "lowtide_base_alloc",
-    "set_record_stream_fn": "lowtide_record_stream",
+    "set_record_stream_fn": "lowtide_hook_record_stream",
     "set_release_pool": "lowtide_release_pool",
 }
 
@@ -73,10 +73,11 @@ def configure(strategy: str | None, config: str | None) -> None:
         raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
     if colon:
         config = options
-    for variable in _PYTORCH_VARIABLES:
-        if "cudaMallocAsync" in os.environ.get(variable, ""):
-            message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
-            raise ConfigError(message)
+    # PyTorch reads the first that is set, be it to nothing.
+    variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
+    if variable is not None and "cudaMallocAsync" in os.environ[variable]:
+        message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
+        raise ConfigError(message)
     check(library().lowtide_configure(_to_c(name or None), _to_c(config)))
 
 

@@ -52,6 +52,11 @@ def test_each_refusal_is_one_line(machine: Machine, arguments: str, variables: d
     assert len(printed.splitlines()) == 1
 
 
+def test_a_variable_that_pytorch_ignores_is_no_obstacle(machine: Machine) -> None:
+    ignored = {"PYTORCH_HIP_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    assert install(machine, "", **ignored) == "installed True"
+
+
 def test_pytorch_that_is_not_there_is_named(gpu: Machine) -> None:
     expected = "TorchError PyTorch cannot be imported (No module named 'torch'): pip install torch"
     assert install(gpu) == expected

@@ -464,9 +464,9 @@ enum lowtide_status lowtide_deallocate(void *memory);
 /**
  * Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
  *
- * PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
- * default stream, which is taken for the memory's device; it must not be destroyed before the memory has
- * been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
+ * Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
+ * memory's device; it must not be destroyed before the memory has been freed. May be called from any
+ * thread.
  */
 enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
@@ -482,20 +482,35 @@ enum lowtide_status lowtide_init(int device_count);
 /**
  * Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
  * each. One that fails does not keep the others from it; its error is the answer.
- *
- * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
- * on standard error, too.
  */
 enum lowtide_status lowtide_reset(void);
 
 /**
  * Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
  * above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
- *
- * PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);
+
+/**
+ * As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_record_stream_fn`.
+ */
+enum lowtide_status lowtide_hook_record_stream(void *memory,
+                                               void *stream);
+
+/**
+ * As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+ */
+enum lowtide_status lowtide_hook_reset(void);
+
+/**
+ * As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
+ * hook `set_memory_fraction_fn`.
+ */
+enum lowtide_status lowtide_hook_set_memory_fraction(double fraction,
+                                                     int device);
 
 /**
  * Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
@@ -842,6 +857,19 @@ enum lowtide_status lowtide_memory_stats(int device,
                                          size_t *count);
 
 /**
+ * Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
+ * `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
+ * who ask at every request. A device that is not in use has none.
+ *
+ * The caller promises:
+ *
+ * Both are null or may be written to.
+ */
+enum lowtide_status lowtide_memory_usage(int device,
+                                         uint64_t *allocated,
+                                         uint64_t *reserved);
+
+/**
  * Sets every peak of a device's figures to its current value.
  */
 enum lowtide_status lowtide_reset_peak_stats(int device);
@@ -934,7 +962,8 @@ enum lowtide_status lowtide_attach(int device,
 /**
  * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
  * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
- * capture. Work of other devices that uses the memory must have ended.
+ * capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
+ * do everything, and attach the same memory again, which then stays.
  *
  * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
  * the memory is still attached, and the same call may work.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Config, Stats};
+use lowtide_core::{Bytes, Config, Stats};
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
@@ -202,6 +202,34 @@ pub unsafe extern "C" fn lowtide_memory_stats(
             unsafe { write_to_c("stats", target, stat) }?;
         }
         Ok(())
+    })
+}
+
+/// Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
+/// `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
+/// who ask at every request. A device that is not in use has none.
+///
+/// # Safety
+///
+/// Both are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_memory_usage(
+    device: c_int,
+    allocated: *mut u64,
+    reserved: *mut u64,
+) -> Status {
+    run(|| {
+        if allocated.is_null() {
+            return Err(Error::null("allocated"));
+        }
+        let (held, from_driver) = match registry::device_in_use(device)? {
+            Some(allocator) => allocator.with_all(|lanes| (lanes.allocated(), lanes.reserved()))?,
+            None => (Bytes::ZERO, Bytes::ZERO),
+        };
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("reserved", reserved, from_driver.get()) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("allocated", allocated, held.get()) }
     })
 }
 

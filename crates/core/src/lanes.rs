@@ -133,8 +133,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
     ) -> Result<AllocError, DriverError> {
         let reserved_in_private = self.sum(DeviceAllocator::reserved_in_private_pools);
         let active_in_private = self.sum(DeviceAllocator::active_in_private_pools);
-        let allocated = self.sum(|lane| lane.heap.stats.allocated());
-        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let (allocated, reserved) = (self.allocated(), self.reserved());
         let holders = self.holders();
         let lane = &mut *self.lanes[own];
         let info = lane.heap.driver.memory_info()?;
@@ -187,11 +186,22 @@ impl<'a, D: Driver> Lanes<'a, D> {
 
     /// Allows each lane to hold from the driver what the others leave of the device's limit.
     pub fn share_limit(&mut self) {
-        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let reserved = self.reserved();
         for lane in &mut self.lanes {
             let others = reserved - lane.heap.stats.reserved();
             lane.set_limit(self.limit.map(|limit| limit.saturating_sub(others)));
         }
+    }
+
+    /// Returns the bytes of the blocks that the program holds: one of the figures, for less than all of them
+    /// take.
+    pub fn allocated(&self) -> Bytes {
+        self.sum(|lane| lane.heap.stats.allocated())
+    }
+
+    /// Returns the bytes held from the driver, as [`Lanes::allocated`] does.
+    pub fn reserved(&self) -> Bytes {
+        self.sum(|lane| lane.heap.stats.reserved())
     }
 
     /// Returns the figures of the device.

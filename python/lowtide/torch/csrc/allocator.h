@@ -533,9 +533,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   // Tells PyTorch's profiler of memory that was taken, or given back where `size` is below 0.
   static void report(void* memory, DeviceIndex device, int64_t size) {
     if (c10::memoryProfilingEnabled()) {
-      const DeviceStats stats = device_stats(device);
-      const auto allocated = static_cast<size_t>(stats.allocated_bytes[0].current);
-      const auto reserved = static_cast<size_t>(stats.reserved_bytes[0].current);
+      uint64_t allocated = 0;
+      uint64_t reserved = 0;
+      check(lowtide_memory_usage(device, &allocated, &reserved));
       c10::reportMemoryUsageToProfiler(memory, size, allocated, reserved, cuda_device(device));
     }
   }
@@ -602,7 +602,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   Shortage shortage_;
   std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
-  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
+  // PyTorch takes either name on either kind of card.
+  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
+                                     c10::utils::check_env("PYTORCH_NO_HIP_MEMORY_CACHING") == true;
   // Whether memory may be held that the driver was asked for directly.
   std::atomic<bool> was_uncached_{is_caching_forbidden_};
 #if !LOWTIDE_TORCH_AT_LEAST(13)
