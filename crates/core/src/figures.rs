@@ -34,12 +34,11 @@ struct Half {
 }
 
 impl Half {
-    /// Returns whether that is a new peak.
     #[inline]
-    fn increase(&mut self, amount: i64) -> bool {
+    fn increase(&mut self, amount: i64, has_new_peak: &mut bool) {
         self.current += amount;
         self.added += amount;
-        raise(&mut self.peak, self.current)
+        raise(&mut self.peak, self.current, has_new_peak);
     }
 
     fn stat(&self) -> Stat {
@@ -67,29 +66,27 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
-    /// Returns whether that is a new peak, of the size pool or of everything.
     #[inline]
-    pub(crate) fn increase(&mut self, kind: SizeKind, amount: i64) -> bool {
-        let of_kind = self.halves[kind as usize].increase(amount);
+    fn increase(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
+        self.halves[kind as usize].increase(amount, has_new_peak);
         let current = self.current();
-        raise(&mut self.peak, current) | of_kind
+        raise(&mut self.peak, current, has_new_peak);
     }
 
     #[inline]
-    pub(crate) fn decrease(&mut self, kind: SizeKind, amount: i64) {
+    fn decrease(&mut self, kind: SizeKind, amount: i64) {
         let half = &mut self.halves[kind as usize];
         half.current -= amount;
         debug_assert!(half.current >= 0, "a figure fell below zero");
     }
 
-    /// Adds a change that may go either way, and returns whether that is a new peak.
+    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak.
     #[inline]
-    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64) -> bool {
+    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
         if amount >= 0 {
-            self.increase(kind, amount)
+            self.increase(kind, amount, has_new_peak);
         } else {
             self.decrease(kind, -amount);
-            false
         }
     }
 
@@ -146,15 +143,14 @@ impl Gauge {
     }
 }
 
-/// Raises a peak, and returns whether it did. A job is seldom at its peak, so that this is a branch which
-/// is rarely taken, and no store.
+/// Raises a peak, and notes if it did. A job is seldom at its peak, so that this is a branch which is rarely
+/// taken, and no store.
 #[inline]
-fn raise(peak: &mut i64, current: i64) -> bool {
-    let is_new = *peak < current;
-    if is_new {
+fn raise(peak: &mut i64, current: i64, has_new_peak: &mut bool) {
+    if *peak < current {
         *peak = current;
+        *has_new_peak = true;
     }
-    is_new
 }
 
 /// How many figures have a peak.
@@ -206,13 +202,11 @@ impl Waiting {
         sum.stats()
     }
 
-    /// Raises the peaks of the figure of which `held` is the part that does not wait, and returns whether
-    /// any is new.
-    fn raise_peaks(&mut self, held: &Gauge) -> bool {
-        let levels = self.levels(held).into_iter();
-        levels.fold(false, |is_new, level| {
-            raise(level.peak, level.current) | is_new
-        })
+    /// Raises the peaks of the figure of which `held` is the part that does not wait.
+    fn raise_peaks(&mut self, held: &Gauge, has_new_peak: &mut bool) {
+        for level in self.levels(held) {
+            raise(level.peak, level.current, has_new_peak);
+        }
     }
 
     #[inline]
@@ -300,16 +294,22 @@ impl Figures {
     }
 
     /// Counts a block that the program gets, and asked for so many bytes of.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call costs a request a fortieth of its time"
+    )]
+    #[inline(always)]
     pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
-        let mut is_new = self.allocation.increase(kind, 1)
-            | self.allocated_bytes.increase(kind, signed(size))
-            | self.requested_bytes.increase(kind, signed(requested));
+        let is_new = &mut self.has_new_peak;
+        self.allocation.increase(kind, 1, is_new);
+        self.allocated_bytes.increase(kind, signed(size), is_new);
+        self.requested_bytes
+            .increase(kind, signed(requested), is_new);
         if self.waiting_blocks > 0 || self.tracks_active {
-            is_new |= self.waiting.raise_peaks(&self.allocation)
-                | self.waiting_bytes.raise_peaks(&self.allocated_bytes);
+            self.waiting.raise_peaks(&self.allocation, is_new);
+            self.waiting_bytes
+                .raise_peaks(&self.allocated_bytes, is_new);
         }
-        self.note_peak(is_new);
     }
 
     /// Counts a block that the program let go of, and that nobody uses any more.
@@ -326,7 +326,7 @@ impl Figures {
         self.allocated_bytes.decrease(kind, signed(size));
         self.waiting_blocks += 1;
         // From here on the peaks of what is active are not those of what is allocated, on no lane.
-        self.note_peak(!self.tracks_active);
+        self.has_new_peak |= !self.tracks_active;
         self.waiting.current[kind as usize] += 1;
         self.waiting_bytes.current[kind as usize] += signed(size);
     }
@@ -342,9 +342,9 @@ impl Figures {
     /// Adds to the free blocks that share their segment with others, and to their bytes.
     #[inline]
     pub(crate) fn change_inactive_split(&mut self, kind: SizeKind, blocks: i64, bytes: i64) {
-        let is_new = self.inactive_split.change(kind, blocks)
-            | self.inactive_split_bytes.change(kind, bytes);
-        self.note_peak(is_new);
+        let is_new = &mut self.has_new_peak;
+        self.inactive_split.change(kind, blocks, is_new);
+        self.inactive_split_bytes.change(kind, bytes, is_new);
     }
 
     /// Returns the free blocks that share their segment with others, and their bytes.
@@ -355,11 +355,10 @@ impl Figures {
 
     /// Counts a new segment.
     pub(crate) fn count_segment(&mut self, kind: SizeKind, is_oversize: bool) {
-        let mut is_new = self.segment.increase(kind, 1);
+        self.segment.increase(kind, 1, &mut self.has_new_peak);
         if is_oversize {
-            is_new |= self.oversize_segments.increase(1);
+            self.has_new_peak |= self.oversize_segments.increase(1);
         }
-        self.note_peak(is_new);
     }
 
     /// Counts a segment that went back.
@@ -372,33 +371,24 @@ impl Figures {
 
     /// Adds to the bytes held from the driver.
     pub(crate) fn change_reserved(&mut self, kind: SizeKind, change: i64) {
-        let is_new = self.reserved_bytes.change(kind, change);
-        self.note_peak(is_new);
+        let is_new = &mut self.has_new_peak;
+        self.reserved_bytes.change(kind, change, is_new);
     }
 
     /// Sets the blocks that the program holds, and the segments, from which nothing is split.
     pub(crate) fn set_oversize(&mut self, blocks: i64, segments: i64) {
-        let is_new = self.oversize_allocations.set(blocks) | self.oversize_segments.set(segments);
-        self.note_peak(is_new);
+        self.has_new_peak |= self.oversize_allocations.set(blocks);
+        self.has_new_peak |= self.oversize_segments.set(segments);
     }
 
     /// Counts a block from which nothing is split that the program gets.
     pub(crate) fn count_oversize_allocation(&mut self) {
-        let is_new = self.oversize_allocations.increase(1);
-        self.note_peak(is_new);
+        self.has_new_peak |= self.oversize_allocations.increase(1);
     }
 
     /// Counts a block from which nothing is split that the program let go of.
     pub(crate) fn count_oversize_freed(&mut self) {
         self.oversize_allocations.decrease(1);
-    }
-
-    #[inline]
-    fn note_peak(&mut self, is_new: bool) {
-        // A branch that is rarely taken, and no store.
-        if is_new {
-            self.has_new_peak = true;
-        }
     }
 
     /// Returns whether any peak rose since this was last asked.

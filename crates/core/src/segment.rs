@@ -629,7 +629,7 @@ impl<D: Driver> Heap<D> {
         self.domains
             .pool_mut(pool)
             .reserved_bytes
-            .change(kind, change);
+            .change(kind, change, &mut false);
     }
 }
 
