@@ -39,20 +39,19 @@ mod growth;
 mod listeners;
 mod owners;
 mod streams;
-/// The locks and the condition: the standard library's, or, in unit tests, those that
+/// The locks, the condition and the atomics: the standard library's, or, in unit tests, those that
 /// [shuttle](https://docs.rs/shuttle) schedules.
 mod sync {
     #[cfg(test)]
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
     #[cfg(not(test))]
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 }
 
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::TryLockError;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread;
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
@@ -63,6 +62,7 @@ pub use error::SharedError;
 pub use listeners::{Observer, Shortage};
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
+use sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use sync::{Condvar, Mutex, MutexGuard};
 
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
