@@ -107,7 +107,7 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SEGMENT_ALLOC = 3,
   /**
-   * A segment went back to the driver.
+   * A segment goes back to the driver; told before it does.
    */
   LOWTIDE_ACTION_SEGMENT_FREE = 4,
   /**
@@ -115,7 +115,7 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SEGMENT_MAP = 5,
   /**
-   * Memory left an expandable segment.
+   * Memory leaves an expandable segment; told before it does.
    */
   LOWTIDE_ACTION_SEGMENT_UNMAP = 6,
   /**
@@ -229,8 +229,9 @@ typedef struct lowtide_event {
 
 /**
  * Is told of an event, with the `context` that was given with it, by the thread whose call caused the
- * event, before that call returns. Called under the lock of the memory concerned, for different streams
- * possibly from several threads at once: it must not call lowtide, throw or unwind.
+ * event, before that call returns; of memory that leaves, before it does. Called under the lock of the memory
+ * concerned, for different streams possibly from several threads at once: it must not call lowtide, throw or
+ * unwind.
  */
 typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event *event);
 
@@ -690,8 +691,9 @@ void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
  * Tells `observer` of every event on every device from now on; null ends it.
  *
  * There is one observer: a later one replaces it, and when this returns the earlier one is not called any
- * more. Of a call that failed and changed nothing, no event is told but
- * `LOWTIDE_ACTION_OUT_OF_MEMORY`.
+ * more. Of a call that failed and changed nothing, no event is told but `LOWTIDE_ACTION_OUT_OF_MEMORY`, and
+ * where the driver would not take memory that was to leave, events that say that it came back, with the block
+ * that was to be freed with it.
  *
  * The caller promises:
  *

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -144,7 +145,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
-    const History::Cause cause(history_.gather(RecordContext::ALL));
+    History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count_; ++device) {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
@@ -156,6 +157,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
         }
       }
     }
+    cause.rethrow();
   }
 
   double getMemoryFraction(DeviceIndex device) override {
@@ -387,15 +389,17 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
-    const History::Cause cause(history_.gather(RecordContext::ALL));
-    return std::make_shared<Checkpoint>(device, pool);
+    History::Cause cause(history_.gather(RecordContext::ALL));
+    auto checkpoint = std::make_shared<Checkpoint>(device, pool);
+    cause.rethrow();
+    return checkpoint;
   }
 
   native::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
       override {
     const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
     TORCH_CHECK(checkpoint != nullptr, "the checkpoint is not one of lowtide's");
-    const History::Cause cause(history_.gather(RecordContext::STATE));
+    History::Cause cause(history_.gather(RecordContext::STATE));
     const auto blocks = checkpoint->restore(device);
     native::CheckpointDelta delta;
     for (const auto& [memory, size] : blocks.freed) {
@@ -406,6 +410,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
       report(memory, device, static_cast<int64_t>(size));
       delta.dataptrs_allocd.emplace_back(memory, memory, &give_back, cuda_device(device));
     }
+    // What was handed out goes back with `delta`.
+    cause.rethrow();
     return delta;
   }
 
@@ -471,7 +477,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
   }
 
-  // Takes memory back, and tells those who want to know.
+  // Takes memory back, and tells those who want to know. What a tracker throws comes after that.
   lowtide_status release(void* memory) {
     const auto* trace = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(trace != nullptr)) {
@@ -514,19 +520,26 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
-    const History::Cause cause(history_.gather(RecordContext::STATE));
-    return lowtide_allocate(size, device, stream, memory);
+    History::Cause cause(history_.gather(RecordContext::STATE));
+    const auto status = lowtide_allocate(size, device, stream, memory);
+    if (C10_UNLIKELY(cause.has_thrown()) && status == LOWTIDE_STATUS_OK) {
+      // Nobody will have the block.
+      lowtide_deallocate(*memory);
+    }
+    cause.rethrow();
+    return status;
   }
 
   lowtide_status release_observed(void* memory) {
     lowtide_allocation held{};
     const bool is_profiled =
         c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
-    const History::Cause cause(history_.gather(RecordContext::ALL));
+    History::Cause cause(history_.gather(RecordContext::ALL));
     const auto status = lowtide_deallocate(memory);
     if (is_profiled && status == LOWTIDE_STATUS_OK) {
       report(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));
     }
+    cause.rethrow();
     return status;
   }
 
@@ -613,10 +626,17 @@ class LowtideAllocator final : public native::CUDAAllocator {
 };
 
 inline void give_back(void* memory) {
-  const auto status = LowtideAllocator::instance().release(memory);
-  // A deleter cannot throw. A forked child frees what it has inherited, and there is nothing to be done about it.
-  if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
-    TORCH_WARN(lowtide_last_error());
+  // A deleter cannot throw.
+  try {
+    const auto status = LowtideAllocator::instance().release(memory);
+    // A forked child frees what it has inherited, and there is nothing to be done about it.
+    if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
+      TORCH_WARN(lowtide_last_error());
+    }
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  } catch (...) {
+    TORCH_WARN("a tracker of memory threw what is no std::exception");
   }
 }
 
