@@ -92,11 +92,14 @@ impl EventLog {
                 }
                 // With the event above, the block is held again.
                 Action::FreeRequested => {}
-                Action::Alloc
-                | Action::SegmentAlloc
-                | Action::SegmentMap
-                | Action::Snapshot
-                | Action::OutOfMemory => unreachable!("only what frees is taken back"),
+                Action::Alloc => {
+                    correct(Action::FreeRequested);
+                    correct(Action::FreeCompleted);
+                }
+                Action::SegmentAlloc => correct(Action::SegmentFree),
+                Action::SegmentMap => correct(Action::SegmentUnmap),
+                // That these were so stays true.
+                Action::Snapshot | Action::OutOfMemory => {}
             }
         }
     }
