@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
+use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
@@ -297,6 +297,17 @@ impl World {
             lane.release_pool(pool)
         });
         ended.unwrap().unwrap();
+        if thread_rng().gen_bool(0.3) {
+            self.empty_pool(pool);
+        }
+    }
+
+    fn empty_pool(&self, pool: MempoolId) {
+        match self.allocator.empty_pool(pool) {
+            // It went with its last block, when everything cached did.
+            Ok(()) | Err(SharedError::Alloc(AllocError::NoSuchPool { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     fn check(&self) {
