@@ -121,11 +121,11 @@ impl World {
             0..40 => self.allocate(self.any_stream()),
             40..62 => self.free(),
             62..72 => self.use_elsewhere(),
+            74..82 if self.program.captures => self.capture(number),
+            82..94 if self.program.captures => self.use_pool(number),
             72..76 => self
                 .allocator
                 .with_driver(|driver| driver.advance(WORK_NS / 2)),
-            76..80 if self.program.captures => self.capture(number),
-            80..84 if self.program.captures => self.use_pool(number),
             _ => self.manage(),
         }
     }
