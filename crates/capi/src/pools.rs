@@ -148,7 +148,7 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
     run(|| match in_use(device)? {
-        Some(allocator) => Ok(allocator.with_pools(|pools| pools.empty_pool(pool.id()))??),
+        Some(allocator) => Ok(allocator.empty_pool(pool.id())?),
         None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
 }

@@ -115,10 +115,11 @@ impl Config {
     /// Returns whether what one stream does never decides where another stream's requests go, so that
     /// several allocators can serve the streams of a device between them ([`Lanes`](crate::Lanes)). Not
     /// so for BFC, whose requests may wait for what any stream frees, nor for garbage collection, which
-    /// weighs the free segments of all streams.
+    /// weighs the free segments of all streams, nor for `direct`: what a free gives back to the driver
+    /// is the next request's, whatever its stream, and each is told of in that order.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
-            Config::Bfc(_) => false,
+            Config::Bfc(_) | Config::Direct => false,
             Config::Caching(options) => options.garbage_collection_threshold == 0.0,
             _ => true,
         }

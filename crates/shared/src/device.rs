@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, Peaks, SegmentSnapshot,
-    Stats,
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, MempoolId, Peaks,
+    SegmentSnapshot, Stats,
 };
 
 use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
@@ -107,6 +107,16 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(self.with_all(|lanes| lanes.empty_cache())??)
     }
 
+    /// Gives what a private pool holds free back, as [`DeviceAllocator::empty_pool`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::empty_pool`], and [`SharedError::Poisoned`].
+    pub fn empty_pool(&self, pool: MempoolId) -> Result<(), SharedError> {
+        // All lanes, though one holds pools: who gets the same memory next tells of that later.
+        Ok(self.with_all(|lanes| lanes.lane(0).empty_pool(pool))??)
+    }
+
     /// Takes over other options of `caching` while the device is in use, as
     /// [`DeviceAllocator::reconfigure`] does. The number of lanes stays what it is: with several, garbage
     /// collection weighs the segments of each lane by themselves.
@@ -180,7 +190,7 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Returns what `act` does with the lane that private pools are in. Any of its calls that concern
-    /// pools and routes may be made.
+    /// pools and routes may be made, but [`SharedAllocator::empty_pool`]'s.
     ///
     /// # Errors
     ///

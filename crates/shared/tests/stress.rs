@@ -1,4 +1,4 @@
-//! Threads on streams of their own that free each other's blocks, with a shadow of who holds what.
+//! Threads that free each other's blocks, with a shadow of who holds what.
 //!
 //! `LOWTIDE_STRESS_OPERATIONS` sets how many requests each thread makes.
 #![expect(
@@ -8,37 +8,75 @@
 )]
 
 use std::env;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, Stream};
 use lowtide_shared::SharedAllocator;
 use lowtide_sim::{SimConfig, SimDriver};
 
-const THREADS: usize = 16;
-const CAPACITY: Bytes = Bytes::gib(2);
+const THREADS: u64 = 16;
+const CAPACITY: Bytes = Bytes::gib(1);
 /// Blocks are told apart in units of this.
 const UNIT: u64 = 512;
 /// The simulator gives out addresses from multiples of this on.
 const START: u64 = 1 << 44;
+/// A leaf of the shadow has the units of 2 MiB.
+const LEAF_UNITS: usize = 1 << 12;
 /// How much of the address space has a shadow: expandable segments reserve more than there is memory.
-const SHADOW_UNITS: usize = 1 << 28;
+const LEAVES: usize = 1 << 20;
 
-/// Which units of memory are held, by a byte each.
-struct Shadow(Vec<AtomicU8>);
+/// A block in somebody's hands.
+#[derive(Clone, Copy)]
+struct Block {
+    address: DeviceAddress,
+    size: u64,
+    /// Who was given it, and which of the thread's requests that was; never zero.
+    stamp: u32,
+}
+
+/// The stamp of the block that each unit of memory is part of, or zero.
+///
+/// Stamps are swapped, so that of two threads that hold the same unit one finds the other's. The orderings
+/// are the weakest there are: the shadow orders nothing that the allocator does not.
+struct Shadow(Vec<OnceLock<Box<[AtomicU32]>>>);
 
 impl Shadow {
-    fn change(&self, address: DeviceAddress, size: u64, from: u8, to: u8) {
-        let first = usize::try_from(address.get() % START / UNIT).unwrap();
-        let count = usize::try_from(size.div_ceil(UNIT)).unwrap();
-        // Blocks overlap in their first units or their last ones, if at all.
-        let ends = [first, first + count - 1];
-        for unit in &ends[..count.min(2)] {
-            let before = self.0[*unit].swap(to, Ordering::Relaxed);
-            assert_eq!(before, from, "{address}, {size} bytes");
+    fn new() -> Shadow {
+        Shadow((0..LEAVES).map(|_| OnceLock::new()).collect())
+    }
+
+    fn hold(&self, block: &Block) {
+        self.swap(block, 0, block.stamp);
+    }
+
+    fn let_go(&self, block: &Block) {
+        self.swap(block, block.stamp, 0);
+    }
+
+    fn swap(&self, block: &Block, from: u32, to: u32) {
+        let first = usize::try_from(block.address.get() % START / UNIT).unwrap();
+        let count = usize::try_from(block.size.div_ceil(UNIT)).unwrap();
+        for unit in first..first + count {
+            let leaf = self.0[unit / LEAF_UNITS]
+                .get_or_init(|| (0..LEAF_UNITS).map(|_| AtomicU32::new(0)).collect());
+            let before = leaf[unit % LEAF_UNITS].swap(to, Ordering::Relaxed);
+            let Block { address, size, .. } = block;
+            assert_eq!(before, from, "unit {unit:#x} of {address}, {size} bytes");
         }
     }
+}
+
+/// What all threads of a test share.
+struct Stress {
+    allocator: SharedAllocator<SimDriver>,
+    shadow: Shadow,
+    /// Where blocks wait for whichever thread finds them.
+    places: Vec<Mutex<Option<Block>>>,
+    /// Streams are the threads' own where there are as many.
+    streams: u64,
+    operations: u64,
 }
 
 fn random(state: &mut u64) -> u64 {
@@ -48,103 +86,149 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// What one thread does: holds some blocks, swaps some with a place that all threads share.
-fn work(
-    allocator: &SharedAllocator<SimDriver>,
-    shadow: &Shadow,
-    places: &[Mutex<Option<(DeviceAddress, u64)>>],
-    number: u64,
-    operations: u64,
-) {
-    let (mut seed, mut held) = (number + 1, Vec::new());
-    let free = |(address, size): (DeviceAddress, u64)| {
-        shadow.change(address, size, 1, 0);
-        allocator.free(address).unwrap();
-    };
-    for _ in 0..operations {
-        let choice = random(&mut seed);
-        let size = match choice % 64 {
-            0 => choice >> 16 & ((4 << 20) - 1),
-            1..8 => choice >> 16 & ((1 << 20) - 1),
-            _ => choice >> 16 & 0xffff,
-        } + 1;
-        let stream = Stream(number * 0x100);
-        let address = allocator.allocate(Bytes(size), stream).unwrap();
-        shadow.change(address, size, 0, 1);
-        held.push((address, size));
-        if choice >> 8 & 15 == 0 {
-            // Used on another stream, and freed later by whichever thread finds it.
-            let other = Stream((choice >> 12 & 15) * 0x100);
-            allocator
-                .with_block(address, |lane| lane.record_stream(address, other))
-                .unwrap();
-        }
-        let place = &places[choice as usize >> 20 & 63];
-        if choice >> 28 & 3 == 0 {
-            let block = held.swap_remove((choice as usize >> 32) % held.len());
-            let found = place.lock().unwrap().replace(block);
-            found.into_iter().for_each(free);
-        } else if held.len() > 40 {
-            free(held.swap_remove(choice as usize >> 32 & 31));
-        }
-        if choice >> 40 & 0x3fff == 0 {
-            allocator.empty_cache().unwrap();
-        }
-        if choice >> 40 & 0x3ff == 1 {
-            let stats = allocator.stats().unwrap();
-            assert!(stats.allocated() <= stats.reserved());
-        }
-    }
-    held.into_iter().for_each(free);
+fn stream(number: u64) -> Stream {
+    Stream(number * 0x100)
 }
 
-#[test]
-fn threads_on_streams_of_their_own_free_each_others_blocks() {
-    let operations =
-        env::var("LOWTIDE_STRESS_OPERATIONS").map_or(4_000, |text| text.parse().expect("a number"));
-    let shadow = Shadow((0..SHADOW_UNITS).map(|_| AtomicU8::new(0)).collect());
-    for config in [
-        "caching",
-        "caching:expandable_segments:True",
-        "slab:arena_size_mb:64",
-    ] {
+impl Stress {
+    fn new(config: &str, streams: u64, operations: u64) -> Stress {
         let config: Config = config.parse().unwrap();
         let driver = SimDriver::new(SimConfig {
             capacity: Some(CAPACITY),
             ..SimConfig::default()
         });
-        let allocator = SharedAllocator::new(driver, 0, &config, Arc::default());
-        let places: Vec<_> = (0..64).map(|_| Mutex::new(None)).collect();
+        Stress {
+            allocator: SharedAllocator::new(driver, 0, &config, Arc::default()),
+            shadow: Shadow::new(),
+            places: (0..64).map(|_| Mutex::new(None)).collect(),
+            streams,
+            operations,
+        }
+    }
+
+    /// What one thread does: holds some blocks, swaps some with a place that all threads share.
+    fn work(&self, number: u64) {
+        let (mut seed, mut held) = (number + 1, Vec::new());
+        for operation in 0..self.operations {
+            let choice = random(&mut seed);
+            held.push(self.allocate(number, operation, choice));
+            let place = &self.places[choice as usize >> 20 & 63];
+            if choice >> 28 & 3 == 0 {
+                let block = held.swap_remove((choice as usize >> 32) % held.len());
+                let found = place.lock().unwrap().replace(block);
+                found.iter().for_each(|block| self.free(block));
+            } else if held.len() > 40 {
+                self.free(&held.swap_remove(choice as usize >> 32 & 31));
+            }
+            self.manage(choice);
+        }
+        held.iter().for_each(|block| self.free(block));
+    }
+
+    fn allocate(&self, number: u64, operation: u64, choice: u64) -> Block {
+        let size = match choice % 64 {
+            0 => choice >> 16 & ((4 << 20) - 1),
+            1..8 => choice >> 16 & ((1 << 20) - 1),
+            _ => choice >> 16 & 0xffff,
+        } + 1;
+        let own = if self.streams == THREADS {
+            number
+        } else {
+            (choice >> 48) % self.streams
+        };
+        let address = self.allocator.allocate(Bytes(size), stream(own)).unwrap();
+        let stamp = (number + 1) << 27 | operation & ((1 << 27) - 1);
+        let stamp = stamp as u32;
+        let block = Block {
+            address,
+            size,
+            stamp,
+        };
+        self.shadow.hold(&block);
+        if choice >> 8 & 15 == 0 {
+            // Used on another stream, and freed later by whichever thread finds it.
+            let other = stream((choice >> 12) % self.streams);
+            let recorded = self
+                .allocator
+                .with_block(address, |lane| lane.record_stream(address, other));
+            recorded.unwrap();
+        }
+        block
+    }
+
+    fn free(&self, block: &Block) {
+        self.shadow.let_go(block);
+        self.allocator.free(block.address).unwrap();
+    }
+
+    /// Now and then, what concerns all of the device.
+    fn manage(&self, choice: u64) {
+        match choice >> 40 & 0x3fff {
+            0 => self.allocator.empty_cache().unwrap(),
+            1 => drop(self.allocator.snapshot().unwrap()),
+            2..16 => {
+                let stats = self.allocator.stats().unwrap();
+                assert!(stats.allocated() <= stats.reserved());
+                assert!(stats.reserved() <= CAPACITY);
+            }
+            _ => {}
+        }
+    }
+
+    fn run(&self) {
         thread::scope(|scope| {
-            for number in 0..THREADS as u64 {
-                let (allocator, shadow, places) = (&allocator, &shadow, &places);
-                scope.spawn(move || work(allocator, shadow, places, number, operations));
+            for number in 0..THREADS {
+                scope.spawn(move || self.work(number));
             }
         });
-        for (address, size) in places
-            .into_iter()
-            .filter_map(|place| place.into_inner().unwrap())
-        {
-            shadow.change(address, size, 1, 0);
-            allocator.free(address).unwrap();
-        }
-        allocator.empty_cache().unwrap();
-        let stats = allocator.stats().unwrap();
-        assert_eq!(
-            (stats.allocated(), stats.reserved()),
-            (Bytes::ZERO, Bytes::ZERO)
-        );
-        assert_eq!(
-            stats.allocation.all.allocated,
-            16 * i64::try_from(operations).unwrap()
-        );
-        assert_eq!(stats.allocation.all.freed, stats.allocation.all.allocated);
-        assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
-        let [violations, leaks] =
-            allocator.with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
-        assert!(
-            violations.is_empty() && leaks.is_empty(),
-            "{violations:?} {leaks:?}"
-        );
+        let left = self
+            .places
+            .iter()
+            .filter_map(|place| *place.lock().unwrap());
+        left.for_each(|block| self.free(&block));
+        self.allocator.empty_cache().unwrap();
+        let stats = self.allocator.stats().unwrap();
+        assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
+        let requests = i64::try_from(THREADS * self.operations).unwrap();
+        let allocation = stats.allocation.all;
+        assert_eq!([allocation.allocated, allocation.freed], [requests; 2]);
+        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        assert_eq!(checked, Ok(()));
+        let [violations, leaks] = self
+            .allocator
+            .with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
+        assert_eq!([violations, leaks], [const { Vec::<String>::new() }; 2]);
     }
+}
+
+fn stress(config: &str, streams: u64) {
+    let operations =
+        env::var("LOWTIDE_STRESS_OPERATIONS").map_or(2_000, |text| text.parse().expect("a number"));
+    Stress::new(config, streams, operations).run();
+}
+
+#[test]
+fn threads_on_streams_of_their_own() {
+    stress("caching", THREADS);
+}
+
+/// More streams than there are lanes, each used by all threads.
+#[test]
+fn threads_on_any_of_forty_streams() {
+    stress("caching", 40);
+}
+
+#[test]
+fn threads_on_expandable_segments() {
+    stress("caching:expandable_segments:True", THREADS);
+}
+
+#[test]
+fn threads_on_any_of_forty_streams_and_expandable_segments() {
+    stress("caching:expandable_segments:True", 40);
+}
+
+#[test]
+fn threads_on_size_classes() {
+    stress("slab:arena_size_mb:16", THREADS);
 }

@@ -1,5 +1,7 @@
 """CuPy and Numba take their memory from where PyTorch takes its own."""
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -44,9 +46,11 @@ def test_numba_shares_the_memory() -> None:
     numbers = numpy.arange(MIB, dtype=numpy.float32)
     array = cuda.to_device(numbers)
     assert allocated() == before + 4 * MIB
-    assert torch.as_tensor(array, device="cuda").sum().item() == pytest.approx(numbers.sum())
-    assert (array.copy_to_host() == numbers).all()
-    del array
+    seen, copied = torch.as_tensor(array, device="cuda"), array.copy_to_host()
+    assert seen.sum().item() == pytest.approx(numbers.sum())
+    assert (copied == numbers).all()
+    del array, seen
+    gc.collect()
     cuda.current_context().deallocations.clear()
     assert allocated() == before
     assert cuda.current_context().get_memory_info().total == torch.cuda.mem_get_info()[1]

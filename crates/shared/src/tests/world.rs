@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
+use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
@@ -121,11 +121,11 @@ impl World {
             0..40 => self.allocate(self.any_stream()),
             40..62 => self.free(),
             62..72 => self.use_elsewhere(),
+            74..82 if self.program.captures => self.capture(number),
+            82..94 if self.program.captures => self.use_pool(number),
             72..76 => self
                 .allocator
                 .with_driver(|driver| driver.advance(WORK_NS / 2)),
-            76..80 if self.program.captures => self.capture(number),
-            80..84 if self.program.captures => self.use_pool(number),
             _ => self.manage(),
         }
     }
@@ -297,6 +297,17 @@ impl World {
             lane.release_pool(pool)
         });
         ended.unwrap().unwrap();
+        if thread_rng().gen_bool(0.3) {
+            self.empty_pool(pool);
+        }
+    }
+
+    fn empty_pool(&self, pool: MempoolId) {
+        match self.allocator.empty_pool(pool) {
+            // It went with its last block, when everything cached did.
+            Ok(()) | Err(SharedError::Alloc(AllocError::NoSuchPool { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     fn check(&self) {
