@@ -1,12 +1,16 @@
 """Installs lowtide as soon as PyTorch has been imported."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ._errors import Error, NoDriverError
+from ._errors import Error, NoDriverError, TorchError
 from ._install import install, tell
+
+RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
+"""The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
 
 
 def install_after_torch() -> None:
@@ -22,7 +26,8 @@ class _TorchFinder:
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        # Finders of before Python 3.4 have no such function, and Python passes over them, too.
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None:
@@ -31,9 +36,10 @@ class _TorchFinder:
 
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
-            # Not before: an import that failed may be tried again.
-            sys.meta_path.remove(self)
-            _install_or_exit()
+            # Not before: an import that failed may be tried again. One that was looked up before may come after.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _install_or_exit()
 
         # On the loader that Python found, so that it stays what it was for everyone else.
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
@@ -46,5 +52,13 @@ def _install_or_exit() -> None:
     except NoDriverError as error:
         tell(f"{error}: the script runs without lowtide")
     except Error as error:
+        if isinstance(error, TorchError) and _is_elsewhere():
+            tell(f"{error}: this program runs without lowtide")
+            return
         tell(str(error))
         raise SystemExit(2) from None
+
+
+def _is_elsewhere() -> bool:
+    """Returns whether this is a program that the script started, in an environment with a PyTorch of its own."""
+    return os.environ.get(RUN_PREFIX, sys.prefix) != sys.prefix

@@ -4,6 +4,8 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
@@ -17,15 +19,13 @@ SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# Setters of PyTorch's pluggable allocator, and what is handed to each. `_begin_allocate_to_pool` is here,
-# because C cannot take what PyTorch passes to it.
+# Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
-    "set_reset_fn": "lowtide_reset",
-    "set_memory_fraction_fn": "lowtide_set_memory_fraction",
+    "set_reset_fn": "lowtide_hook_reset",
+    "set_memory_fraction_fn": "lowtide_hook_set_memory_fraction",
     "set_base_alloc_fn": "lowtide_base_alloc",
-    "set_record_stream_fn": "lowtide_record_stream",
-    "set_end_allocate_to_pool_fn": "lowtide_end_allocate_to_pool",
+    "set_record_stream_fn": "lowtide_hook_record_stream",
     "set_release_pool": "lowtide_release_pool",
 }
 
@@ -73,10 +73,11 @@ def configure(strategy: str | None, config: str | None) -> None:
         raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
     if colon:
         config = options
-    for variable in _PYTORCH_VARIABLES:
-        if "cudaMallocAsync" in os.environ.get(variable, ""):
-            message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
-            raise ConfigError(message)
+    # PyTorch reads the first that is set, be it to nothing.
+    variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
+    if variable is not None and "cudaMallocAsync" in os.environ[variable]:
+        message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
+        raise ConfigError(message)
     check(library().lowtide_configure(_to_c(name or None), _to_c(config)))
 
 
@@ -148,7 +149,8 @@ def _install_pluggable(torch: Any) -> None:
     hooks = allocator.allocator()
     for setter, function in _HOOKS.items():
         getattr(hooks, setter)(address(function))
-    hooks.set_begin_allocate_to_pool(ctypes.cast(_BEGIN_ALLOCATE_TO_POOL, ctypes.c_void_p).value)
+    for setter, callback in _PYTHON_HOOKS.items():
+        getattr(hooks, setter)(ctypes.cast(callback, ctypes.c_void_p).value)
     try:
         memory.change_current_allocator(allocator)
     except RuntimeError:
@@ -158,17 +160,38 @@ def _install_pluggable(torch: Any) -> None:
 
 def _begin_allocate_to_pool(device: int, pool: Mempool, _filter: int) -> None:
     """PyTorch's hook. Its filter is a C++ `std::function`, which cannot be called from here, so requests of
-    all streams go to the pool: more than need to, but none that must goes elsewhere."""
-    status = library().lowtide_begin_allocate_to_pool(device, pool, None, None, None)
+    all streams go to the pool: more than need to, but none that must goes elsewhere.
+
+    Through this interface only captures of graphs do this, as it has no `torch.cuda.MemPool`, and it announces them
+    in no other way. An event that is queried during a capture would spoil it."""
+    with _failure_told():
+        check(library().lowtide_begin_allocate_to_pool(device, pool, None, None, None))
+        check(library().lowtide_capture_begin(device))
+
+
+def _end_allocate_to_pool(device: int, pool: Mempool) -> None:
+    """PyTorch's hook."""
+    with _failure_told():
+        check(library().lowtide_capture_end(device))
+        check(library().lowtide_end_allocate_to_pool(device, pool))
+
+
+@contextmanager
+def _failure_told() -> Iterator[None]:
     try:
-        check(status)
+        yield
     except Error as error:
         # There is no way to raise through PyTorch's C++.
         tell(str(error))
 
 
 # What C calls; it must live as long as the process.
-_BEGIN_ALLOCATE_TO_POOL = ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(_begin_allocate_to_pool)
+_PYTHON_HOOKS = {
+    "set_begin_allocate_to_pool": ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(
+        _begin_allocate_to_pool
+    ),
+    "set_end_allocate_to_pool_fn": ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool)(_end_allocate_to_pool),
+}
 
 
 def first_line(error: BaseException) -> str:

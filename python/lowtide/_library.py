@@ -3,7 +3,7 @@
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from ._errors import ConfigError, Error, NoDriverError, StartedError
@@ -52,15 +52,17 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
     "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
+    "lowtide_capture_begin": (c_int, [c_int]),
+    "lowtide_capture_end": (c_int, [c_int]),
     "lowtide_config": (c_char_p, []),
     "lowtide_configure": (c_int, [c_char_p, c_char_p]),
     "lowtide_deallocate": (c_int, [c_void_p]),
+    "lowtide_end_allocate_to_pool": (c_int, [c_int, Mempool]),
     "lowtide_last_error": (c_char_p, []),
     "lowtide_memory_info": (c_int, [c_int, POINTER(c_uint64), POINTER(c_uint64)]),
     "lowtide_memory_stats": (c_int, [c_int, POINTER(MemoryStat), c_size_t, POINTER(c_size_t)]),
     "lowtide_release_bytes": (None, [c_void_p]),
     "lowtide_reset": (c_int, []),
-    "lowtide_set_memory_fraction": (c_int, [c_double, c_int]),
     "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_version": (c_char_p, []),
 }

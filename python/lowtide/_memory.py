@@ -15,7 +15,7 @@ Device = int | str | Any
 def memory_stats(device: Device | None = None) -> dict[str, int]:
     """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
 
-    `None` is PyTorch's current device. Asking for a device that is not in use starts it.
+    `None` is PyTorch's current device. Asking for a device that is not in use does not start it.
     """
     function = library().lowtide_memory_stats
     number = _number(device)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._errors import Error, NoDriverError
+from ._hook import RUN_PREFIX
 from ._install import configure, find_driver, tell
 
 STARTUP = Path(__file__).parent / "_startup"
@@ -87,6 +88,7 @@ def script_environment(environment: Mapping[str, str], strategy: str | None, con
             config = options
     if config is not None:
         changed["LOWTIDE_CONF"] = config
+    changed[RUN_PREFIX] = sys.prefix
     path = changed.get("PYTHONPATH")
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), path] if path else [str(STARTUP)])
     return changed

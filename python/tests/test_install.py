@@ -52,6 +52,11 @@ def test_each_refusal_is_one_line(machine: Machine, arguments: str, variables: d
     assert len(printed.splitlines()) == 1
 
 
+def test_a_variable_that_pytorch_ignores_is_no_obstacle(machine: Machine) -> None:
+    ignored = {"PYTORCH_HIP_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    assert install(machine, "", **ignored) == "installed True"
+
+
 def test_pytorch_that_is_not_there_is_named(gpu: Machine) -> None:
     expected = "TorchError PyTorch cannot be imported (No module named 'torch'): pip install torch"
     assert install(gpu) == expected
@@ -122,6 +127,41 @@ def test_the_pluggable_interface_is_served(machine: Machine) -> None:
     assert printed == f"True {2 << 20}\n"
 
 
+def test_no_event_is_queried_while_a_graph_is_captured(machine: Machine) -> None:
+    printed = machine.code(
+        """
+        import ctypes, lowtide
+        lowtide.install()
+        import torch
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.fakecuda_calls.restype = ctypes.c_uint64
+        allocator = torch.cuda.memory.current
+        allocator.allocate.restype = ctypes.c_void_p
+        allocator.allocate.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        allocator.free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+
+        def hook(name, *types):
+            return ctypes.CFUNCTYPE(None, *types)(allocator.hooks.addresses[name])
+
+        pool = ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64
+        memory = allocator.allocate(1000, 0, None)
+        context, side = ctypes.c_void_p(), ctypes.c_void_p()
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert driver.cuCtxSetCurrent(context) == 0
+        assert driver.cuStreamCreate(ctypes.byref(side), 1) == 0
+        hook("set_record_stream_fn", ctypes.c_void_p, ctypes.c_void_p)(memory, side)
+        allocator.free(memory, 1000, 0, None)
+        hook("set_begin_allocate_to_pool", *pool, ctypes.c_void_p)(0, 7, 0, 0xdead)
+        allocator.allocate(1000, 0, None)
+        print(driver.fakecuda_calls(b"cuEventQuery"))
+        hook("set_end_allocate_to_pool_fn", *pool)(0, 7, 0)
+        allocator.allocate(1000, 0, None)
+        print(driver.fakecuda_calls(b"cuEventQuery"))
+        """
+    )
+    assert printed == "0\n1\n"
+
+
 def test_a_pool_that_cannot_be_begun_is_told(machine: Machine) -> None:
     done = machine.run(
         "-c",
@@ -132,6 +172,7 @@ def test_a_pool_that_cannot_be_begun_is_told(machine: Machine) -> None:
     )
     assert done.returncode == 0
     assert done.stderr.endswith("lowtide: there is no device 9: the driver shows 1\n")
+    assert done.stderr.count("there is no device 9") == 1
 
 
 def test_a_second_call_may_still_choose(machine: Machine) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from machine import Machine
 
+import lowtide._run
 from lowtide._run import interpreter_options
 
 # What a script can see of how it was started.
@@ -250,6 +251,60 @@ def test_an_import_that_fails_may_be_tried_again(machine: Machine) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "failed", done
     assert lines[1].startswith("True torch <_frozen_importlib_external.SourceFileLoader"), done
+
+
+def test_finders_and_loaders_of_others_are_passed_over(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import importlib.util, sys
+        class Old:
+            def find_module(self, name, path=None):
+                return None
+        sys.meta_path.insert(0, Old())
+        early = importlib.util.find_spec("torch")
+        import torch
+        print(torch.cuda.memory.current is not None)
+        early.loader.exec_module(importlib.util.module_from_spec(early))
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert (done.returncode, done.stdout) == (0, "True\n"), done
+
+
+def test_a_program_of_another_environment_keeps_its_pytorch(machine: Machine) -> None:
+    machine.write("other.py", ALLOCATOR + "\n    print(allocator())")
+    machine.write(
+        "script.py",
+        """
+        import os, subprocess, sys, venv
+        venv.create("other")
+        old = {**os.environ, "FAKE_TORCH_VERSION": "2.5.0"}
+        for python in ("other/bin/python", sys.executable):
+            print(subprocess.run([python, "other.py"], env=old).returncode, flush=True)
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "PyTorch\n0\n2\n", done
+    too_old = "lowtide: PyTorch 2.5.0 is too old: lowtide needs 2.6 or newer"
+    assert done.stderr.splitlines() == [f"{too_old}: this program runs without lowtide", too_old]
+
+
+def test_an_older_python_is_left_alone(machine: Machine) -> None:
+    machine.write("site/sitecustomize.py", "print('theirs')")
+    startup = Path(lowtide._run.__file__).parent / "_startup"
+    printed = machine.code(
+        f"""
+        import runpy, sys
+        for name in [name for name in sys.modules if name == "sitecustomize" or name.startswith("lowtide")]:
+            del sys.modules[name]
+        sys.path[:0] = [{str(startup)!r}, "site"]
+        sys.version_info = (3, 9, 0, "final", 0)
+        runpy.run_path({str(startup / "sitecustomize.py")!r}, run_name="sitecustomize")
+        print("lowtide" in sys.modules, {str(startup)!r} in sys.path)
+        """
+    )
+    assert printed == "theirs\nFalse False\n"
 
 
 def test_without_a_driver_the_script_runs_without_lowtide(machine: Machine) -> None:

@@ -86,3 +86,13 @@ def test_a_directory_that_cannot_be_written_to_is_said(monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     with pytest.raises(build.BuildError, match="set XDG_CACHE_HOME"):
         build.build()
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(build.BuildError, match=r"no place for the shim \(Could not determine .*set XDG_CACHE_HOME"):
+        build.cache_directory()

@@ -33,10 +33,10 @@ def install(path):
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
     hooks.set_init_fn(address("lowtide_init"))
-    hooks.set_reset_fn(address("lowtide_reset"))
-    hooks.set_record_stream_fn(address("lowtide_record_stream"))
+    hooks.set_reset_fn(address("lowtide_hook_reset"))
+    hooks.set_record_stream_fn(address("lowtide_hook_record_stream"))
     hooks.set_base_alloc_fn(address("lowtide_base_alloc"))
-    hooks.set_memory_fraction_fn(address("lowtide_set_memory_fraction"))
+    hooks.set_memory_fraction_fn(address("lowtide_hook_set_memory_fraction"))
     torch.cuda.memory.change_current_allocator(allocator)
     return library
 

@@ -107,7 +107,7 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SEGMENT_ALLOC = 3,
   /**
-   * A segment went back to the driver.
+   * A segment goes back to the driver; told before it does.
    */
   LOWTIDE_ACTION_SEGMENT_FREE = 4,
   /**
@@ -115,7 +115,7 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SEGMENT_MAP = 5,
   /**
-   * Memory left an expandable segment.
+   * Memory leaves an expandable segment; told before it does.
    */
   LOWTIDE_ACTION_SEGMENT_UNMAP = 6,
   /**
@@ -229,8 +229,9 @@ typedef struct lowtide_event {
 
 /**
  * Is told of an event, with the `context` that was given with it, by the thread whose call caused the
- * event, before that call returns. Called under the lock of the memory concerned, for different streams
- * possibly from several threads at once: it must not call lowtide, throw or unwind.
+ * event, before that call returns; of memory that leaves, before it does. Called under the lock of the memory
+ * concerned, for different streams possibly from several threads at once: it must not call lowtide, throw or
+ * unwind.
  */
 typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event *event);
 
@@ -464,9 +465,9 @@ enum lowtide_status lowtide_deallocate(void *memory);
 /**
  * Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
  *
- * PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
- * default stream, which is taken for the memory's device; it must not be destroyed before the memory has
- * been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
+ * Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
+ * memory's device; it must not be destroyed before the memory has been freed. May be called from any
+ * thread.
  */
 enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
@@ -482,20 +483,35 @@ enum lowtide_status lowtide_init(int device_count);
 /**
  * Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
  * each. One that fails does not keep the others from it; its error is the answer.
- *
- * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
- * on standard error, too.
  */
 enum lowtide_status lowtide_reset(void);
 
 /**
  * Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
  * above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
- *
- * PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);
+
+/**
+ * As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_record_stream_fn`.
+ */
+enum lowtide_status lowtide_hook_record_stream(void *memory,
+                                               void *stream);
+
+/**
+ * As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+ * `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+ */
+enum lowtide_status lowtide_hook_reset(void);
+
+/**
+ * As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
+ * hook `set_memory_fraction_fn`.
+ */
+enum lowtide_status lowtide_hook_set_memory_fraction(double fraction,
+                                                     int device);
 
 /**
  * Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
@@ -576,7 +592,8 @@ enum lowtide_status lowtide_set_no_split(int device, struct lowtide_mempool pool
 
 /**
  * Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
- * alone. With its last segment the pool ends. A pool that does not exist holds nothing.
+ * alone. With its last segment the pool ends. `LOWTIDE_STATUS_POOL` for a pool that the device does not have;
+ * a device that nothing was asked of has none, and is left alone.
  */
 enum lowtide_status lowtide_empty_pool(int device,
                                        struct lowtide_mempool pool);
@@ -674,8 +691,9 @@ void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
  * Tells `observer` of every event on every device from now on; null ends it.
  *
  * There is one observer: a later one replaces it, and when this returns the earlier one is not called any
- * more. Of a call that failed and changed nothing, no event is told but
- * `LOWTIDE_ACTION_OUT_OF_MEMORY`.
+ * more. Of a call that failed and changed nothing, no event is told but `LOWTIDE_ACTION_OUT_OF_MEMORY`, and
+ * where the driver would not take memory that was to leave, events that say that it came back, with the block
+ * that was to be freed with it.
  *
  * The caller promises:
  *
@@ -796,7 +814,8 @@ const char *lowtide_config(void);
 
 /**
  * Gives everything of a device that is not in use back to the driver, and waits for the streams that
- * still use what was freed, unless one is being captured. What went back before a failure is gone.
+ * still use what was freed, unless one is being captured. What went back before a failure is gone. A
+ * device that nothing was asked of is left alone.
  */
 enum lowtide_status lowtide_empty_cache(int device);
 
@@ -811,6 +830,7 @@ enum lowtide_status lowtide_memory_info(int device, uint64_t *free, uint64_t *to
 
 /**
  * Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
+ * For a device that nothing was asked of, which stays so, it is what the options say.
  *
  * The caller promises:
  *
@@ -826,7 +846,7 @@ enum lowtide_status lowtide_get_memory_fraction(int device,
  * `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
  * answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
  * which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
- * private pool.
+ * private pool. A device that nothing was asked of has its figures, too, and stays so.
  *
  * The caller promises:
  *
@@ -837,6 +857,19 @@ enum lowtide_status lowtide_memory_stats(int device,
                                          struct lowtide_memory_stat *stats,
                                          size_t capacity,
                                          size_t *count);
+
+/**
+ * Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
+ * `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
+ * who ask at every request. A device that is not in use has none.
+ *
+ * The caller promises:
+ *
+ * Both are null or may be written to.
+ */
+enum lowtide_status lowtide_memory_usage(int device,
+                                         uint64_t *allocated,
+                                         uint64_t *reserved);
 
 /**
  * Sets every peak of a device's figures to its current value.
@@ -931,7 +964,8 @@ enum lowtide_status lowtide_attach(int device,
 /**
  * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
  * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
- * capture. Work of other devices that uses the memory must have ended.
+ * capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
+ * do everything, and attach the same memory again, which then stays.
  *
  * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
  * the memory is still attached, and the same call may work.

@@ -96,14 +96,10 @@ impl Told {
     }
 }
 
-/// Runs the body of a hook, whose caller ignores its status: the first failure of each status is told as
-/// [`run_and_tell`] does. A loop that fails all the time would fill the screen.
+/// Returns what became of a hook's call, whose caller ignores that: the first failure of each status is told
+/// as [`run_and_tell`] does. A loop that fails all the time would fill the screen.
 #[inline]
-pub(crate) fn run_and_tell_once(
-    told: &'static Told,
-    body: impl FnOnce() -> Result<(), Error>,
-) -> Status {
-    let status = run(body);
+pub(crate) fn tell_once(told: &'static Told, status: Status) -> Status {
     if status != Status::Ok {
         let bit = 1 << status as u32;
         if told.0.fetch_or(bit, Ordering::Relaxed) & bit == 0 {

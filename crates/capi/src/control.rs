@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::Config;
+use lowtide_core::{Bytes, Config, Stats};
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
@@ -92,10 +92,14 @@ pub extern "C" fn lowtide_config() -> *const c_char {
 }
 
 /// Gives everything of a device that is not in use back to the driver, and waits for the streams that
-/// still use what was freed, unless one is being captured. What went back before a failure is gone.
+/// still use what was freed, unless one is being captured. What went back before a failure is gone. A
+/// device that nothing was asked of is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
-    run(|| Ok(registry::device(device)?.empty_cache()?))
+    run(|| match in_use(device)? {
+        Some(allocator) => Ok(allocator.empty_cache()?),
+        None => Ok(()),
+    })
 }
 
 /// Writes how much memory the driver could still hand out, and all that the device has, in bytes.
@@ -124,6 +128,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
 }
 
 /// Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
+/// For a device that nothing was asked of, which stays so, it is what the options say.
 ///
 /// # Safety
 ///
@@ -131,8 +136,13 @@ pub unsafe extern "C" fn lowtide_memory_info(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
     run(|| {
-        let allocator = registry::device(device)?;
-        let held_at_most = allocator.memory_fraction()?;
+        let held_at_most = match in_use(device)? {
+            Some(allocator) => allocator.memory_fraction()?,
+            None => match registry::config()? {
+                Config::Caching(options) => options.per_process_memory_fraction,
+                _ => 1.0,
+            },
+        };
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("fraction", fraction, held_at_most) }
     })
@@ -154,7 +164,7 @@ pub struct MemoryStat {
 /// `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
 /// answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
 /// which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
-/// private pool.
+/// private pool. A device that nothing was asked of has its figures, too, and stays so.
 ///
 /// # Safety
 ///
@@ -171,8 +181,10 @@ pub unsafe extern "C" fn lowtide_memory_stats(
         if stats.is_null() && capacity > 0 {
             return Err(Error::null("stats"));
         }
-        let allocator = registry::device(device)?;
-        let entries = allocator.memory_stats()?;
+        let entries = match in_use(device)? {
+            Some(allocator) => allocator.memory_stats()?,
+            None => stats_of_nothing(&registry::config()?),
+        };
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("count", count, entries.len()) }?;
         if capacity < entries.len() {
@@ -193,16 +205,50 @@ pub unsafe extern "C" fn lowtide_memory_stats(
     })
 }
 
+/// Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
+/// `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
+/// who ask at every request. A device that is not in use has none.
+///
+/// # Safety
+///
+/// Both are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_memory_usage(
+    device: c_int,
+    allocated: *mut u64,
+    reserved: *mut u64,
+) -> Status {
+    run(|| {
+        if allocated.is_null() {
+            return Err(Error::null("allocated"));
+        }
+        let (held, from_driver) = match registry::device_in_use(device)? {
+            Some(allocator) => allocator.with_all(|lanes| (lanes.allocated(), lanes.reserved()))?,
+            None => (Bytes::ZERO, Bytes::ZERO),
+        };
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("reserved", reserved, from_driver.get()) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("allocated", allocated, held.get()) }
+    })
+}
+
 /// Sets every peak of a device's figures to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
-    run(|| Ok(registry::device(device)?.reset_peak_stats()?))
+    run(|| match in_use(device)? {
+        Some(allocator) => Ok(allocator.reset_peak_stats()?),
+        None => Ok(()),
+    })
 }
 
 /// Sets every sum and count of a device's figures to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
-    run(|| Ok(registry::device(device)?.reset_accumulated_stats()?))
+    run(|| match in_use(device)? {
+        Some(allocator) => Ok(allocator.reset_accumulated_stats()?),
+        None => Ok(()),
+    })
 }
 
 /// Writes a picture of every segment and block of the devices in use, in the format of
@@ -237,6 +283,40 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
 pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
     // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
     unsafe { libc::free(bytes) }
+}
+
+/// Returns a device's allocator, or `None` for a device that nothing was asked of. That one must not be
+/// started by a question about it: its context takes hundreds of MiB, and on a machine with several devices
+/// every process would take that of each.
+///
+/// # Errors
+///
+/// If the process was forked, or there is no driver or no such device.
+pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static registry::Allocator>, Error> {
+    if let Some(allocator) = registry::device_in_use(ordinal)? {
+        return Ok(Some(allocator));
+    }
+    let count = registry::library()?.device_count()?;
+    if u32::try_from(ordinal).is_ok_and(|number| number < count) {
+        return Ok(None);
+    }
+    let text = format_args!("there is no device {ordinal}: the driver shows {count}");
+    Err(Error::new(Status::InvalidArgument, text))
+}
+
+/// Returns the figures of a device that nothing was asked of.
+fn stats_of_nothing(config: &Config) -> Vec<(String, i64)> {
+    let max_split_size = match config {
+        Config::Caching(options) => options.max_split_size,
+        _ => None,
+    };
+    let stats = Stats {
+        max_split_size: max_split_size.map_or(-1, |size| size.get().cast_signed()),
+        ..Stats::default()
+    };
+    let mut entries = stats.entries();
+    entries.sort_unstable();
+    entries
 }
 
 impl MemoryStat {

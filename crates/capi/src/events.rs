@@ -24,11 +24,11 @@ pub enum Action {
     FreeCompleted = 2,
     /// A segment came from the driver.
     SegmentAlloc = 3,
-    /// A segment went back to the driver.
+    /// A segment goes back to the driver; told before it does.
     SegmentFree = 4,
     /// Memory was mapped into an expandable segment.
     SegmentMap = 5,
-    /// Memory left an expandable segment.
+    /// Memory leaves an expandable segment; told before it does.
     SegmentUnmap = 6,
     /// A snapshot was taken. `size` is the sum of the active bytes.
     Snapshot = 7,
@@ -56,15 +56,17 @@ pub struct Event {
 }
 
 /// Is told of an event, with the `context` that was given with it, by the thread whose call caused the
-/// event, before that call returns. Called under the lock of the memory concerned, for different streams
-/// possibly from several threads at once: it must not call lowtide, throw or unwind.
+/// event, before that call returns; of memory that leaves, before it does. Called under the lock of the memory
+/// concerned, for different streams possibly from several threads at once: it must not call lowtide, throw or
+/// unwind.
 pub type EventObserver = Option<unsafe extern "C" fn(context: *mut c_void, event: *const Event)>;
 
 /// Tells `observer` of every event on every device from now on; null ends it.
 ///
 /// There is one observer: a later one replaces it, and when this returns the earlier one is not called any
-/// more. Of a call that failed and changed nothing, no event is told but
-/// `LOWTIDE_ACTION_OUT_OF_MEMORY`.
+/// more. Of a call that failed and changed nothing, no event is told but `LOWTIDE_ACTION_OUT_OF_MEMORY`, and
+/// where the driver would not take memory that was to leave, events that say that it came back, with the block
+/// that was to be freed with it.
 ///
 /// # Safety
 ///

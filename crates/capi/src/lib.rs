@@ -42,8 +42,8 @@ pub use checkpoint::{
 pub use control::{
     LOWTIDE_ABI_VERSION, MemoryStat, lowtide_abi_version, lowtide_config, lowtide_configure,
     lowtide_empty_cache, lowtide_get_memory_fraction, lowtide_memory_info, lowtide_memory_stats,
-    lowtide_reconfigure, lowtide_release_bytes, lowtide_reset_accumulated_stats,
-    lowtide_reset_peak_stats, lowtide_snapshot, lowtide_version,
+    lowtide_memory_usage, lowtide_reconfigure, lowtide_release_bytes,
+    lowtide_reset_accumulated_stats, lowtide_reset_peak_stats, lowtide_snapshot, lowtide_version,
 };
 pub use error::Status;
 pub use events::{Action, Event, EventObserver, lowtide_observe_events};
@@ -53,7 +53,8 @@ pub use held::{
 };
 pub use peers::lowtide_enable_peer_access;
 pub use pluggable::{
-    lowtide_allocate, lowtide_base_alloc, lowtide_deallocate, lowtide_free, lowtide_init,
+    lowtide_allocate, lowtide_base_alloc, lowtide_deallocate, lowtide_free,
+    lowtide_hook_record_stream, lowtide_hook_reset, lowtide_hook_set_memory_fraction, lowtide_init,
     lowtide_malloc, lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
 };
 pub use pools::{

@@ -1,15 +1,16 @@
 //! What PyTorch calls through `CUDAPluggableAllocator`, and the same with a status for those who can use
 //! one.
 //!
-//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`, and those
-//! that are reached by no other way tell of a failure on standard error, too, once a kind.
+//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`. Where a user
+//! would notice a failure by nothing else, there are two functions: one for those who use the status, and a
+//! `lowtide_hook_` for PyTorch, which tells of the failure on standard error, too, once a kind.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
 
-use crate::boundary::{Told, run, run_and_tell, run_and_tell_once, write_to_c};
+use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
 use crate::registry;
 
@@ -87,13 +88,12 @@ pub extern "C" fn lowtide_deallocate(memory: *mut c_void) -> Status {
 
 /// Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
 ///
-/// PyTorch's hook `set_record_stream_fn`. Null is ignored. `stream` may be another device's, unless it is a
-/// default stream, which is taken for the memory's device; it must not be destroyed before the memory has
-/// been freed. The first failure of a kind is told on standard error, too. May be called from any thread.
+/// Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
+/// memory's device; it must not be destroyed before the memory has been freed. May be called from any
+/// thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
-    static TOLD: Told = Told::nothing();
-    run_and_tell_once(&TOLD, || {
+    run(|| {
         if memory.is_null() {
             return Ok(());
         }
@@ -116,31 +116,46 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
 
 /// Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
 /// each. One that fails does not keep the others from it; its error is the answer.
-///
-/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls. The first failure of a kind is told
-/// on standard error, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    static TOLD: Told = Told::nothing();
-    run_and_tell_once(&TOLD, || {
-        registry::for_each_in_use(|_, allocator| Ok(allocator.empty_cache()?))
-    })
+    run(|| registry::for_each_in_use(|_, allocator| Ok(allocator.empty_cache()?)))
 }
 
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
 /// above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
-///
-/// PyTorch's hook `set_memory_fraction_fn`. The first failure of a kind is told on standard error, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> Status {
-    static TOLD: Told = Told::nothing();
-    run_and_tell_once(&TOLD, || {
+    run(|| {
         if !(0.0..=1.0).contains(&fraction) {
             let text = format_args!("{fraction} is not a fraction from 0 to 1");
             return Err(Error::new(Status::InvalidArgument, text));
         }
         Ok(registry::device(device)?.set_memory_fraction(fraction)?)
     })
+}
+
+/// As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+/// `set_record_stream_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_hook_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
+    static TOLD: Told = Told::nothing();
+    tell_once(&TOLD, lowtide_record_stream(memory, stream))
+}
+
+/// As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
+/// `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_hook_reset() -> Status {
+    static TOLD: Told = Told::nothing();
+    tell_once(&TOLD, lowtide_reset())
+}
+
+/// As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
+/// hook `set_memory_fraction_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_hook_set_memory_fraction(fraction: f64, device: c_int) -> Status {
+    static TOLD: Told = Told::nothing();
+    tell_once(&TOLD, lowtide_set_memory_fraction(fraction, device))
 }
 
 /// Returns the start of the segment that holds a block, and writes the segment's size to `size`; null

@@ -2,9 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
 
 use crate::boundary::{run, write_to_c};
+use crate::control::in_use;
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
 use crate::registry;
@@ -142,12 +143,13 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 }
 
 /// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
-/// alone. With its last segment the pool ends. A pool that does not exist holds nothing.
+/// alone. With its last segment the pool ends. `LOWTIDE_STATUS_POOL` for a pool that the device does not have;
+/// a device that nothing was asked of has none, and is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.empty_pool(pool.id()))??)
+    run(|| match in_use(device)? {
+        Some(allocator) => Ok(allocator.with_pools(|pools| pools.empty_pool(pool.id()))??),
+        None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
 }
 

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, DriverError};
 use lowtide_cuda::{HeldRange, Uuid};
 
 use crate::boundary::{run, write_to_c};
@@ -117,7 +117,8 @@ pub unsafe extern "C" fn lowtide_attach(
 
 /// Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
 /// memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
-/// capture. Work of other devices that uses the memory must have ended.
+/// capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
+/// do everything, and attach the same memory again, which then stays.
 ///
 /// `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
 /// the memory is still attached, and the same call may work.
@@ -179,7 +180,10 @@ struct Attachment {
     ordinal: c_int,
     bytes: Box<[u8]>,
     memory: Memory,
+    /// How many hold it.
     count: u64,
+    /// How many have held it so far.
+    holders: u64,
 }
 
 enum Memory {
@@ -190,7 +194,8 @@ enum Memory {
 }
 
 /// Held while another process is asked, too: the same bytes must not be mapped twice. That process may wait
-/// in the same way, as its thread does not take this lock.
+/// in the same way, as its thread does not take this lock. Not held while the device's work is awaited, which
+/// may need what other threads have yet to queue.
 static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments {
     by_address: BTreeMap::new(),
     by_bytes: BTreeMap::new(),
@@ -219,6 +224,7 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
         && let Some(known) = attached.by_address.get_mut(&address)
     {
         known.count += 1;
+        known.holders += 1;
         return Ok(address);
     }
     let (address, memory) = match &ticket.shared {
@@ -236,6 +242,7 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
         bytes: bytes.into(),
         memory,
         count: 1,
+        holders: 1,
     };
     attached.by_address.insert(address, attachment);
     attached.by_bytes.insert(bytes.into(), address);
@@ -298,34 +305,55 @@ fn import(
     }
 }
 
+/// The work of a holder is queued when it detaches, so it is among what is awaited, unless it came and went
+/// during the wait.
 fn detach(address: DeviceAddress) -> Result<(), Error> {
-    let mut attached = attached()?;
-    let Attachments {
-        by_address,
-        by_bytes,
-    } = &mut *attached;
-    let attachment = by_address.get_mut(&address);
-    let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
-    if attachment.count > 1 {
-        attachment.count -= 1;
-        return Ok(());
-    }
-    let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
-        Memory::Opened => driver.close_ipc(address),
-        Memory::Mapped(held) => driver.end_import(held),
-    })?;
-    let is_usable = match &attachment.memory {
-        Memory::Opened => ended.is_err(),
-        Memory::Mapped(held) => held.is_mapped(),
-    };
-    if !is_usable && by_bytes.get(&attachment.bytes) == Some(&address) {
-        by_bytes.remove(&attachment.bytes);
-    }
-    match ended.map_err(AllocError::Driver) {
-        Err(error) if !registry::is_driver_gone(&error) => Err(error.into()),
-        _ => {
-            by_address.remove(&address);
-            Ok(())
+    let mut awaited_holders = None;
+    loop {
+        let mut attached = attached()?;
+        let attachment = attached.by_address.get_mut(&address);
+        let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
+        if attachment.count > 1 {
+            attachment.count -= 1;
+            return Ok(());
         }
+        if awaited_holders == Some(attachment.holders) {
+            return attached.let_go(address);
+        }
+        awaited_holders = Some(attachment.holders);
+        let ordinal = attachment.ordinal;
+        drop(attached);
+        let device = drivers::with(ordinal, |driver| driver.device().clone())?;
+        unless_driver_gone(device.synchronize())?;
+    }
+}
+
+impl Attachments {
+    /// Lets go of what no work uses any more.
+    fn let_go(&mut self, address: DeviceAddress) -> Result<(), Error> {
+        let attachment = self.by_address.get_mut(&address);
+        let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
+        let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
+            Memory::Opened => driver.close_ipc(address),
+            Memory::Mapped(held) => driver.end_import(held),
+        })?;
+        let is_usable = match &attachment.memory {
+            Memory::Opened => ended.is_err(),
+            Memory::Mapped(held) => held.is_mapped(),
+        };
+        if !is_usable && self.by_bytes.get(&attachment.bytes) == Some(&address) {
+            self.by_bytes.remove(&attachment.bytes);
+        }
+        unless_driver_gone(ended)?;
+        self.by_address.remove(&address);
+        Ok(())
+    }
+}
+
+/// Passes an error on, unless it says that the driver has ended and so taken all memory back.
+fn unless_driver_gone(outcome: Result<(), DriverError>) -> Result<(), Error> {
+    match outcome.map_err(AllocError::Driver) {
+        Err(error) if !registry::is_driver_gone(&error) => Err(error.into()),
+        _ => Ok(()),
     }
 }

@@ -102,3 +102,52 @@ fn a_block_is_recorded_on_another_devices_stream() {
         assert_eq!(fake.live().events, 1);
     });
 }
+
+/// A process that uses one of eight devices must not take a context's memory of the others.
+#[test]
+fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
+    let test = "a_device_that_nothing_was_asked_of_is_not_started_by_questions";
+    let options = (
+        "LOWTIDE_CONF",
+        "per_process_memory_fraction:0.5,max_split_size_mb:64",
+    );
+    isolated(test, &[TWO, options], |fake| {
+        let memory = allocate(3 << 20, 0).unwrap();
+        assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
+        let pool = Mempool {
+            capture: 0,
+            user: 1,
+        };
+        assert_eq!(lowtide_empty_cache(1), Status::Ok);
+        assert_eq!(lowtide_empty_pool(1, pool), Status::Pool);
+        assert_eq!(lowtide_reset_peak_stats(1), Status::Ok);
+        assert_eq!(lowtide_reset_accumulated_stats(1), Status::Ok);
+        let figures = ["max_split_size", "reserved_bytes.all.peak"];
+        assert_eq!(figures.map(|key| stat(1, key)), [64 << 20, 0]);
+        let mut fraction = 0.0;
+        // SAFETY: it may be written to.
+        let status = unsafe { lowtide_get_memory_fraction(1, &raw mut fraction) };
+        assert_eq!((status, fraction), (Status::Ok, 0.5));
+        assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
+        for device in [-1, 2, 128] {
+            assert_eq!(lowtide_empty_cache(device), Status::InvalidArgument);
+            assert_eq!(lowtide_reset_peak_stats(device), Status::InvalidArgument);
+        }
+        // It has the same figures once it is in use.
+        let names = || [0, 1].map(count_stats);
+        let before = names();
+        lowtide_free(memory, 0, 0, std::ptr::null_mut());
+        allocate(3 << 20, 1).unwrap();
+        assert_eq!(figures.map(|key| stat(1, key)), [64 << 20, 20 << 20]);
+        assert_eq!(names(), before);
+    });
+}
+
+/// Returns how many figures a device has.
+fn count_stats(device: i32) -> usize {
+    let mut count = 0;
+    // SAFETY: a capacity of 0 asks for the room.
+    let status = unsafe { lowtide_memory_stats(device, std::ptr::null_mut(), 0, &raw mut count) };
+    assert_eq!(status, Status::TooSmall);
+    count
+}

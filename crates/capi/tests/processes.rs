@@ -96,11 +96,16 @@ fn a_hook_that_fails_says_why_once_a_kind() {
     if std::env::var_os(CHILD).is_some() {
         let unknown = ptr::without_provenance_mut(4096);
         for _ in 0..3 {
-            let status = lowtide_record_stream(unknown, ptr::null_mut());
+            let status = lowtide_hook_record_stream(unknown, ptr::null_mut());
             assert_eq!(status, Status::NotAllocated);
-            let status = lowtide_set_memory_fraction(2.0, 0);
+            let status = lowtide_hook_set_memory_fraction(2.0, 0);
             assert_eq!(status, Status::InvalidArgument);
-            assert_eq!(lowtide_set_memory_fraction(0.5, 0), Status::Config);
+            assert_eq!(lowtide_hook_set_memory_fraction(0.5, 0), Status::Config);
+            // Those whose caller is told by the status.
+            let status = lowtide_record_stream(ptr::without_provenance_mut(8192), ptr::null_mut());
+            assert_eq!(status, Status::NotAllocated);
+            let status = lowtide_set_memory_fraction(3.0, 0);
+            assert_eq!(status, Status::InvalidArgument);
         }
         return;
     }

@@ -174,6 +174,39 @@ fn what_is_held_can_be_visited() {
     });
 }
 
+fn usage(device: c_int) -> (i64, i64) {
+    let (mut allocated, mut reserved) = (1, 1);
+    // SAFETY: both may be written to.
+    let status = unsafe { lowtide_memory_usage(device, &raw mut allocated, &raw mut reserved) };
+    assert_eq!(status, Status::Ok);
+    (allocated.cast_signed(), reserved.cast_signed())
+}
+
+#[test]
+fn usage_is_told_without_the_other_figures() {
+    isolated("usage_is_told_without_the_other_figures", &[], |fake| {
+        assert_eq!(usage(0), (0, 0));
+        assert_eq!(usage(99), (0, 0), "what is not there has none");
+        assert_eq!(fake.calls("cuInit"), 0, "to look starts nothing");
+        let small = allocate(1000, 0).unwrap();
+        assert_eq!(usage(0), (1024, 2 << 20));
+        // Streams are counted together.
+        let stream = fake.stream();
+        let large = allocate_on(30 << 20, 0, stream).unwrap();
+        assert_eq!(usage(0), ((30 << 20) + 1024, 32 << 20));
+        assert_eq!(lowtide_deallocate(small), Status::Ok);
+        let (allocated, reserved) = usage(0);
+        assert_eq!(allocated, stat(0, "allocated_bytes.all.current"));
+        assert_eq!(reserved, stat(0, "reserved_bytes.all.current"));
+        assert_eq!((allocated, reserved), (30 << 20, 32 << 20));
+        assert_eq!(lowtide_deallocate(large), Status::Ok);
+        let mut number = 7;
+        // SAFETY: null is refused.
+        let status = unsafe { lowtide_memory_usage(0, &raw mut number, ptr::null_mut()) };
+        assert_eq!((status, number), (Status::InvalidArgument, 7));
+    });
+}
+
 fn largest_free(device: c_int) -> u64 {
     let mut size = 0;
     // SAFETY: `size` may be written to.

@@ -397,7 +397,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let block = &self.heap.blocks[id];
         let (size, kind, domain) = (block.size, block.kind, block.domain);
         let (requested, used_elsewhere) = (block.requested, block.used_elsewhere);
-        let events_before = self.heap.log.events.len();
+        let before = self.heap.log.mark();
         self.heap
             .record(Action::FreeRequested, domain, address, requested);
         let result = if used_elsewhere {
@@ -406,7 +406,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.give_back(id)
         };
         if let Err(error) = result {
-            self.heap.log.events.truncate(events_before);
+            self.heap.log.take_back(before);
             return Err(error.into());
         }
         if used_elsewhere {
@@ -494,9 +494,9 @@ impl<D: Driver> DeviceAllocator<D> {
         while let Some(id) = self.uses.first_passed() {
             let block = &self.heap.blocks[id];
             let (size, kind, requested) = (block.size, block.kind, block.requested);
-            let events_before = self.heap.log.events.len();
+            let before = self.heap.log.mark();
             if let Err(error) = self.give_back(id) {
-                self.heap.log.events.truncate(events_before);
+                self.heap.log.take_back(before);
                 return Err(error);
             }
             self.heap.stats.count_resumed(kind, size, requested);

@@ -14,7 +14,7 @@ use std::fmt;
 use crate::allocator::{DeviceAllocator, Request};
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, Holder, OutOfMemory};
-use crate::event::{Action, Event};
+use crate::event::Action;
 use crate::figures::Figures;
 use crate::peaks::Peaks;
 use crate::snapshot::SegmentSnapshot;
@@ -29,8 +29,6 @@ pub struct Lanes<'a, D> {
     peaks: Option<&'a mut Peaks>,
     /// Bytes that all of them together may hold from the driver.
     limit: Option<Bytes>,
-    /// Who is told what happens; without, the lanes' events stay where they are.
-    observer: Option<&'a dyn Fn(&Event)>,
 }
 
 impl<D: fmt::Debug> fmt::Debug for Lanes<'_, D> {
@@ -45,19 +43,17 @@ impl<D: fmt::Debug> fmt::Debug for Lanes<'_, D> {
 
 impl<'a, D: Driver> Lanes<'a, D> {
     /// Returns the lanes of a device: at least one, always in the same order. `limit` is what they may
-    /// hold from the driver together, and `observer` who is told what happens.
+    /// hold from the driver together.
     pub fn new(
         lanes: Vec<&'a mut DeviceAllocator<D>>,
         peaks: &'a mut Peaks,
         limit: Option<Bytes>,
-        observer: Option<&'a dyn Fn(&Event)>,
     ) -> Lanes<'a, D> {
         let has_several = lanes.len() > 1;
         Lanes {
             lanes,
             peaks: has_several.then_some(peaks),
             limit,
-            observer,
         }
     }
 
@@ -72,7 +68,6 @@ impl<'a, D: Driver> Lanes<'a, D> {
             limit: lane.limit(),
             lanes: vec![lane],
             peaks: None,
-            observer: None,
         }
     }
 
@@ -133,8 +128,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
     ) -> Result<AllocError, DriverError> {
         let reserved_in_private = self.sum(DeviceAllocator::reserved_in_private_pools);
         let active_in_private = self.sum(DeviceAllocator::active_in_private_pools);
-        let allocated = self.sum(|lane| lane.heap.stats.allocated());
-        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let (allocated, reserved) = (self.allocated(), self.reserved());
         let holders = self.holders();
         let lane = &mut *self.lanes[own];
         let info = lane.heap.driver.memory_info()?;
@@ -187,11 +181,22 @@ impl<'a, D: Driver> Lanes<'a, D> {
 
     /// Allows each lane to hold from the driver what the others leave of the device's limit.
     pub fn share_limit(&mut self) {
-        let reserved = self.sum(|lane| lane.heap.stats.reserved());
+        let reserved = self.reserved();
         for lane in &mut self.lanes {
             let others = reserved - lane.heap.stats.reserved();
             lane.set_limit(self.limit.map(|limit| limit.saturating_sub(others)));
         }
+    }
+
+    /// Returns the bytes of the blocks that the program holds: one of the figures, for less than all of them
+    /// take.
+    pub fn allocated(&self) -> Bytes {
+        self.sum(|lane| lane.heap.stats.allocated())
+    }
+
+    /// Returns the bytes held from the driver, as [`Lanes::allocated`] does.
+    pub fn reserved(&self) -> Bytes {
+        self.sum(|lane| lane.heap.stats.reserved())
     }
 
     /// Returns the figures of the device.
@@ -251,12 +256,11 @@ impl<'a, D: Driver> Lanes<'a, D> {
         segments
     }
 
-    /// Tells the observer what happened, and brings the device's peaks up to date where any lane's have
+    /// Tells observers what happened, and brings the device's peaks up to date where any lane's have
     /// risen. What one lane has done must be settled before another does something.
     pub fn settle(&mut self) {
-        if let Some(observer) = self.observer {
-            let events = self.lanes.iter_mut().flat_map(|lane| lane.take_events());
-            events.for_each(|event| observer(&event));
+        for lane in &mut self.lanes {
+            lane.tell_events();
         }
         let mut lanes = self.lanes.iter();
         if lanes.any(|lane| lane.heap.stats.has_new_peak()) {

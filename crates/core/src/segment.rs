@@ -6,6 +6,7 @@ use crate::block::{Block, BlockId, BlockState, BlockTable};
 use crate::domain::{DomainId, Domains};
 use crate::driver::{Driver, DriverError, Handle};
 use crate::event::{Action, Event};
+use crate::event_log::{EventLog, LogMark};
 use crate::figures::{Figures, SizeKind};
 use crate::units::{Bytes, DeviceAddress};
 
@@ -143,13 +144,6 @@ impl SegmentTable {
             .as_mut()
             .expect("the segment is still held")
     }
-}
-
-/// What happened, in order, until the owner takes it.
-#[derive(Debug, Default)]
-pub(crate) struct EventLog {
-    pub(crate) enabled: bool,
-    pub(crate) events: Vec<Event>,
 }
 
 /// What every strategy works on.
@@ -335,12 +329,16 @@ impl<D: Driver> Heap<D> {
         let (domain, kind) = (segment.domain, segment.kind);
         let left = segment.size - part;
         let address = segment.address + left;
+        let mark = self.record_leaving(Action::SegmentFree, domain, address, part);
         match self.domains.source_of(domain) {
             Some(source) => {
                 self.driver.return_lent(address, part);
                 source.release(address, part);
             }
-            None => self.driver.free(address, part)?,
+            None => {
+                let freed = self.driver.free(address, part);
+                freed.inspect_err(|_| self.log.take_back(mark))?;
+            }
         }
         if left.is_zero() {
             self.segments.remove(id);
@@ -354,7 +352,6 @@ impl<D: Driver> Heap<D> {
         }
         self.count_reserved(domain, kind, -signed(part));
         self.stats.num_device_free += 1;
-        self.record(Action::SegmentFree, domain, address, part);
         Ok(left)
     }
 
@@ -527,7 +524,9 @@ impl<D: Driver> Heap<D> {
         // Unlike cudaFree, unmapping does not wait for kernels that still use the pages.
         let stream = self.domains.domain(domain).stream;
         self.driver.synchronize_stream(stream)?;
-        self.driver.unmap(address, size)?;
+        let mark = self.record_leaving(Action::SegmentUnmap, domain, address, size);
+        let unmapped = self.driver.unmap(address, size);
+        unmapped.inspect_err(|_| self.log.take_back(mark))?;
         let (slots, page_size) = self.segments.get_mut(id).pages();
         let first = pages_in(address.offset_from(start), page_size);
         let range = first..first + pages_in(size, page_size);
@@ -545,7 +544,6 @@ impl<D: Driver> Heap<D> {
         self.count_reserved(domain, kind, -signed(size));
         self.discard(handles, page_size, kind, domain);
         self.stats.num_device_free += 1;
-        self.record(Action::SegmentUnmap, domain, address, size);
         Ok(())
     }
 
@@ -604,6 +602,21 @@ impl<D: Driver> Heap<D> {
         }
     }
 
+    /// Writes down that memory leaves and tells the observer, who may have to let go of it first: the memory
+    /// is still there. Returns what takes the event back if the driver refuses.
+    fn record_leaving(
+        &mut self,
+        action: Action,
+        domain: DomainId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> LogMark {
+        let mark = self.log.mark();
+        self.record(action, domain, address, size);
+        self.log.tell();
+        mark
+    }
+
     #[inline(never)]
     fn push_event(
         &mut self,
@@ -614,7 +627,7 @@ impl<D: Driver> Heap<D> {
     ) {
         let domain = self.domains.domain(domain);
         let pool = self.domains.pool(domain.pool).id;
-        self.log.events.push(Event {
+        self.log.push(Event {
             action,
             pool,
             address,

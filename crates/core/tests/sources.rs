@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, MempoolId,
-    SegmentSource, Stream,
+    Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Event,
+    MempoolId, SegmentSource, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, SimConfig, SimDriver};
@@ -129,6 +129,34 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
         assert_eq!(counts[0], counts[1], "{config}");
         assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1, "{config}");
         allocator.free(other)?;
+    }
+    Ok(())
+}
+
+/// Whoever is told has to let go of the memory first, and it is the source's own afterwards.
+#[test]
+fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        let (seen, source) = source(Bytes::mib(64));
+        allocator.create_or_retain_pool(POOL);
+        allocator.set_pool_source(POOL, source)?;
+        let told = Arc::new(AtomicU64::new(0));
+        let (count, held) = (Arc::clone(&told), Arc::clone(&seen));
+        allocator.observe_events(Some(Arc::new(move |event: &Event| {
+            if event.action == Action::SegmentFree {
+                let memory = (event.address, event.size);
+                assert!(held.held().contains(&memory), "{event:?}");
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        })));
+        let block = allocator.allocate_in(POOL, Bytes::mib(3), Stream::DEFAULT)?;
+        allocator.free(block)?;
+        allocator.release_pool(POOL)?;
+        allocator.empty_pool(POOL)?;
+        let taken = seen.taken.load(Ordering::Relaxed);
+        assert!(taken > 0, "{config}");
+        assert_eq!(told.load(Ordering::Relaxed), taken, "{config}");
     }
     Ok(())
 }

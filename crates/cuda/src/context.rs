@@ -74,10 +74,25 @@ impl PrimaryContext {
     }
 
     /// Waits for all work of the context.
-    pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
+    fn synchronize(&self) -> Result<(), DriverError> {
         let _scope = self.enter()?;
         // SAFETY: takes nothing.
         unsafe { call!(self.device.library(), cuCtxSynchronize()) }
+    }
+}
+
+impl Device {
+    /// Waits for all work of the device, that of other threads and of streams unknown here included. Needs
+    /// no [`CudaDriver`](crate::CudaDriver), so that whoever shares one need not keep it from others
+    /// meanwhile; without one this makes the device's primary context for the time of the call.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if the work failed, or a stream of the device is being captured: that spoils
+    /// the capture.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        let _scope = self.library().relax_capture()?;
+        PrimaryContext::retain(self.clone())?.synchronize()
     }
 }
 

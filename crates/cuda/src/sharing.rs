@@ -96,14 +96,14 @@ impl CudaDriver {
         Ok(DeviceAddress(address))
     }
 
-    /// Lets go of what [`CudaDriver::open_ipc`] returned, after the device's work.
+    /// Lets go of what [`CudaDriver::open_ipc`] returned. The work that uses it must have ended:
+    /// [`Device::synchronize`] waits for it without the driver.
     ///
     /// # Errors
     ///
     /// What the driver says; the memory is then still open.
     pub fn close_ipc(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
-        self.context.synchronize()?;
         // SAFETY: the address came from `open_ipc`, by the contract of `new`.
         unsafe { call!(self.library(), cuIpcCloseMemHandle(address.get())) }
     }
@@ -171,14 +171,12 @@ impl CudaDriver {
         self.allow_held(held)
     }
 
-    /// Gives a range back after the device's work.
+    /// Gives a range back. The work that uses it must have ended, as for [`CudaDriver::close_ipc`].
     ///
     /// # Errors
     ///
     /// What the driver says; the same call then goes on where this one stopped.
     pub fn end_import(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
-        let _scope = self.enter_relaxed()?;
-        self.context.synchronize()?;
         self.give_back(held)
     }
 

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, Lanes, Peaks,
-    SegmentSnapshot, Stats,
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, Peaks, SegmentSnapshot,
+    Stats,
 };
 
-use crate::{Observer, ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
+use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
 
 /// What all lanes of a device have in common, behind a lock that is taken before any lane's.
 pub(crate) struct Common {
@@ -18,7 +18,6 @@ pub(crate) struct Common {
     /// The share of the device's memory that the configuration allows, until the device was asked how
     /// much that is.
     fraction: Option<f64>,
-    pub(crate) observer: Option<Observer>,
     pub(crate) shortage: Option<Shortage>,
 }
 
@@ -39,7 +38,6 @@ impl Common {
             peaks: Peaks::default(),
             limit: None,
             fraction: config.memory_fraction(),
-            observer: None,
             shortage: None,
         }
     }
@@ -50,13 +48,7 @@ impl Common {
         visits: &'a mut [Visit<'_, D>],
     ) -> Lanes<'a, SharedDriver<D>> {
         let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
-        let observer = self.observer.as_deref();
-        Lanes::new(
-            lanes.collect(),
-            &mut self.peaks,
-            self.limit,
-            observer.map(|observer| observer as &dyn Fn(&Event)),
-        )
+        Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
     }
 }
 

@@ -32,22 +32,15 @@ impl<D: Driver> SharedAllocator<D> {
             let mut common = self.common.lock()?;
             let mut visit = self.enter(index)?;
             let searched = searched.take_if(|(_, visits)| *visits == visit.state.visits);
-            let lane = &mut visit.state.allocator;
-            let (request, found) = match searched {
-                Some((request, _)) => (request, None),
-                None => {
-                    let request = lane.request(requested, stream)?;
-                    (request, lane.take(&request))
+            let searched = searched.map(|(request, _)| request);
+            let attempt = self.try_in_lane(&mut common, &mut visit, searched, requested, stream);
+            let (request, found) = match attempt {
+                Ok(attempt) => attempt,
+                Err(error) => {
+                    drop(common);
+                    self.leave(visit)?;
+                    return Err(error.into());
                 }
-            };
-            self.apply_configured_fraction(&mut common)?;
-            let found = match found {
-                // What all lanes hold together is looked at below where there is a limit.
-                None if common.limit.is_none() => match visit.state.allocator.grow(&request)? {
-                    Growth::Served(address) => Some(address),
-                    Growth::Rejected | Growth::Exhausted => None,
-                },
-                found => found,
             };
             if let Some(address) = found {
                 drop(common);
@@ -65,6 +58,36 @@ impl<D: Driver> SharedAllocator<D> {
                     self.wait(visits.swap_remove(index), left)?;
                 }
             }
+        }
+    }
+
+    /// Returns a request and what serves it of its own lane, with new memory of the driver if that is not
+    /// limited. `searched` is the request if no free block of the lane serves it.
+    fn try_in_lane(
+        &self,
+        common: &mut Common,
+        visit: &mut Visit<'_, D>,
+        searched: Option<Request>,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<(Request, Option<DeviceAddress>), AllocError> {
+        let lane = &mut visit.state.allocator;
+        let (request, found) = match searched {
+            Some(request) => (request, None),
+            None => {
+                let request = lane.request(requested, stream)?;
+                let found = lane.take(&request);
+                (request, found)
+            }
+        };
+        self.apply_configured_fraction(common)?;
+        // What all lanes hold together is looked at later where there is a limit.
+        if found.is_some() || common.limit.is_some() {
+            return Ok((request, found));
+        }
+        match lane.grow(&request)? {
+            Growth::Served(address) => Ok((request, Some(address))),
+            Growth::Rejected | Growth::Exhausted => Ok((request, None)),
         }
     }
 

@@ -39,20 +39,19 @@ mod growth;
 mod listeners;
 mod owners;
 mod streams;
-/// The locks and the condition: the standard library's, or, in unit tests, those that
+/// The locks, the condition and the atomics: the standard library's, or, in unit tests, those that
 /// [shuttle](https://docs.rs/shuttle) schedules.
 mod sync {
     #[cfg(test)]
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
     #[cfg(not(test))]
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
 }
 
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::TryLockError;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread;
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
@@ -60,9 +59,11 @@ use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Dr
 use device::Common;
 pub use driver::SharedDriver;
 pub use error::SharedError;
-pub use listeners::{Observer, Shortage};
+pub use listeners::Shortage;
+pub use lowtide_core::Observer;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
+use sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use sync::{Condvar, Mutex, MutexGuard};
 
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
@@ -110,8 +111,6 @@ struct LaneState<D> {
     waiting: usize,
     /// Whether the lane's bit in [`SharedAllocator::alerts`] is set.
     is_alert: bool,
-    /// Who is told what happens in the lane.
-    observer: Option<Observer>,
 }
 
 impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
@@ -176,7 +175,6 @@ impl<D: Driver> SharedAllocator<D> {
                     visits: 0,
                     waiting: 0,
                     is_alert: false,
-                    observer: None,
                 }),
             }
         };
@@ -210,7 +208,13 @@ impl<D: Driver> SharedAllocator<D> {
         let index = self.lane_of(stream)?;
         let mut visit = self.enter(index)?;
         let lane = &mut visit.state.allocator;
-        let request = lane.request(requested, stream)?;
+        let request = match lane.request(requested, stream) {
+            Ok(request) => request,
+            Err(error) => {
+                self.leave(visit)?;
+                return Err(error.into());
+            }
+        };
         match lane.take(&request) {
             Some(address) => {
                 self.leave(visit)?;
@@ -381,7 +385,7 @@ impl<D: Driver> SharedAllocator<D> {
         let state = &*visit.state;
         let is_alert = state.allocator.has_waiting_blocks();
         let has_news = state.allocator.has_new_peak() || is_alert != state.is_alert;
-        if has_news || state.observer.is_some() {
+        if has_news || state.allocator.is_observed() {
             return self.leave_with_news(visit);
         }
         visit.end();
@@ -410,10 +414,7 @@ impl<D: Driver> SharedAllocator<D> {
             // Nobody else changes this bit: the lane is locked.
             self.alerts.fetch_xor(1 << visit.index, Ordering::Release);
         }
-        if let Some(observer) = &state.observer {
-            let events = state.allocator.take_events();
-            events.for_each(|event| observer(&event));
-        }
+        state.allocator.tell_events();
         if self.count_in_use() == 1 {
             state.allocator.keep_new_peak();
         }

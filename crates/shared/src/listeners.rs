@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use lowtide_core::{Driver, Event};
+use lowtide_core::{Driver, Observer};
 
 use crate::{SharedAllocator, SharedError};
-
-/// Called for each event, by the thread whose call caused it, under the lock of the lane that it happened
-/// in: for different streams possibly by several threads at once.
-pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// Called without any lock when no free block serves a request and before the driver is asked; returns
 /// whether it freed something.
@@ -18,22 +14,24 @@ impl<D: Driver> SharedAllocator<D> {
     /// Tells `observer` of every event from now on, and nobody if there is none. An earlier one is not
     /// called any more when this returns.
     ///
-    /// It must not use the allocator.
+    /// It is called by the thread whose call caused the event, before that call returns, and of memory that
+    /// leaves before it does ([`DeviceAllocator::observe_events`]); under the lock of the lane that it
+    /// happened in, so for different streams possibly by several threads at once. It must not use the
+    /// allocator.
+    ///
+    /// [`DeviceAllocator::observe_events`]: lowtide_core::DeviceAllocator::observe_events
     ///
     /// # Errors
     ///
     /// [`SharedError::Poisoned`].
     pub fn observe_events(&self, observer: Option<Observer>) -> Result<(), SharedError> {
-        let mut common = self.common.lock()?;
+        let _common = self.common.lock()?;
         for index in 0..self.lanes.len() {
             // Nothing is left to be told from before: whoever was in a lane has told it.
             let mut visit = self.enter(index)?;
-            let state = &mut *visit.state;
-            state.allocator.record_events(observer.is_some());
-            state.observer.clone_from(&observer);
+            visit.state.allocator.observe_events(observer.clone());
             visit.end();
         }
-        common.observer = observer;
         Ok(())
     }
 

@@ -1,9 +1,10 @@
 //! Who holds an address: a table of the address space, read without a lock.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_core::{Bytes, DeviceAddress};
+
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// Addresses are told apart in units of 2 MiB, in which drivers map memory.
 const PAGE_LOG2: u32 = 21;
@@ -146,6 +147,7 @@ fn place_in_leaf(page: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::alone;
 
     const MIB: u64 = 1 << 20;
 
@@ -159,41 +161,47 @@ mod tests {
 
     #[test]
     fn a_page_is_its_holders_until_it_goes_back() {
-        let table = OwnerTable::default();
-        let (address, size) = (DeviceAddress(6 * MIB), Bytes::mib(4));
-        table.add(owner(127, 31), address, size);
-        assert_eq!(find(&table, 6 * MIB - 1), Holder::Nobody);
-        assert_eq!(find(&table, 6 * MIB), Holder::One(owner(127, 31)));
-        assert_eq!(find(&table, 10 * MIB - 1), Holder::One(owner(127, 31)));
-        assert_eq!(find(&table, 10 * MIB), Holder::Nobody);
-        table.remove(address, Bytes::mib(2));
-        assert_eq!(find(&table, 7 * MIB), Holder::Nobody);
-        assert_eq!(find(&table, 9 * MIB), Holder::One(owner(127, 31)));
+        alone(|| {
+            let table = OwnerTable::default();
+            let (address, size) = (DeviceAddress(6 * MIB), Bytes::mib(4));
+            table.add(owner(127, 31), address, size);
+            assert_eq!(find(&table, 6 * MIB - 1), Holder::Nobody);
+            assert_eq!(find(&table, 6 * MIB), Holder::One(owner(127, 31)));
+            assert_eq!(find(&table, 10 * MIB - 1), Holder::One(owner(127, 31)));
+            assert_eq!(find(&table, 10 * MIB), Holder::Nobody);
+            table.remove(address, Bytes::mib(2));
+            assert_eq!(find(&table, 7 * MIB), Holder::Nobody);
+            assert_eq!(find(&table, 9 * MIB), Holder::One(owner(127, 31)));
+        });
     }
 
     #[test]
     fn a_shared_page_could_be_anybodys_until_it_is_empty() {
-        let table = OwnerTable::default();
-        let piece = |place| (DeviceAddress(2 * MIB + place), Bytes(512));
-        let [first, second] = [piece(0), piece(512)];
-        table.add(owner(0, 0), first.0, first.1);
-        table.add(owner(0, 1), second.0, second.1);
-        assert_eq!(find(&table, 2 * MIB), Holder::Any);
-        table.remove(first.0, first.1);
-        assert_eq!(find(&table, 2 * MIB + 512), Holder::Any);
-        table.remove(second.0, second.1);
-        assert_eq!(find(&table, 2 * MIB), Holder::Nobody);
-        table.add(owner(0, 1), second.0, second.1);
-        assert_eq!(find(&table, 2 * MIB), Holder::One(owner(0, 1)));
+        alone(|| {
+            let table = OwnerTable::default();
+            let piece = |place| (DeviceAddress(2 * MIB + place), Bytes(512));
+            let [first, second] = [piece(0), piece(512)];
+            table.add(owner(0, 0), first.0, first.1);
+            table.add(owner(0, 1), second.0, second.1);
+            assert_eq!(find(&table, 2 * MIB), Holder::Any);
+            table.remove(first.0, first.1);
+            assert_eq!(find(&table, 2 * MIB + 512), Holder::Any);
+            table.remove(second.0, second.1);
+            assert_eq!(find(&table, 2 * MIB), Holder::Nobody);
+            table.add(owner(0, 1), second.0, second.1);
+            assert_eq!(find(&table, 2 * MIB), Holder::One(owner(0, 1)));
+        });
     }
 
     #[test]
     fn beyond_the_table_anybody_could_hold_an_address() {
-        let table = OwnerTable::default();
-        let last = (1 << ADDRESSES_LOG2) - 2 * MIB;
-        table.add(owner(1, 2), DeviceAddress(last), Bytes::mib(4));
-        assert_eq!(find(&table, last), Holder::One(owner(1, 2)));
-        assert_eq!(find(&table, last + 2 * MIB), Holder::Any);
-        assert_eq!(find(&table, u64::MAX), Holder::Any);
+        alone(|| {
+            let table = OwnerTable::default();
+            let last = (1 << ADDRESSES_LOG2) - 2 * MIB;
+            table.add(owner(1, 2), DeviceAddress(last), Bytes::mib(4));
+            assert_eq!(find(&table, last), Holder::One(owner(1, 2)));
+            assert_eq!(find(&table, last + 2 * MIB), Holder::Any);
+            assert_eq!(find(&table, u64::MAX), Holder::Any);
+        });
     }
 }

@@ -1,8 +1,8 @@
 //! Which lane serves a stream, found without a lock.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
 use lowtide_core::Stream;
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const SLOTS_LOG2: u32 = 8;
 const SLOTS: usize = 1 << SLOTS_LOG2;
@@ -82,21 +82,24 @@ fn hash(stream: Stream) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::alone;
 
     #[test]
     fn each_stream_keeps_its_lane() {
-        let table = StreamTable::new();
-        let stream = |number: u64| Stream(0x7f00_0000_0000 + number * 0x1d0);
-        let lanes: Vec<usize> = (0..1000)
-            .map(|number| table.find_or_insert(stream(number), 32))
-            .collect();
-        for (number, &lane) in (0..).zip(&lanes) {
-            assert_eq!(table.find_or_insert(stream(number), 32), lane);
-            let is_noted = number < STREAMS_MAX as u64;
-            assert_eq!(table.find(stream(number)), is_noted.then_some(lane));
-            assert!((1..32).contains(&lane));
-        }
-        assert_eq!(lanes[..31], (1..32).collect::<Vec<_>>());
-        assert_eq!(lanes[31], 1);
+        alone(|| {
+            let table = StreamTable::new();
+            let stream = |number: u64| Stream(0x7f00_0000_0000 + number * 0x1d0);
+            let lanes: Vec<usize> = (0..1000)
+                .map(|number| table.find_or_insert(stream(number), 32))
+                .collect();
+            for (number, &lane) in (0..).zip(&lanes) {
+                assert_eq!(table.find_or_insert(stream(number), 32), lane);
+                let is_noted = number < STREAMS_MAX as u64;
+                assert_eq!(table.find(stream(number)), is_noted.then_some(lane));
+                assert!((1..32).contains(&lane));
+            }
+            assert_eq!(lanes[..31], (1..32).collect::<Vec<_>>());
+            assert_eq!(lanes[31], 1);
+        });
     }
 }

@@ -1,17 +1,48 @@
 //! What must hold under every schedule. Here a wait never runs out of time, so that a wake-up that
 //! is missed is a deadlock, which shuttle reports.
 
+mod lanes;
+mod shadow;
+mod world;
+
 use std::collections::BTreeMap;
+use std::env;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use lowtide_core::{Action, Bytes, CheckLevel, Config, DeviceAddress, Event, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Arc, Mutex};
-use shuttle::thread;
+use shuttle::{Runner, thread};
 
 use crate::SharedAllocator;
 
-const SCHEDULES: usize = 500;
+/// How many schedules each scheduler tries, where `LOWTIDE_SCHEDULES` does not say.
+const SCHEDULES: usize = 250;
+/// In how many places the second scheduler lets another thread pass.
+const PASSES_MAX: usize = 4;
+
+/// Runs a test under schedules of both kinds: at each step any thread, and threads of different priority,
+/// which change in a few places only. The latter finds what needs one thread to be far behind.
+fn explore(test: impl Fn() + Copy + Send + Sync + 'static) {
+    let schedules =
+        env::var("LOWTIDE_SCHEDULES").map_or(SCHEDULES, |text| text.parse().expect("a number"));
+    Runner::new(RandomScheduler::new(schedules), config()).run(test);
+    Runner::new(PctScheduler::new(PASSES_MAX, schedules), config()).run(test);
+}
+
+/// Runs a test of one thread, which needs a scheduler nevertheless: the tables' atomics are shuttle's.
+pub(crate) fn alone(test: impl Fn() + Send + Sync + 'static) {
+    Runner::new(RandomScheduler::new(1), config()).run(test);
+}
+
+fn config() -> shuttle::Config {
+    let mut config = shuttle::Config::new();
+    config.stack_size = 256 << 10;
+    // All orderings are taken for the strongest: what weaker ones allow is for real threads to show.
+    config.silence_warnings = true;
+    config
+}
 
 /// Returns an allocator on a device of `mib` MiB, which waits for longer than any test takes.
 fn allocator(mib: u64) -> Arc<SharedAllocator<SimDriver>> {
@@ -58,7 +89,7 @@ fn no_wake_up_is_missed() {
         let failures = allocator.stats().unwrap().num_ooms;
         assert_eq!(failures, 0, "what was served later did not fail");
     };
-    shuttle::check_random(test, SCHEDULES);
+    explore(test);
 }
 
 /// What one thread frees is too little for the first that waits, and enough for the second.
@@ -88,7 +119,7 @@ fn every_waiting_thread_is_woken() {
         waits_for_all.join().unwrap();
         check(&allocator);
     };
-    shuttle::check_random(test, SCHEDULES);
+    explore(test);
 }
 
 /// No two threads ever hold the same bytes.
@@ -115,7 +146,7 @@ fn blocks_of_different_threads_do_not_overlap() {
         }
         check(&allocator);
     };
-    shuttle::check_random(test, SCHEDULES);
+    explore(test);
 }
 
 /// Whoever is told of a shortage frees what others wait for, and nobody is told of an event twice.
@@ -166,7 +197,7 @@ fn a_shortage_is_told_of_without_the_lock() {
         let held = allocator.stats().unwrap().active.all.current;
         assert_eq!(held, active.load(Ordering::Relaxed));
     };
-    shuttle::check_random(test, SCHEDULES);
+    explore(test);
 }
 
 /// Streams in lanes of their own, with memory for few of their segments, so that each takes what the others

@@ -20,6 +20,9 @@ def _start() -> None:
     directory = Path(__file__).resolve().parent
     # The script sees the path that it would see without lowtide. Its children look at the environment.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != directory]
+    # Programs that the script starts may be of any Python. This file is all that an older one reads of lowtide.
+    if sys.version_info < (3, 10):  # noqa: UP036
+        return
     # Where the package was found may be nowhere on this path, like the directory of the first Python.
     package_parent = str(directory.parent.parent)
     sys.path.insert(0, package_parent)
@@ -30,7 +33,7 @@ def _start() -> None:
     install_after_torch()
 
 
-# A script may start a Python that is older than lowtide's.
-if sys.version_info >= (3, 10):  # noqa: UP036
+try:
     _start()
-_import_hidden()
+finally:
+    _import_hidden()

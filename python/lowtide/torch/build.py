@@ -52,16 +52,22 @@ def build() -> ctypes.CDLL:
 def find() -> Path | None:
     """Returns where the shim for the PyTorch of this process is, if it is built.
 
-    Raises `BuildError` where headers are missing.
+    Raises `BuildError` where headers are missing, or there is no place for it.
     """
     _, shim = _plan()
     return shim if shim.exists() else None
 
 
 def cache_directory() -> Path:
-    """Returns the directory in which shims are kept: `lowtide` in `$XDG_CACHE_HOME`, or in `~/.cache`."""
+    """Returns the directory in which shims are kept: `lowtide` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+
+    Raises `BuildError` for a user without a home directory, as some containers have.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lowtide"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "lowtide"
+    except RuntimeError as error:
+        raise BuildError(f"there is no place for the shim ({error}): set XDG_CACHE_HOME to one") from None
 
 
 def compiler() -> list[str]:

@@ -6,7 +6,7 @@ use super::common::{Fake, allocate, last_error};
 use super::roles::*;
 
 /// What attaching and detaching call.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 17] = [
     "cuDeviceGet",
     "cuDeviceGetCount",
     "cuDeviceGetUuid_v2",
@@ -20,6 +20,7 @@ const CALLS: [&str; 16] = [
     "cuMemMap",
     "cuMemSetAccess",
     "cuMemRelease",
+    "cuDevicePrimaryCtxRetain",
     "cuCtxSynchronize",
     "cuMemUnmap",
     "cuMemAddressFree",

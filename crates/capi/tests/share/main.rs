@@ -13,10 +13,11 @@ mod common;
 mod faults;
 mod roles;
 
+use std::ffi::c_void;
 use std::process::exit;
-use std::ptr;
+use std::{ptr, thread};
 
-use common::{Fake, allocate, last_error};
+use common::{Fake, allocate, allocate_on, check, last_error};
 use lowtide::*;
 use roles::*;
 
@@ -222,6 +223,64 @@ fn a_process_does_not_attach_its_own_memory() {
             assert_eq!(lowtide_detach(memory), Status::NotAllocated);
         });
     }
+}
+
+/// What runs while a device's work is awaited, in a thread of its own, must not wait for it too: that work is
+/// let go on after `meanwhile`.
+fn while_detaching(fake: &Fake, start: *mut c_void, meanwhile: impl FnOnce()) {
+    let stream = fake.stream();
+    fake.hold(stream, true);
+    let memory = allocate_on(MIB, 0, stream).unwrap();
+    fake.set_bytes(memory, MIB, stream);
+    let start = start.expose_provenance();
+    let waits = fake.calls("cuCtxSynchronize");
+    let detached = thread::spawn(move || lowtide_detach(ptr::with_exposed_provenance_mut(start)));
+    while fake.calls("cuCtxSynchronize") == waits {
+        thread::yield_now();
+    }
+    meanwhile();
+    fake.hold(stream, false);
+    assert_eq!(detached.join().unwrap(), Status::Ok);
+    assert_eq!(lowtide_deallocate(memory), Status::Ok);
+}
+
+/// Where this fails, it does not end.
+#[test]
+fn detaching_keeps_nobody_waiting() {
+    fn detaches(fake: &Fake) {
+        let bytes = told().unwrap();
+        let attach = || attach(&bytes, 0).unwrap();
+        let start = attach();
+        while_detaching(fake, start, || {
+            let memory = allocate(100 * MIB, 0).unwrap();
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        });
+        assert_eq!(lowtide_detach(start), Status::NotAllocated);
+
+        // Whoever attaches meanwhile has the memory, as long as it wants to.
+        let start = attach();
+        while_detaching(fake, start, || assert_eq!(attach(), start));
+        check(start, 512, 0);
+        // What it queued before it detached is awaited too.
+        let waits = fake.calls("cuCtxSynchronize");
+        while_detaching(fake, start, || {
+            assert_eq!(attach(), start);
+            assert_eq!(lowtide_detach(start), Status::Ok);
+        });
+        assert_eq!(fake.calls("cuCtxSynchronize"), waits + 2);
+        assert_eq!(lowtide_detach(start), Status::NotAllocated);
+    }
+    let test = "detaching_keeps_nobody_waiting";
+    play(&[("export", export), ("detaches", detaches)], || {
+        for kind in KINDS {
+            let (exporter, shared) = exporter(test, kind, &[3 * MIB]);
+            assert_eq!(shared[0].1, 0, "the block is at the start");
+            let mut importer = Other::start(test, "detaches", &[]);
+            importer.tell(&shared[0].0);
+            assert_eq!(importer.finish(), "");
+            exporter.finish();
+        }
+    });
 }
 
 /// The exporter forks, and is killed: its child has the socket's number, and no thread.

@@ -259,16 +259,16 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
     /// next request tries that again.
     fn free_unused(&mut self, id: BlockId) {
-        let events_before = self.heap.log.events.len();
         let block = &self.heap.blocks[id];
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (kind, domain) = (block.kind, block.domain);
         self.heap
             .record(Action::FreeRequested, domain, address, requested);
+        let before = self.heap.log.mark();
         match self.give_back(id) {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {
-                self.heap.log.events.truncate(events_before + 1);
+                self.heap.log.take_back(before);
                 self.uses.pass(id);
                 self.heap.blocks[id].state = BlockState::Pending;
                 self.heap.stats.count_suspended(kind, size);

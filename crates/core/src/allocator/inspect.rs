@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Event;
+use crate::event_log::Observer;
 use crate::figures::Gauge;
 use crate::lanes::Lanes;
 use crate::snapshot::SegmentSnapshot;
@@ -126,7 +127,29 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Returns the events since the last call and forgets them.
     pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
-        self.heap.log.events.drain(..)
+        self.heap.log.take()
+    }
+
+    /// Has `observer` told of every event from now on, or nobody: of memory that goes back to the driver or
+    /// to a pool's source just before it does, with all that happened until then, and of what else there is
+    /// whenever [`DeviceAllocator::tell_events`] is called. If the driver then
+    /// refuses, the observer is told of events that undo those of the call.
+    pub fn observe_events(&mut self, observer: Option<Observer>) {
+        self.heap.log.observe(observer);
+    }
+
+    /// Returns whether anybody is told of events.
+    #[inline]
+    pub fn is_observed(&self) -> bool {
+        self.heap.log.is_observed()
+    }
+
+    /// Tells the observer, if there is one, what has happened that it was not told of yet.
+    pub fn tell_events(&mut self) {
+        if self.is_observed() {
+            self.heap.log.tell();
+            self.heap.log.take();
+        }
     }
 
     /// Returns whether the program holds a block at `address`. Constant time.
@@ -171,7 +194,7 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`] down.
+    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`](crate::Action::Snapshot) down.
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         Lanes::alone(self).snapshot()
     }

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -144,15 +145,19 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
-    const History::Cause cause(history_.gather(RecordContext::ALL));
+    History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count_; ++device) {
-      const auto status =
-          is_default(pool) ? lowtide_empty_cache(device) : lowtide_empty_pool(device, to_lowtide(pool));
-      // A pool need not be on every device.
-      if (status != LOWTIDE_STATUS_POOL) {
-        check(status);
+      if (is_default(pool)) {
+        check(lowtide_empty_cache(device));
+      } else {
+        // A pool ends with this, and need not be on every device.
+        const auto status = lowtide_empty_pool(device, to_lowtide(pool));
+        if (status != LOWTIDE_STATUS_POOL) {
+          check_end(status);
+        }
       }
     }
+    cause.rethrow();
   }
 
   double getMemoryFraction(DeviceIndex device) override {
@@ -341,7 +346,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #endif
 
   void releasePool(DeviceIndex device, MempoolId_t pool) override {
-    check(lowtide_release_pool(device, to_lowtide(pool)));
+    check_end(lowtide_release_pool(device, to_lowtide(pool)));
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
@@ -384,15 +389,17 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
-    const History::Cause cause(history_.gather(RecordContext::ALL));
-    return std::make_shared<Checkpoint>(device, pool);
+    History::Cause cause(history_.gather(RecordContext::ALL));
+    auto checkpoint = std::make_shared<Checkpoint>(device, pool);
+    cause.rethrow();
+    return checkpoint;
   }
 
   native::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
       override {
     const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
     TORCH_CHECK(checkpoint != nullptr, "the checkpoint is not one of lowtide's");
-    const History::Cause cause(history_.gather(RecordContext::STATE));
+    History::Cause cause(history_.gather(RecordContext::STATE));
     const auto blocks = checkpoint->restore(device);
     native::CheckpointDelta delta;
     for (const auto& [memory, size] : blocks.freed) {
@@ -403,6 +410,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
       report(memory, device, static_cast<int64_t>(size));
       delta.dataptrs_allocd.emplace_back(memory, memory, &give_back, cuda_device(device));
     }
+    // What was handed out goes back with `delta`.
+    cause.rethrow();
     return delta;
   }
 
@@ -434,7 +443,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
     void* memory = nullptr;
     check(lowtide_attach(current_device(), handle.data(), handle.size(), &memory));
     return std::shared_ptr<void>(memory, [](void* attached) {
-      if (lowtide_detach(attached) != LOWTIDE_STATUS_OK) {
+      const auto status = lowtide_detach(attached);
+      if (status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED) {
         TORCH_WARN(lowtide_last_error());
       }
     });
@@ -467,7 +477,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
   }
 
-  // Takes memory back, and tells those who want to know.
+  // Takes memory back, and tells those who want to know. What a tracker throws comes after that.
   lowtide_status release(void* memory) {
     const auto* trace = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(trace != nullptr)) {
@@ -510,28 +520,35 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
-    const History::Cause cause(history_.gather(RecordContext::STATE));
-    return lowtide_allocate(size, device, stream, memory);
+    History::Cause cause(history_.gather(RecordContext::STATE));
+    const auto status = lowtide_allocate(size, device, stream, memory);
+    if (C10_UNLIKELY(cause.has_thrown()) && status == LOWTIDE_STATUS_OK) {
+      // Nobody will have the block.
+      lowtide_deallocate(*memory);
+    }
+    cause.rethrow();
+    return status;
   }
 
   lowtide_status release_observed(void* memory) {
     lowtide_allocation held{};
     const bool is_profiled =
         c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
-    const History::Cause cause(history_.gather(RecordContext::ALL));
+    History::Cause cause(history_.gather(RecordContext::ALL));
     const auto status = lowtide_deallocate(memory);
     if (is_profiled && status == LOWTIDE_STATUS_OK) {
       report(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));
     }
+    cause.rethrow();
     return status;
   }
 
   // Tells PyTorch's profiler of memory that was taken, or given back where `size` is below 0.
   static void report(void* memory, DeviceIndex device, int64_t size) {
     if (c10::memoryProfilingEnabled()) {
-      const DeviceStats stats = device_stats(device);
-      const auto allocated = static_cast<size_t>(stats.allocated_bytes[0].current);
-      const auto reserved = static_cast<size_t>(stats.reserved_bytes[0].current);
+      uint64_t allocated = 0;
+      uint64_t reserved = 0;
+      check(lowtide_memory_usage(device, &allocated, &reserved));
       c10::reportMemoryUsageToProfiler(memory, size, allocated, reserved, cuda_device(device));
     }
   }
@@ -598,7 +615,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   Shortage shortage_;
   std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
-  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
+  // PyTorch takes either name on either kind of card.
+  const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
+                                     c10::utils::check_env("PYTORCH_NO_HIP_MEMORY_CACHING") == true;
   // Whether memory may be held that the driver was asked for directly.
   std::atomic<bool> was_uncached_{is_caching_forbidden_};
 #if !LOWTIDE_TORCH_AT_LEAST(13)
@@ -607,10 +626,17 @@ class LowtideAllocator final : public native::CUDAAllocator {
 };
 
 inline void give_back(void* memory) {
-  const auto status = LowtideAllocator::instance().release(memory);
-  // A deleter cannot throw. A forked child frees what it has inherited, and there is nothing to be done about it.
-  if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
-    TORCH_WARN(lowtide_last_error());
+  // A deleter cannot throw.
+  try {
+    const auto status = LowtideAllocator::instance().release(memory);
+    // A forked child frees what it has inherited, and there is nothing to be done about it.
+    if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
+      TORCH_WARN(lowtide_last_error());
+    }
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  } catch (...) {
+    TORCH_WARN("a tracker of memory threw what is no std::exception");
   }
 }
 

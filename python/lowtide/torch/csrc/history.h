@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
@@ -24,12 +25,12 @@ namespace lowtide {
 // `control_`, which is taken before lowtide's locks, keeps those apart who turn the recording on and off.
 class History {
  public:
-  // Says, for its lifetime, on whose behalf events happen in this thread. A context is gathered before any lock is
-  // taken, since that may need Python's.
+  // Says, for its lifetime, on whose behalf events happen in this thread, and keeps what a tracker threw meanwhile:
+  // lowtide cannot be thrown through. A context is gathered before any lock is taken, since that may need Python's.
   class Cause {
    public:
     explicit Cause(Context context) : context_(std::move(context)), outer_(current_) {
-      current_ = &context_;
+      current_ = this;
     }
     ~Cause() {
       current_ = outer_;
@@ -39,13 +40,32 @@ class History {
 
     // Null where nothing was gathered.
     static Context current() {
-      return current_ == nullptr ? nullptr : *current_;
+      return current_ == nullptr ? nullptr : current_->context_;
+    }
+
+    // Keeps the exception that is being handled, if it is the first.
+    static void keep_exception() noexcept {
+      if (current_ != nullptr && current_->thrown_ == nullptr) {
+        current_->thrown_ = std::current_exception();
+      }
+    }
+
+    bool has_thrown() const {
+      return thrown_ != nullptr;
+    }
+
+    // Throws what was kept, once lowtide has returned: whoever called PyTorch's allocator is to have it.
+    void rethrow() const {
+      if (C10_UNLIKELY(has_thrown())) {
+        std::rethrow_exception(thrown_);
+      }
     }
 
    private:
-    static inline thread_local const Context* current_ = nullptr;
+    static inline thread_local Cause* current_ = nullptr;
     Context context_;
-    const Context* outer_;
+    std::exception_ptr thrown_;
+    Cause* outer_;
   };
 
   // Whether events are told at all.
@@ -248,7 +268,8 @@ class History {
     try {
       static_cast<History*>(self)->on_event(*event);
     } catch (...) {
-      // An entry is lost, where memory of the host ran out or a tracker threw. lowtide cannot be thrown through.
+      // A tracker threw, or memory of the host ran out. Where nobody waits for the outcome only the entry is lost.
+      Cause::keep_exception();
     }
   }
 

@@ -60,6 +60,8 @@ inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source sourc
     } catch (const std::exception& error) {
       C10_CUDA_CLEAR_ERROR();
       TORCH_WARN("the allocator of a memory pool did not take a segment back: ", error.what());
+    } catch (...) {
+      TORCH_WARN("the allocator of a memory pool did not take a segment back");
     }
   };
   auto* context = new Source(std::move(source));

@@ -29,6 +29,14 @@ inline void check(lowtide_status status) {
   }
 }
 
+// As `check`, for what the destructors of PyTorch's objects call, which end the process if it throws. A forked child
+// drops what it has inherited, such as a graph in a cycle of Python's, and has no memory of the device to give back.
+inline void check_end(lowtide_status status) {
+  if (status != LOWTIDE_STATUS_FORKED) {
+    check(status);
+  }
+}
+
 inline lowtide_mempool to_lowtide(const MempoolId_t& pool) {
   return {pool.first, pool.second};
 }

@@ -1,0 +1,156 @@
+//! Several streams in several threads, each served by its lane.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use lowtide_core::{AllocError, Bytes, Stream};
+use shuttle::sync::{Arc, Mutex};
+use shuttle::thread;
+
+use super::world::{Program, run};
+use super::{check, explore, with_config};
+use crate::SharedError;
+
+#[test]
+fn threads_do_anything() {
+    explore(|| run(Program::default()));
+}
+
+#[test]
+fn threads_do_anything_with_expandable_segments() {
+    explore(|| {
+        run(Program {
+            config: "caching:expandable_segments:True",
+            ..Program::default()
+        });
+    });
+}
+
+#[test]
+fn threads_do_anything_with_other_strategies() {
+    for config in ["slab:arena_size_mb:32", "buddy:arena_size_mb:32", "direct"] {
+        explore(move || {
+            run(Program {
+                config,
+                ..Program::default()
+            });
+        });
+    }
+}
+
+#[test]
+fn a_limit_is_never_passed() {
+    explore(|| {
+        run(Program {
+            limit: Some(Bytes::mib(64)),
+            ..Program::default()
+        });
+    });
+}
+
+#[test]
+fn captures_and_routes_begin_and_end_at_any_moment() {
+    explore(|| {
+        run(Program {
+            captures: true,
+            observes: true,
+            ..Program::default()
+        });
+    });
+}
+
+#[test]
+fn an_observer_hears_in_an_order_that_makes_sense() {
+    for config in ["caching", "direct"] {
+        explore(move || {
+            run(Program {
+                config,
+                observes: true,
+                ..Program::default()
+            });
+        });
+    }
+}
+
+/// More streams than lanes, so that some share one.
+#[test]
+fn sixteen_threads_do_anything() {
+    explore(|| {
+        run(Program {
+            threads: 16,
+            steps: 4,
+            streams: 40,
+            capacity: Bytes::mib(256),
+            limit: Some(Bytes::mib(192)),
+            captures: true,
+            observes: true,
+            ..Program::default()
+        });
+    });
+}
+
+/// What one lane keeps for later serves another, so that nobody who may have all of the memory is refused.
+#[test]
+fn a_miss_takes_what_other_lanes_hold() {
+    explore(|| {
+        let allocator = with_config("caching", 40);
+        let turn = Arc::new(Mutex::new(()));
+        let threads = [1, 2, 3].map(|number| {
+            let (allocator, turn) = (Arc::clone(&allocator), Arc::clone(&turn));
+            thread::spawn(move || {
+                let stream = Stream(number);
+                for _ in 0..2 {
+                    let turn = turn.lock().unwrap();
+                    let block = allocator.allocate(Bytes::mib(30), stream).unwrap();
+                    allocator.free(block).unwrap();
+                    drop(turn);
+                    let small = allocator.allocate(Bytes(1), stream).unwrap();
+                    allocator.free(small).unwrap();
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        check(&allocator);
+        assert_eq!(allocator.stats().unwrap().num_ooms, 0);
+    });
+}
+
+/// After a panic every call is refused, in every lane, and nobody waits for ever.
+#[test]
+fn a_panic_stops_all_threads() {
+    explore(|| {
+        let allocator = with_config("caching", 64);
+        let address = allocator.allocate(Bytes(1), Stream(1)).unwrap();
+        let threads = [1, 2, 3].map(|number| {
+            let allocator = Arc::clone(&allocator);
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let work = || {
+                        let block = allocator.allocate(Bytes::mib(number), Stream(number))?;
+                        allocator.stats()?;
+                        allocator.free(block)
+                    };
+                    match work() {
+                        Ok(()) => {}
+                        Err(error) => assert_eq!(error, SharedError::Poisoned),
+                    }
+                }
+            })
+        });
+        let panicking = AssertUnwindSafe(|| {
+            let broken = || panic!("as a broken invariant would");
+            allocator.with_block(address, |_| -> Result<(), AllocError> { broken() })
+        });
+        assert!(catch_unwind(panicking).is_err());
+        for stream in [Stream::DEFAULT, Stream(1), Stream(2), Stream(9)] {
+            let refused = allocator.allocate(Bytes(1), stream);
+            assert_eq!(refused, Err(SharedError::Poisoned));
+        }
+        assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
+        assert_eq!(allocator.empty_cache(), Err(SharedError::Poisoned));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}

@@ -1,0 +1,110 @@
+//! What must be true of memory whoever looks, kept beside the allocator and without its help.
+//!
+//! It is behind a lock of the standard library, so that no schedule can part what a thread does with it.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event};
+
+/// Which bytes are held, and which are still used by work on other streams.
+#[derive(Default)]
+pub(super) struct Shadow {
+    held: Ranges,
+    /// Freed blocks by their addresses, with the time until which work uses them.
+    used: BTreeMap<DeviceAddress, (Bytes, u64)>,
+}
+
+impl Shadow {
+    /// Notes a block that was handed out at a moment not after `now_ns`.
+    pub(super) fn hold(&mut self, address: DeviceAddress, size: Bytes, now_ns: u64) {
+        self.held.insert(address, size);
+        let end = address + size;
+        let before = |(&start, &(size, _)): (&DeviceAddress, &(Bytes, u64))| {
+            (start + size > address).then_some(start)
+        };
+        let reused: Vec<_> = self.used.range(..end).rev().map_while(before).collect();
+        for start in reused {
+            let used = self.used.remove(&start);
+            let until = used.map_or(0, |(_, until)| until);
+            assert!(until <= now_ns, "{start} is used until {until} ns");
+        }
+    }
+
+    /// Notes that a block is about to be freed, which work uses until then.
+    pub(super) fn free(&mut self, address: DeviceAddress, size: Bytes, used_until_ns: u64) {
+        assert_eq!(self.held.remove(address), Some(size));
+        if used_until_ns > 0 {
+            self.used.insert(address, (size, used_until_ns));
+        }
+    }
+}
+
+/// What the events alone say, which every observer must hear in an order that makes sense.
+#[derive(Default)]
+pub(super) struct Witness {
+    segments: Ranges,
+    blocks: BTreeMap<DeviceAddress, Told>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Told {
+    Allocated(Bytes),
+    Freed(Bytes),
+}
+
+impl Witness {
+    pub(super) fn hear(&mut self, event: &Event) {
+        let (address, size) = (event.address, event.size);
+        match event.action {
+            Action::Alloc => {
+                assert!(self.segments.contain(address, size), "{event:?}");
+                let before = self.blocks.insert(address, Told::Allocated(size));
+                assert_eq!(before, None, "{event:?}");
+            }
+            Action::FreeRequested => {
+                let before = self.blocks.insert(address, Told::Freed(size));
+                assert_eq!(before, Some(Told::Allocated(size)), "{event:?}");
+            }
+            Action::FreeCompleted => {
+                let before = self.blocks.remove(&address);
+                assert_eq!(before, Some(Told::Freed(size)), "{event:?}");
+            }
+            Action::SegmentAlloc => self.segments.insert(address, size),
+            Action::SegmentFree => {
+                assert_eq!(self.segments.remove(address), Some(size), "{event:?}");
+                let mut blocks = self.blocks.range(address..address + size);
+                assert_eq!(blocks.next(), None, "{event:?}");
+            }
+            Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::OutOfMemory => {}
+        }
+    }
+
+    /// Returns how many blocks the program holds, or work still uses.
+    pub(super) fn active(&self) -> usize {
+        self.blocks.len()
+    }
+}
+
+/// Ranges of addresses of which no two overlap.
+#[derive(Default)]
+struct Ranges(BTreeMap<DeviceAddress, Bytes>);
+
+impl Ranges {
+    fn insert(&mut self, address: DeviceAddress, size: Bytes) {
+        let before = self.0.range(..address + size).next_back();
+        assert!(
+            before.is_none_or(|(&start, &size)| start + size <= address),
+            "{address}, {size}, overlaps {before:?}"
+        );
+        self.0.insert(address, size);
+    }
+
+    fn remove(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        self.0.remove(&address)
+    }
+
+    fn contain(&self, address: DeviceAddress, size: Bytes) -> bool {
+        let before = self.0.range(..=address).next_back();
+        before.is_some_and(|(&start, &whole)| address + size <= start + whole)
+    }
+}

@@ -1,0 +1,346 @@
+//! A device whose streams are served by lanes, and threads that do with it whatever a program may.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use lowtide_core::{Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
+use lowtide_sim::{SimConfig, SimDriver};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::Arc;
+use shuttle::thread;
+
+use super::shadow::{Shadow, Witness};
+use crate::{SharedAllocator, SharedError};
+
+const MIB: u64 = 1 << 20;
+/// How long work on a stream takes: longer than all calls of the driver in a test.
+const WORK_NS: u64 = 1_000_000_000_000;
+
+/// What the threads of a test do, besides what all do.
+#[derive(Clone, Copy)]
+pub(super) struct Program {
+    pub(super) config: &'static str,
+    pub(super) threads: u64,
+    pub(super) steps: usize,
+    pub(super) streams: u64,
+    pub(super) capacity: Bytes,
+    /// The most that they ever allow to be held.
+    pub(super) limit: Option<Bytes>,
+    /// Whether there are captures and private pools.
+    pub(super) captures: bool,
+    pub(super) observes: bool,
+}
+
+impl Default for Program {
+    fn default() -> Program {
+        Program {
+            config: "caching",
+            threads: 3,
+            steps: 10,
+            streams: 5,
+            capacity: Bytes::mib(96),
+            limit: None,
+            captures: false,
+            observes: false,
+        }
+    }
+}
+
+/// A block that whoever finds it may use and free.
+struct Block {
+    address: DeviceAddress,
+    size: Bytes,
+    /// Until when work on other streams uses it.
+    used_until_ns: u64,
+}
+
+struct World {
+    program: Program,
+    allocator: SharedAllocator<SimDriver>,
+    shadow: Mutex<Shadow>,
+    witness: std::sync::Arc<Mutex<Witness>>,
+    shelf: Mutex<Vec<Block>>,
+    /// Until when each stream is busy.
+    work: Mutex<BTreeMap<Stream, u64>>,
+}
+
+/// Runs a program to its end, and checks what is left.
+pub(super) fn run(program: Program) {
+    let world = Arc::new(World::new(program));
+    let spawn = |number| {
+        let world = Arc::clone(&world);
+        thread::spawn(move || {
+            for _ in 0..program.steps {
+                world.step(number);
+            }
+        })
+    };
+    let threads: Vec<_> = (0..program.threads).map(spawn).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    world.check();
+    world.end();
+}
+
+impl World {
+    fn new(program: Program) -> World {
+        let driver = SimDriver::new(SimConfig {
+            capacity: Some(program.capacity),
+            ..SimConfig::default()
+        });
+        let config: Config = program.config.parse().unwrap();
+        let allocator = SharedAllocator::new(driver, 0, &config, std::sync::Arc::default());
+        let world = World {
+            program,
+            allocator,
+            shadow: Mutex::default(),
+            witness: std::sync::Arc::default(),
+            shelf: Mutex::default(),
+            work: Mutex::default(),
+        };
+        world.allocator.set_limit(program.limit).unwrap();
+        if program.observes {
+            world.observe();
+        }
+        world
+    }
+
+    fn observe(&self) {
+        let witness = std::sync::Arc::clone(&self.witness);
+        let observer = move |event: &_| witness.lock().unwrap().hear(event);
+        let observed = self
+            .allocator
+            .observe_events(Some(std::sync::Arc::new(observer)));
+        observed.unwrap();
+    }
+
+    /// One thread does something, chosen at random.
+    fn step(&self, number: u64) {
+        match thread_rng().gen_range(0..100) {
+            0..40 => self.allocate(self.any_stream()),
+            40..62 => self.free(),
+            62..72 => self.use_elsewhere(),
+            72..76 => self
+                .allocator
+                .with_driver(|driver| driver.advance(WORK_NS / 2)),
+            76..80 if self.program.captures => self.capture(number),
+            80..84 if self.program.captures => self.use_pool(number),
+            _ => self.manage(),
+        }
+    }
+
+    fn any_stream(&self) -> Stream {
+        Stream(thread_rng().gen_range(0..self.program.streams) * 0x70)
+    }
+
+    fn allocate(&self, stream: Stream) {
+        let size = match thread_rng().gen_range(0..8) {
+            0..5 => thread_rng().gen_range(1..MIB),
+            5 | 6 => thread_rng().gen_range(MIB..10 * MIB),
+            _ => thread_rng().gen_range(10 * MIB..30 * MIB),
+        };
+        if let Some(block) = self.try_allocate(Bytes(size), stream) {
+            self.shelf.lock().unwrap().push(block);
+        }
+    }
+
+    /// Returns a block, or none where memory has run out.
+    fn try_allocate(&self, size: Bytes, stream: Stream) -> Option<Block> {
+        let address = match self.allocator.allocate(size, stream) {
+            Err(SharedError::Alloc(error)) if error.is_out_of_memory() => return None,
+            allocated => allocated.unwrap(),
+        };
+        let now_ns = self.allocator.with_driver(|driver| driver.now_ns());
+        self.shadow.lock().unwrap().hold(address, size, now_ns);
+        Some(Block {
+            address,
+            size,
+            used_until_ns: 0,
+        })
+    }
+
+    fn any_block(&self) -> Option<Block> {
+        let mut shelf = self.shelf.lock().unwrap();
+        let count = shelf.len();
+        (count > 0).then(|| shelf.swap_remove(thread_rng().gen_range(0..count)))
+    }
+
+    fn free(&self) {
+        if let Some(block) = self.any_block() {
+            self.free_block(&block);
+        }
+    }
+
+    fn free_block(&self, block: &Block) {
+        let &Block { address, size, .. } = block;
+        let mut shadow = self.shadow.lock().unwrap();
+        shadow.free(address, size, block.used_until_ns);
+        drop(shadow);
+        self.allocator.free(address).unwrap();
+    }
+
+    /// Starts work on another stream than a block's own.
+    fn use_elsewhere(&self) {
+        let Some(mut block) = self.any_block() else {
+            return;
+        };
+        let (address, stream) = (block.address, self.any_stream());
+        let own = self.allocator.with_block(address, |lane| {
+            lane.record_stream(address, stream)?;
+            lane.allocation(address)
+        });
+        let own = own.unwrap();
+        assert_eq!((own.address, own.requested), (address, block.size));
+        // What captures do is ordered by their graphs.
+        if own.stream != stream && !self.program.captures {
+            block.used_until_ns = block.used_until_ns.max(self.launch(stream));
+        }
+        self.shelf.lock().unwrap().push(block);
+    }
+
+    /// Starts work on a stream and returns when it is done.
+    fn launch(&self, stream: Stream) -> u64 {
+        self.allocator.with_driver(|driver| {
+            driver.launch(stream, WORK_NS);
+            let mut work = self.work.lock().unwrap();
+            let until = work.entry(stream).or_default();
+            *until = (*until).max(driver.now_ns()) + WORK_NS;
+            *until
+        })
+    }
+
+    /// What concerns all of the device, at any moment.
+    fn manage(&self) {
+        let allocator = &self.allocator;
+        match thread_rng().gen_range(0..9) {
+            0 | 1 => allocator.empty_cache().unwrap(),
+            2 => {
+                let stats = allocator.stats().unwrap();
+                assert!(stats.allocated() <= stats.reserved());
+                let [active, allocated] = [stats.active_bytes.all, stats.allocated_bytes.all];
+                assert!(allocated.current <= active.current);
+                assert!(active.current <= active.peak && allocated.current <= allocated.peak);
+                assert!(
+                    self.program
+                        .limit
+                        .is_none_or(|limit| stats.reserved() <= limit)
+                );
+            }
+            3 => {
+                let segments = allocator.snapshot().unwrap();
+                let ends = segments
+                    .iter()
+                    .map(|segment| segment.address + segment.size);
+                let starts = segments.iter().skip(1).map(|segment| segment.address);
+                assert!(ends.zip(starts).all(|(end, start)| end <= start));
+            }
+            4 => {
+                let rounds = ["caching", "caching:roundup_power2_divisions:4"];
+                let config = rounds[thread_rng().gen_range(0..2)].parse().unwrap();
+                // Options of another strategy are refused, by every lane.
+                let is_caching = self.program.config.starts_with("caching");
+                assert_eq!(allocator.reconfigure(&config).is_ok(), is_caching);
+            }
+            5 => self.change_limit(),
+            6 => allocator.process_events().unwrap(),
+            7 => allocator.reset_peak_stats().unwrap(),
+            _ => self.check(),
+        }
+    }
+
+    fn change_limit(&self) {
+        let Some(limit) = self.program.limit else {
+            return;
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
+        let fraction = limit.get() as f64 / self.program.capacity.get() as f64;
+        let allocator = &self.allocator;
+        let changed = match thread_rng().gen_range(0..3) {
+            0 => allocator.set_memory_fraction(fraction),
+            1 => allocator.set_limit(Some(limit)),
+            _ => allocator.set_limit(Some(limit.scale(0.7))),
+        };
+        changed.unwrap();
+    }
+
+    /// As a capture into a graph: a pool of its own, routes, and no wait for anything.
+    fn capture(&self, number: u64) {
+        self.allocator.capture_begin().unwrap();
+        self.use_pool(number);
+        self.step(number);
+        self.allocator.capture_end().unwrap();
+    }
+
+    /// Requests of one stream go to a private pool for a while.
+    fn use_pool(&self, number: u64) {
+        let (pool, stream) = (MempoolId(0, number + 1), self.any_stream());
+        let allocator = &self.allocator;
+        let begun = allocator
+            .with_pools(|lane| lane.begin_allocate_to_pool(pool, move |asks| asks == stream));
+        begun.unwrap().unwrap();
+        if thread_rng().gen_bool(0.3) {
+            let allowed = allocator.with_pools(|lane| lane.set_use_on_oom(pool, true));
+            allowed.unwrap().unwrap();
+        }
+        let size = Bytes(thread_rng().gen_range(1..4 * MIB));
+        if let Some(block) = self.try_allocate(size, stream) {
+            let address = block.address;
+            let own = allocator.with_block(address, |lane| lane.allocation(address));
+            // Another thread may have routed the stream before.
+            assert_ne!(own.unwrap().pool, MempoolId::DEFAULT, "the route is seen");
+            self.shelf.lock().unwrap().push(block);
+        }
+        self.free();
+        let ended = allocator.with_pools(|lane| {
+            lane.end_allocate_to_pool(pool)?;
+            lane.release_pool(pool)
+        });
+        ended.unwrap().unwrap();
+    }
+
+    fn check(&self) {
+        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        checked.unwrap();
+    }
+
+    /// Checks the figures when all threads are done, gives everything back, and checks that it went.
+    fn end(&self) {
+        let allocator = &self.allocator;
+        let blocks = std::mem::take(&mut *self.shelf.lock().unwrap());
+        let sizes = blocks.iter().map(|&Block { address, .. }| {
+            let block = allocator.with_block(address, |lane| lane.allocation(address));
+            block.unwrap().size
+        });
+        let allocated: Bytes = sizes.sum();
+        allocator.process_events().unwrap();
+        let stats = allocator.stats().unwrap();
+        assert_eq!(stats.allocated(), allocated);
+        assert_eq!(
+            usize::try_from(stats.allocation.all.current),
+            Ok(blocks.len())
+        );
+        let active = self.witness.lock().unwrap().active();
+        if self.program.observes {
+            assert_eq!(usize::try_from(stats.active.all.current), Ok(active));
+        }
+        let [physical, most] =
+            allocator.with_driver(|driver| [driver.physical_bytes(), driver.physical_bytes_max()]);
+        assert!(stats.reserved() <= physical);
+        if self.program.config != "direct" {
+            // All others ask for whole pages, in which the device counts.
+            assert_eq!(stats.reserved(), physical);
+        }
+        assert!(self.program.limit.is_none_or(|limit| most <= limit));
+
+        blocks.iter().for_each(|block| self.free_block(block));
+        allocator.empty_cache().unwrap();
+        let stats = allocator.stats().unwrap();
+        assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
+        assert_eq!(stats.active.all.current, 0);
+        self.check();
+        let [violations, leaks] =
+            allocator.with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
+        assert_eq!([violations, leaks], [const { Vec::<String>::new() }; 2]);
+    }
+}

@@ -1,0 +1,168 @@
+//! An observer hears that memory leaves while the memory is still there, and of the contrary if the driver
+//! refuses.
+#![expect(clippy::unwrap_used, reason = "in what the tests share")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use lowtide_core::{
+    Action, BfcConfig, BlockStatus, Bytes, Config, DeviceAddress, DriverError, Event,
+    SegmentSnapshot, Stream,
+};
+use lowtide_shared::SharedAllocator;
+use lowtide_sim::program::configs;
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+
+type Allocator = SharedAllocator<SimDriver>;
+
+/// What somebody who hears every event believes.
+#[derive(Default)]
+struct Picture {
+    /// Bytes of physical memory that segments hold.
+    reserved: u64,
+    /// The size that was asked for of every block that the program holds, by address.
+    held: BTreeMap<DeviceAddress, Bytes>,
+    /// How many blocks wait for other streams.
+    pending: usize,
+    /// How often memory left.
+    left: u64,
+}
+
+impl Picture {
+    fn note(&mut self, event: &Event) {
+        match event.action {
+            Action::Alloc => {
+                let before = self.held.insert(event.address, event.size);
+                assert_eq!(before, None, "{event:?}");
+            }
+            Action::FreeRequested => {
+                assert_eq!(self.held.remove(&event.address), Some(event.size));
+                self.pending += 1;
+            }
+            Action::FreeCompleted => self.pending -= 1,
+            Action::SegmentAlloc | Action::SegmentMap => self.reserved += event.size.get(),
+            Action::SegmentFree | Action::SegmentUnmap => {
+                self.reserved -= event.size.get();
+                self.left += 1;
+            }
+            Action::Snapshot | Action::OutOfMemory => {}
+        }
+    }
+
+    fn assert_shows(&self, segments: &[SegmentSnapshot], of: &str) {
+        let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
+        let held = blocks().filter(|block| block.status == BlockStatus::Allocated);
+        let held: BTreeMap<_, _> = held.map(|block| (block.address, block.requested)).collect();
+        assert_eq!(self.held, held, "{of}");
+        let pending = blocks().filter(|block| block.status == BlockStatus::PendingFree);
+        assert_eq!(self.pending, pending.count(), "{of}");
+        let reserved: Bytes = segments.iter().map(|segment| segment.size).sum();
+        assert_eq!(Bytes(self.reserved), reserved, "{of}");
+    }
+}
+
+/// Nobody frees anything while a request waits.
+fn without_wait(config: Config) -> Config {
+    match config {
+        Config::Bfc(bfc) => Config::Bfc(BfcConfig { retry_ms: 0, ..bfc }),
+        other => other,
+    }
+}
+
+fn allocator(config: &Config) -> Arc<Allocator> {
+    let driver = SimDriver::new(SimConfig {
+        capacity: Some(Bytes::mib(128)),
+        ..SimConfig::default()
+    });
+    Arc::new(SharedAllocator::new(driver, 0, config, Arc::default()))
+}
+
+/// Returns how often the driver was asked to take memory back.
+fn given_back(driver: &SimDriver) -> u64 {
+    driver.stats(Call::Free).count + driver.stats(Call::Unmap).count
+}
+
+/// Has a picture drawn of what an allocator tells. Each time memory leaves, the driver must have been asked
+/// to take back what left before, and nothing else.
+fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
+    let picture = Arc::new(Mutex::new(Picture::default()));
+    let (drawn, observed) = (Arc::clone(&picture), Arc::downgrade(allocator));
+    let observer = move |event: &Event| {
+        let mut picture = drawn.lock().unwrap();
+        if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
+            // The driver's lock is the last, so that it can be taken here.
+            let count = Weak::upgrade(&observed)
+                .unwrap()
+                .with_driver(|d| given_back(d));
+            assert_eq!(count, picture.left, "{event:?}");
+        }
+        picture.note(event);
+    };
+    allocator.observe_events(Some(Arc::new(observer))).unwrap();
+    picture
+}
+
+/// Does what takes memory and gives it back in every way, whatever of it fails.
+fn work(allocator: &Allocator) {
+    let streams = [Stream::DEFAULT, Stream(1)];
+    let request = |mib, stream| allocator.allocate(Bytes::mib(mib), stream).ok();
+    let mut blocks = Vec::new();
+    for stream in streams {
+        blocks.extend(
+            [1, 30, 3]
+                .into_iter()
+                .filter_map(|mib| request(mib, stream)),
+        );
+    }
+    for &block in blocks.iter().step_by(2) {
+        let _ = allocator.with_block(block, |lane| lane.record_stream(block, Stream(2)));
+    }
+    let free = |block: &DeviceAddress| allocator.free(*block).is_err();
+    blocks.retain(free);
+    // More than is left beside what is cached.
+    blocks.extend(request(100, streams[1]));
+    blocks.retain(free);
+    let _ = allocator.empty_cache();
+    blocks.extend(request(2, streams[0]));
+}
+
+#[test]
+fn memory_is_there_still_when_its_end_is_told() {
+    for config in configs().into_iter().map(without_wait) {
+        let allocator = allocator(&config);
+        let picture = observe(&allocator);
+        work(&allocator);
+        let picture = picture.lock().unwrap();
+        assert_eq!(allocator.with_driver(|d| given_back(d)), picture.left);
+        if config.to_conf() != "allow_growth:False" {
+            assert!(picture.left > 0, "{config}");
+        }
+    }
+}
+
+/// Only the calls that take memory back fail: then as many are told of as were made.
+#[test]
+fn an_end_that_the_driver_refused_is_corrected() {
+    for config in configs().into_iter().map(without_wait) {
+        for call in [Call::Free, Call::Unmap] {
+            for nth in 1..12 {
+                let allocator = allocator(&config);
+                let picture = observe(&allocator);
+                let fault = FaultPlan::nth(
+                    call,
+                    nth,
+                    DriverError::Failed {
+                        call: "free",
+                        code: 1,
+                        message: String::new(),
+                    },
+                );
+                allocator.with_driver(|driver| driver.set_faults(fault));
+                work(&allocator);
+                let segments = allocator.snapshot().unwrap();
+                let of = format!("{config}: {call:?} {nth}");
+                picture.lock().unwrap().assert_shows(&segments, &of);
+            }
+        }
+    }
+}

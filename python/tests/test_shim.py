@@ -1,0 +1,105 @@
+"""The shim in a PyTorch that sees no GPU: what of it needs no CUDA, on the stand-in driver.
+
+They need the real PyTorch, and are skipped without. What needs a GPU is in `gpu`.
+"""
+
+from textwrap import dedent
+
+import pytest
+from machine import Machine
+
+pytest.importorskip("torch")
+
+SHIM = """
+    import os, torch
+    from lowtide._library import Mempool, check, library
+    from lowtide.torch.install import install_shim
+    install_shim()
+    library().lowtide_retain_pool.argtypes = [__import__("ctypes").c_int, Mempool]
+    check(library().lowtide_retain_pool(0, Mempool(0, 1)))
+"""
+
+
+def test_a_forked_child_lets_go_of_the_pools_that_it_inherits(gpu: Machine) -> None:
+    # The destructor of a graph does this, in which an exception ends the process.
+    printed = gpu.code(
+        SHIM,
+        """
+        child = os.fork()
+        if child == 0:
+            try:
+                torch._C._cuda_releasePool(0, (0, 1))
+            except RuntimeError as error:
+                print(error, flush=True)
+                os._exit(1)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
+        torch._C._cuda_releasePool(0, (0, 1))
+        try:
+            torch._C._cuda_releasePool(0, (0, 1))
+        except RuntimeError:
+            print("the parent is told")
+        """,
+    )
+    assert printed == "0\nthe parent is told\n"
+
+
+# Throws when memory is given back, and calls the deleter of tensors.
+TRACKER = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+    #include <stdexcept>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    extern "C" void attach() {
+      caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
+        if (entry.action_ == caching::TraceEntry::FREE_REQUESTED) {
+          throw std::runtime_error("the tracker objects");
+        }
+      });
+    }
+
+    extern "C" void give_back(void* memory) {
+      caching::get()->raw_deleter()(memory);
+    }
+"""
+
+
+def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        f"""
+        import ctypes, subprocess, sys
+        from pathlib import Path
+        from lowtide.torch import build
+        source = Path("tracker.cpp")
+        source.write_text({dedent(TRACKER)!r})
+        arguments, _ = build._plan()
+        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
+        subprocess.run(
+            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "tracker.so"], check=True
+        )
+        tracker = ctypes.CDLL("./tracker.so")
+
+        def allocate():
+            memory = ctypes.c_void_p()
+            check(library().lowtide_allocate(
+                ctypes.c_size_t(1000), 0, ctypes.c_void_p(), ctypes.byref(memory)))
+            return memory
+
+        raised, warned = allocate(), allocate()
+        tracker.attach()
+        try:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(raised.value)
+        except RuntimeError as error:
+            print(error)
+        print("warns:", flush=True)
+        sys.stderr = sys.stdout
+        os.dup2(1, 2)
+        tracker.give_back(warned)
+        print(allocate().value == raised.value)
+        """,
+    )
+    assert "the tracker objects\nwarns:\n" in printed
+    assert "the tracker objects" in printed.split("warns:")[1], printed
+    assert printed.endswith("True\n"), "the blocks are free all the same"
