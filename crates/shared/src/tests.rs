@@ -200,6 +200,51 @@ fn a_shortage_is_told_of_without_the_lock() {
     explore(test);
 }
 
+/// Streams in lanes of their own, with memory for few of their segments, so that each takes what the others
+/// have cached: no bytes are in two blocks, whoever frees them, and nothing is lost.
+#[test]
+fn lanes_take_memory_from_each_other() {
+    let test = || {
+        let allocator = with_config("caching", 46);
+        let held: Arc<Mutex<BTreeMap<DeviceAddress, Bytes>>> = Arc::default();
+        let threads = [0_u64, 1, 2].map(|number| {
+            let (allocator, held) = (Arc::clone(&allocator), Arc::clone(&held));
+            thread::spawn(move || {
+                for step in 1..4 {
+                    let size = Bytes::kib(700 * (number + 1) * step % 2000 + 1);
+                    // The device may be full of what the others hold.
+                    if let Ok(address) = allocator.allocate(size, Stream(number)) {
+                        let other = Stream((number + 1) % 3);
+                        let recorded = allocator
+                            .with_block(address, |lane| lane.record_stream(address, other));
+                        assert_eq!(recorded, Ok(()));
+                        hold(&mut held.lock().unwrap(), address, size);
+                    }
+                    thread::yield_now();
+                    // Anybody's.
+                    let freed = held.lock().unwrap().pop_first();
+                    if let Some((address, _)) = freed {
+                        assert_eq!(allocator.free(address), Ok(()));
+                    }
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        for &address in held.lock().unwrap().keys() {
+            assert_eq!(allocator.free(address), Ok(()));
+        }
+        check(&allocator);
+        assert_eq!(allocator.empty_cache(), Ok(()));
+        let stats = allocator.stats().unwrap();
+        assert_eq!(stats.active.all.current, 0);
+        assert_eq!(stats.reserved(), Bytes::ZERO);
+        assert!(stats.allocated_bytes.all.peak <= 46 << 20);
+    };
+    shuttle::check_random(test, SCHEDULES);
+}
+
 fn hold(held: &mut BTreeMap<DeviceAddress, Bytes>, address: DeviceAddress, size: Bytes) {
     let before = held.range(..=address).next_back();
     let after = held.range(address..).next();
