@@ -267,6 +267,11 @@ typedef struct lowtide_segment {
    * Whether it is a part of an expandable segment.
    */
   bool is_expandable;
+  /**
+   * Grows with each segment that its pool takes, so that it says which came first, on every rank of a
+   * job alike. The parts of an expandable segment have one number.
+   */
+  uint64_t number;
 } lowtide_segment;
 
 /**

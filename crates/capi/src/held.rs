@@ -54,6 +54,9 @@ pub struct Segment {
     pub is_large: bool,
     /// Whether it is a part of an expandable segment.
     pub is_expandable: bool,
+    /// Grows with each segment that its pool takes, so that it says which came first, on every rank of a
+    /// job alike. The parts of an expandable segment have one number.
+    pub number: u64,
 }
 
 /// Is shown a segment and its `count` blocks, which tile it, in the order of their addresses. Called with
@@ -88,11 +91,14 @@ pub unsafe extern "C" fn lowtide_visit_segments(
             return Ok(());
         };
         allocator.with_all(|lanes| {
+            let numbers = lanes.segment_numbers();
             let mut blocks = Vec::new();
             for shown in lanes.segments() {
                 blocks.clear();
                 blocks.extend(shown.blocks.iter().map(Block::of));
-                let segment = Segment::of(device, &shown);
+                let after = numbers.partition_point(|&(start, _)| start <= shown.address);
+                let (_, number) = numbers[after - 1];
+                let segment = Segment::of(device, &shown, number);
                 // SAFETY: it may be called with the context, by the contract of this function.
                 unsafe { visit(context, &raw const segment, blocks.as_ptr(), blocks.len()) };
             }
@@ -182,7 +188,7 @@ impl Block {
 }
 
 impl Segment {
-    fn of(device: c_int, segment: &SegmentSnapshot) -> Segment {
+    fn of(device: c_int, segment: &SegmentSnapshot, number: u64) -> Segment {
         Segment {
             address: segment.address.get(),
             size: segment.size.get(),
@@ -191,6 +197,7 @@ impl Segment {
             pool: Mempool::of(segment.pool),
             is_large: segment.is_large,
             is_expandable: segment.is_expandable,
+            number,
         }
     }
 }

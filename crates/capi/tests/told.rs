@@ -161,6 +161,23 @@ fn what_is_held_can_be_visited() {
         assert_eq!(large.0.stream, stream);
         assert!(!large.0.is_expandable);
 
+        allocate(40 << 20, 0).unwrap();
+        let numbers = |shown: Vec<(Segment, Vec<Block>)>| {
+            let of_stream = shown
+                .into_iter()
+                .filter(|(segment, _)| segment.stream.is_null());
+            let mut numbers: Vec<_> = of_stream
+                .map(|(segment, _)| (segment.number, segment.size))
+                .collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        let sizes: Vec<_> = numbers(segments(0))
+            .into_iter()
+            .map(|(_, size)| size)
+            .collect();
+        assert_eq!(sizes, [2 << 20, 40 << 20], "numbered as they came");
+
         let found = find(second).unwrap();
         assert_eq!((found.size, found.requested), (30 << 20, 30 << 20));
         assert_eq!((found.stream, found.device), (stream, 0));

@@ -236,6 +236,15 @@ impl<'a, D: Driver> Lanes<'a, D> {
         segments
     }
 
+    /// Returns what [`DeviceAllocator::segment_numbers`] does, in the order of the addresses. The numbers of
+    /// a pool's segments say which came first; those of different lanes say nothing of each other.
+    pub fn segment_numbers(&self) -> Vec<(DeviceAddress, u64)> {
+        let lanes = self.lanes.iter();
+        let mut numbers: Vec<_> = lanes.flat_map(|lane| lane.segment_numbers()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
     /// Returns the largest block that is free in any pool and stream, in bytes.
     pub fn largest_free(&self) -> Bytes {
         let lanes = self.lanes.iter();

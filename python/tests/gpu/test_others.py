@@ -51,6 +51,6 @@ def test_numba_shares_the_memory() -> None:
     assert (copied == numbers).all()
     del array, seen
     gc.collect()
-    cuda.current_context().deallocations.clear()
+    cuda.current_context().memory_manager.deallocations.clear()
     assert allocated() == before
     assert cuda.current_context().get_memory_info().total == torch.cuda.mem_get_info()[1]

@@ -173,6 +173,13 @@ impl<D: Driver> DeviceAllocator<D> {
         crate::snapshot::of_heap(&self.heap)
     }
 
+    /// Returns the start of each segment and a number that grows with every segment that was ever taken,
+    /// in no order. A segment whose pages come and go keeps its number.
+    pub fn segment_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
+        let segments = self.heap.segments.iter();
+        segments.map(|(_, segment)| (segment.address, segment.serial))
+    }
+
     /// Returns the largest block that is free in any pool and stream, in bytes. Linear in their number.
     pub fn largest_free(&self) -> Bytes {
         let domains = self.heap.domains.iter();

@@ -51,6 +51,10 @@ inline SegmentInfo segment_info(
   info.is_large = segment.is_large;
   info.is_expandable = segment.is_expandable;
   info.owner_private_pool_id = to_torch(segment.pool);
+#if LOWTIDE_TORCH_AT_LEAST(11)
+  // The order in which all ranks register the segments of a pool with NCCL.
+  info.registration_counter = static_cast<decltype(info.registration_counter)>(segment.number);
+#endif
   info.context_when_allocated = history.segment_context(info.device, segment.address, segment.size);
   info.blocks.reserve(count);
   for (size_t index = 0; index < count; ++index) {
