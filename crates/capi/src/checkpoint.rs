@@ -8,8 +8,7 @@ use lowtide_core::{Allocation, DeviceAddress};
 use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
-use crate::pools::Mempool;
-use crate::registry;
+use crate::pools::{Mempool, with_pools};
 
 /// What a memory pool held at one moment. It holds no memory of the device.
 #[derive(Debug)]
@@ -42,8 +41,7 @@ pub unsafe extern "C" fn lowtide_check_live(
             let expected = unsafe { slice::from_raw_parts(expected, count) };
             expected.iter().map(|&memory| address_of(memory)).collect()
         };
-        let allocator = registry::device(device)?;
-        let answer = allocator.with_pools(|pools| pools.check_live(pool.id(), &expected))??;
+        let answer = with_pools(device, |pools| pools.check_live(pool.id(), &expected))?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_equal", is_equal, answer) }
     })
@@ -66,8 +64,7 @@ pub unsafe extern "C" fn lowtide_checkpoint_pool(
         if checkpoint.is_null() {
             return Err(Error::null("checkpoint"));
         }
-        let allocator = registry::device(device)?;
-        let taken = allocator.with_pools(|pools| pools.checkpoint(pool.id()))??;
+        let taken = with_pools(device, |pools| pools.checkpoint(pool.id()))?;
         let taken = Checkpoint {
             device,
             checkpoint: taken,
@@ -118,8 +115,7 @@ pub unsafe extern "C" fn lowtide_restore_pool(
             let text = format_args!("the checkpoint is of device {}", checkpoint.device);
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        let allocator = registry::device(device)?;
-        let restored = allocator.with_pools(|pools| pools.restore(&checkpoint.checkpoint))??;
+        let restored = with_pools(device, |pools| pools.restore(&checkpoint.checkpoint))?;
         let told = [(freed, &restored.freed), (allocated, &restored.allocated)];
         for (visit, blocks) in told {
             for block in blocks {

@@ -96,7 +96,7 @@ pub extern "C" fn lowtide_config() -> *const c_char {
 /// device that nothing was asked of is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
-    run(|| match in_use(device)? {
+    run(|| match registry::in_use(device)? {
         Some(allocator) => Ok(allocator.empty_cache()?),
         None => Ok(()),
     })
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
     run(|| {
-        let held_at_most = match in_use(device)? {
+        let held_at_most = match registry::in_use(device)? {
             Some(allocator) => allocator.memory_fraction()?,
             None => match registry::config()? {
                 Config::Caching(options) => options.per_process_memory_fraction,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn lowtide_memory_stats(
         if stats.is_null() && capacity > 0 {
             return Err(Error::null("stats"));
         }
-        let entries = match in_use(device)? {
+        let entries = match registry::in_use(device)? {
             Some(allocator) => allocator.memory_stats()?,
             None => stats_of_nothing(&registry::config()?),
         };
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
         if allocated.is_null() {
             return Err(Error::null("allocated"));
         }
-        let (held, from_driver) = match registry::device_in_use(device)? {
+        let (held, from_driver) = match registry::in_use_or_none(device)? {
             Some(allocator) => allocator.with_all(|lanes| (lanes.allocated(), lanes.reserved()))?,
             None => (Bytes::ZERO, Bytes::ZERO),
         };
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
 /// Sets every peak of a device's figures to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
-    run(|| match in_use(device)? {
+    run(|| match registry::in_use(device)? {
         Some(allocator) => Ok(allocator.reset_peak_stats()?),
         None => Ok(()),
     })
@@ -245,7 +245,7 @@ pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
 /// Sets every sum and count of a device's figures to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
-    run(|| match in_use(device)? {
+    run(|| match registry::in_use(device)? {
         Some(allocator) => Ok(allocator.reset_accumulated_stats()?),
         None => Ok(()),
     })
@@ -283,25 +283,6 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
 pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
     // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
     unsafe { libc::free(bytes) }
-}
-
-/// Returns a device's allocator, or `None` for a device that nothing was asked of. That one must not be
-/// started by a question about it: its context takes hundreds of MiB, and on a machine with several devices
-/// every process would take that of each.
-///
-/// # Errors
-///
-/// If the process was forked, or there is no driver or no such device.
-pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static registry::Allocator>, Error> {
-    if let Some(allocator) = registry::device_in_use(ordinal)? {
-        return Ok(Some(allocator));
-    }
-    let count = registry::library()?.device_count()?;
-    if u32::try_from(ordinal).is_ok_and(|number| number < count) {
-        return Ok(None);
-    }
-    let text = format_args!("there is no device {ordinal}: the driver shows {count}");
-    Err(Error::new(Status::InvalidArgument, text))
 }
 
 /// Returns the figures of a device that nothing was asked of.

@@ -87,7 +87,7 @@ pub unsafe extern "C" fn lowtide_visit_segments(
 ) -> Status {
     run(|| {
         let visit = visit.ok_or_else(|| Error::null("visit"))?;
-        let Some(allocator) = registry::device_in_use(device)? else {
+        let Some(allocator) = registry::in_use_or_none(device)? else {
             return Ok(());
         };
         allocator.with_all(|lanes| {

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_void};
 use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
 
 use crate::boundary::{run, write_to_c};
-use crate::control::in_use;
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
 use crate::registry;
@@ -66,9 +65,10 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
     let context = Context { context, end };
     let filter = Filter { accepts, context };
     run(move || {
-        let allocator = registry::device(device)?;
         let accepts = move |stream| filter.accepts(stream);
-        Ok(allocator.with_pools(|pools| pools.begin_allocate_to_pool(pool.id(), accepts))??)
+        with_pools(device, |pools| {
+            pools.begin_allocate_to_pool(pool.id(), accepts)
+        })
     })
 }
 
@@ -77,10 +77,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
 /// PyTorch's hook `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.end_allocate_to_pool(pool.id()))??)
-    })
+    run(|| with_pools(device, |pools| pools.end_allocate_to_pool(pool.id())))
 }
 
 /// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
@@ -89,10 +86,7 @@ pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> 
 /// PyTorch's hook `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.release_pool(pool.id()))??)
-    })
+    run(|| with_pools(device, |pools| pools.release_pool(pool.id())))
 }
 
 /// Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
@@ -127,19 +121,13 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 /// Lets requests of the default pool be served from this one before they fail, or not.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.set_use_on_oom(pool.id(), use_on_oom))??)
-    })
+    run(|| with_pools(device, |pools| pools.set_use_on_oom(pool.id(), use_on_oom)))
 }
 
 /// Hands the blocks of a memory pool out whole from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.set_no_split(pool.id()))??)
-    })
+    run(|| with_pools(device, |pools| pools.set_no_split(pool.id())))
 }
 
 /// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
@@ -147,7 +135,7 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 /// a device that nothing was asked of has none, and is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| match in_use(device)? {
+    run(|| match registry::in_use(device)? {
         Some(allocator) => Ok(allocator.empty_pool(pool.id())?),
         None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
@@ -201,8 +189,9 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
             release,
             context,
         };
-        let allocator = registry::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.set_pool_source(pool.id(), Box::new(source)))??)
+        with_pools(device, |pools| {
+            pools.set_pool_source(pool.id(), Box::new(source))
+        })
     })
 }
 
@@ -210,19 +199,13 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
 /// is queried, and memory that several streams used is not handed out again.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.capture_begin()?)
-    })
+    run(|| Ok(registry::device(device)?.capture_begin()?))
 }
 
 /// Says that a capture has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
-    run(|| {
-        let allocator = registry::device(device)?;
-        Ok(allocator.capture_end()?)
-    })
+    run(|| Ok(registry::device(device)?.capture_end()?))
 }
 
 /// What a caller's functions are called with; it ends when this is dropped.
@@ -242,6 +225,14 @@ impl Drop for Context {
             unsafe { end(self.context) };
         }
     }
+}
+
+/// Returns what `act` does with the lane that a device's pools are in.
+pub(crate) fn with_pools<R>(
+    device: c_int,
+    act: impl FnOnce(&mut registry::Lane) -> Result<R, AllocError>,
+) -> Result<R, Error> {
+    Ok(registry::device(device)?.with_pools(act)??)
 }
 
 /// A caller's filter.

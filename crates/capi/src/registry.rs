@@ -77,12 +77,27 @@ pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
     }
 }
 
-/// Returns a device's allocator if the device is in use.
+/// Returns a device's allocator, or `None` for a device that nothing was asked of. That one must not be
+/// started by a question about it: its context takes hundreds of MiB, and on a machine with several devices
+/// every process would take that of each.
+///
+/// # Errors
+///
+/// If the process was forked, or there is no driver or no such device.
+pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
+    if let Some(allocator) = in_use_or_none(ordinal)? {
+        return Ok(Some(allocator));
+    }
+    number_of(ordinal, library()?.device_count()?)?;
+    Ok(None)
+}
+
+/// As [`in_use`], and `None` for a device that is not there, so that the driver need not be asked.
 ///
 /// # Errors
 ///
 /// If the process was forked.
-pub(crate) fn device_in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
+pub(crate) fn in_use_or_none(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
     refuse_fork()?;
     Ok(slot(ordinal).and_then(OnceLock::get))
 }
@@ -267,25 +282,17 @@ fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let mut setup = setup()?;
     let config = setup.config()?.clone();
     let library = setup.library()?;
-    let count = library.device_count()?;
-    let no_such_device = || {
-        let text = format_args!("there is no device {ordinal}: the driver shows {count}");
-        Error::new(Status::InvalidArgument, text)
-    };
-    let number = u32::try_from(ordinal).map_err(|_| no_such_device())?;
-    let slot = slot(ordinal)
-        .filter(|_| number < count)
-        .ok_or_else(no_such_device)?;
+    let number = number_of(ordinal, library.device_count()?)?;
+    let slot = &DEVICES[usize::from(number)];
     if let Some(allocator) = slot.get() {
         // Another thread was faster.
         return Ok(allocator);
     }
-    let device = library.device(number)?;
+    let device = library.device(number.into())?;
     // SAFETY: 1. the driver goes into an allocator, which gives it only what it got from it. 2. Streams
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let number = u8::try_from(number).map_err(|_| no_such_device())?;
     let allocator = SharedAllocator::new(driver, number, &config, Arc::clone(&OWNERS));
     let observer = setup.observer.map(|observer| observer.of_device(ordinal));
     allocator.observe_events(observer)?;
@@ -359,6 +366,16 @@ fn lock<T>(mutex: &'static Mutex<T>) -> Result<MutexGuard<'static, T>, Error> {
     mutex.lock().map_err(|_| {
         let text = "lowtide stopped: it panicked when a device was first used, or changed";
         Error::new(Status::Internal, text)
+    })
+}
+
+/// Returns the number of a device, of which the driver shows `count`.
+fn number_of(ordinal: c_int, count: u32) -> Result<u8, Error> {
+    let number = u8::try_from(ordinal).ok();
+    let is_there = |&number: &u8| u32::from(number) < count && usize::from(number) < DEVICES_MAX;
+    number.filter(is_there).ok_or_else(|| {
+        let text = format_args!("there is no device {ordinal}: the driver shows {count}");
+        Error::new(Status::InvalidArgument, text)
     })
 }
 

@@ -58,6 +58,21 @@ fn a_configuration_that_is_refused_is_not_settled() {
     );
 }
 
+/// Returns what lowtide says on standard error when a test of this file runs by itself, as a child that is
+/// told so by a variable, with a strategy that does not exist.
+fn told_by(test: &str, child: &str) -> Vec<String> {
+    let output = Command::new(std::env::current_exe().expect("a test is a program"))
+        .args(["--exact", test, "--nocapture"])
+        .env(child, "1")
+        .env("LOWTIDE_STRATEGY", "tied")
+        .output()
+        .expect("it can be started");
+    assert!(output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
+    lines.map(str::to_owned).collect()
+}
+
 /// PyTorch does not ask why its pluggable allocator returned null.
 #[test]
 fn a_malloc_that_fails_says_why_on_standard_error() {
@@ -66,26 +81,11 @@ fn a_malloc_that_fails_says_why_on_standard_error() {
         assert!(lowtide_malloc(1, 0, ptr::null_mut()).is_null());
         return;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "a_malloc_that_fails_says_why_on_standard_error",
-            "--nocapture",
-        ])
-        .env(CHILD, "1")
-        .env("LOWTIDE_STRATEGY", "tied")
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stderr).unwrap();
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("lowtide: "))
-        .collect();
-    assert_eq!(lines.len(), 1, "{text}");
+    let lines = told_by("a_malloc_that_fails_says_why_on_standard_error", CHILD);
+    assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
         lines[0].starts_with("lowtide: Unknown strategy 'tied'"),
-        "{text}"
+        "{lines:?}"
     );
 }
 
@@ -109,27 +109,15 @@ fn a_hook_that_fails_says_why_once_a_kind() {
         }
         return;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "a_hook_that_fails_says_why_once_a_kind",
-            "--nocapture",
-        ])
-        .env(CHILD, "1")
-        .env("LOWTIDE_STRATEGY", "tied")
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stderr).unwrap();
-    let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
+    let lines = told_by("a_hook_that_fails_says_why_once_a_kind", CHILD);
     let beginnings = [
         "lowtide: 0x1000 ",
         "lowtide: 2 is not a fraction",
         "lowtide: Unknown strategy",
     ];
-    assert_eq!(lines.clone().count(), beginnings.len(), "{text}");
-    for (line, beginning) in lines.zip(beginnings) {
-        assert!(line.starts_with(beginning), "{text}");
+    assert_eq!(lines.len(), beginnings.len(), "{lines:?}");
+    for (line, beginning) in lines.iter().zip(beginnings) {
+        assert!(line.starts_with(beginning), "{lines:?}");
     }
 }
 

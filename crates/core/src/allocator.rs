@@ -122,28 +122,6 @@ impl<D: Driver> DeviceAllocator<D> {
         self.allocate_from(pool, requested, stream, None)
     }
 
-    /// As [`DeviceAllocator::allocate`], but `None` when memory has run out, which `num_ooms` does not
-    /// count and no event tells of: for a caller that will try again. Retries, waits and rejections
-    /// are counted.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::allocate`], but for [`AllocError::OutOfMemory`].
-    pub fn try_allocate(
-        &mut self,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<Option<DeviceAddress>, AllocError> {
-        if requested.is_zero() {
-            return Ok(Some(DeviceAddress::NULL));
-        }
-        let request = self.request(requested, stream)?;
-        match self.take(&request) {
-            Some(address) => Ok(Some(address)),
-            None => self.find_new(&request),
-        }
-    }
-
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
     /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
     /// one that nothing holds is held once from then on.

@@ -58,11 +58,6 @@ impl Action {
         }
     }
 
-    /// Returns the action that PyTorch's snapshots call `name`, or `None` where there is none.
-    pub fn from_name(name: &str) -> Option<Action> {
-        Action::ALL.into_iter().find(|action| action.name() == name)
-    }
-
     /// Returns whether the event concerns memory between the allocator and the driver.
     pub const fn is_segment(self) -> bool {
         matches!(

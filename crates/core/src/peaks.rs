@@ -7,7 +7,8 @@
 //! the device's peak becomes what it then is, and the head room below it is handed out anew.
 //!
 //! That is exact where each change is settled before the next, as it is while one thread allocates. Of
-//! what several threads do in the same moment, a peak may miss a part.
+//! what several threads do in the same moment, a peak may miss a part, or count what one of them had freed
+//! when the other took as much.
 
 use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
 
