@@ -33,8 +33,15 @@ void give_back(void* memory);
 // The deleter of what the driver was asked for at each request, while caching is off.
 void give_back_uncached(void* memory);
 
+// How many devices PyTorch has found; 0 until it starts CUDA.
+inline std::atomic<int> device_count{0};
+
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
+  if (device_count.load(std::memory_order_relaxed) == 1) {
+    // The runtime takes a quarter of an allocation to say so.
+    return device;
+  }
   const cudaError_t error = C10_CUDA_ERROR_HANDLED(c10::cuda::GetDevice(&device));
   // The check is a call whatever the error, and this is asked at each request.
   if (C10_UNLIKELY(error != cudaSuccess)) {
@@ -127,12 +134,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   bool initialized() override {
-    return device_count_ > 0;
+    return device_count > 0;
   }
 
-  void init(int device_count) override {
-    check(lowtide_init(device_count));
-    device_count_ = std::max(device_count_.load(), device_count);
+  void init(int count) override {
+    check(lowtide_init(count));
+    device_count = std::max(device_count.load(), count);
   }
 
   void enable(bool value) override {
@@ -146,7 +153,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
     History::Cause cause(history_.gather(RecordContext::ALL));
-    for (DeviceIndex device = 0; device < device_count_; ++device) {
+    for (DeviceIndex device = 0; device < device_count; ++device) {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
       } else {
@@ -558,7 +565,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (include_traces) {
       info.external_annotations = history_.annotations();
     }
-    for (DeviceIndex device = 0; device < device_count_; ++device) {
+    for (DeviceIndex device = 0; device < device_count; ++device) {
       if (include_traces) {
         info.device_traces.push_back(history_.trace(device));
       }
@@ -613,7 +620,6 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   History history_;
   Shortage shortage_;
-  std::atomic<int> device_count_{0};
   std::atomic<bool> is_enabled_{true};
   // PyTorch takes either name on either kind of card.
   const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
