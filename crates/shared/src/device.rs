@@ -270,7 +270,6 @@ impl<D: Driver> SharedAllocator<D> {
         &self,
         act: impl FnOnce(&mut Lanes<'_, SharedDriver<D>>) -> R,
     ) -> Result<R, SharedError> {
-        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
         let mut common = self.common.lock()?;
         let mut visits = self.enter_all()?;
         let mut lanes = common.lanes(&mut visits);
@@ -282,7 +281,7 @@ impl<D: Driver> SharedAllocator<D> {
         let someone_waits = visits[0].state.waiting > 0;
         drop(visits);
         if someone_waits {
-            self.freed.notify_all();
+            self.notify_freed()?;
         }
         Ok(result)
     }

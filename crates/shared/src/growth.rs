@@ -137,11 +137,14 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Leaves the lane until another thread may have freed memory, or the time is up.
-    fn wait(&self, visit: Visit<'_, D>, left: Duration) -> Result<(), SharedError> {
-        let Visit { mut state, .. } = visit;
-        state.waiting += 1;
-        let (mut state, _) = self.freed.wait_timeout(state, left)?;
-        state.waiting -= 1;
+    fn wait(&self, mut visit: Visit<'_, D>, left: Duration) -> Result<(), SharedError> {
+        let index = visit.index;
+        visit.state.waiting += 1;
+        let order = self.freed.order.lock()?;
+        drop(visit);
+        let (order, _) = self.freed.condition.wait_timeout(order, left)?;
+        drop(order);
+        self.enter(index)?.state.waiting -= 1;
         Ok(())
     }
 }

@@ -36,6 +36,7 @@ mod device;
 mod driver;
 mod error;
 mod growth;
+mod lane_lock;
 mod listeners;
 mod owners;
 mod streams;
@@ -51,7 +52,6 @@ mod sync {
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
-use std::sync::TryLockError;
 use std::thread;
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
@@ -59,12 +59,13 @@ use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Dr
 use device::Common;
 pub use driver::SharedDriver;
 pub use error::SharedError;
+use lane_lock::{LaneGuard, LaneLock};
 pub use listeners::Shortage;
 pub use lowtide_core::Observer;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use sync::{Condvar, Mutex, MutexGuard};
+use sync::{Condvar, Mutex};
 
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
 /// keeps in each of its pools of streams.
@@ -90,17 +91,25 @@ pub struct SharedAllocator<D> {
     lanes_in_use: AtomicU8,
     common: Mutex<Common>,
     driver: Arc<Mutex<D>>,
-    /// Notified when memory may have come free and someone waits for it, in a device of one lane.
-    freed: Condvar,
+    freed: Freed,
     owners: Arc<OwnerTable>,
     device: u8,
+}
+
+/// Where threads wait for memory, in a device of one lane.
+#[derive(Debug)]
+struct Freed {
+    /// Taken by those who wait before they leave the lane, so that they do not miss what comes free then.
+    order: Mutex<()>,
+    /// Notified when memory may have come free and someone waits for it.
+    condition: Condvar,
 }
 
 /// A part of a device: in cache lines of its own, two because processors fetch them in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Lane<D> {
-    state: Mutex<LaneState<D>>,
+    state: LaneLock<LaneState<D>>,
 }
 
 struct LaneState<D> {
@@ -125,7 +134,7 @@ impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
 struct Visit<'a, D> {
     /// In front of the lock, so that nobody enters in between.
     alarm: Alarm<'a>,
-    state: MutexGuard<'a, LaneState<D>>,
+    state: LaneGuard<'a, LaneState<D>>,
     index: usize,
 }
 
@@ -170,7 +179,7 @@ impl<D: Driver> SharedAllocator<D> {
             // The limit that the configuration asks for is the device's.
             allocator.set_limit(None);
             Lane {
-                state: Mutex::new(LaneState {
+                state: LaneLock::new(LaneState {
                     allocator,
                     visits: 0,
                     waiting: 0,
@@ -185,7 +194,10 @@ impl<D: Driver> SharedAllocator<D> {
             lanes_in_use: AtomicU8::new(1),
             common: Mutex::new(Common::new(config)),
             driver,
-            freed: Condvar::new(),
+            freed: Freed {
+                order: Mutex::new(()),
+                condition: Condvar::new(),
+            },
             owners,
             device,
         }
@@ -265,20 +277,22 @@ impl<D: Driver> SharedAllocator<D> {
     /// # Errors
     ///
     /// What `act` says, and [`SharedError::Poisoned`].
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call costs a request a fortieth of its time"
+    )]
+    #[inline(always)]
     pub fn with_lane<R>(
         &self,
         lane: u8,
         act: impl FnOnce(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
     ) -> Result<R, SharedError> {
-        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
         let mut visit = self.enter(lane.into())?;
         let result = act(&mut visit.state.allocator);
         let someone_waits = visit.state.waiting > 0;
         self.leave(visit)?;
         if someone_waits {
-            // All of them: what came free may be too little for the first and enough for the second.
-            self.freed.notify_all();
+            self.notify_freed()?;
         }
         Ok(result?)
     }
@@ -355,21 +369,22 @@ impl<D: Driver> SharedAllocator<D> {
 
     #[inline]
     fn enter(&self, index: usize) -> Result<Visit<'_, D>, SharedError> {
-        let state = self.lanes[index].state.lock()?;
-        Ok(self.visit(index, state))
+        let visit = self.visit(index, self.lanes[index].state.lock());
+        // After the lock was taken: a thread that panicked inside said so before it gave it back.
+        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        Ok(visit)
     }
 
     /// Enters a lane unless another thread is in it.
     fn try_enter(&self, index: usize) -> Result<Option<Visit<'_, D>>, SharedError> {
-        match self.lanes[index].state.try_lock() {
-            Ok(state) => Ok(Some(self.visit(index, state))),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Poisoned(_)) => Err(SharedError::Poisoned),
-        }
+        let state = self.lanes[index].state.try_lock();
+        let visit = state.map(|state| self.visit(index, state));
+        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        Ok(visit)
     }
 
     #[inline]
-    fn visit<'a>(&'a self, index: usize, mut state: MutexGuard<'a, LaneState<D>>) -> Visit<'a, D> {
+    fn visit<'a>(&'a self, index: usize, mut state: LaneGuard<'a, LaneState<D>>) -> Visit<'a, D> {
         state.visits += 1;
         let alarm = Alarm(&self.alerts);
         Visit {
@@ -419,6 +434,15 @@ impl<D: Driver> SharedAllocator<D> {
             state.allocator.keep_new_peak();
         }
         state.allocator.has_new_peak()
+    }
+
+    /// Wakes those who wait for memory; the caller is in no lane.
+    #[cold]
+    fn notify_freed(&self) -> Result<(), SharedError> {
+        let _order = self.freed.order.lock()?;
+        // All of them: what came free may be too little for the first and enough for the second.
+        self.freed.condition.notify_all();
+        Ok(())
     }
 
     /// Enters all lanes that streams were given to. The caller has the growth lock.
