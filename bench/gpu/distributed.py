@@ -3,12 +3,19 @@
     torchrun --nproc-per-node 2 distributed.py
     torchrun --nproc-per-node 2 -m lowtide run distributed.py
 
-Rank 0 prints one JSON line for each job, with its losses to the last bit, and one for a buffer that was
-registered with NCCL and must keep its contents.
+Rank 0 prints one JSON line for each job, with its losses to the last bit; one for how often each peak occurred
+when its beginning was repeated; and one for a buffer that was registered with NCCL and must keep its contents.
+
+One run's peak says little: what NCCL's watchdog still holds when the buckets are made anew depends on when
+that thread last looked, with any allocator.
 """
 
+import gc
 import json
 import os
+import time
+from collections import Counter
+from collections.abc import Callable
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -20,6 +27,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 12
+STEPS_REPEATED = 4
+REPETITIONS = 24
 
 
 def transformer() -> nn.Module:
@@ -30,12 +39,12 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.Embedding(8000, 512), encoder, nn.Linear(512, 8000)).cuda()
 
 
-def train(model: nn.Module, rank: int) -> list[str]:
+def train(model: nn.Module, rank: int, steps: int) -> list[str]:
     """Returns the losses, averaged over the ranks."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     draw = torch.Generator().manual_seed(rank)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         length = 64 + 32 * (step % 5)
         tokens = torch.randint(0, 8000, (8, length), generator=draw).cuda(non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
@@ -59,6 +68,20 @@ def sharded(_: int) -> nn.Module:
     for layer in model[1].layers:
         fully_shard(layer)
     return fully_shard(model)
+
+
+def peaks(build: Callable[[int], nn.Module], rank: int) -> dict[int, int]:
+    """Returns how often each peak of allocated bytes occurred, above what was held before."""
+    counts: Counter[int] = Counter()
+    for _ in range(REPETITIONS):
+        gc.collect()
+        dist.barrier()
+        time.sleep(0.25)  # until the watchdog has let go of the last repetition
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        train(build(rank), rank, STEPS_REPEATED)
+        counts[torch.cuda.max_memory_allocated() - held] += 1
+    return dict(counts.most_common())
 
 
 def registered_buffer(rank: int, ranks: int) -> bool:
@@ -85,14 +108,19 @@ def main() -> None:
     torch.cuda.set_device(rank)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    for name, build in {"ddp": data_parallel, "fsdp": sharded}.items():
+    builds = {"ddp": data_parallel, "fsdp": sharded}
+    for name, build in builds.items():
         torch.cuda.reset_peak_memory_stats()
-        losses = train(build(rank), rank)
+        losses = train(build(rank), rank, STEPS)
         stats = torch.cuda.memory_stats()
         result = {"name": name, "ranks": ranks, "losses": losses}
         result |= {key: stats[f"{key}.all.peak"] for key in ("allocated_bytes", "reserved_bytes")}
         if rank == 0:
             print(json.dumps(result), flush=True)
+    for name, build in builds.items():
+        counts = peaks(build, rank)
+        if rank == 0:
+            print(json.dumps({"name": f"{name}, repeated", "allocated_bytes_peaks": counts}), flush=True)
     try:
         outcome: dict[str, object] = {"contents_right": registered_buffer(rank, ranks)}
     except Exception as error:  # whatever NCCL refuses is a result here
