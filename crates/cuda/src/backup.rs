@@ -96,7 +96,7 @@ impl Default for Sizes {
         Sizes {
             piece_bytes: 4 << 20,
             slots: 2 * threads,
-            block_bytes: 32 << 20,
+            block_bytes: 16 << 20,
             threads,
         }
     }
