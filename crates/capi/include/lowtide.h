@@ -113,6 +113,28 @@ typedef enum lowtide_backup {
 } lowtide_backup;
 
 /**
+ * Where a region's memory is.
+ */
+typedef enum lowtide_region_state {
+  /**
+   * On the device.
+   */
+  LOWTIDE_REGION_STATE_MAPPED = 0,
+  /**
+   * On its way from it.
+   */
+  LOWTIDE_REGION_STATE_PAUSING = 1,
+  /**
+   * Nowhere.
+   */
+  LOWTIDE_REGION_STATE_PAUSED = 2,
+  /**
+   * On its way back.
+   */
+  LOWTIDE_REGION_STATE_RESUMING = 3,
+} lowtide_region_state;
+
+/**
  * What a `lowtide_event` says. The names are PyTorch's.
  */
 typedef enum lowtide_action {
@@ -240,9 +262,9 @@ typedef struct lowtide_region {
    */
   enum lowtide_backup backup;
   /**
-   * 0: it is mapped, 1: it is being paused, 2: it is paused, 3: it is being resumed.
+   * Where its memory is.
    */
-  int state;
+  enum lowtide_region_state state;
   /**
    * The blocks that the program holds in it.
    */
