@@ -324,7 +324,7 @@ fn two_threads_pause_and_resume_at_once() {
         let held: Vec<_> = (0..8)
             .map(|seed| {
                 let backup = [Backup::Host, Backup::Disk][seed % 2];
-                allocate_in("kv", backup, 3 * MIB, (seed / 4) as c_int, seed)
+                allocate_in("kv", backup, 3 * MIB, c_int::from(seed >= 4), seed)
             })
             .collect();
         for _ in 0..20 {
@@ -508,7 +508,7 @@ fn cycles(number: usize, count: usize) {
         for _ in 0..random(3) {
             let (kind, size) = (KINDS[random(3)], 1 + random(3 * MIB));
             let tag = random(2);
-            let device = random(2) as c_int;
+            let device = c_int::from(random(2) == 1);
             let memory = allocate_in(&tags[tag], kind, size, device, round);
             held.push((memory, size, round, tag, kind != Backup::None));
         }
