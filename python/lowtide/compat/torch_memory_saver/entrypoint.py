@@ -9,7 +9,7 @@ from ... import _regions
 from ..._install import install
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase
-from .utils import is_true
+from .process import ProcessRegion
 
 CpuBackupBackend = Literal["mmap", "pinned"]
 
@@ -65,15 +65,11 @@ class TorchMemorySaver:
 
     def pause(self, tag: str | None = None) -> None:
         """Takes the memory of a tag off the devices, or all; a tag that was never used has none."""
-        impl = self._started()
-        if impl.has(tag):
-            _regions.pause(tag or None)
+        self._started().pause(tag or None)
 
     def resume(self, tag: str | None = None) -> None:
         """Brings the memory of a tag back, or all, at the addresses that it had."""
-        impl = self._started()
-        if impl.has(tag):
-            _regions.resume(tag or None)
+        self._started().resume(tag or None)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         """Returns what a tensor in a paused region held: a copy, or the very backup. `None` where there is none."""
@@ -128,7 +124,8 @@ class TorchMemorySaver:
 
     def start_if_asked_to(self) -> None:
         """Puts the whole process in a region, if `TMS_INIT_ENABLE` asks for that."""
-        if is_true("TMS_INIT_ENABLE"):
+        if ProcessRegion.asked_for() is not None:
+            # Whatever is asked first looks at the environment.
             BinaryWrapper().cdll.tms_get_interesting_region()
 
     def _ensure_initialized(self) -> None:
@@ -145,6 +142,7 @@ class _Impl:
     """What there is from the first use on."""
 
     def __init__(self, hook_mode: HookMode) -> None:
+        self._process = ProcessRegion.asked_for()
         self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
 
@@ -182,9 +180,21 @@ class _Impl:
         finally:
             self.cdll.tms_set_interesting_region(True)
 
-    def has(self, tag: str | None) -> bool:
+    def pause(self, tag: str | None) -> None:
+        if self._has(tag):
+            if self._process is not None:
+                self._process.note()
+            _regions.pause(tag)
+
+    def resume(self, tag: str | None) -> None:
+        if self._has(tag):
+            _regions.resume(tag)
+            if self._process is not None:
+                self._process.fill()
+
+    def _has(self, tag: str | None) -> bool:
         """Returns whether there is anything of this tag."""
-        return not tag or any(seen["tag"] == tag for seen in _regions.regions())
+        return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
 
 
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:

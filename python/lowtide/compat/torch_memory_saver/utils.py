@@ -30,8 +30,3 @@ def change_env(key: str, value: str) -> Iterator[None]:
             os.environ.pop(key, None)
         else:
             os.environ[key] = before
-
-
-def is_true(variable: str) -> bool:
-    """Returns whether a variable of the environment says yes."""
-    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")
