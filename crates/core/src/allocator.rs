@@ -111,7 +111,8 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
-    /// above [`Bytes::REQUEST_MAX`], [`AllocError::Driver`] when the device fails otherwise.
+    /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
+    /// is away, [`AllocError::Driver`] when the device fails otherwise.
     #[inline]
     pub fn allocate(
         &mut self,
@@ -202,8 +203,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Driver`] when the device
-    /// fails.
+    /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where the pool's
+    /// memory is away, [`AllocError::Driver`] when the device fails.
     #[inline]
     pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
         let pool = self.route(stream);
@@ -221,6 +222,9 @@ impl<D: Driver> DeviceAllocator<D> {
     ) -> Result<Request, AllocError> {
         if requested > Bytes::REQUEST_MAX {
             return Err(AllocError::TooLarge { requested });
+        }
+        if pool != PoolIndex::DEFAULT {
+            self.refuse_paused(pool)?;
         }
         // What other streams have finished with can be used from here on.
         if self.heap.stats.waiting_blocks() > 0 {
@@ -309,7 +313,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ) -> Option<DeviceAddress> {
         let pools = self.heap.domains.pools();
         let open: Vec<PoolIndex> = pools
-            .filter(|(_, pool)| pool.use_on_oom)
+            .filter(|(_, pool)| pool.use_on_oom && pool.paused.is_none())
             .map(|(index, _)| index)
             .collect();
         open.into_iter().find_map(|pool| {
@@ -525,15 +529,17 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
-    /// to it, and ends it with the last one.
+    /// to it, and ends it with the last one. Of a pool that gives back they go while it is held, too.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        let is_held = self.heap.domains.pool(index).use_count > 0;
+        let pool = self.heap.domains.pool(index);
         let is_routed = self.routes.iter().any(|route| route.pool == index);
-        if is_held || is_routed || index == PoolIndex::DEFAULT {
+        let is_held = pool.use_count > 0 || is_routed;
+        let keeps = is_held && !pool.gives_back || pool.paused.is_some();
+        if keeps || index == PoolIndex::DEFAULT {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
-        if self.heap.domains.pool(index).reserved_bytes.current() == 0 {
+        if !is_held && self.heap.domains.pool(index).reserved_bytes.current() == 0 {
             self.heap.domains.remove_pool(index);
         }
         Ok(())

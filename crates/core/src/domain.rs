@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::figures::Gauge;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
@@ -57,6 +58,11 @@ pub(crate) struct Pool {
     pub(crate) reserved_bytes: Gauge,
     /// Whether other pools' requests may be served from here before they fail.
     pub(crate) use_on_oom: bool,
+    /// Whether its free segments go back as the default pool's do, though it is held.
+    pub(crate) gives_back: bool,
+    /// The name of the region whose memory this is, while that memory is away. Nothing is handed out or
+    /// given back then, and the limit does not count what the pool has.
+    pub(crate) paused: Option<Arc<str>>,
     /// Whether blocks are handed out whole.
     no_split: bool,
     /// Where its segments come from, if not from the driver; does not change once it has any.
@@ -80,6 +86,8 @@ impl Pool {
             use_count: 1,
             reserved_bytes: Gauge::default(),
             use_on_oom: false,
+            gives_back: false,
+            paused: None,
             no_split: false,
             source: None,
         }
@@ -209,6 +217,13 @@ impl Domains {
     /// Returns whether the segments of a domain come from elsewhere than the driver.
     pub(crate) fn has_source(&self, id: DomainId) -> bool {
         self.pool(self.domain(id).pool).source.is_some()
+    }
+
+    /// Returns the bytes of pools whose memory is away. Linear in the number of pools.
+    pub(crate) fn paused_bytes(&self) -> Bytes {
+        let paused = self.pools().filter(|(_, pool)| pool.paused.is_some());
+        let bytes: i64 = paused.map(|(_, pool)| pool.reserved_bytes.current()).sum();
+        Bytes(bytes.unsigned_abs())
     }
 
     /// Returns the number of the pool called `id`. Linear in the number of pools.

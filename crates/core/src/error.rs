@@ -1,6 +1,7 @@
 //! Why a request was not served.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::driver::DriverError;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
@@ -39,6 +40,11 @@ pub enum AllocError {
     PoolInUse {
         /// The pool that was named.
         pool: MempoolId,
+    },
+    /// The pool's memory is away.
+    Paused {
+        /// The name of the region that the memory belongs to.
+        region: Arc<str>,
     },
     /// The pool cannot be brought back to a checkpoint.
     NotRestorable {
@@ -150,6 +156,12 @@ impl fmt::Display for AllocError {
                     f,
                     "requests are being routed to memory pool ({}, {}) already",
                     pool.0, pool.1
+                )
+            }
+            AllocError::Paused { region } => {
+                write!(
+                    f,
+                    "region {region:?} is paused: resume it before allocating in it"
                 )
             }
             AllocError::NotRestorable {

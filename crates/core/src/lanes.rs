@@ -181,9 +181,9 @@ impl<'a, D: Driver> Lanes<'a, D> {
 
     /// Allows each lane to hold from the driver what the others leave of the device's limit.
     pub fn share_limit(&mut self) {
-        let reserved = self.reserved();
+        let limited = self.sum(|lane| lane.heap.limited());
         for lane in &mut self.lanes {
-            let others = reserved - lane.heap.stats.reserved();
+            let others = limited - lane.heap.limited();
             lane.set_limit(self.limit.map(|limit| limit.saturating_sub(others)));
         }
     }

@@ -203,8 +203,13 @@ impl<D: Driver> Heap<D> {
 
     /// Returns whether `size` more bytes would pass the limit.
     pub(crate) fn exceeds_limit(&self, size: Bytes) -> bool {
-        let after = self.stats.reserved().saturating_add(size);
-        self.limit.is_some_and(|limit| after > limit)
+        let passes = |limit| self.limited().saturating_add(size) > limit;
+        self.limit.is_some_and(passes)
+    }
+
+    /// Returns the bytes that the limit counts: all that are held, without what paused pools have.
+    pub(crate) fn limited(&self) -> Bytes {
+        self.stats.reserved() - self.domains.paused_bytes()
     }
 
     /// Takes a segment from the driver. One driver call.

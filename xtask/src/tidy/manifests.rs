@@ -7,16 +7,20 @@ use super::tree::Tree;
 
 /// Which crates each crate may use, all by the name of their directory. A crate that is not here
 /// has no place in the architecture yet.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("core", &[]),
     ("shared", &["core"]),
     ("sim", &["core"]),
-    ("cuda", &["core"]),
+    ("region", &["core"]),
+    ("cuda", &["core", "region"]),
     ("fakecuda", &[]),
     ("trace", &["core"]),
     ("replay", &["core", "shared", "sim", "cuda", "trace"]),
     ("cli", &["core", "shared", "sim", "cuda", "trace", "replay"]),
-    ("capi", &["core", "shared", "sim", "cuda", "trace"]),
+    (
+        "capi",
+        &["core", "region", "shared", "sim", "cuda", "trace"],
+    ),
     (
         "bench",
         &["core", "shared", "sim", "cuda", "trace", "replay"],

@@ -79,12 +79,13 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist any more;
-    /// [`AllocError::NotRestorable`] where a block's memory went back to the driver, with `direct` as
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist any more; [`AllocError::Paused`] for one
+    /// whose memory is away; [`AllocError::NotRestorable`] where a block's memory went back to the driver, with `direct` as
     /// soon as the block was freed, or is used by other streams during a capture, in which they cannot
     /// be waited for; [`AllocError::Driver`] when a wait fails. The program then holds what it did.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Restored, AllocError> {
         let pool = self.find_pool(checkpoint.pool)?;
+        self.refuse_paused(pool)?;
         self.end_waits(pool, checkpoint.pool)?;
         let wanted = self.restorable_blocks(checkpoint)?;
         self.end_uses(pool)?;
@@ -131,7 +132,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the blocks of a pool that the program holds, by rising addresses.
-    fn held_in_pool(&self, pool: PoolIndex) -> Vec<BlockId> {
+    pub(super) fn held_in_pool(&self, pool: PoolIndex) -> Vec<BlockId> {
         let held = self
             .blocks_of_pool(pool)
             .filter(|(_, block)| block.state == BlockState::Allocated);

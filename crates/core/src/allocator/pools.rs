@@ -1,9 +1,12 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
-use super::{DeviceAllocator, Route};
+use std::sync::Arc;
+
+use super::{Allocation, DeviceAllocator, Route};
 use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
+use crate::strategy::Strategy;
 use crate::units::{MempoolId, Stream};
 
 impl<D: Driver> DeviceAllocator<D> {
@@ -49,15 +52,38 @@ impl<D: Driver> DeviceAllocator<D> {
         pool: MempoolId,
         accepts: impl Fn(Stream) -> bool + Send + 'static,
     ) -> Result<(), AllocError> {
+        self.insert_route(self.routes.len(), pool, accepts)
+    }
+
+    /// As [`DeviceAllocator::begin_allocate_to_pool`], but every other route, even one that began earlier,
+    /// decides before this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::begin_allocate_to_pool`].
+    pub fn begin_allocate_to_pool_last(
+        &mut self,
+        pool: MempoolId,
+        accepts: impl Fn(Stream) -> bool + Send + 'static,
+    ) -> Result<(), AllocError> {
+        self.insert_route(0, pool, accepts)
+    }
+
+    fn insert_route(
+        &mut self,
+        position: usize,
+        pool: MempoolId,
+        accepts: impl Fn(Stream) -> bool + Send + 'static,
+    ) -> Result<(), AllocError> {
         if self.position_of_route(pool).is_some() {
             return Err(AllocError::PoolInUse { pool });
         }
         self.create_or_retain_pool(pool);
-        let index = self.find_pool(pool)?;
-        self.routes.push(Route {
-            pool: index,
+        let route = Route {
+            pool: self.find_pool(pool)?,
             accepts: Box::new(accepts),
-        });
+        };
+        self.routes.insert(position, route);
         Ok(())
     }
 
@@ -133,6 +159,66 @@ impl<D: Driver> DeviceAllocator<D> {
         let index = self.find_pool(pool)?;
         let is_set = index != PoolIndex::DEFAULT && self.heap.domains.set_source(index, source);
         is_set.then_some(()).ok_or(AllocError::PoolInUse { pool })
+    }
+
+    /// Gives a pool's free segments back from now on when the default pool's go, though it is held.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_gives_back(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.pool_mut(index).gives_back = true;
+        Ok(())
+    }
+
+    /// Says that the memory of a pool is away, with the name of the region that it belongs to, or back.
+    /// While it is away nothing is allocated in it, its segments stay whatever else goes back, and the
+    /// limit does not count them. Blocks are freed as ever.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn set_paused(
+        &mut self,
+        pool: MempoolId,
+        region: Option<Arc<str>>,
+    ) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        self.heap.domains.pool_mut(index).paused = region;
+        Ok(())
+    }
+
+    /// Gives a private pool's free segments back, whoever holds it, and wherever its memory is.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::Driver`] when the driver
+    /// refuses a call.
+    pub fn trim_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        Ok(self.strategy.release(&mut self.heap, index)?)
+    }
+
+    /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of
+    /// any pool.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn held_blocks(&self, pool: MempoolId) -> Result<Vec<Allocation>, AllocError> {
+        let held = self.held_in_pool(self.find_pool(pool)?);
+        Ok(held.into_iter().map(|id| self.allocation_of(id)).collect())
+    }
+
+    /// Refuses to hand out what is away.
+    pub(super) fn refuse_paused(&self, pool: PoolIndex) -> Result<(), AllocError> {
+        match &self.heap.domains.pool(pool).paused {
+            None => Ok(()),
+            Some(region) => Err(AllocError::Paused {
+                region: Arc::clone(region),
+            }),
+        }
     }
 
     /// Says that a stream is being captured into a graph: no event is queried until

@@ -366,7 +366,7 @@ impl<D: Driver> Strategy<D> for Caching {
             .limit
             .unwrap_or_default()
             .scale(self.config.garbage_collection_threshold);
-        let target = heap.stats.reserved().saturating_sub(threshold);
+        let target = heap.limited().saturating_sub(threshold);
         let mut aged = self.aged_segments(heap);
         let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
         let mut reclaimed = Bytes::ZERO;

@@ -393,7 +393,7 @@ fn allocate_shared_segment<D: Driver>(
     let in_limit = heap
         .limit
         .unwrap_or(Bytes(u64::MAX))
-        .saturating_sub(heap.stats.reserved());
+        .saturating_sub(heap.limited());
     let left = heap.driver.memory_info()?.free.min(in_limit);
     let mut size = most.max(least);
     while size > least && size > Bytes(left.get() / 2) {

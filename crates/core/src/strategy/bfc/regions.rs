@@ -27,7 +27,7 @@ impl Bfc {
         request: &Request,
     ) -> Result<bool, DriverError> {
         let limit = self.limit(heap)?;
-        let available = limit.saturating_sub(heap.stats.reserved());
+        let available = limit.saturating_sub(heap.limited());
         let available = available.round_down(ROUNDING);
         if request.size > available {
             return Ok(false);
@@ -131,7 +131,7 @@ impl Bfc {
         let free: Bytes = regions
             .map(|first| heap.segments.get(heap.blocks[first].segment).size)
             .sum();
-        !free.is_zero() && request.size <= (limit + free).saturating_sub(heap.stats.reserved())
+        !free.is_zero() && request.size <= (limit + free).saturating_sub(heap.limited())
     }
 
     /// Returns the first chunks of a domain's regions in which nothing is in use, smallest chunk

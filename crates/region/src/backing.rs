@@ -1,0 +1,268 @@
+//! Physical memory behind a range of addresses: pieces, each a handle that is mapped whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Stream};
+
+use crate::backup::MemoryRange;
+use crate::device::Device;
+
+/// No piece is larger. Giving 8 GiB back takes as long in one piece as in eight, and what is in use
+/// anywhere in a piece keeps all of it.
+pub(crate) const PIECE_MAX: Bytes = Bytes::gib(1);
+
+/// How far a piece is on its way to being used.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Step {
+    /// Its handle exists. A piece that the driver refused to take back is here, too, with its contents.
+    Created,
+    /// It is mapped at its address.
+    Mapped,
+    /// The device may read and write it.
+    Usable,
+}
+
+#[derive(Debug)]
+struct Piece {
+    size: Bytes,
+    handle: Handle,
+    step: Step,
+    /// Streams of segments that went back, whose work may still use the piece.
+    streams: Vec<Stream>,
+}
+
+/// The pieces of one reserved range. None overlap; all are within the range.
+///
+/// What a call did before it failed stays noted here, so that it can be undone or gone on with.
+#[derive(Debug, Default)]
+pub(crate) struct Backing {
+    pieces: BTreeMap<DeviceAddress, Piece>,
+}
+
+impl Backing {
+    /// Returns whether there are no pieces.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Returns the bytes of all pieces, mapped or not.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.pieces.values().map(|piece| piece.size).sum()
+    }
+
+    /// Returns the pieces that can be used.
+    pub(crate) fn usable(&self) -> BTreeSet<DeviceAddress> {
+        let usable = self.pieces.iter();
+        let usable = usable.filter(|(_, piece)| piece.step == Step::Usable);
+        usable.map(|(&address, _)| address).collect()
+    }
+
+    /// Returns the ranges that can be used, as long as possible, by rising addresses.
+    pub(crate) fn usable_runs(&self) -> Vec<MemoryRange> {
+        self.runs(|_, piece| piece.step == Step::Usable)
+    }
+
+    /// Makes all of a range usable, by as few new pieces as possible. Linear in the pieces of the range.
+    pub(crate) fn supply(
+        &mut self,
+        device: &impl Device,
+        range: MemoryRange,
+    ) -> Result<(), DriverError> {
+        for hole in self.holes(range) {
+            self.create(device, hole)?;
+        }
+        self.bring(device, range)
+    }
+
+    /// Makes every piece usable.
+    pub(crate) fn bring_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
+        let everything = MemoryRange {
+            address: DeviceAddress::NULL,
+            size: Bytes(u64::MAX),
+        };
+        self.bring(device, everything)
+    }
+
+    /// Makes the pieces that touch a range usable.
+    fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
+        let touches =
+            |address, piece: &Piece| address < range.end() && address + piece.size > range.address;
+        for (&address, piece) in &mut self.pieces {
+            if piece.step == Step::Created && touches(address, piece) {
+                device.with_driver(|driver| driver.map(address, piece.size, piece.handle))?;
+                piece.step = Step::Mapped;
+            }
+        }
+        for run in self.runs(|address, piece| piece.step == Step::Mapped && touches(address, piece))
+        {
+            device.with_driver(|driver| driver.set_access(run.address, run.size))?;
+            self.note(run, Step::Usable);
+        }
+        Ok(())
+    }
+
+    /// Unmaps every piece, each run of adjacent ones by one call.
+    pub(crate) fn unmap_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
+        for run in self.runs(|_, piece| piece.step > Step::Created) {
+            device.with_driver(|driver| driver.unmap(run.address, run.size))?;
+            self.note(run, Step::Created);
+        }
+        Ok(())
+    }
+
+    /// Gives every piece back but those at `kept`. A call that fails does not keep the others from it.
+    ///
+    /// # Errors
+    ///
+    /// The first that the driver said; what it refused stays.
+    pub(crate) fn reduce_to(
+        &mut self,
+        device: &impl Device,
+        kept: &BTreeSet<DeviceAddress>,
+    ) -> Result<(), DriverError> {
+        let mut outcome = Ok(());
+        let leaves = |address| !kept.contains(&address);
+        for run in self.runs(|address, piece| leaves(address) && piece.step > Step::Created) {
+            match device.with_driver(|driver| driver.unmap(run.address, run.size)) {
+                Ok(()) => self.note(run, Step::Created),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        self.pieces.retain(|&address, piece| {
+            if !leaves(address) || piece.step > Step::Created {
+                return true;
+            }
+            let released = device.with_driver(|driver| driver.release(piece.handle));
+            let is_refused = released.is_err();
+            outcome = std::mem::replace(&mut outcome, Ok(())).and(released);
+            is_refused
+        });
+        outcome
+    }
+
+    /// Gives back the pieces in which nothing is in use, once the work is done that may use them. What the
+    /// driver refuses stays, and goes the next time.
+    pub(crate) fn sweep(&mut self, device: &impl Device, is_used: impl Fn(MemoryRange) -> bool) {
+        let mut kept = BTreeSet::new();
+        for (&address, piece) in &mut self.pieces {
+            let size = piece.size;
+            if is_used(MemoryRange { address, size }) || piece.wait(device, None).is_err() {
+                kept.insert(address);
+            }
+        }
+        let _ = self.reduce_to(device, &kept);
+    }
+
+    /// Notes that work in `stream` may use a range for which nobody waits any more.
+    pub(crate) fn add_stream(&mut self, range: MemoryRange, stream: Stream) {
+        for piece in self.touched(range) {
+            if !piece.streams.contains(&stream) {
+                piece.streams.push(stream);
+            }
+        }
+    }
+
+    /// Waits for the work that may still use a range, but for that in `stream`, in whose order the range is
+    /// used next.
+    pub(crate) fn wait(
+        &mut self,
+        device: &impl Device,
+        range: MemoryRange,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        let mut touched = self.touched(range);
+        touched.try_for_each(|piece| piece.wait(device, Some(stream)))
+    }
+
+    /// Notes that no work uses any piece.
+    pub(crate) fn forget_streams(&mut self) {
+        for piece in self.pieces.values_mut() {
+            piece.streams.clear();
+        }
+    }
+
+    /// Returns the parts of a range that have no piece, by rising addresses.
+    pub(crate) fn holes(&self, range: MemoryRange) -> Vec<MemoryRange> {
+        let mut holes = Vec::new();
+        let mut start = range.address;
+        let before = self.pieces.range(..range.address).next_back();
+        let within = self.pieces.range(range.address..range.end());
+        for (&address, piece) in before.into_iter().chain(within) {
+            if address > start {
+                let size = address.offset_from(start);
+                holes.push(MemoryRange {
+                    address: start,
+                    size,
+                });
+            }
+            start = start.max(address + piece.size);
+        }
+        if start < range.end() {
+            let size = range.end().offset_from(start);
+            holes.push(MemoryRange {
+                address: start,
+                size,
+            });
+        }
+        holes
+    }
+
+    /// Creates memory for a range that has none, in as few pieces as possible.
+    fn create(&mut self, device: &impl Device, hole: MemoryRange) -> Result<(), DriverError> {
+        let mut address = hole.address;
+        while address < hole.end() {
+            let size = hole.end().offset_from(address).min(PIECE_MAX);
+            let piece = Piece {
+                size,
+                handle: device.with_driver(|driver| driver.create(size))?,
+                step: Step::Created,
+                streams: Vec::new(),
+            };
+            self.pieces.insert(address, piece);
+            address = address + size;
+        }
+        Ok(())
+    }
+
+    fn touched(&mut self, range: MemoryRange) -> impl Iterator<Item = &mut Piece> {
+        let pieces = self.pieces.range_mut(..range.end());
+        let touched = pieces.filter(move |(address, piece)| **address + piece.size > range.address);
+        touched.map(|(_, piece)| piece)
+    }
+
+    fn note(&mut self, run: MemoryRange, step: Step) {
+        for (_, piece) in self.pieces.range_mut(run.address..run.end()) {
+            piece.step = step;
+        }
+    }
+
+    /// Returns the ranges of adjacent pieces that are chosen.
+    fn runs(&self, is_chosen: impl Fn(DeviceAddress, &Piece) -> bool) -> Vec<MemoryRange> {
+        let mut runs: Vec<MemoryRange> = Vec::new();
+        for (&address, piece) in &self.pieces {
+            if !is_chosen(address, piece) {
+                continue;
+            }
+            match runs.last_mut().filter(|run| run.end() == address) {
+                Some(run) => run.size += piece.size,
+                None => runs.push(MemoryRange {
+                    address,
+                    size: piece.size,
+                }),
+            }
+        }
+        runs
+    }
+}
+
+impl Piece {
+    /// Waits for the work of segments that went back, but for that in `own`.
+    fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
+        while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
+            let stream = self.streams[index];
+            device.with_driver(|driver| driver.synchronize_stream(stream))?;
+            self.streams.swap_remove(index);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! What a region needs from outside: the device that its memory is on, and the pools that its blocks are in.
+
+use lowtide_core::{Driver, DriverError};
+
+use crate::backup::MemoryRange;
+use crate::error::PoolsError;
+
+/// The device that a region's memory is on, which others use at the same time.
+pub trait Device {
+    /// Its driver.
+    type Driver: Driver;
+
+    /// Returns what `act` does with the driver. It is one call, or a few: others wait for the driver
+    /// meanwhile.
+    fn with_driver<R>(&self, act: impl FnOnce(&mut Self::Driver) -> R) -> R;
+
+    /// Waits for all work of the device, without keeping others from the driver.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    fn synchronize(&self) -> Result<(), DriverError>;
+}
+
+/// The pools whose segments come from one region memory.
+pub trait Pools {
+    /// Says that their memory is away, so that nothing is allocated in them, or back.
+    ///
+    /// # Errors
+    ///
+    /// What their allocator says.
+    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError>;
+
+    /// Gives back the free segments of the pools that may lose them, and returns the blocks that the program
+    /// holds in all of them, by rising addresses.
+    ///
+    /// # Errors
+    ///
+    /// What their allocator says.
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
+}

@@ -1,0 +1,116 @@
+//! Why a region was not paused or resumed.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::PoisonError;
+
+use lowtide_core::{Bytes, DriverError};
+
+use crate::backup::BackupError;
+
+/// What the pools of a region said, whoever keeps them.
+pub type PoolsError = Box<dyn Error + Send + Sync>;
+
+/// Why a region was not paused or resumed. But for what two of these say, it is then as it was before the
+/// call, contents included, and the call may be made again.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The device's driver refused a call.
+    Driver(DriverError),
+    /// The contents were not saved or not restored.
+    Backup(BackupError),
+    /// The allocator that the blocks are in refused a call.
+    Pools(PoolsError),
+    /// The region is paused, but some of its memory is still on the device: it goes with the next pause.
+    StillHeld {
+        /// How much.
+        size: Bytes,
+        /// What the driver said.
+        error: DriverError,
+    },
+    /// The region was not paused, and some of its memory could not be mapped again: it is paused, with its
+    /// contents kept. Resuming it brings the rest back, pausing it gives the rest away.
+    NotPutBack {
+        /// Why it was not paused.
+        error: DriverError,
+        /// Why it could not be mapped again.
+        mapping: DriverError,
+    },
+    /// A thread panicked in the middle of a change.
+    Stopped,
+}
+
+impl RegionError {
+    /// Returns whether the device had too little memory left, so that the caller may free some and try
+    /// again.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, RegionError::Driver(DriverError::OutOfMemory))
+    }
+
+    /// Returns whether the call that failed left the region paused that was to be paused.
+    pub fn is_paused(&self) -> bool {
+        matches!(
+            self,
+            RegionError::StillHeld { .. } | RegionError::NotPutBack { .. }
+        )
+    }
+}
+
+impl<T> From<PoisonError<T>> for RegionError {
+    fn from(_: PoisonError<T>) -> RegionError {
+        RegionError::Stopped
+    }
+}
+
+impl fmt::Display for RegionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RegionError::Driver(error) => error.fmt(f),
+            RegionError::Backup(error) => error.fmt(f),
+            RegionError::Pools(error) => error.fmt(f),
+            RegionError::StillHeld { size, error } => write!(
+                f,
+                "it is paused, but the driver did not take {size} back ({error}): pause it again"
+            ),
+            RegionError::NotPutBack { error, mapping } => write!(
+                f,
+                "pausing failed ({error}), and so did mapping its memory again ({mapping}): its contents \
+                 are kept, resume it"
+            ),
+            RegionError::Stopped => {
+                write!(f, "a thread panicked while the region was being changed")
+            }
+        }
+    }
+}
+
+impl Error for RegionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            RegionError::Driver(error) | RegionError::StillHeld { error, .. } => Some(error),
+            RegionError::NotPutBack { mapping, .. } => Some(mapping),
+            RegionError::Backup(error) => Some(error),
+            RegionError::Pools(error) => Some(&**error),
+            RegionError::Stopped => None,
+        }
+    }
+}
+
+impl From<DriverError> for RegionError {
+    fn from(error: DriverError) -> RegionError {
+        RegionError::Driver(error)
+    }
+}
+
+impl From<BackupError> for RegionError {
+    fn from(error: BackupError) -> RegionError {
+        RegionError::Backup(error)
+    }
+}
+
+impl From<PoolsError> for RegionError {
+    fn from(error: PoolsError) -> RegionError {
+        RegionError::Pools(error)
+    }
+}

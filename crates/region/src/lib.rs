@@ -1,0 +1,39 @@
+//! Regions: device memory whose physical pages leave the card while its addresses stay, and come back with
+//! what was in them where that was asked for.
+//!
+//! # What happens, in order
+//!
+//! ```text
+//! RegionSource::allocate, release        memory.rs: segments for the pools whose blocks are in the region
+//! ├─ Reservation::reuse, grow            reservation.rs: where in the region's addresses
+//! └─ Backing::supply                     backing.rs: physical memory, in pieces larger than a segment
+//! RegionMemory::pause                    memory.rs: the state, and every step back where one fails
+//! ├─ Pools::set_paused                   device.rs: the pools' allocator hands out nothing more
+//! ├─ Device::synchronize                 any stream may use the memory, so all are waited for
+//! ├─ Pools::settle                       what is free goes back; what the program holds is to be kept
+//! ├─ Backups::save                       backup.rs: the contents of those blocks
+//! └─ Backing::unmap_all, reduce_to       one call for each run of pieces, then one for each piece
+//! RegionMemory::resume
+//! ├─ Backing::supply                     as few pieces as possible for each run of segments
+//! └─ Backups::restore
+//! ```
+//!
+//! # What this crate does not do
+//!
+//! It decides nothing about blocks, which are a pool's as any other: it is where the pool's segments come from.
+//! It calls no driver but through [`lowtide_core::Driver`], and copies nothing itself.
+#![forbid(unsafe_code)]
+
+mod backing;
+mod backup;
+mod device;
+mod error;
+mod figures;
+mod memory;
+mod reservation;
+
+pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
+pub use device::{Device, Pools};
+pub use error::{PoolsError, RegionError};
+pub use figures::RegionFigures;
+pub use memory::{RegionMemory, RegionSource, RegionState};

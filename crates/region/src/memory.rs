@@ -1,0 +1,475 @@
+//! A region's memory on one device: its state, and what pausing and resuming do, in order.
+//!
+//! Segments are added only while the region is mapped, so all of them are in the region's state:
+//!
+//! | state | a segment is wanted | one goes back | `pause` | `resume` |
+//! |---|---|---|---|---|
+//! | mapped | given | its memory, too, where nothing else uses it | → pausing | does nothing |
+//! | pausing | refused | its memory leaves as the others' does | waits, then as found | waits, then as found |
+//! | paused | refused | its memory does not come back | does nothing¹ | → resuming |
+//! | resuming | refused | its memory goes back at the end | waits, then as found | waits, then as found |
+//!
+//! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
+//! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
+//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away.
+//!
+//! The pieces are taken out of the books while driver calls and copies are made for all of them, so that the
+//! lock of the books is held for moments only: a thread that frees a block never waits for a copy.
+
+use std::fmt;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, SegmentSource, Stream};
+
+use crate::backing::Backing;
+use crate::backup::{BackupKind, Backups, MemoryRange};
+use crate::device::{Device, Pools};
+use crate::error::RegionError;
+use crate::figures::RegionFigures;
+use crate::reservation::Reservation;
+
+/// New memory comes in pieces of at least this part of what the region has, so that many small segments are
+/// few pieces.
+const GROWTH_PART: u64 = 8;
+
+/// Where a region's memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RegionState {
+    /// On the device.
+    Mapped,
+    /// On its way from it.
+    Pausing,
+    /// Nowhere; its contents are where the region's [`BackupKind`] says.
+    Paused,
+    /// On its way back.
+    Resuming,
+}
+
+/// The memory of one region on one device. Its segments stay where they are, whether there is memory behind
+/// them or not.
+///
+/// Locks are taken in this order: the operation that is under way, those of the pools' allocator, the
+/// books, the driver's.
+pub struct RegionMemory<D, B: Backups> {
+    device: D,
+    kind: Option<BackupKind>,
+    /// Held while the region is being paused or resumed.
+    operation: Mutex<()>,
+    books: Mutex<Books<B::Backup>>,
+}
+
+#[derive(Debug)]
+struct Books<K> {
+    state: RegionState,
+    reservations: Vec<Reservation>,
+    saved: Option<Saved<K>>,
+    figures: RegionFigures,
+}
+
+/// Contents that are kept.
+#[derive(Debug)]
+struct Saved<K> {
+    backup: K,
+    /// What was saved, by rising addresses.
+    ranges: Vec<MemoryRange>,
+}
+
+impl<D: Device, B: Backups> RegionMemory<D, B> {
+    /// Returns a memory that has nothing yet. `kind` says what becomes of contents while it is paused: they
+    /// are lost where it is `None`.
+    pub fn new(device: D, kind: Option<BackupKind>) -> RegionMemory<D, B> {
+        RegionMemory {
+            device,
+            kind,
+            operation: Mutex::new(()),
+            books: Mutex::new(Books {
+                state: RegionState::Mapped,
+                reservations: Vec::new(),
+                saved: None,
+                figures: RegionFigures::default(),
+            }),
+        }
+    }
+
+    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold,
+    /// and gives everything back. Does nothing where that was done before. One call for each run of
+    /// adjacent pieces, and one for each piece.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
+    pub fn pause(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+        let start = Instant::now();
+        let _operation = self.operation.lock()?;
+        match self.books()?.state {
+            RegionState::Mapped => {}
+            _ => return self.give_rest_away(),
+        }
+        self.books()?.state = RegionState::Pausing;
+        let (saved, outcome) = match self.save(pools, backups) {
+            Ok(saved) => (saved, self.unmap()),
+            Err(error) => (None, Err(error)),
+        };
+        let mut books = self.books()?;
+        if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
+            let bytes = saved.as_ref().map_or(Bytes::ZERO, Saved::bytes);
+            books.state = RegionState::Paused;
+            books.saved = saved;
+            books.figures.count_pause(bytes, start.elapsed());
+            return outcome;
+        }
+        books.state = RegionState::Mapped;
+        books.tidy(&self.device);
+        drop(books);
+        if let Some(saved) = saved {
+            backups.discard(saved.backup);
+        }
+        // Why it was not paused says more than why nothing can be allocated.
+        outcome.and(pools.set_paused(false).map_err(RegionError::from))
+    }
+
+    /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
+    /// the region is mapped. Waits for no work of the device.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]; the region is then paused as before.
+    pub fn resume(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+        let start = Instant::now();
+        let _operation = self.operation.lock()?;
+        let mut books = self.books()?;
+        if books.state == RegionState::Mapped {
+            return Ok(());
+        }
+        books.state = RegionState::Resuming;
+        drop(books);
+        let restored = self.bring_back(pools, backups);
+        let mut books = self.books()?;
+        let bytes = match restored {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                books.state = RegionState::Paused;
+                books.tidy(&self.device);
+                return Err(error);
+            }
+        };
+        books.state = RegionState::Mapped;
+        books.tidy(&self.device);
+        books.figures.count_resume(bytes, start.elapsed());
+        let saved = books.saved.take();
+        drop(books);
+        if let Some(saved) = saved {
+            backups.discard(saved.backup);
+        }
+        Ok(pools.set_paused(false)?)
+    }
+
+    /// Returns the figures as they are now.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Stopped`].
+    pub fn figures(&self) -> Result<RegionFigures, RegionError> {
+        let books = self.books()?;
+        let (host, disk) = match &books.saved {
+            Some(saved) => B::bytes(&saved.backup),
+            None => (Bytes::ZERO, Bytes::ZERO),
+        };
+        let segments = books.reservations.iter().map(Reservation::bytes).sum();
+        let is_paused = books.state == RegionState::Paused;
+        Ok(RegionFigures {
+            state: books.state,
+            paused: if is_paused { segments } else { Bytes::ZERO },
+            host,
+            disk,
+            ..books.figures
+        })
+    }
+
+    /// Returns where the region is.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Stopped`].
+    pub fn state(&self) -> Result<RegionState, RegionError> {
+        Ok(self.books()?.state)
+    }
+
+    /// Returns the address of the host's copy of a block, where there is one, while the region is paused:
+    /// valid until it is resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Stopped`].
+    pub fn host_copy(&self, block: MemoryRange) -> Result<Option<usize>, RegionError> {
+        let books = self.books()?;
+        let saved = books.saved.as_ref();
+        let saved = saved.filter(|_| books.state == RegionState::Paused);
+        Ok(saved.and_then(|saved| {
+            let around = saved.around(block)?;
+            B::host_copy(&saved.backup, around)
+        }))
+    }
+
+    /// Stops new requests, waits for those who may use the memory, and saves what it holds.
+    fn save(
+        &self,
+        pools: &mut impl Pools,
+        backups: &mut B,
+    ) -> Result<Option<Saved<B::Backup>>, RegionError> {
+        pools.set_paused(true)?;
+        let is_empty = self.books()?.reservations.is_empty();
+        if !is_empty {
+            self.device.synchronize()?;
+        }
+        let ranges = pools.settle()?;
+        let Some(kind) = self.kind.filter(|_| !ranges.is_empty()) else {
+            return Ok(None);
+        };
+        let backup = backups.save(&ranges, kind)?;
+        Ok(Some(Saved { backup, ranges }))
+    }
+
+    /// Unmaps everything and gives it back.
+    fn unmap(&self) -> Result<(), RegionError> {
+        let mut backings = self.take_backings()?;
+        let mut unmapped = backings.iter_mut();
+        let unmapped = unmapped.try_for_each(|backing| {
+            backing.forget_streams();
+            backing.unmap_all(&self.device)
+        });
+        let outcome = match unmapped {
+            // The handles are still held, and what was in them is.
+            Err(error) => match backings
+                .iter_mut()
+                .try_for_each(|backing| backing.bring_all(&self.device))
+            {
+                Ok(()) => Err(RegionError::Driver(error)),
+                Err(mapping) => Err(RegionError::NotPutBack { error, mapping }),
+            },
+            Ok(()) => give_all_back(&mut backings, &self.device),
+        };
+        self.put_backings(backings)?;
+        outcome
+    }
+
+    /// Gives away what an earlier pause left on the device.
+    fn give_rest_away(&self) -> Result<(), RegionError> {
+        let mut backings = self.take_backings()?;
+        let outcome = give_all_back(&mut backings, &self.device);
+        self.put_backings(backings)?;
+        outcome
+    }
+
+    /// Makes memory for every segment and restores what it held. Returns how many bytes that were.
+    fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Bytes, RegionError> {
+        let held = pools.settle()?;
+        let mut books = self.books()?;
+        let needed: Vec<_> = books.reservations.iter().map(Reservation::needed).collect();
+        let mut saved = books.saved.take();
+        drop(books);
+        let mut backings = self.take_backings()?;
+        let usable: Vec<_> = backings.iter().map(Backing::usable).collect();
+        let mut outcome =
+            supply_all(&mut backings, &self.device, &needed).map_err(RegionError::from);
+        let mut restored = Bytes::ZERO;
+        if outcome.is_ok()
+            && let Some(saved) = &mut saved
+        {
+            let ranges = saved.of_blocks(&held);
+            restored = ranges.iter().map(|range| range.size).sum();
+            outcome = backups
+                .restore(&mut saved.backup, &ranges)
+                .map_err(RegionError::from);
+        }
+        if outcome.is_err() {
+            for (backing, usable) in backings.iter_mut().zip(&usable) {
+                // The first error says more. What is not taken back now is offered with the next pause.
+                let _ = backing.reduce_to(&self.device, usable);
+            }
+        }
+        self.put_backings(backings)?;
+        self.books()?.saved = saved;
+        outcome.map(|()| restored)
+    }
+
+    fn take_backings(&self) -> Result<Vec<Backing>, RegionError> {
+        let mut books = self.books()?;
+        let reservations = books.reservations.iter_mut();
+        Ok(reservations
+            .map(|reservation| mem::take(&mut reservation.backing))
+            .collect())
+    }
+
+    fn put_backings(&self, backings: Vec<Backing>) -> Result<(), RegionError> {
+        let mut books = self.books()?;
+        for (reservation, backing) in books.reservations.iter_mut().zip(backings) {
+            reservation.backing = backing;
+        }
+        books.count_mapped();
+        Ok(())
+    }
+
+    fn books(&self) -> Result<MutexGuard<'_, Books<B::Backup>>, RegionError> {
+        Ok(self.books.lock()?)
+    }
+}
+
+impl<D, B: Backups> fmt::Debug for RegionMemory<D, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut memory = f.debug_struct("RegionMemory");
+        memory.field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// Where the segments of a pool come from that has a region's memory.
+#[derive(Debug)]
+pub struct RegionSource<D, B: Backups>(Arc<RegionMemory<D, B>>);
+
+impl<D: Device, B: Backups> RegionSource<D, B> {
+    /// Returns a source of segments in a region's memory; there may be several.
+    pub fn new(memory: Arc<RegionMemory<D, B>>) -> RegionSource<D, B> {
+        RegionSource(memory)
+    }
+}
+
+impl<D, B> SegmentSource for RegionSource<D, B>
+where
+    D: Device + Send + Sync,
+    B: Backups,
+    B::Backup: Send,
+{
+    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
+        let mut books = self.0.books().ok()?;
+        if books.state != RegionState::Mapped {
+            return None;
+        }
+        // The pool is told of no reason: what failed but for lack of memory is tried again with the next.
+        let address = books.allocate(&self.0.device, size, stream).ok();
+        books.count_mapped();
+        address
+    }
+
+    fn release(&mut self, address: DeviceAddress, _size: Bytes) {
+        let Ok(mut books) = self.0.books() else {
+            return;
+        };
+        let mut reservations = books.reservations.iter_mut();
+        let _ = reservations.any(|reservation| reservation.remove(address));
+        if books.state == RegionState::Mapped {
+            books.tidy(&self.0.device);
+        }
+    }
+}
+
+impl<K> Books<K> {
+    fn allocate(
+        &mut self,
+        device: &impl Device,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, DriverError> {
+        for reservation in &mut self.reservations {
+            if let Some(address) = reservation.reuse(device, size, stream)? {
+                return Ok(address);
+            }
+        }
+        let piece = Bytes(self.mapped().get() / GROWTH_PART);
+        for reservation in &mut self.reservations {
+            if let Some(address) = reservation.grow(device, size, stream, piece)? {
+                return Ok(address);
+            }
+        }
+        let granularity = device.with_driver(|driver| driver.granularity());
+        let total = device.with_driver(Driver::memory_info)?.total;
+        // As much as the region can ever have at once.
+        let range_size = total.max(size).round_up(granularity);
+        let address = device.with_driver(|driver| driver.reserve(range_size))?;
+        let range = MemoryRange {
+            address,
+            size: range_size,
+        };
+        let mut reservation = Reservation::new(range, granularity);
+        let grown = reservation.grow(device, size, stream, piece);
+        self.reservations.push(reservation);
+        match grown {
+            Ok(address) => address.ok_or(DriverError::OutOfMemory),
+            Err(error) => {
+                self.tidy(device);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives back the memory and the addresses that no segment uses. What the driver refuses stays and is
+    /// offered again.
+    fn tidy(&mut self, device: &impl Device) {
+        for reservation in &mut self.reservations {
+            reservation.sweep(device);
+        }
+        self.reservations.retain(|reservation| {
+            let range = reservation.range;
+            let give_back =
+                || device.with_driver(|driver| driver.unreserve(range.address, range.size));
+            !reservation.is_vacant() || give_back().is_err()
+        });
+        self.count_mapped();
+    }
+
+    fn count_mapped(&mut self) {
+        self.figures.mapped = self.mapped();
+    }
+
+    fn mapped(&self) -> Bytes {
+        let reservations = self.reservations.iter();
+        reservations
+            .map(|reservation| reservation.backing.bytes())
+            .sum()
+    }
+}
+
+impl<K> Saved<K> {
+    fn bytes(&self) -> Bytes {
+        self.ranges.iter().map(|range| range.size).sum()
+    }
+
+    /// Returns the saved range that a block lies in.
+    fn around(&self, block: MemoryRange) -> Option<MemoryRange> {
+        let after = self
+            .ranges
+            .partition_point(|range| range.address <= block.address);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        range.contains(block).then_some(block)
+    }
+
+    /// Returns what was saved of those blocks that the program still holds.
+    fn of_blocks(&self, held: &[MemoryRange]) -> Vec<MemoryRange> {
+        let held = held.iter();
+        held.filter_map(|&block| self.around(block)).collect()
+    }
+}
+
+fn supply_all(
+    backings: &mut [Backing],
+    device: &impl Device,
+    needed: &[Vec<MemoryRange>],
+) -> Result<(), DriverError> {
+    let mut all = backings.iter_mut().zip(needed);
+    all.try_for_each(|(backing, needed)| {
+        needed
+            .iter()
+            .try_for_each(|&run| backing.supply(device, run))
+    })
+}
+
+/// Gives everything back, or as much as the driver takes.
+fn give_all_back(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
+    let mut outcome = Ok(());
+    for backing in backings.iter_mut() {
+        outcome = outcome.and(backing.reduce_to(device, &Default::default()));
+    }
+    let size = backings.iter().map(Backing::bytes).sum();
+    outcome.map_err(|error| RegionError::StillHeld { size, error })
+}

@@ -1,0 +1,208 @@
+//! A reserved range of addresses: where segments lie in it, and the memory behind them.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, DeviceAddress, DriverError, Stream};
+
+use crate::backing::{Backing, PIECE_MAX};
+use crate::backup::MemoryRange;
+use crate::device::Device;
+
+/// Segments up to this size share the device's units of memory, as what the driver allocates does.
+const SMALL_MAX: Bytes = Bytes::mib(1);
+
+/// A range of addresses from the driver.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) range: MemoryRange,
+    /// The unit of physical memory, to which the range is aligned.
+    granularity: Bytes,
+    /// By address. None overlap; all are within the range, and have memory while the region is mapped.
+    segments: BTreeMap<DeviceAddress, Segment>,
+    /// Elsewhere while the region is being paused or resumed, and empty here.
+    pub(crate) backing: Backing,
+}
+
+#[derive(Debug)]
+struct Segment {
+    size: Bytes,
+    /// Whose work uses it.
+    stream: Stream,
+}
+
+impl Reservation {
+    pub(crate) fn new(range: MemoryRange, granularity: Bytes) -> Reservation {
+        Reservation {
+            range,
+            granularity,
+            segments: BTreeMap::new(),
+            backing: Backing::default(),
+        }
+    }
+
+    /// Adds a segment where there is memory that nothing uses, and returns its address; `None` where there is
+    /// no such place. Linear in the segments.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said to the wait for those who used the memory before.
+    pub(crate) fn reuse(
+        &mut self,
+        device: &impl Device,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<Option<DeviceAddress>, DriverError> {
+        let mut runs = self.backing.usable_runs().into_iter();
+        let Some(place) = runs.find_map(|run| self.first_fit(run, size)) else {
+            return Ok(None);
+        };
+        self.backing.wait(device, place, stream)?;
+        Ok(Some(self.insert(place, stream)))
+    }
+
+    /// Adds a segment at the lowest address where it fits, with new memory where there is none, and returns its
+    /// address; `None` where it fits nowhere. New memory comes in pieces of at least `piece` bytes where the
+    /// driver has that much. Linear in the segments.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; nothing has then changed.
+    pub(crate) fn grow(
+        &mut self,
+        device: &impl Device,
+        size: Bytes,
+        stream: Stream,
+        piece: Bytes,
+    ) -> Result<Option<DeviceAddress>, DriverError> {
+        let Some(place) = self.first_fit(self.range, size) else {
+            return Ok(None);
+        };
+        self.backing.wait(device, place, stream)?;
+        let needed = self.units_around(place);
+        let usable = self.backing.usable();
+        let mut supplied = Ok(());
+        for range in [self.extended(needed, piece), needed] {
+            supplied = self.backing.supply(device, range);
+            match supplied {
+                Ok(()) => break,
+                // A driver that refuses this too keeps what it gave; the table knows of it.
+                Err(_) => drop(self.backing.reduce_to(device, &usable)),
+            }
+            if !matches!(supplied, Err(DriverError::OutOfMemory)) || range == needed {
+                break;
+            }
+        }
+        supplied?;
+        Ok(Some(self.insert(place, stream)))
+    }
+
+    /// Forgets a segment, whose stream's work may still use its memory; returns whether it was here.
+    pub(crate) fn remove(&mut self, address: DeviceAddress) -> bool {
+        let Some(Segment { size, stream }) = self.segments.remove(&address) else {
+            return false;
+        };
+        self.backing
+            .add_stream(MemoryRange { address, size }, stream);
+        true
+    }
+
+    /// Gives the memory back that no segment uses.
+    pub(crate) fn sweep(&mut self, device: &impl Device) {
+        let segments = &self.segments;
+        let is_used = |piece: MemoryRange| {
+            let last = segments.range(..piece.end()).next_back();
+            last.is_some_and(|(&address, segment)| address + segment.size > piece.address)
+        };
+        self.backing.sweep(device, is_used);
+    }
+
+    /// Returns whether there are no segments and no memory.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.segments.is_empty() && self.backing.is_empty()
+    }
+
+    /// Returns the bytes of the segments.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.segments.values().map(|segment| segment.size).sum()
+    }
+
+    /// Returns the ranges that must have memory, as long as possible, by rising addresses.
+    pub(crate) fn needed(&self) -> Vec<MemoryRange> {
+        let mut runs: Vec<MemoryRange> = Vec::new();
+        for (&address, segment) in &self.segments {
+            let size = segment.size;
+            let units = self.units_around(MemoryRange { address, size });
+            match runs.last_mut().filter(|run| run.end() >= units.address) {
+                Some(run) => run.size = units.end().offset_from(run.address).max(run.size),
+                None => runs.push(units),
+            }
+        }
+        runs
+    }
+
+    fn insert(&mut self, place: MemoryRange, stream: Stream) -> DeviceAddress {
+        let size = place.size;
+        self.segments
+            .insert(place.address, Segment { size, stream });
+        place.address
+    }
+
+    /// Returns the lowest place for a segment within a range.
+    fn first_fit(&self, within: MemoryRange, size: Bytes) -> Option<MemoryRange> {
+        let unit = if size <= SMALL_MAX {
+            Bytes(512)
+        } else {
+            self.granularity
+        };
+        let size = size.round_up(unit);
+        let mut start = within.address;
+        let before = self.segments.range(..start).next_back();
+        let inside = self.segments.range(start..within.end());
+        for (&address, segment) in before.into_iter().chain(inside) {
+            if start + size <= address {
+                break;
+            }
+            start = start.max(rounded_up(address + segment.size, unit));
+        }
+        let place = MemoryRange {
+            address: start,
+            size,
+        };
+        (place.end() <= within.end()).then_some(place)
+    }
+
+    /// Returns the whole units of memory that a place takes a part of.
+    fn units_around(&self, place: MemoryRange) -> MemoryRange {
+        let start = place.address.offset_from(self.range.address);
+        let start = start.round_down(self.granularity);
+        let end = place.end().offset_from(self.range.address);
+        MemoryRange {
+            address: self.range.address + start,
+            size: end.round_up(self.granularity) - start,
+        }
+    }
+
+    /// Returns a range made longer, so that its last new piece has `piece` bytes or reaches the next one.
+    fn extended(&self, range: MemoryRange, piece: Bytes) -> MemoryRange {
+        let rest = MemoryRange {
+            address: range.address,
+            size: self.range.end().offset_from(range.address),
+        };
+        let Some(last) = self.backing.holes(range).pop() else {
+            return range;
+        };
+        let piece = piece.round_up(self.granularity).min(PIECE_MAX);
+        if last.end() < range.end() || last.size >= piece {
+            return range;
+        }
+        let mut holes = self.backing.holes(rest).into_iter();
+        let whole = holes.find(|hole| hole.address == last.address);
+        let size = whole.map_or(last.size, |hole| hole.size).min(piece);
+        let size = (last.address + size).offset_from(range.address);
+        MemoryRange { size, ..range }
+    }
+}
+
+fn rounded_up(address: DeviceAddress, unit: Bytes) -> DeviceAddress {
+    DeviceAddress(Bytes(address.get()).round_up(unit).get())
+}
