@@ -8,12 +8,13 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "error",
     "boundary",
     "pluggable",
     "pools",
     "checkpoint",
+    "regions",
     "events",
     "held",
     "shortage",

@@ -84,7 +84,33 @@ typedef enum lowtide_status {
    * A defect of lowtide: it panicked, in this call or before on this device.
    */
   LOWTIDE_STATUS_INTERNAL = 11,
+  /**
+   * The region whose memory the request is for is paused.
+   */
+  LOWTIDE_STATUS_PAUSED = 12,
+  /**
+   * A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
+   */
+  LOWTIDE_STATUS_BACKUP = 13,
 } lowtide_status;
+
+/**
+ * What becomes of a region's contents while it is paused.
+ */
+typedef enum lowtide_backup {
+  /**
+   * They are lost.
+   */
+  LOWTIDE_BACKUP_NONE = 0,
+  /**
+   * They are kept in the host's memory.
+   */
+  LOWTIDE_BACKUP_HOST = 1,
+  /**
+   * They are kept in a file.
+   */
+  LOWTIDE_BACKUP_DISK = 2,
+} lowtide_backup;
 
 /**
  * What a `lowtide_event` says. The names are PyTorch's.
@@ -196,6 +222,94 @@ typedef void (*lowtide_segment_release)(void *context, void *memory, size_t size
  * with it, by the thread that called, without any lock. It must not throw or unwind.
  */
 typedef void (*lowtide_block_visitor)(void *context, void *memory, size_t size, void *stream);
+
+/**
+ * A region's figures on one device. Sums are since it was first entered.
+ */
+typedef struct lowtide_region {
+  /**
+   * Its name.
+   */
+  const char *tag;
+  /**
+   * The device.
+   */
+  int device;
+  /**
+   * What becomes of its contents.
+   */
+  enum lowtide_backup backup;
+  /**
+   * 0: it is mapped, 1: it is being paused, 2: it is paused, 3: it is being resumed.
+   */
+  int state;
+  /**
+   * The blocks that the program holds in it.
+   */
+  uint64_t live_bytes;
+  /**
+   * Physical memory of the device.
+   */
+  uint64_t mapped_bytes;
+  /**
+   * What is away.
+   */
+  uint64_t paused_bytes;
+  /**
+   * What is kept of it in the host's memory.
+   */
+  uint64_t host_bytes;
+  /**
+   * What is kept of it on disk.
+   */
+  uint64_t disk_bytes;
+  /**
+   * How often it was paused.
+   */
+  uint64_t pauses;
+  /**
+   * How often it was resumed.
+   */
+  uint64_t resumes;
+  /**
+   * What was copied away.
+   */
+  uint64_t saved_bytes;
+  /**
+   * What was copied back.
+   */
+  uint64_t restored_bytes;
+  /**
+   * How long pausing took, the wait for the device included.
+   */
+  uint64_t pause_ns;
+  /**
+   * How long resuming took.
+   */
+  uint64_t resume_ns;
+  /**
+   * How long pausing took the last time.
+   */
+  uint64_t last_pause_ns;
+  /**
+   * How long resuming took the last time.
+   */
+  uint64_t last_resume_ns;
+  /**
+   * What was copied away the last time.
+   */
+  uint64_t last_saved_bytes;
+  /**
+   * What was copied back the last time.
+   */
+  uint64_t last_restored_bytes;
+} lowtide_region;
+
+/**
+ * Is shown a region. Called with the `context` that was given with it, and without any lock; it must not
+ * throw or unwind, nor keep the pointers.
+ */
+typedef void (*lowtide_region_visitor)(void *context, const struct lowtide_region *region);
 
 /**
  * One thing that happened.
@@ -691,6 +805,131 @@ enum lowtide_status lowtide_restore_pool(int device,
  * `checkpoint` is null, or from `lowtide_checkpoint_pool` and not taken back yet.
  */
 void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
+
+/**
+ * Has this thread's requests served from a region until `lowtide_region_leave`: memory that
+ * `lowtide_pause` takes off the device and `lowtide_resume` brings back at the same addresses. Regions nest,
+ * and the innermost counts. If `tag` is null, requests are served as outside of any region.
+ *
+ * `backup` is one of `lowtide_backup`. Regions of one tag and different backups are different regions,
+ * which are paused and resumed together. Blocks of different regions never share a page.
+ *
+ * This concerns requests of this thread alone, on every device, those that are not in use yet included. Not
+ * in the region are requests of other threads (the threads that run PyTorch's backward passes among them),
+ * and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
+ * handed out stays in the region when the thread leaves it; a thread that ends has left.
+ *
+ * While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_region_enter(const char *tag,
+                                         int backup);
+
+/**
+ * Leaves the region that this thread entered last. `LOWTIDE_STATUS_INVALID_ARGUMENT` where it is in none.
+ */
+enum lowtide_status lowtide_region_leave(void);
+
+/**
+ * Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
+ * pool is paused and resumed with the region. A pool that is not there is made, held once.
+ *
+ * Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
+ * undefined.
+ *
+ * `LOWTIDE_STATUS_POOL` if the pool has segments or a source already.
+ *
+ * The caller promises:
+ *
+ * `tag` ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_region_pool(int device,
+                                        struct lowtide_mempool pool,
+                                        const char *tag,
+                                        int backup);
+
+/**
+ * Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
+ * null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
+ * of it may be used until `lowtide_resume`.
+ *
+ * Waits for all work of the devices on which the region has memory. A region that is paused already stays so.
+ *
+ * After a failure a region is on each device either mapped as before or paused with its contents kept,
+ * which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called.
+ * `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` where contents
+ * could not be kept, `LOWTIDE_STATUS_DRIVER` where a device refused.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_pause(const char *tag);
+
+/**
+ * Brings the memory of a region back to its addresses, with what was kept, on all devices at the same time;
+ * of every region if `tag` is null. A region that is not paused stays as it is.
+ *
+ * What was freed since does not come back. Where a device has too little memory, what is cached on it is given
+ * back first. After a failure the region is on each device either mapped or paused as before, and this may be
+ * called again: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
+ * `LOWTIDE_STATUS_BACKUP` where contents could not be read, and as `lowtide_pause`.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_resume(const char *tag);
+
+/**
+ * Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
+ * region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
+ * valid until the region is resumed.
+ *
+ * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+ * hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
+ *
+ * The caller promises:
+ *
+ * `copy` and `size` are null or may be written to.
+ */
+enum lowtide_status lowtide_backup_find(const void *memory,
+                                        const void **copy,
+                                        size_t *size);
+
+/**
+ * Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
+ * says, or the system's for temporary files.
+ *
+ * The caller promises:
+ *
+ * `path` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_set_backup_directory(const char *path);
+
+/**
+ * Keeps the host memory and the files of backups for the next ones, or gives them back when a region was
+ * resumed. They are given back unless `LOWTIDE_RETAIN_BACKUPS` is 1.
+ */
+enum lowtide_status lowtide_retain_backups(bool retain);
+
+/**
+ * Gives back the host memory and the files that are kept for the next backups.
+ */
+enum lowtide_status lowtide_release_backups(void);
+
+/**
+ * Shows `visit` every region on every device in use, in the order in which the regions were first entered.
+ *
+ * The caller promises:
+ *
+ * `visit` may be called with `context` until this returns.
+ */
+enum lowtide_status lowtide_visit_regions(lowtide_region_visitor visit,
+                                          void *context);
 
 /**
  * Tells `observer` of every event on every device from now on; null ends it.

@@ -39,6 +39,10 @@ pub enum Status {
     TooSmall = 10,
     /// A defect of lowtide: it panicked, in this call or before on this device.
     Internal = 11,
+    /// The region whose memory the request is for is paused.
+    Paused = 12,
+    /// A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
+    Backup = 13,
 }
 
 /// A status and its words.
@@ -77,6 +81,7 @@ impl From<AllocError> for Error {
             AllocError::NoSuchPool { .. }
             | AllocError::PoolInUse { .. }
             | AllocError::NotRestorable { .. } => Status::Pool,
+            AllocError::Paused { .. } => Status::Paused,
             AllocError::NotReconfigurable => Status::Config,
             AllocError::Driver(_) => Status::Driver,
             _ => Status::InvalidArgument,

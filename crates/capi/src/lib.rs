@@ -29,6 +29,7 @@ mod held;
 mod peers;
 mod pluggable;
 mod pools;
+mod regions;
 mod registry;
 mod settings;
 mod share;
@@ -62,6 +63,11 @@ pub use pools::{
     lowtide_begin_allocate_to_pool, lowtide_capture_begin, lowtide_capture_end, lowtide_empty_pool,
     lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
+};
+pub use regions::{
+    Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_pause,
+    lowtide_region_enter, lowtide_region_leave, lowtide_region_pool, lowtide_release_backups,
+    lowtide_resume, lowtide_retain_backups, lowtide_set_backup_directory, lowtide_visit_regions,
 };
 pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
 pub use shortage::{

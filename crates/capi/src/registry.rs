@@ -14,6 +14,7 @@ use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver, SharedEr
 
 use crate::error::{Error, Status};
 use crate::events::EventListener;
+use crate::regions;
 use crate::settings::Choice;
 use crate::shortage::ShortageListener;
 
@@ -24,7 +25,7 @@ pub(crate) type Allocator = SharedAllocator<CudaDriver>;
 pub(crate) type Lane = DeviceAllocator<SharedDriver<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
-const DEVICES_MAX: usize = 128;
+pub(crate) const DEVICES_MAX: usize = 128;
 
 static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
@@ -100,6 +101,11 @@ pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error
 pub(crate) fn in_use_or_none(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
     refuse_fork()?;
     Ok(slot(ordinal).and_then(OnceLock::get))
+}
+
+/// Returns the allocator of a device in use, whatever became of the process since.
+pub(crate) fn known(ordinal: c_int) -> Option<&'static Allocator> {
+    slot(ordinal)?.get()
 }
 
 /// Does something with the allocator of every device in use. One that fails does not keep the others from
@@ -298,6 +304,7 @@ fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
     allocator.observe_events(observer)?;
     let shortage = setup.shortage.map(|shortage| shortage.of_device(ordinal));
     allocator.on_shortage(shortage)?;
+    let _attached = regions::attach(ordinal, &allocator)?;
     Ok(slot.get_or_init(|| allocator))
 }
 

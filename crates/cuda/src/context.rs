@@ -17,6 +17,11 @@ pub(crate) struct PrimaryContext {
     raw: CUcontext,
 }
 
+// SAFETY: contexts belong to the process, and any thread may use them.
+unsafe impl Send for PrimaryContext {}
+// SAFETY: as above; nothing of it changes.
+unsafe impl Sync for PrimaryContext {}
+
 impl PrimaryContext {
     /// Holds the device's primary context, which is made if there is none: that takes some tenths of a
     /// second and some hundred MiB of the device.
@@ -39,6 +44,12 @@ impl PrimaryContext {
 
     pub(crate) fn raw(&self) -> CUcontext {
         self.raw
+    }
+
+    /// Prepares a call for memory: PyTorch relaxes captures around `cudaMalloc` alone, but a capture in
+    /// one thread must not keep others from giving memory back either.
+    pub(crate) fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
+        Ok((self.device.library().relax_capture()?, self.enter()?))
     }
 
     /// Makes the context current in this thread until the answer is dropped.

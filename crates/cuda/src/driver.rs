@@ -82,10 +82,8 @@ impl CudaDriver {
         self.context.device().library()
     }
 
-    /// Prepares a call for memory: PyTorch relaxes captures around `cudaMalloc` alone, but a capture in
-    /// one thread must not keep others from giving memory back either.
     pub(crate) fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
-        Ok((self.library().relax_capture()?, self.context.enter()?))
+        self.context.enter_relaxed()
     }
 
     /// Returns an event that is not in use.

@@ -97,6 +97,8 @@ macro_rules! functions {
                 cuEventQuery(event: CUevent);
                 cuEventSynchronize(event: CUevent);
                 cuEventDestroy_v2(event: CUevent);
+                cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+                cuStreamDestroy_v2(stream: CUstream);
                 cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
                 cuStreamSynchronize(stream: CUstream);
                 cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
@@ -114,6 +116,20 @@ macro_rules! functions {
                 cuMemsetD8Async(address: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
                 cuMemcpyHtoD_v2(destination: CUdeviceptr, source: *const c_void, size: usize);
                 cuMemcpyDtoH_v2(destination: *mut c_void, source: CUdeviceptr, size: usize);
+                cuMemcpyHtoDAsync_v2(
+                    destination: CUdeviceptr,
+                    source: *const c_void,
+                    size: usize,
+                    stream: CUstream
+                );
+                cuMemcpyDtoHAsync_v2(
+                    destination: *mut c_void,
+                    source: CUdeviceptr,
+                    size: usize,
+                    stream: CUstream
+                );
+                cuMemHostRegister_v2(memory: *mut c_void, size: usize, flags: c_uint);
+                cuMemHostUnregister(memory: *mut c_void);
             }
             optional {
                 cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);

@@ -39,6 +39,11 @@
 //! driver, and it does not survive a `fork`: neither does CUDA.
 #![expect(unsafe_code, reason = "the driver's functions are C")]
 
+// Tests that use what is private share helpers with those that use the crate from outside.
+#[cfg(test)]
+extern crate self as lowtide_cuda;
+
+mod backup;
 mod context;
 mod device;
 mod driver;
@@ -52,6 +57,7 @@ mod sharing;
 mod streams;
 mod sys;
 
+pub use backup::{CudaBackup, CudaBackups};
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};
 pub use driver::CudaDriver;

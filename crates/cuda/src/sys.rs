@@ -77,6 +77,12 @@ enumeration! { CUstreamCaptureMode { RELAXED = 2, }}
 /// An event without a time, which costs less to record and to query.
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
+/// An event for which a thread waits asleep, and not by asking again and again.
+pub(crate) const CU_EVENT_BLOCKING_SYNC: c_uint = 1;
+
+/// A stream that is not ordered with the default stream.
+pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
+
 /// Lets the opening device use memory of another one that it is a peer of.
 pub(crate) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 

@@ -103,11 +103,13 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     pub fn pause(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let start = Instant::now();
         let _operation = self.operation.lock()?;
-        match self.books()?.state {
-            RegionState::Mapped => {}
-            _ => return self.give_rest_away(),
+        let mut books = self.books()?;
+        if books.state != RegionState::Mapped {
+            drop(books);
+            return self.give_rest_away();
         }
-        self.books()?.state = RegionState::Pausing;
+        books.state = RegionState::Pausing;
+        drop(books);
         let (saved, outcome) = match self.save(pools, backups) {
             Ok(saved) => (saved, self.unmap()),
             Err(error) => (None, Err(error)),

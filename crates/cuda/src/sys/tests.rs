@@ -160,6 +160,14 @@ fn values() {
         cudarc::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
     );
     assert_eq!(
+        CU_EVENT_BLOCKING_SYNC,
+        cudarc::CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint
+    );
+    assert_eq!(
+        CU_STREAM_NON_BLOCKING,
+        cudarc::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint
+    );
+    assert_eq!(
         CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
         cudarc::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint
     );

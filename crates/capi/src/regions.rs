@@ -1,0 +1,350 @@
+//! Regions: memory that a program takes off its devices for a while, and gets back at the same addresses.
+//!
+//! ```text
+//! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
+//! lowtide_pause, resume             change.rs: every device of a region, at the same time
+//! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
+//! └─ Keeper                         keeper.rs: one device's backups
+//! ```
+//!
+//! Locks are taken in this order: a device's keeper, the table, an allocator's, the books of a region's memory,
+//! the driver's. The first is held while contents are copied and while a device is waited for, the others are
+//! not: whoever allocates and frees, in other regions or in none, goes on meanwhile.
+
+mod change;
+mod keeper;
+mod plain;
+mod table;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::ptr;
+
+use lowtide_region::{BackupKind, MemoryRange, RegionFigures};
+
+use crate::boundary::{run, text_from_c, write_to_c};
+use crate::error::{Error, Status};
+use crate::pluggable::{address_of, host_size};
+use crate::pools::Mempool;
+use crate::registry;
+
+pub(crate) use table::attach;
+
+/// What becomes of a region's contents while it is paused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub enum Backup {
+    /// They are lost.
+    None = 0,
+    /// They are kept in the host's memory.
+    Host = 1,
+    /// They are kept in a file.
+    Disk = 2,
+}
+
+/// Has this thread's requests served from a region until `lowtide_region_leave`: memory that
+/// `lowtide_pause` takes off the device and `lowtide_resume` brings back at the same addresses. Regions nest,
+/// and the innermost counts. If `tag` is null, requests are served as outside of any region.
+///
+/// `backup` is one of `lowtide_backup`. Regions of one tag and different backups are different regions,
+/// which are paused and resumed together. Blocks of different regions never share a page.
+///
+/// This concerns requests of this thread alone, on every device, those that are not in use yet included. Not
+/// in the region are requests of other threads (the threads that run PyTorch's backward passes among them),
+/// and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
+/// handed out stays in the region when the thread leaves it; a thread that ends has left.
+///
+/// While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_region_enter(tag: *const c_char, backup: c_int) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        match unsafe { text_from_c("tag", tag) }? {
+            Some(tag) => table::enter(tag, kind_of(backup)?),
+            None => table::enter_none(),
+        }
+    })
+}
+
+/// Leaves the region that this thread entered last. `LOWTIDE_STATUS_INVALID_ARGUMENT` where it is in none.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_region_leave() -> Status {
+    run(table::leave)
+}
+
+/// Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
+/// pool is paused and resumed with the region. A pool that is not there is made, held once.
+///
+/// Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
+/// undefined.
+///
+/// `LOWTIDE_STATUS_POOL` if the pool has segments or a source already.
+///
+/// # Safety
+///
+/// `tag` ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_region_pool(
+    device: c_int,
+    pool: Mempool,
+    tag: *const c_char,
+    backup: c_int,
+) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let tag = unsafe { text_from_c("tag", tag) }?.ok_or_else(|| Error::null("tag"))?;
+        change::add_pool(device, pool.id(), tag, kind_of(backup)?)
+    })
+}
+
+/// Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
+/// null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
+/// of it may be used until `lowtide_resume`.
+///
+/// Waits for all work of the devices on which the region has memory. A region that is paused already stays so.
+///
+/// After a failure a region is on each device either mapped as before or paused with its contents kept,
+/// which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called.
+/// `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` where contents
+/// could not be kept, `LOWTIDE_STATUS_DRIVER` where a device refused.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_pause(tag: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        change::change(unsafe { text_from_c("tag", tag) }?, change::pause)
+    })
+}
+
+/// Brings the memory of a region back to its addresses, with what was kept, on all devices at the same time;
+/// of every region if `tag` is null. A region that is not paused stays as it is.
+///
+/// What was freed since does not come back. Where a device has too little memory, what is cached on it is given
+/// back first. After a failure the region is on each device either mapped or paused as before, and this may be
+/// called again: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
+/// `LOWTIDE_STATUS_BACKUP` where contents could not be read, and as `lowtide_pause`.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        change::change(unsafe { text_from_c("tag", tag) }?, change::resume)
+    })
+}
+
+/// Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
+/// region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
+/// valid until the region is resumed.
+///
+/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+/// hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
+///
+/// # Safety
+///
+/// `copy` and `size` are null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_backup_find(
+    memory: *const c_void,
+    copy: *mut *const c_void,
+    size: *mut usize,
+) -> Status {
+    run(|| {
+        if copy.is_null() {
+            return Err(Error::null("copy"));
+        }
+        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let range = MemoryRange {
+            address: block.address,
+            size: block.requested,
+        };
+        let found = table::memory_of(device, block.pool)?;
+        let found = found.map(|region| region.memory.host_copy(range));
+        let found = found.transpose().map_err(change::error)?.flatten();
+        let found = found.ok_or_else(|| {
+            let text = "the host has no copy of this block: its region is not paused, or has no backup there";
+            Error::new(Status::InvalidArgument, text)
+        })?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("size", size, host_size(range.size)) }?;
+        // SAFETY: as above.
+        unsafe { write_to_c("copy", copy, ptr::with_exposed_provenance(found)) }
+    })
+}
+
+/// Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
+/// says, or the system's for temporary files.
+///
+/// # Safety
+///
+/// `path` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let path = unsafe { text_from_c("path", path) }?.ok_or_else(|| Error::null("path"))?;
+        keeper::set_directory(PathBuf::from(path))
+    })
+}
+
+/// Keeps the host memory and the files of backups for the next ones, or gives them back when a region was
+/// resumed. They are given back unless `LOWTIDE_RETAIN_BACKUPS` is 1.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
+    run(|| keeper::set_retain(retain))
+}
+
+/// Gives back the host memory and the files that are kept for the next backups.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_release_backups() -> Status {
+    run(keeper::release_retained)
+}
+
+/// Where a region's memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub enum RegionState {
+    /// On the device.
+    Mapped = 0,
+    /// On its way from it.
+    Pausing = 1,
+    /// Nowhere.
+    Paused = 2,
+    /// On its way back.
+    Resuming = 3,
+}
+
+/// A region's figures on one device. Sums are since it was first entered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Region {
+    /// Its name.
+    pub tag: *const c_char,
+    /// The device.
+    pub device: c_int,
+    /// What becomes of its contents.
+    pub backup: Backup,
+    /// Where its memory is.
+    pub state: RegionState,
+    /// The blocks that the program holds in it.
+    pub live_bytes: u64,
+    /// Physical memory of the device.
+    pub mapped_bytes: u64,
+    /// What is away.
+    pub paused_bytes: u64,
+    /// What is kept of it in the host's memory.
+    pub host_bytes: u64,
+    /// What is kept of it on disk.
+    pub disk_bytes: u64,
+    /// How often it was paused.
+    pub pauses: u64,
+    /// How often it was resumed.
+    pub resumes: u64,
+    /// What was copied away.
+    pub saved_bytes: u64,
+    /// What was copied back.
+    pub restored_bytes: u64,
+    /// How long pausing took, the wait for the device included.
+    pub pause_ns: u64,
+    /// How long resuming took.
+    pub resume_ns: u64,
+    /// How long pausing took the last time.
+    pub last_pause_ns: u64,
+    /// How long resuming took the last time.
+    pub last_resume_ns: u64,
+    /// What was copied away the last time.
+    pub last_saved_bytes: u64,
+    /// What was copied back the last time.
+    pub last_restored_bytes: u64,
+}
+
+/// Is shown a region. Called with the `context` that was given with it, and without any lock; it must not
+/// throw or unwind, nor keep the pointers.
+pub type RegionVisitor = Option<unsafe extern "C" fn(context: *mut c_void, region: *const Region)>;
+
+/// Shows `visit` every region on every device in use, in the order in which the regions were first entered.
+///
+/// # Safety
+///
+/// `visit` may be called with `context` until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_visit_regions(
+    visit: RegionVisitor,
+    context: *mut c_void,
+) -> Status {
+    run(|| {
+        let visit = visit.ok_or_else(|| Error::null("visit"))?;
+        for region in table::on_devices()? {
+            let figures = region.memory.figures().map_err(change::error)?;
+            let live = change::live_bytes(&region)?;
+            let mut shown = Region::of(&figures);
+            (shown.tag, shown.device) = (region.name.c_tag().as_ptr(), region.device);
+            (shown.backup, shown.live_bytes) = (Backup::of(region.name.kind), live.get());
+            // SAFETY: it may be called with the context, by the contract of this function.
+            unsafe { visit(context, &raw const shown) };
+        }
+        Ok(())
+    })
+}
+
+impl Region {
+    fn of(figures: &RegionFigures) -> Region {
+        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Region {
+            tag: ptr::null(),
+            device: 0,
+            backup: Backup::None,
+            state: match figures.state {
+                lowtide_region::RegionState::Mapped => RegionState::Mapped,
+                lowtide_region::RegionState::Pausing => RegionState::Pausing,
+                lowtide_region::RegionState::Paused => RegionState::Paused,
+                lowtide_region::RegionState::Resuming => RegionState::Resuming,
+            },
+            live_bytes: 0,
+            mapped_bytes: figures.mapped.get(),
+            paused_bytes: figures.paused.get(),
+            host_bytes: figures.host.get(),
+            disk_bytes: figures.disk.get(),
+            pauses: figures.pauses,
+            resumes: figures.resumes,
+            saved_bytes: figures.saved.get(),
+            restored_bytes: figures.restored.get(),
+            pause_ns: ns(figures.pause_time),
+            resume_ns: ns(figures.resume_time),
+            last_pause_ns: ns(figures.last_pause_time),
+            last_resume_ns: ns(figures.last_resume_time),
+            last_saved_bytes: figures.last_saved.get(),
+            last_restored_bytes: figures.last_restored.get(),
+        }
+    }
+}
+
+impl Backup {
+    fn of(kind: Option<BackupKind>) -> Backup {
+        match kind {
+            None => Backup::None,
+            Some(BackupKind::Host) => Backup::Host,
+            Some(BackupKind::Disk) => Backup::Disk,
+        }
+    }
+}
+
+fn kind_of(backup: c_int) -> Result<Option<BackupKind>, Error> {
+    let kinds = [None, Some(BackupKind::Host), Some(BackupKind::Disk)];
+    let found = kinds
+        .into_iter()
+        .find(|&kind| Backup::of(kind) as c_int == backup);
+    found.ok_or_else(|| {
+        let text = format_args!("{backup} is not one of lowtide_backup");
+        Error::new(Status::InvalidArgument, text)
+    })
+}

@@ -1,0 +1,237 @@
+//! Pausing and resuming regions, on all their devices.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+
+use lowtide_core::{AllocError, Allocation, Bytes, DriverError, MempoolId};
+use lowtide_cuda::CudaDriver;
+use lowtide_region::{
+    BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource, RegionState,
+};
+use lowtide_shared::SharedError;
+
+use super::keeper::{self, Keeper};
+use super::table::{self, OnDevice};
+use crate::error::{Error, Status};
+use crate::registry::{self, Allocator, Lane};
+
+/// What is done with a region on one device.
+pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
+
+/// Does something with every region of a tag, or with every region, on all devices at the same time. One that
+/// fails does not keep the others from it; the first error, by device, is the answer.
+pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
+    if let Some(tag) = tag {
+        table::refuse_unknown(tag)?;
+    }
+    let mut devices: BTreeMap<c_int, Vec<_>> = BTreeMap::new();
+    for region in table::on_devices()? {
+        if tag.is_none_or(|tag| *region.name.tag == *tag) {
+            devices.entry(region.device).or_default().push(region);
+        }
+    }
+    let Some((_, first)) = devices.pop_first() else {
+        return Ok(());
+    };
+    thread::scope(|scope| {
+        let others = devices.values();
+        let others = others.map(|regions| scope.spawn(|| change_all(regions, change)));
+        let others: Vec<_> = others.collect();
+        let own = change_all(&first, change);
+        let others = others.into_iter();
+        let others = others.map(|thread| thread.join().unwrap_or_else(|_| Err(table::stopped())));
+        first_error([own].into_iter().chain(others))
+    })
+}
+
+/// Changes regions of one device, one after the other.
+fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
+    first_error(regions.iter().map(|region| {
+        let mut keeper = keeper::lock(region.device)?;
+        change(region, &mut keeper).map_err(|error| named(region, error))
+    }))
+}
+
+/// Pauses a region on one device.
+pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
+    region.memory.pause(&mut RegionPools(region), keeper)
+}
+
+/// Resumes a region on one device, which gives back what is cached if it has too little memory otherwise.
+pub(super) fn resume(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
+    let mut pools = RegionPools(region);
+    match region.memory.resume(&mut pools, keeper) {
+        Err(error) if error.is_out_of_memory() => {
+            let emptied = allocator(region.device).empty_cache();
+            emptied.map_err(|error| RegionError::Pools(error.into()))?;
+            region.memory.resume(&mut pools, keeper)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Gives a pool of a device the memory of a region.
+pub(super) fn add_pool(
+    device: c_int,
+    pool: MempoolId,
+    tag: &str,
+    kind: Option<BackupKind>,
+) -> Result<(), Error> {
+    let allocator = registry::device(device)?;
+    // No region of the device is paused or resumed meanwhile, so that the pool is told of either.
+    let _keeper = keeper::lock(device)?;
+    let region = table::on_device(device, allocator, tag, kind)?;
+    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
+    let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
+    // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
+    allocator.with_pools(|lane| {
+        if lane.pool_use_count(pool).is_err() {
+            lane.create_or_retain_pool(pool);
+        }
+        let source = RegionSource::new(Arc::clone(&region.memory));
+        lane.set_pool_source(pool, Box::new(source))?;
+        lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))
+    })??;
+    pools.retain(|&known| known != pool);
+    pools.push(pool);
+    Ok(())
+}
+
+/// Returns the bytes of the blocks that the program holds in a region.
+pub(super) fn live_bytes(region: &OnDevice) -> Result<Bytes, Error> {
+    let mut sum = Bytes::ZERO;
+    for pool in region.all_pools()? {
+        let held = allocator(region.device).with_pools(|lane| lane.held_blocks(pool))?;
+        sum += held.iter().flatten().map(|block| block.size).sum();
+    }
+    Ok(sum)
+}
+
+/// Returns the error of a region that was not changed.
+pub(super) fn error(error: RegionError) -> Error {
+    match error {
+        RegionError::Pools(error) => match error.downcast::<SharedError>() {
+            Ok(error) => (*error).into(),
+            Err(error) => Error::new(Status::Internal, error),
+        },
+        error => Error::new(status_of(&error), error),
+    }
+}
+
+fn status_of(error: &RegionError) -> Status {
+    match error {
+        RegionError::Driver(DriverError::OutOfMemory) => Status::OutOfMemory,
+        RegionError::Backup(_) => Status::Backup,
+        RegionError::Stopped => Status::Internal,
+        _ => Status::Driver,
+    }
+}
+
+fn named(region: &OnDevice, failure: RegionError) -> Error {
+    let Error { status, text, .. } = error(failure);
+    let text = format_args!(
+        "region {:?} on device {}: {text}",
+        region.name.tag, region.device
+    );
+    Error::new(status, text)
+}
+
+fn first_error(outcomes: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
+    // All of them are made, whatever the first says.
+    outcomes.fold(Ok(()), Result::and)
+}
+
+fn allocator(device: c_int) -> &'static Allocator {
+    registry::known(device).expect("a region is on devices in use")
+}
+
+/// The device that a region's memory is on.
+pub(crate) struct Card {
+    ordinal: c_int,
+    device: lowtide_cuda::Device,
+}
+
+impl Card {
+    /// The device may be about to be used: it is asked for nothing yet.
+    pub(super) fn new(ordinal: c_int, allocator: &Allocator) -> Card {
+        let device = allocator.with_driver(|driver| driver.device().clone());
+        Card { ordinal, device }
+    }
+}
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Card").field(&self.ordinal).finish()
+    }
+}
+
+impl Device for Card {
+    type Driver = CudaDriver;
+
+    fn with_driver<R>(&self, act: impl FnOnce(&mut CudaDriver) -> R) -> R {
+        allocator(self.ordinal).with_driver(act)
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        self.device.synchronize()
+    }
+}
+
+/// The pools that a region's blocks are in.
+struct RegionPools<'a>(&'a OnDevice);
+
+impl RegionPools<'_> {
+    /// Returns what `act` does with each pool in turn. Other pools than the region's own may have ended.
+    fn for_each<R: Default>(
+        &self,
+        mut act: impl FnMut(&mut Lane, MempoolId) -> Result<R, AllocError>,
+    ) -> Result<Vec<R>, PoolsError> {
+        let mut answers = Vec::new();
+        for pool in self.0.all_pools().map_err(|error| error.text)? {
+            let allocator = allocator(self.0.device);
+            let answer = allocator.with_pools(|lane| match act(lane, pool) {
+                Err(AllocError::NoSuchPool { .. }) => Ok(R::default()),
+                outcome => outcome,
+            });
+            let answer = answer.and_then(|answer| answer.map_err(SharedError::from));
+            answers.push(answer?);
+        }
+        Ok(answers)
+    }
+}
+
+impl Pools for RegionPools<'_> {
+    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        self.for_each(|lane, pool| {
+            let tag = is_paused.then(|| Arc::clone(&self.0.name.tag));
+            lane.set_paused(pool, tag)
+        })?;
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        let own_pool = self.0.own_pool;
+        let held = self.for_each(|lane, pool| {
+            lane.process_events()?;
+            if pool == own_pool {
+                lane.trim_pool(pool)?;
+            }
+            lane.held_blocks(pool)
+        })?;
+        let mut ranges: Vec<_> = held.iter().flatten().map(contents_of).collect();
+        ranges.sort_unstable();
+        Ok(ranges)
+    }
+}
+
+/// Returns what of a block is kept: what was asked for, in units in which it may be copied.
+fn contents_of(block: &Allocation) -> MemoryRange {
+    let size = block.requested.round_up(Bytes(512)).min(block.size);
+    MemoryRange {
+        address: block.address,
+        size,
+    }
+}

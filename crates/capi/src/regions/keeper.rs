@@ -1,0 +1,136 @@
+//! One device's backups, made when the first is wanted, and what the program set for all devices.
+
+use std::env;
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
+
+use lowtide_core::Bytes;
+use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
+
+use super::plain::CudaBackups;
+use super::table::stopped;
+use crate::error::Error;
+use crate::registry::{self, DEVICES_MAX};
+
+type Backup = <CudaBackups as Backups>::Backup;
+
+static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
+    Mutex::new(Keeper {
+        device: 0,
+        engine: None,
+    })
+}; DEVICES_MAX];
+
+static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
+    directory: None,
+    retains: None,
+});
+
+/// What the program asked for; where it did not, the environment decides.
+struct Settings {
+    directory: Option<PathBuf>,
+    retains: Option<bool>,
+}
+
+/// One device's backups. Whoever holds it changes regions of the device.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    device: c_int,
+    engine: Option<CudaBackups>,
+}
+
+/// Returns the keeper of a device in use, once nobody else has it.
+pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> {
+    let index = usize::try_from(device).unwrap_or(usize::MAX);
+    let keeper = KEEPERS.get(index).ok_or_else(stopped)?;
+    let mut keeper = keeper.lock().map_err(|_| stopped())?;
+    keeper.device = device;
+    Ok(keeper)
+}
+
+/// Says where files of backups are made from now on.
+pub(super) fn set_directory(directory: PathBuf) -> Result<(), Error> {
+    registry::refuse_fork()?;
+    SETTINGS.lock().map_err(|_| stopped())?.directory = Some(directory);
+    Ok(())
+}
+
+/// Says whether the memory and the files of backups are kept for the next ones.
+pub(super) fn set_retain(retains: bool) -> Result<(), Error> {
+    registry::refuse_fork()?;
+    SETTINGS.lock().map_err(|_| stopped())?.retains = Some(retains);
+    Ok(())
+}
+
+/// Gives back what is kept for the next backups, on every device.
+pub(super) fn release_retained() -> Result<(), Error> {
+    for (device, _) in registry::devices_in_use()? {
+        if let Some(engine) = &mut lock(device)?.engine {
+            engine.release_retained();
+        }
+    }
+    Ok(())
+}
+
+impl Keeper {
+    /// Returns the device's engine, set as the program wants it now.
+    fn engine(&mut self) -> Result<&mut CudaBackups, BackupError> {
+        let engine = match self.engine.take() {
+            Some(engine) => engine,
+            None => {
+                let allocator =
+                    registry::known(self.device).expect("a region is on devices in use");
+                let device = allocator.with_driver(|driver| driver.device().clone());
+                CudaBackups::new(device)?
+            }
+        };
+        let engine = self.engine.insert(engine);
+        if let Ok(settings) = SETTINGS.lock() {
+            engine.set_directory(settings.directory());
+            engine.set_retain(settings.retains());
+        }
+        Ok(engine)
+    }
+}
+
+impl Settings {
+    fn directory(&self) -> PathBuf {
+        let ours = || env::var_os("LOWTIDE_BACKUP_DIR").filter(|text| !text.is_empty());
+        let chosen = self.directory.clone();
+        let chosen = chosen.or_else(|| ours().map(PathBuf::from));
+        chosen.unwrap_or_else(env::temp_dir)
+    }
+
+    fn retains(&self) -> bool {
+        let asked = || env::var_os("LOWTIDE_RETAIN_BACKUPS").is_some_and(|text| text == "1");
+        self.retains.unwrap_or_else(asked)
+    }
+}
+
+impl Backups for Keeper {
+    type Backup = Backup;
+
+    fn save(&mut self, ranges: &[MemoryRange], kind: BackupKind) -> Result<Backup, BackupError> {
+        self.engine()?.save(ranges, kind)
+    }
+
+    fn restore(&mut self, backup: &mut Backup, ranges: &[MemoryRange]) -> Result<(), BackupError> {
+        self.engine()?.restore(backup, ranges)
+    }
+
+    fn discard(&mut self, backup: Backup) {
+        // Where there is a backup, there is an engine.
+        if let Ok(engine) = self.engine() {
+            engine.discard(backup);
+        }
+    }
+
+    fn host_copy(backup: &Backup, range: MemoryRange) -> Option<usize> {
+        CudaBackups::host_copy(backup, range)
+    }
+
+    fn bytes(backup: &Backup) -> (Bytes, Bytes) {
+        CudaBackups::bytes(backup)
+    }
+}

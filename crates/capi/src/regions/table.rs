@@ -1,0 +1,317 @@
+//! Every region of the process, and which of them each thread is in.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_int};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
+use lowtide_region::{BackupKind, RegionMemory, RegionSource};
+
+use super::change::Card;
+use super::keeper::Keeper;
+use crate::error::{Error, Status};
+use crate::registry::{self, Allocator};
+
+/// A region's memory on one device.
+pub(super) type Memory = RegionMemory<Card, Keeper>;
+
+/// Every region that was ever entered, in that order. Taken before any lock of an allocator.
+static TABLE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What this thread has entered and not left.
+    static ENTERED: RefCell<Entered> = const { RefCell::new(Entered(Vec::new())) };
+    /// The number of the innermost region of this thread, [`NONE`] outside of any. Apart from the others, as
+    /// every request asks for it, even one that is made while the thread ends.
+    static INNERMOST: Cell<u64> = const { Cell::new(NONE) };
+}
+
+/// No region's number.
+const NONE: u64 = 0;
+
+/// Numbers of regions, the innermost last.
+struct Entered(Vec<u64>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        INNERMOST.set(NONE);
+        for number in self.0.drain(..) {
+            // A thread that ends has nobody to tell.
+            let _ = end_visit(number);
+        }
+    }
+}
+
+/// What names a region.
+#[derive(Debug)]
+pub(crate) struct Name {
+    pub(super) tag: Arc<str>,
+    c_tag: CString,
+    pub(super) kind: Option<BackupKind>,
+}
+
+impl Name {
+    fn new(tag: &str, kind: Option<BackupKind>) -> Result<Name, Error> {
+        let c_tag = CString::new(tag);
+        Ok(Name {
+            tag: tag.into(),
+            c_tag: c_tag.map_err(|error| Error::new(Status::InvalidArgument, error))?,
+            kind,
+        })
+    }
+
+    pub(super) fn c_tag(&self) -> &CStr {
+        &self.c_tag
+    }
+}
+
+struct Region {
+    name: Arc<Name>,
+    /// Its place in the table, from 1 on.
+    number: u64,
+    /// How often threads are in it. Its pool has a route on every device in use while that is not zero.
+    visits: u64,
+    /// By device.
+    memories: BTreeMap<c_int, Arc<OnDevice>>,
+}
+
+/// A region on one device.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    pub(super) name: Arc<Name>,
+    pub(super) device: c_int,
+    pub(super) memory: Arc<Memory>,
+    /// The pool of requests in the region.
+    pub(super) own_pool: MempoolId,
+    /// Other pools that were given its memory.
+    pub(super) pools: Mutex<Vec<MempoolId>>,
+}
+
+/// Has this thread's requests served from a region.
+pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
+    registry::refuse_fork()?;
+    let mut table = table()?;
+    let region = find_or_insert(&mut table, tag, kind)?;
+    if region.visits == 0
+        && let Err(error) = region.route_everywhere()
+    {
+        region.end_routes()?;
+        return Err(error);
+    }
+    region.visits += 1;
+    let number = region.number;
+    drop(table);
+    push(number)
+}
+
+/// Has this thread's requests served as outside of any region.
+pub(super) fn enter_none() -> Result<(), Error> {
+    registry::refuse_fork()?;
+    push(NONE)
+}
+
+/// Leaves what this thread entered last.
+pub(super) fn leave() -> Result<(), Error> {
+    registry::refuse_fork()?;
+    let number = ENTERED.with_borrow_mut(|entered| {
+        let number = entered.0.pop();
+        INNERMOST.set(entered.0.last().copied().unwrap_or(NONE));
+        number
+    });
+    let text = "this thread is in no region";
+    end_visit(number.ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
+}
+
+fn push(number: u64) -> Result<(), Error> {
+    let entered = ENTERED.try_with(|entered| entered.borrow_mut().0.push(number));
+    if entered.is_err() {
+        end_visit(number)?;
+        let text = "this thread is ending";
+        return Err(Error::new(Status::InvalidArgument, text));
+    }
+    INNERMOST.set(number);
+    Ok(())
+}
+
+/// Notes that a thread has left a region.
+fn end_visit(number: u64) -> Result<(), Error> {
+    if number == NONE {
+        return Ok(());
+    }
+    registry::refuse_fork()?;
+    let mut table = table()?;
+    let region = table.iter_mut().find(|region| region.number == number);
+    let region = region.expect("regions stay");
+    region.visits -= 1;
+    if region.visits == 0 {
+        region.end_routes()?;
+    }
+    Ok(())
+}
+
+/// Prepares a new device for the threads that are in regions. The device goes into use before the answer is
+/// dropped, so that none is entered in between.
+pub(crate) fn attach(device: c_int, allocator: &Allocator) -> Result<impl Drop + use<>, Error> {
+    let mut table = table()?;
+    for region in table.iter_mut().filter(|region| region.visits > 0) {
+        region.begin_route(device, allocator)?;
+    }
+    Ok(table)
+}
+
+/// Returns a region on a device in use, which is prepared for it if need be.
+pub(super) fn on_device(
+    device: c_int,
+    allocator: &Allocator,
+    tag: &str,
+    kind: Option<BackupKind>,
+) -> Result<Arc<OnDevice>, Error> {
+    let mut table = table()?;
+    find_or_insert(&mut table, tag, kind)?.prepare(device, allocator)
+}
+
+/// Returns every region on every device on which it has been.
+pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
+    registry::refuse_fork()?;
+    let table = table()?;
+    let all = table.iter().flat_map(|region| region.memories.values());
+    Ok(all.cloned().collect())
+}
+
+/// Fails for a tag that was never entered, and names those that were.
+pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
+    registry::refuse_fork()?;
+    let table = table()?;
+    if table.iter().any(|region| &*region.name.tag == tag) {
+        return Ok(());
+    }
+    let mut known: Vec<_> = table
+        .iter()
+        .map(|region| format!("{:?}", region.name.tag))
+        .collect();
+    known.sort();
+    known.dedup();
+    let known = match &*known {
+        [] => "there are none".to_owned(),
+        known => format!("there are {}", known.join(", ")),
+    };
+    let text = format_args!("there is no region {tag:?}: {known}");
+    Err(Error::new(Status::InvalidArgument, text))
+}
+
+/// Returns the region whose memory a device's pool has.
+pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<OnDevice>>, Error> {
+    for region in on_devices()? {
+        if region.device == device && region.all_pools()?.contains(&pool) {
+            return Ok(Some(region));
+        }
+    }
+    Ok(None)
+}
+
+fn find_or_insert<'a>(
+    table: &'a mut Vec<Region>,
+    tag: &str,
+    kind: Option<BackupKind>,
+) -> Result<&'a mut Region, Error> {
+    let is_it = |region: &Region| &*region.name.tag == tag && region.name.kind == kind;
+    let index = match table.iter().position(is_it) {
+        Some(index) => index,
+        None => {
+            table.push(Region {
+                name: Arc::new(Name::new(tag, kind)?),
+                number: table.len() as u64 + 1,
+                visits: 0,
+                memories: BTreeMap::new(),
+            });
+            table.len() - 1
+        }
+    };
+    Ok(&mut table[index])
+}
+
+impl Region {
+    /// Both numbers are above zero, which PyTorch's are not.
+    fn pool(&self) -> MempoolId {
+        MempoolId(self.number, self.number)
+    }
+
+    fn route_everywhere(&mut self) -> Result<(), Error> {
+        for (device, allocator) in registry::devices_in_use()? {
+            self.begin_route(device, allocator)?;
+        }
+        Ok(())
+    }
+
+    /// Has requests of the threads that are in the region served from its pool.
+    fn begin_route(&mut self, device: c_int, allocator: &Allocator) -> Result<(), Error> {
+        self.prepare(device, allocator)?;
+        let (pool, number) = (self.pool(), self.number);
+        let accepts = move |_| INNERMOST.get() == number;
+        allocator.with_pools(|pools| pools.begin_allocate_to_pool_last(pool, accepts))??;
+        Ok(())
+    }
+
+    /// Ends what [`Region::begin_route`] began, where it did.
+    fn end_routes(&self) -> Result<(), Error> {
+        let pool = self.pool();
+        for (device, allocator) in registry::devices_in_use()? {
+            if self.memories.contains_key(&device) {
+                allocator.with_pools(|pools| match pools.end_allocate_to_pool(pool) {
+                    Ok(()) => pools.release_pool(pool),
+                    Err(AllocError::NoSuchPool { .. }) => Ok(()),
+                    Err(error) => Err(error),
+                })??;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the region on a device, where its pool is made if need be.
+    fn prepare(&mut self, device: c_int, allocator: &Allocator) -> Result<Arc<OnDevice>, Error> {
+        if let Some(known) = self.memories.get(&device) {
+            return Ok(Arc::clone(known));
+        }
+        if !allocator.with_driver(|driver| driver.supports_virtual_memory()) {
+            let call = "a region, which takes virtual memory,";
+            return Err(DriverError::Unsupported { call }.into());
+        }
+        let card = Card::new(device, allocator);
+        let memory = Arc::new(Memory::new(card, self.name.kind));
+        let source = RegionSource::new(Arc::clone(&memory));
+        let own_pool = self.pool();
+        allocator.with_pools(|pools| {
+            pools.create_or_retain_pool(own_pool);
+            pools.set_pool_source(own_pool, Box::new(source))?;
+            pools.set_gives_back(own_pool)
+        })??;
+        let on_device = Arc::new(OnDevice {
+            name: Arc::clone(&self.name),
+            device,
+            memory,
+            own_pool,
+            pools: Mutex::default(),
+        });
+        self.memories.insert(device, Arc::clone(&on_device));
+        Ok(on_device)
+    }
+}
+
+impl OnDevice {
+    /// Returns every pool that has the region's memory.
+    pub(super) fn all_pools(&self) -> Result<Vec<MempoolId>, Error> {
+        let mut pools = vec![self.own_pool];
+        pools.extend(self.pools.lock().map_err(|_| stopped())?.iter());
+        Ok(pools)
+    }
+}
+
+fn table() -> Result<MutexGuard<'static, Vec<Region>>, Error> {
+    TABLE.lock().map_err(|_| stopped())
+}
+
+pub(super) fn stopped() -> Error {
+    let text = "lowtide stopped: it panicked while a region was entered or changed";
+    Error::new(Status::Internal, text)
+}

@@ -1,0 +1,358 @@
+//! [`CudaBackups`]: contents of a device's memory in the host's memory or in a file, at the link's speed.
+//!
+//! ```text
+//! save, restore
+//! ├─ layout.rs         the ranges one behind the other: a backup is a row of bytes
+//! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
+//! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
+//! ├─ host_memory.rs    ordinary memory, block by block page-locked
+//! └─ file.rs           a file without a name, checksums
+//! discard, and the time between two backups
+//! └─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
+//! ```
+//!
+//! The device copies at the link's speed only to and from page-locked memory, and to page-lock takes the
+//! driver far longer than the copy. So the first backup goes through a small ring into ordinary memory,
+//! which threads fill as fast as the system gives it out. Beside the job a thread then page-locks that
+//! memory block by block, and each later copy goes directly to and from the blocks that are done, and
+//! through the ring for the others, both at once.
+
+mod file;
+mod host_memory;
+mod keeper;
+mod layout;
+mod link;
+mod pipeline;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use lowtide_core::{Bytes, DriverError};
+use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
+
+use crate::context::PrimaryContext;
+use crate::device::Device;
+use file::{FileBackup, OpenStorage, TemporaryFile};
+use host_memory::HostMemory;
+use keeper::Keeper;
+use layout::Layout;
+use link::Link;
+
+/// Keeps contents of one device's memory.
+///
+/// Memory of the host that a backup no longer needs waits for the next one, as it is page-locked and that
+/// is what makes backups fast: for 30 seconds, or until [`release_retained`](CudaBackups::release_retained)
+/// if it is [retained](CudaBackups::set_retain). A backup on disk is a file without a name, which ends with
+/// the backup or the process.
+#[derive(Debug)]
+pub struct CudaBackups {
+    context: Arc<PrimaryContext>,
+    keeper: Keeper,
+    directory: PathBuf,
+    sizes: Sizes,
+    open_storage: OpenStorage,
+}
+
+/// A backup by [`CudaBackups`].
+#[derive(Debug)]
+pub struct CudaBackup {
+    layout: Layout,
+    contents: Contents,
+}
+
+#[derive(Debug)]
+enum Contents {
+    Host(Arc<HostMemory>),
+    Disk(FileBackup),
+}
+
+/// How much is done at once.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// What goes through a slot of the ring, and what is written to a file at once: the link's time for it
+    /// is ten times what it takes to begin a copy, and disks are at full speed.
+    piece_bytes: usize,
+    /// How many slots the ring may have. To page-lock all of it takes some 30 ms once.
+    slots: usize,
+    /// What is page-locked at once, a multiple of `piece_bytes`: other threads may wait for the driver as
+    /// long as that takes, some milliseconds.
+    block_bytes: usize,
+    /// How many threads fill and empty slots.
+    threads: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Sizes {
+        // A few threads of a large machine already copy faster than the link.
+        const THREADS_MAX: usize = 16;
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(THREADS_MAX);
+        Sizes {
+            piece_bytes: 4 << 20,
+            slots: 2 * threads,
+            block_bytes: 16 << 20,
+            threads,
+        }
+    }
+}
+
+/// How long memory waits for the next backup that is not retained. Longer than a phase of most jobs that
+/// take turns on a card, and soon enough for the job that will not come back to it.
+const IDLE_TIME: Duration = Duration::from_secs(30);
+
+impl CudaBackups {
+    /// Returns what keeps a device's contents. It takes nothing before the first backup but the device's
+    /// primary context, which is made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    ///
+    /// # Safety
+    ///
+    /// Each range that is saved or restored must be memory that is mapped, that the device can read and
+    /// write, and that nothing else writes to, or uses while it is restored, before the call returns. The
+    /// device's primary context is not reset for the life of the answer and of all backups.
+    pub unsafe fn new(device: Device) -> Result<CudaBackups, DriverError> {
+        let context = Arc::new(PrimaryContext::retain(device)?);
+        Ok(CudaBackups::with(
+            context,
+            Sizes::default(),
+            IDLE_TIME,
+            TemporaryFile::open,
+        ))
+    }
+
+    fn with(
+        context: Arc<PrimaryContext>,
+        sizes: Sizes,
+        idle_time: Duration,
+        open_storage: OpenStorage,
+    ) -> CudaBackups {
+        CudaBackups {
+            context,
+            keeper: Keeper::new(idle_time),
+            directory: std::env::temp_dir(),
+            sizes,
+            open_storage,
+        }
+    }
+
+    /// Sets where files are made from now on: the system's temporary directory, unless this is called.
+    pub fn set_directory(&mut self, directory: PathBuf) {
+        self.directory = directory;
+    }
+
+    /// Sets whether the host's memory is kept after a backup until it is released; it is not unless this
+    /// is called.
+    pub fn set_retain(&mut self, retain: bool) {
+        self.keeper.set_retains(retain);
+    }
+
+    /// Gives back what is kept for later backups, and returns when that is done.
+    pub fn release_retained(&mut self) {
+        self.keeper.release();
+    }
+
+    /// Returns how much of the host's memory is kept for later backups.
+    pub fn retained(&self) -> Bytes {
+        Bytes(self.keeper.idle_bytes() as u64)
+    }
+
+    /// Waits until all memory of backups is page-locked that the system lets be, so that the next copies
+    /// are at the link's speed. No one needs this but who measures.
+    pub fn finish_locking(&self) {
+        self.keeper.finish_locking();
+    }
+
+    /// Does `copy` with the link, which is made if there is none, and waits for its copies.
+    fn with_link(
+        &mut self,
+        copy: impl FnOnce(&mut Link, &Sizes) -> Result<(), BackupError>,
+    ) -> Result<(), BackupError> {
+        let context = Arc::clone(&self.context);
+        let _scope = context.enter_relaxed()?;
+        let mut link = match self.keeper.take_link() {
+            Some(link) => link,
+            None => Link::new(Arc::clone(&context), &self.sizes)?,
+        };
+        let copied = copy(&mut link, &self.sizes);
+        // Even after an error: what the copies use must stay until they have ended.
+        let ended = link.synchronize();
+        if copied.is_ok() && ended.is_ok() {
+            self.keeper.keep_link(link);
+        }
+        copied.and(ended.map_err(BackupError::Driver))
+    }
+
+    fn save_to_host(&mut self, layout: &Layout) -> Result<Arc<HostMemory>, BackupError> {
+        let needed_bytes = layout.bytes();
+        let memory = match self.keeper.take(needed_bytes) {
+            Some(memory) => memory,
+            None => {
+                let context = Arc::clone(&self.context);
+                let memory = HostMemory::map(context, needed_bytes, self.sizes.block_bytes)?;
+                Arc::new(memory)
+            }
+        };
+        self.with_link(|link, sizes| {
+            let parts = Parts::of(layout, &memory, sizes);
+            for span in parts.direct {
+                link.begin_direct_load(layout, span, &memory)?;
+            }
+            pipeline::load(link, sizes, layout, &parts.staged, |span, content| {
+                memory.populate(span.clone());
+                // SAFETY: each span is given to one thread, and no direct copy is within it.
+                unsafe { memory.write(span.start, content) };
+                Ok(())
+            })
+        })?;
+        self.keeper.lock_beside(&memory, needed_bytes);
+        Ok(memory)
+    }
+
+    fn restore_from_host(
+        &mut self,
+        layout: &Layout,
+        memory: &HostMemory,
+    ) -> Result<(), BackupError> {
+        self.with_link(|link, sizes| {
+            let parts = Parts::of(layout, memory, sizes);
+            for span in parts.direct {
+                link.begin_direct_store(layout, span, memory)?;
+            }
+            pipeline::store(link, sizes, layout, &parts.staged, |span, content| {
+                // SAFETY: nothing writes to a backup.
+                unsafe { memory.read(span.start, content) };
+                Ok(())
+            })
+        })
+    }
+
+    fn save_to_disk(&mut self, layout: &Layout) -> Result<FileBackup, BackupError> {
+        let piece_bytes = self.sizes.piece_bytes;
+        let open = self.open_storage;
+        let file = FileBackup::create(&self.directory, layout.bytes(), piece_bytes, open)?;
+        let pieces = pieces(layout, &file, piece_bytes);
+        self.with_link(|link, sizes| {
+            pipeline::load(link, sizes, layout, &pieces, |piece, content| {
+                file.write(piece, content)
+            })
+        })?;
+        file.finish()?;
+        Ok(file)
+    }
+
+    fn restore_from_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
+        let pieces = pieces(layout, file, self.sizes.piece_bytes);
+        self.with_link(|link, sizes| {
+            pipeline::store(link, sizes, layout, &pieces, |piece, content| {
+                let mut copies = layout.copies(piece.clone());
+                let first = copies.next().expect("a piece that is read has a range");
+                file.read(piece, content, first.address)
+            })
+        })
+    }
+}
+
+impl Backups for CudaBackups {
+    type Backup = CudaBackup;
+
+    fn save(
+        &mut self,
+        ranges: &[MemoryRange],
+        kind: BackupKind,
+    ) -> Result<CudaBackup, BackupError> {
+        let layout = Layout::new(ranges);
+        let contents = match kind {
+            BackupKind::Host => Contents::Host(self.save_to_host(&layout)?),
+            BackupKind::Disk => Contents::Disk(self.save_to_disk(&layout)?),
+        };
+        Ok(CudaBackup { layout, contents })
+    }
+
+    fn restore(
+        &mut self,
+        backup: &mut CudaBackup,
+        ranges: &[MemoryRange],
+    ) -> Result<(), BackupError> {
+        let layout = backup.layout.select(ranges);
+        match &backup.contents {
+            Contents::Host(memory) => self.restore_from_host(&layout, memory),
+            Contents::Disk(file) => self.restore_from_disk(&layout, file),
+        }
+    }
+
+    fn discard(&mut self, backup: CudaBackup) {
+        if let Contents::Host(memory) = backup.contents {
+            self.keeper.keep(memory);
+        }
+    }
+
+    fn host_copy(backup: &CudaBackup, range: MemoryRange) -> Option<usize> {
+        let offset = backup.layout.offset_of(range)?;
+        match &backup.contents {
+            Contents::Host(memory) => Some(memory.address(offset)),
+            Contents::Disk(_) => None,
+        }
+    }
+
+    fn bytes(backup: &CudaBackup) -> (Bytes, Bytes) {
+        match &backup.contents {
+            Contents::Host(_) => (Bytes(backup.layout.bytes() as u64), Bytes::ZERO),
+            Contents::Disk(file) => (Bytes::ZERO, Bytes(file.bytes() as u64)),
+        }
+    }
+}
+
+impl CudaBackup {
+    /// Returns how much of the backup the device copies directly, because it is page-locked by now.
+    pub fn locked(&self) -> Bytes {
+        let Contents::Host(memory) = &self.contents else {
+            return Bytes::ZERO;
+        };
+        let locked = memory.locked_blocks();
+        let spans = self.layout.spans(memory.block_bytes()).into_iter();
+        let direct = spans.filter(|span| locked[span.start / memory.block_bytes()]);
+        Bytes(direct.map(|span| span.len() as u64).sum())
+    }
+}
+
+/// A backup's spans by the way they take.
+struct Parts {
+    /// Within a block each, all of it page-locked.
+    direct: Vec<Range<usize>>,
+    /// Within a piece each.
+    staged: Vec<Range<usize>>,
+}
+
+impl Parts {
+    fn of(layout: &Layout, memory: &HostMemory, sizes: &Sizes) -> Parts {
+        // Once for both: blocks are page-locked meanwhile.
+        let locked = memory.locked_blocks();
+        let is_direct = |span: &Range<usize>| locked[span.start / memory.block_bytes()];
+        let mut direct = layout.spans(memory.block_bytes());
+        direct.retain(is_direct);
+        let mut staged = layout.spans(sizes.piece_bytes);
+        staged.retain(|span| !is_direct(span));
+        Parts { direct, staged }
+    }
+}
+
+/// Returns the pieces of a file in which a layout's ranges lie.
+fn pieces(layout: &Layout, file: &FileBackup, piece_bytes: usize) -> Vec<Range<usize>> {
+    let spans = layout.spans(piece_bytes);
+    let starts = spans.into_iter().map(|span| span.start);
+    starts.map(|start| file.piece_at(start)).collect()
+}
+
+/// Makes a call that gives something back, and once more if it fails.
+fn insist<T>(call: impl Fn() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    call().or_else(|_| call())
+}

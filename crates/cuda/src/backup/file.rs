@@ -1,0 +1,237 @@
+//! A backup on disk: a file without a name, and a checksum of each piece.
+
+use std::fmt::Debug;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use lowtide_core::{Bytes, DeviceAddress};
+use lowtide_region::BackupError;
+
+/// What a file system must do for backups. Tests have one that fails.
+pub(super) trait Storage: Debug + Send + Sync {
+    /// Writes all of the content. Offset and length are multiples of [`UNIT_BYTES`], as is the address.
+    fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Reads as many bytes as `content` has; as for `write_all`.
+    fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Returns when all that was written is there to stay: an error is met now and not when it is read.
+    fn finish(&self) -> io::Result<()>;
+}
+
+/// Makes a [`Storage`] of so many bytes in a directory, or says that there is no room.
+pub(super) type OpenStorage = fn(&Path, u64) -> io::Result<Box<dyn Storage>>;
+
+/// The unit of a file that is read and written past the system's cache; no device has a larger one.
+pub(super) const UNIT_BYTES: usize = 4096;
+
+/// The contents of a backup in a file.
+#[derive(Debug)]
+pub(super) struct FileBackup {
+    storage: Box<dyn Storage>,
+    directory: PathBuf,
+    /// What is written and read at once.
+    piece_bytes: usize,
+    /// The length of the file, a multiple of [`UNIT_BYTES`].
+    bytes: usize,
+    checksums: Vec<AtomicU32>,
+}
+
+impl FileBackup {
+    /// Makes a file for `bytes` bytes, with room for all of them.
+    pub(super) fn create(
+        directory: &Path,
+        bytes: usize,
+        piece_bytes: usize,
+        open: OpenStorage,
+    ) -> Result<FileBackup, BackupError> {
+        let bytes = bytes.max(1).next_multiple_of(UNIT_BYTES);
+        let needed = Bytes(bytes as u64);
+        let storage = open(directory, needed.get())
+            .map_err(|error| BackupError::io(directory, "made", needed, &error))?;
+        Ok(FileBackup {
+            storage,
+            directory: directory.to_path_buf(),
+            piece_bytes,
+            bytes,
+            checksums: (0..bytes.div_ceil(piece_bytes))
+                .map(|_| AtomicU32::new(0))
+                .collect(),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the piece in which an offset lies.
+    pub(super) fn piece_at(&self, offset: usize) -> Range<usize> {
+        let start = offset / self.piece_bytes * self.piece_bytes;
+        start..self.bytes.min(start + self.piece_bytes)
+    }
+
+    /// Writes a piece.
+    pub(super) fn write(&self, piece: &Range<usize>, content: &[u8]) -> Result<(), BackupError> {
+        let checksum = crc32fast::hash(content);
+        self.checksums[piece.start / self.piece_bytes].store(checksum, Ordering::Relaxed);
+        let written = self.storage.write_all(content, piece.start as u64);
+        written.map_err(|error| self.error("written", &error))
+    }
+
+    /// Returns when what was written is there to stay.
+    pub(super) fn finish(&self) -> Result<(), BackupError> {
+        let finished = self.storage.finish();
+        finished.map_err(|error| self.error("written", &error))
+    }
+
+    /// Reads a piece and compares its checksum. `address` is what is to be said of where it belongs.
+    pub(super) fn read(
+        &self,
+        piece: &Range<usize>,
+        content: &mut [u8],
+        address: DeviceAddress,
+    ) -> Result<(), BackupError> {
+        let read = self.storage.read_all(content, piece.start as u64);
+        read.map_err(|error| self.error("read", &error))?;
+        let checksum = self.checksums[piece.start / self.piece_bytes].load(Ordering::Relaxed);
+        if crc32fast::hash(content) != checksum {
+            let directory = self.directory.clone();
+            return Err(BackupError::Corrupt { directory, address });
+        }
+        Ok(())
+    }
+
+    fn error(&self, action: &'static str, error: &io::Error) -> BackupError {
+        BackupError::io(&self.directory, action, Bytes(self.bytes as u64), error)
+    }
+}
+
+/// A file that has no name, or lost it at once: it ends with the process, however that ends.
+#[derive(Debug)]
+pub(super) struct TemporaryFile {
+    file: File,
+    /// Reads and writes go past the system's cache, which would double the host's work and push out what
+    /// the job needs.
+    is_direct: AtomicBool,
+}
+
+impl TemporaryFile {
+    /// Makes a file of so many bytes.
+    pub(super) fn open(directory: &Path, bytes: u64) -> io::Result<Box<dyn Storage>> {
+        refuse_beyond_limit(bytes)?;
+        let file = open_unnamed(directory)?;
+        allocate(&file, bytes)?;
+        let storage = TemporaryFile {
+            is_direct: AtomicBool::new(set_direct(&file, true).is_ok()),
+            file,
+        };
+        Ok(Box::new(storage))
+    }
+
+    /// Does a transfer, and again through the cache if the file system takes none past it: some say so
+    /// only at the first.
+    fn transfer(&self, mut transfer: impl FnMut(&File) -> io::Result<()>) -> io::Result<()> {
+        let was_direct = self.is_direct.load(Ordering::Acquire);
+        match transfer(&self.file) {
+            Err(error) if was_direct && error.raw_os_error() == Some(libc::EINVAL) => {
+                set_direct(&self.file, false)?;
+                self.is_direct.store(false, Ordering::Release);
+                transfer(&self.file)
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+impl Storage for TemporaryFile {
+    fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()> {
+        self.transfer(|file| file.write_all_at(content, offset))
+    }
+
+    fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()> {
+        self.transfer(|file| file.read_exact_at(content, offset))
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        // What went past the cache has been met by the disk already.
+        if self.is_direct.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.file.sync_data()
+    }
+}
+
+/// A process that writes beyond its limit on files is ended by a signal; better not to begin.
+fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the call writes `limit`, which outlives it.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if result == 0 && bytes > limit.rlim_cur {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    Ok(())
+}
+
+fn open_unnamed(directory: &Path) -> io::Result<File> {
+    let options = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        options
+    };
+    let unnamed = options()
+        .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
+        .open(directory);
+    match unnamed {
+        // What file systems say that have no such files, network ones mostly; and old kernels.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
+        outcome => return outcome,
+    }
+    let mut number = 0_u32;
+    loop {
+        let name = format!(".lowtide-backup-{}-{number}", std::process::id());
+        let path = directory.join(name);
+        match options().create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            outcome => {
+                let file = outcome?;
+                std::fs::remove_file(&path)?;
+                return Ok(file);
+            }
+        }
+    }
+}
+
+/// Gives the file its length and its room on disk, so that a full disk is met before the first copy.
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    loop {
+        // SAFETY: reads no memory.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // A file system that cannot: there the first write that finds no room says so.
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return file.set_len(bytes),
+            _ => return Err(error),
+        }
+    }
+}
+
+fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
+    let flags = if is_direct { libc::O_DIRECT } else { 0 };
+    // SAFETY: reads no memory; of the flags only this one can be changed that is ever set.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

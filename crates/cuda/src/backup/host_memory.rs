@@ -1,0 +1,231 @@
+//! The host's memory that keeps backups: ordinary memory in large pages, block by block page-locked.
+
+use std::io;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lowtide_core::{Bytes, DriverError};
+use lowtide_region::BackupError;
+
+use crate::backup::insist;
+use crate::context::PrimaryContext;
+use crate::library::call;
+
+/// A range of the host's memory. Nothing of it is resident before it is written to.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    context: Arc<PrimaryContext>,
+    /// Where it begins: a number, as threads and the device share it.
+    start: usize,
+    bytes: usize,
+    /// What is page-locked at once; a multiple of the system's large page.
+    block_bytes: usize,
+    /// Whether each block is page-locked. It then stays so for the life of `self`.
+    locked: Box<[AtomicBool]>,
+}
+
+/// The unit in which the system gives memory out where it can, on x86-64 and with 4 KiB pages on ARM.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+impl HostMemory {
+    /// Returns how much memory is mapped for a backup: up to a quarter more, so that one that is a little
+    /// larger next time still fits. That costs addresses only.
+    pub(super) fn bytes_for(needed_bytes: usize) -> usize {
+        let step = (needed_bytes.next_power_of_two() / 8).max(LARGE_PAGE_BYTES);
+        needed_bytes.max(1).next_multiple_of(step)
+    }
+
+    /// Returns zeroed memory for a backup of so many bytes.
+    pub(super) fn map(
+        context: Arc<PrimaryContext>,
+        needed_bytes: usize,
+        block_bytes: usize,
+    ) -> Result<HostMemory, BackupError> {
+        let bytes = HostMemory::bytes_for(needed_bytes);
+        let start = map_pages(bytes).map_err(|error| BackupError::NoHostMemory {
+            needed: Bytes(needed_bytes as u64),
+            message: error.to_string(),
+        })?;
+        let blocks = bytes.div_ceil(block_bytes);
+        Ok(HostMemory {
+            context,
+            start,
+            bytes,
+            block_bytes,
+            locked: (0..blocks).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn address(&self, offset: usize) -> usize {
+        debug_assert!(offset < self.bytes);
+        self.start + offset
+    }
+
+    pub(super) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Returns which blocks are page-locked.
+    pub(super) fn locked_blocks(&self) -> Vec<bool> {
+        let locked = self.locked.iter();
+        locked.map(|flag| flag.load(Ordering::Acquire)).collect()
+    }
+
+    /// Page-locks a block that is not: the device then copies to and from it by itself. Takes about
+    /// 0.25 s for a GiB.
+    ///
+    /// One thread at a time calls this.
+    pub(super) fn lock(&self, block: usize) -> Result<(), DriverError> {
+        let _scope = self.context.enter_relaxed()?;
+        let range = self.block(block);
+        // SAFETY: 1. the memory is mapped for the life of `self`, whose end unregisters it first. 2. What
+        // is registered are whole pages, which no one registered before.
+        unsafe {
+            call!(
+                self.context.device().library(),
+                cuMemHostRegister_v2(
+                    ptr::with_exposed_provenance_mut(self.start + range.start),
+                    range.len(),
+                    0
+                )
+            )
+        }?;
+        self.locked[block].store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Copies `content` to `offset`.
+    ///
+    /// # Safety
+    ///
+    /// No one else uses this part of the memory meanwhile.
+    pub(super) unsafe fn write(&self, offset: usize, content: &[u8]) {
+        assert!(offset + content.len() <= self.bytes);
+        // SAFETY: by the contract of this function.
+        let target = unsafe { self.slice(offset..offset + content.len()) };
+        target.copy_from_slice(content);
+    }
+
+    /// Copies what is at `offset` to `content`.
+    ///
+    /// # Safety
+    ///
+    /// No one else writes to this part of the memory meanwhile.
+    pub(super) unsafe fn read(&self, offset: usize, content: &mut [u8]) {
+        assert!(offset + content.len() <= self.bytes);
+        let source = ptr::with_exposed_provenance(self.start + offset);
+        // SAFETY: 1. the part is mapped and lies within `self`; all bytes are valid, as fresh pages are
+        // zero. 2. No one writes to it, by the contract of this function. 3. `content` is another's.
+        unsafe { ptr::copy_nonoverlapping(source, content.as_mut_ptr(), content.len()) };
+    }
+
+    /// Returns a part of the memory.
+    ///
+    /// # Safety
+    ///
+    /// No one else uses this part for the life of the answer, the device included.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "threads have parts of it, by the contract"
+    )]
+    pub(super) unsafe fn slice(&self, part: Range<usize>) -> &mut [u8] {
+        assert!(part.start <= part.end && part.end <= self.bytes);
+        let start = ptr::with_exposed_provenance_mut(self.start + part.start);
+        // SAFETY: 1. the part is mapped for the life of `self`, and lies within it; all bytes are valid,
+        // as fresh pages are zero. 2. It is the caller's alone, by the contract of this function.
+        unsafe { std::slice::from_raw_parts_mut(start, part.len()) }
+    }
+
+    /// Has the system make a part resident at once, where it can: cheaper than fault by fault.
+    pub(super) fn populate(&self, part: Range<usize>) {
+        let start = part.start / PAGE_BYTES * PAGE_BYTES;
+        let address = ptr::with_exposed_provenance_mut(self.start + start);
+        // A kernel before 5.14 does not know it; then the first writes do it.
+        // SAFETY: changes no contents; the part is ours.
+        unsafe { libc::madvise(address, part.end - start, libc::MADV_POPULATE_WRITE) };
+    }
+
+    fn block(&self, block: usize) -> Range<usize> {
+        let start = block * self.block_bytes;
+        start..self.bytes.min(start + self.block_bytes)
+    }
+
+    fn unlock(&self, block: usize) -> Result<(), DriverError> {
+        let address = self.start + self.block(block).start;
+        // SAFETY: 1. `lock` registered it. 2. No copy uses it any more, as those who begin one wait for
+        // its end, and hold `self` until then.
+        unsafe {
+            call!(
+                self.context.device().library(),
+                cuMemHostUnregister(ptr::with_exposed_provenance_mut(address))
+            )
+        }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        let locked = self.locked_blocks();
+        if locked.contains(&true) {
+            let Ok(_scope) = insist(|| self.context.enter_relaxed()) else {
+                return;
+            };
+            let mut blocks = (0..locked.len()).filter(|&block| locked[block]);
+            if !blocks.all(|block| insist(|| self.unlock(block)).is_ok()) {
+                // A driver that refuses twice is lost, and the process with it. Until then it takes these
+                // addresses for page-locked memory, so they must not become another's.
+                return;
+            }
+        }
+        // SAFETY: the range was mapped by `map`, `self` was the last to know of it, and the driver does not.
+        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.start), self.bytes) };
+    }
+}
+
+const PAGE_BYTES: usize = 4096;
+
+/// Returns the start of so many bytes of zeroed memory, which begin at a large page.
+fn map_pages(bytes: usize) -> io::Result<usize> {
+    let wide = bytes
+        .checked_add(LARGE_PAGE_BYTES)
+        .ok_or(io::ErrorKind::OutOfMemory)?;
+    // SAFETY: asks for new addresses.
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            wide,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let found = start.expose_provenance();
+    let start = found.next_multiple_of(LARGE_PAGE_BYTES);
+    for (excess, length) in [
+        (found, start - found),
+        (start + bytes, found + wide - (start + bytes)),
+    ] {
+        if length > 0 {
+            // SAFETY: it was mapped above, and no one knows of it.
+            unsafe { libc::munmap(ptr::with_exposed_provenance_mut(excess), length) };
+        }
+    }
+    // Large pages make faults and page-locking cheap. A child of a fork needs none of this: without the
+    // second advice the system would copy every page-locked page for it.
+    for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
+        // Where the system does not follow, the memory serves as well.
+        // SAFETY: changes no contents; the range is ours.
+        unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), bytes, advice) };
+    }
+    Ok(start)
+}

@@ -1,0 +1,386 @@
+//! Memory between backups: who page-locks it beside the job, keeps it for the next backup, and gives it
+//! back when none comes.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::backup::host_memory::HostMemory;
+use crate::backup::link::Link;
+
+/// One device's keeper, and its thread once there is something to do beside the job.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// How long memory that is not retained waits for the next backup.
+    idle_time: Duration,
+}
+
+#[derive(Default, Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is something to do, or the thread has come out of the driver.
+    changed: Condvar,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    /// Whether what is idle stays until it is asked for.
+    retains: bool,
+    idle: Vec<Idle<Arc<HostMemory>>>,
+    idle_link: Option<Idle<Link>>,
+    /// Memory with blocks that are to be page-locked, and which one is next.
+    to_lock: VecDeque<ToLock>,
+    /// The thread is page-locking a block, and holds its memory.
+    is_locking: bool,
+    is_ended: bool,
+}
+
+#[derive(Debug)]
+struct Idle<T> {
+    kept: T,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct ToLock {
+    memory: Weak<HostMemory>,
+    next: usize,
+    end: usize,
+}
+
+impl Keeper {
+    pub(super) fn new(idle_time: Duration) -> Keeper {
+        Keeper {
+            shared: Arc::default(),
+            thread: None,
+            idle_time,
+        }
+    }
+
+    /// Returns memory that waits for a backup of so many bytes, if there is some.
+    ///
+    /// It is the smallest that is large enough, and not more than twice what would be mapped anew, lest a
+    /// small backup takes it from a large one. If none is, the largest that is too small goes back: it is
+    /// likely the same backup's, which has grown, and would wait in vain.
+    pub(super) fn take(&self, needed_bytes: usize) -> Option<Arc<HostMemory>> {
+        let bytes_max = 2 * HostMemory::bytes_for(needed_bytes);
+        let mut state = self.shared.lock();
+        let sizes = state.idle.iter().map(|idle| idle.kept.bytes()).enumerate();
+        let fitting = sizes
+            .clone()
+            .filter(|&(_, bytes)| (needed_bytes..=bytes_max).contains(&bytes))
+            .min_by_key(|&(_, bytes)| bytes);
+        if let Some((index, _)) = fitting {
+            return Some(state.idle.swap_remove(index).kept);
+        }
+        let too_small = sizes
+            .filter(|&(_, bytes)| bytes < needed_bytes)
+            .max_by_key(|&(_, bytes)| bytes)
+            .map(|(index, _)| index);
+        let too_small = too_small.map(|index| state.idle.swap_remove(index));
+        drop(state);
+        drop(too_small);
+        None
+    }
+
+    /// Returns the link, if it waits for a backup.
+    pub(super) fn take_link(&self) -> Option<Link> {
+        self.shared.lock().idle_link.take().map(|idle| idle.kept)
+    }
+
+    /// Keeps memory for the next backup. No one else has it.
+    pub(super) fn keep(&mut self, memory: Arc<HostMemory>) {
+        // Without a thread nobody would give it back in time.
+        if self.start() || self.retains() {
+            self.shared.lock().idle.push(Idle::new(memory));
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Keeps the link for the next backup. Nothing is under way on it.
+    pub(super) fn keep_link(&mut self, link: Link) {
+        if self.start() || self.retains() {
+            self.shared.lock().idle_link = Some(Idle::new(link));
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Has what lies within the memory's first `bytes` page-locked beside the job.
+    pub(super) fn lock_beside(&mut self, memory: &Arc<HostMemory>, bytes: usize) {
+        if !self.start() {
+            // Backups through the ring of slots are slower and need no thread.
+            return;
+        }
+        let end = bytes.div_ceil(memory.block_bytes());
+        let mut state = self.shared.lock();
+        let memory = Arc::downgrade(memory);
+        state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
+        let next = 0;
+        state.to_lock.push_back(ToLock { memory, next, end });
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    pub(super) fn set_retains(&self, retains: bool) {
+        self.shared.lock().retains = retains;
+        self.shared.changed.notify_all();
+    }
+
+    fn retains(&self) -> bool {
+        self.shared.lock().retains
+    }
+
+    /// Gives everything back that waits for a backup, and returns when that is done.
+    pub(super) fn release(&self) {
+        let mut state = self.shared.lock();
+        let idle = std::mem::take(&mut state.idle);
+        let link = state.idle_link.take();
+        let is_idle = |memory: &Weak<HostMemory>| {
+            let mut all = idle.iter();
+            all.any(|idle| memory.ptr_eq(&Arc::downgrade(&idle.kept)))
+        };
+        state.to_lock.retain(|other| !is_idle(&other.memory));
+        while state.is_locking {
+            state = self.shared.wait(state, None);
+        }
+        drop(state);
+        drop((idle, link));
+    }
+
+    /// Returns how much of the host's memory waits for a backup, most of it at most resident.
+    pub(super) fn idle_bytes(&self) -> usize {
+        let state = self.shared.lock();
+        let memory = state.idle.iter().map(|idle| idle.kept.bytes());
+        let link = state.idle_link.iter().map(|idle| idle.kept.locked_bytes());
+        memory.chain(link).sum()
+    }
+
+    /// Waits until nothing is left to be page-locked.
+    pub(super) fn finish_locking(&self) {
+        let mut state = self.shared.lock();
+        while state.is_locking || !state.to_lock.is_empty() {
+            state = self.shared.wait(state, None);
+        }
+    }
+
+    /// Starts the thread if it is not there. Returns whether it is.
+    fn start(&mut self) -> bool {
+        if self.thread.is_none() {
+            stop_at_exit();
+            let (shared, idle_time) = (Arc::clone(&self.shared), self.idle_time);
+            let thread = thread::Builder::new().name("lowtide keeper".into());
+            self.thread = thread.spawn(move || shared.serve(idle_time)).ok();
+        }
+        self.thread.is_some()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.shared.lock().is_ended = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked is as good as ended.
+            let _ = thread.join();
+        }
+        self.release();
+    }
+}
+
+impl Shared {
+    /// What the thread does.
+    fn serve(&self, idle_time: Duration) {
+        let mut state = self.lock();
+        while !state.is_ended {
+            let now = Instant::now();
+            let expired = state.take_expired(now, idle_time);
+            if !expired.is_empty() {
+                drop(state);
+                give_back(expired);
+                state = self.lock();
+            } else if let Some((memory, block)) = state.next_to_lock() {
+                state.is_locking = true;
+                drop(state);
+                let handled = Arc::downgrade(&memory);
+                let is_locked = lock_block(memory, block);
+                state = self.lock();
+                state.is_locking = false;
+                if !is_locked {
+                    // What was refused once is not asked for again before the next backup.
+                    state.to_lock.retain(|other| !other.memory.ptr_eq(&handled));
+                }
+                self.changed.notify_all();
+            } else {
+                let next = state.next_expiry(idle_time);
+                let wait = next.map(|next| next.saturating_duration_since(now));
+                state = self.wait(state, wait);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change under the lock is one step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        wait: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        match wait {
+            None => self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(time) => {
+                let woken = self.changed.wait_timeout(state, time);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+impl State {
+    /// Returns the next block that is to be page-locked, and its memory.
+    fn next_to_lock(&mut self) -> Option<(Arc<HostMemory>, usize)> {
+        while let Some(first) = self.to_lock.front_mut() {
+            if let Some(memory) = first.memory.upgrade() {
+                let locked = memory.locked_blocks();
+                while first.next < first.end {
+                    let block = first.next;
+                    first.next += 1;
+                    if !locked[block] {
+                        return Some((memory, block));
+                    }
+                }
+            }
+            self.to_lock.pop_front();
+        }
+        None
+    }
+
+    /// Takes out what has waited long enough.
+    fn take_expired(&mut self, now: Instant, idle_time: Duration) -> Expired {
+        let mut expired = Expired::default();
+        if self.retains {
+            return expired;
+        }
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= idle_time;
+        expired.memory = self
+            .idle
+            .extract_if(.., |idle| is_over(idle.since))
+            .collect();
+        expired.link = self.idle_link.take_if(|idle| is_over(idle.since));
+        expired
+    }
+
+    fn next_expiry(&self, idle_time: Duration) -> Option<Instant> {
+        if self.retains {
+            return None;
+        }
+        let memory = self.idle.iter().map(|idle| idle.since);
+        let link = self.idle_link.iter().map(|idle| idle.since);
+        memory.chain(link).min().map(|since| since + idle_time)
+    }
+}
+
+/// What has waited long enough.
+#[derive(Default)]
+struct Expired {
+    memory: Vec<Idle<Arc<HostMemory>>>,
+    link: Option<Idle<Link>>,
+}
+
+impl Expired {
+    fn is_empty(&self) -> bool {
+        self.memory.is_empty() && self.link.is_none()
+    }
+}
+
+impl<T> Idle<T> {
+    fn new(kept: T) -> Idle<T> {
+        Idle {
+            kept,
+            since: Instant::now(),
+        }
+    }
+}
+
+/// Page-locks a block, and returns whether that was done. If nobody else has the memory by then, it goes
+/// back.
+fn lock_block(memory: Arc<HostMemory>, block: usize) -> bool {
+    let Some(_call) = DriverCall::begin() else {
+        // The process ends, and all of it with it.
+        std::mem::forget(memory);
+        return false;
+    };
+    let outcome = memory.lock(block);
+    drop(memory);
+    outcome.is_ok()
+}
+
+fn give_back(expired: Expired) {
+    match DriverCall::begin() {
+        Some(_call) => drop(expired),
+        // As above.
+        None => std::mem::forget(expired),
+    }
+}
+
+/// Keepers' threads that are in the driver now.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// The process ends: no keeper may call the driver any more, which is about to be torn down.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+/// The process whose threads they are: the child of a fork has none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// A keeper's thread is in the driver.
+struct DriverCall;
+
+impl DriverCall {
+    fn begin() -> Option<DriverCall> {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        let call = DriverCall;
+        (!IS_ENDING.load(Ordering::SeqCst)).then_some(call)
+    }
+}
+
+impl Drop for DriverCall {
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Has the process's end wait for keepers that are in the driver, and keep all out of it: what runs at a
+/// process's end runs in reverse order, so this comes before the driver's own.
+fn stop_at_exit() {
+    extern "C" fn stop() {
+        const STEP: Duration = Duration::from_micros(100);
+        // A keeper is in the driver for the time of a block, some milliseconds. One that does not come
+        // out shall not keep the process.
+        const STEPS_MAX: u32 = 100_000;
+        if PROCESS.load(Ordering::SeqCst) != std::process::id() {
+            return;
+        }
+        IS_ENDING.store(true, Ordering::SeqCst);
+        for _ in 0..STEPS_MAX {
+            if CALLS.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            thread::sleep(STEP);
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        PROCESS.store(std::process::id(), Ordering::SeqCst);
+        // SAFETY: the function is ours, and the library that it is part of stays loaded: it has threads.
+        let registered = unsafe { libc::atexit(stop) };
+        // It takes at least 32 functions; one more than it takes is no reason to fail.
+        let _ = registered;
+    });
+}

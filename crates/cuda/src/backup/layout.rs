@@ -1,0 +1,184 @@
+//! Where each range of device memory lies in its backup: one behind the other, by their addresses.
+
+use std::ops::Range;
+
+use lowtide_core::{Bytes, DeviceAddress};
+use lowtide_region::MemoryRange;
+
+use crate::driver::host_size;
+
+/// Ranges of device memory, and the offset of each in the backup.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    /// By address, and so by offset too. None overlap, none is empty.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Part {
+    range: MemoryRange,
+    offset: usize,
+}
+
+/// A copy between the device and the backup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Copy {
+    pub(super) address: DeviceAddress,
+    /// In the backup.
+    pub(super) offset: usize,
+    pub(super) size: usize,
+}
+
+/// Each range begins at a multiple of this, as the device's blocks do: a tensor over the host's copy is
+/// aligned for every type.
+const ALIGNMENT: usize = 512;
+
+impl Layout {
+    /// Returns a layout of all ranges.
+    pub(super) fn new(ranges: &[MemoryRange]) -> Layout {
+        let mut ranges: Vec<_> = ranges.to_vec();
+        ranges.retain(|range| !range.size.is_zero());
+        ranges.sort_unstable();
+        let mut end = 0_usize;
+        let parts = ranges.into_iter().map(|range| {
+            let offset = end.next_multiple_of(ALIGNMENT);
+            end = offset + host_size(range.size);
+            Part { range, offset }
+        });
+        Layout {
+            parts: parts.collect(),
+        }
+    }
+
+    /// Returns the layout of some of the ranges, or of parts of them, each where it lies in `self`.
+    ///
+    /// # Panics
+    ///
+    /// If a range is not in the layout.
+    pub(super) fn select(&self, ranges: &[MemoryRange]) -> Layout {
+        let mut ranges: Vec<_> = ranges.to_vec();
+        ranges.retain(|range| !range.size.is_zero());
+        ranges.sort_unstable();
+        let parts = ranges.into_iter().map(|range| {
+            let offset = self.offset_of(range);
+            let offset = offset.unwrap_or_else(|| panic!("{range:?} was not saved"));
+            Part { range, offset }
+        });
+        Layout {
+            parts: parts.collect(),
+        }
+    }
+
+    /// Returns where a range, or a part of one, lies in the backup.
+    pub(super) fn offset_of(&self, range: MemoryRange) -> Option<usize> {
+        let behind = self
+            .parts
+            .partition_point(|part| part.range.address <= range.address);
+        let part = self.parts[..behind].last()?;
+        let is_inside = part.range.contains(range);
+        let distance = || range.address.offset_from(part.range.address);
+        is_inside.then(|| part.offset + host_size(distance()))
+    }
+
+    /// Returns the length of the backup.
+    pub(super) fn bytes(&self) -> usize {
+        self.parts.last().map_or(0, Part::end)
+    }
+
+    /// Cuts the backup into units and returns, of each unit in which ranges lie, what lies between the
+    /// first and the last byte of theirs.
+    pub(super) fn spans(&self, unit_bytes: usize) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        for part in &self.parts {
+            let mut start = part.offset;
+            while start < part.end() {
+                let unit_end = (start / unit_bytes + 1) * unit_bytes;
+                let end = part.end().min(unit_end);
+                match spans.last_mut() {
+                    Some(last) if last.start / unit_bytes == start / unit_bytes => last.end = end,
+                    _ => spans.push(start..end),
+                }
+                start = end;
+            }
+        }
+        spans
+    }
+
+    /// Returns the copies that a span of the backup consists of, by their offsets.
+    pub(super) fn copies(&self, span: Range<usize>) -> impl Iterator<Item = Copy> {
+        let first = self.parts.partition_point(|part| part.end() <= span.start);
+        let parts = self.parts[first..].iter();
+        let parts = parts.take_while(move |part| part.offset < span.end);
+        parts.map(move |part| {
+            let start = part.offset.max(span.start);
+            Copy {
+                address: part.range.address + Bytes((start - part.offset) as u64),
+                offset: start,
+                size: part.end().min(span.end) - start,
+            }
+        })
+    }
+}
+
+impl Part {
+    fn end(&self) -> usize {
+        self.offset + host_size(self.range.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, size: u64) -> MemoryRange {
+        MemoryRange {
+            address: DeviceAddress(start),
+            size: Bytes(size),
+        }
+    }
+
+    fn copy(start: u64, offset: usize, size: usize) -> Copy {
+        Copy {
+            address: DeviceAddress(start),
+            offset,
+            size,
+        }
+    }
+
+    #[test]
+    fn ranges_lie_by_address_and_aligned() {
+        let layout = Layout::new(&[range(0x9000, 100), range(0x2000, 513), range(0x5000, 0)]);
+        assert_eq!(layout.bytes(), 1124);
+        assert_eq!(layout.offset_of(range(0x2000, 513)), Some(0));
+        assert_eq!(layout.offset_of(range(0x9001, 99)), Some(1025));
+        assert_eq!(layout.offset_of(range(0x9001, 100)), None);
+        assert_eq!(layout.offset_of(range(0x1fff, 1)), None);
+        assert_eq!(layout.offset_of(range(0x5000, 1)), None);
+        assert_eq!(Layout::new(&[]).bytes(), 0);
+    }
+
+    #[test]
+    fn a_span_holds_all_of_a_unit_and_its_copies_all_of_a_span() {
+        let layout = Layout::new(&[range(0x2000, 513), range(0x9000, 4000)]);
+        assert_eq!(layout.spans(2048), [0..2048, 2048..4096, 4096..5024]);
+        let copies: Vec<_> = layout.copies(0..2048).collect();
+        assert_eq!(copies, [copy(0x2000, 0, 513), copy(0x9000, 1024, 1024)]);
+        let copies: Vec<_> = layout.copies(4096..5024).collect();
+        assert_eq!(copies, [copy(0x9c00, 4096, 928)]);
+    }
+
+    #[test]
+    fn what_is_selected_keeps_its_place() {
+        let layout = Layout::new(&[range(0x2000, 512), range(0x9000, 4096)]);
+        let selected = layout.select(&[range(0x9100, 256)]);
+        assert_eq!(selected.spans(1 << 20), vec![768..1024]);
+        let copies: Vec<_> = selected.copies(0..1 << 20).collect();
+        assert_eq!(copies, [copy(0x9100, 768, 256)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "was not saved")]
+    fn what_was_not_saved_cannot_be_selected() {
+        Layout::new(&[range(0x2000, 512)]).select(&[range(0x2001, 512)]);
+    }
+}

@@ -1,0 +1,327 @@
+//! The device's side of a backup: two streams, and a ring of page-locked slots between the device and
+//! whoever fills or empties them.
+
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+
+use lowtide_core::DriverError;
+use lowtide_region::BackupError;
+
+use crate::backup::host_memory::HostMemory;
+use crate::backup::layout::{Copy, Layout};
+use crate::backup::{Sizes, insist};
+use crate::context::PrimaryContext;
+use crate::library::{Library, call};
+use crate::sys::{
+    CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUevent, CUresult,
+    CUstream,
+};
+
+/// What copies between the device and the host.
+///
+/// The device's context is current in every thread that calls its functions.
+#[derive(Debug)]
+pub(super) struct Link {
+    context: Arc<PrimaryContext>,
+    /// For copies to and from page-locked memory.
+    direct: CUstream,
+    /// For copies to and from slots, so that these do not wait for the others.
+    staged: CUstream,
+    slots: Arc<HostMemory>,
+    /// Of each slot that is page-locked the event after its last copy. The slots after these are not in
+    /// use yet: page-locking them all at once would delay the first backup by their time.
+    events: Vec<CUevent>,
+}
+
+// SAFETY: streams and events belong to the process, and any thread may use them.
+unsafe impl Send for Link {}
+
+/// A slot of the ring, which is its owner's alone.
+#[derive(Debug)]
+pub(super) struct Slot {
+    number: usize,
+    slots: Arc<HostMemory>,
+}
+
+/// A slot that the device copies to or from.
+#[derive(Debug)]
+pub(super) struct Loading(Slot);
+
+impl Slot {
+    /// Returns the part of the slot in which a span of a backup lies: what is between two multiples of a
+    /// slot's length in the backup has its place there.
+    pub(super) fn content(&mut self, span: &Range<usize>) -> &mut [u8] {
+        let start = self.place(span.start);
+        // SAFETY: 1. there is one `Slot` of each number, and it is borrowed for as long. 2. Its copies
+        // have ended: while the device has it, there is a `Loading` and no `Slot`.
+        unsafe { self.slots.slice(start..start + span.len()) }
+    }
+
+    /// Returns where an offset of the backup lies in the ring while the slot holds it.
+    fn place(&self, offset: usize) -> usize {
+        let bytes = self.slots.block_bytes();
+        self.number * bytes + offset % bytes
+    }
+
+    /// As [`place`](Slot::place), for the device.
+    fn address(&self, offset: usize) -> usize {
+        self.slots.address(self.place(offset))
+    }
+}
+
+impl Loading {
+    /// Returns the slot, whose copies have ended.
+    pub(super) fn into_slot(self) -> Slot {
+        self.0
+    }
+}
+
+impl Link {
+    pub(super) fn new(context: Arc<PrimaryContext>, sizes: &Sizes) -> Result<Link, BackupError> {
+        let ring_bytes = sizes.slots * sizes.piece_bytes;
+        let mut link = Link {
+            slots: Arc::new(HostMemory::map(
+                Arc::clone(&context),
+                ring_bytes,
+                sizes.piece_bytes,
+            )?),
+            context,
+            direct: ptr::null_mut(),
+            staged: ptr::null_mut(),
+            events: Vec::with_capacity(sizes.slots),
+        };
+        link.direct = link.create_stream()?;
+        link.staged = link.create_stream()?;
+        Ok(link)
+    }
+
+    /// Returns how much page-locked memory the ring holds.
+    pub(super) fn locked_bytes(&self) -> usize {
+        self.events.len() * self.slots.block_bytes()
+    }
+
+    /// Returns how many slots have been made.
+    pub(super) fn slots(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Returns every slot that has been made.
+    ///
+    /// All that were handed out earlier are gone, and nothing is under way.
+    pub(super) fn take_slots(&self) -> Vec<Slot> {
+        (0..self.events.len())
+            .map(|number| self.slot(number))
+            .collect()
+    }
+
+    /// Makes one more slot.
+    pub(super) fn add_slot(&mut self) -> Result<Slot, DriverError> {
+        let number = self.events.len();
+        let mut event = ptr::null_mut();
+        // SAFETY: the call writes `event`, which outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuEventCreate(
+                    &raw mut event,
+                    CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC
+                )
+            )
+        }?;
+        if let Err(error) = self.slots.lock(number) {
+            self.destroy_event(event);
+            return Err(error);
+        }
+        self.events.push(event);
+        Ok(self.slot(number))
+    }
+
+    /// Begins the copy of a span from the device to a slot.
+    pub(super) fn begin_load(
+        &self,
+        slot: Slot,
+        layout: &Layout,
+        span: &Range<usize>,
+    ) -> Result<Loading, DriverError> {
+        for copy in layout.copies(span.clone()) {
+            let address = slot.address(copy.offset);
+            self.copy_to_host(self.staged, copy, address)?;
+        }
+        self.record(slot)
+    }
+
+    /// Begins the copy of a span from a slot to the device.
+    pub(super) fn begin_store(
+        &self,
+        slot: Slot,
+        layout: &Layout,
+        span: &Range<usize>,
+    ) -> Result<Loading, DriverError> {
+        for copy in layout.copies(span.clone()) {
+            let address = slot.address(copy.offset);
+            self.copy_to_device(self.staged, copy, address)?;
+        }
+        self.record(slot)
+    }
+
+    /// Returns whether the copies of a slot have ended.
+    pub(super) fn has_ended(&self, loading: &Loading) -> Result<bool, DriverError> {
+        let library = self.library();
+        // SAFETY: the event is this link's.
+        match unsafe { (library.functions.cuEventQuery)(self.events[loading.0.number]) } {
+            CUresult::NOT_READY => Ok(false),
+            result => library.check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    /// Waits for the copies of a slot, and returns it.
+    pub(super) fn end(&self, loading: Loading) -> Result<Slot, DriverError> {
+        // SAFETY: the event is this link's.
+        unsafe {
+            call!(
+                self.library(),
+                cuEventSynchronize(self.events[loading.0.number])
+            )
+        }?;
+        Ok(loading.into_slot())
+    }
+
+    /// Begins the copy of a span from the device to page-locked memory.
+    pub(super) fn begin_direct_load(
+        &self,
+        layout: &Layout,
+        span: Range<usize>,
+        memory: &HostMemory,
+    ) -> Result<(), DriverError> {
+        let mut copies = layout.copies(span);
+        copies
+            .try_for_each(|copy| self.copy_to_host(self.direct, copy, memory.address(copy.offset)))
+    }
+
+    /// Begins the copy of a span from page-locked memory to the device.
+    pub(super) fn begin_direct_store(
+        &self,
+        layout: &Layout,
+        span: Range<usize>,
+        memory: &HostMemory,
+    ) -> Result<(), DriverError> {
+        let mut copies = layout.copies(span);
+        copies.try_for_each(|copy| {
+            self.copy_to_device(self.direct, copy, memory.address(copy.offset))
+        })
+    }
+
+    /// Waits for every copy that was begun.
+    ///
+    /// A wait that fails is tried again: what the copies use must not go away before they end. If that
+    /// fails too, the device's context is lost, and its copies with it.
+    pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        let mut outcome = Ok(());
+        for stream in [self.direct, self.staged] {
+            // SAFETY: the stream is this link's.
+            let wait = || unsafe { call!(self.library(), cuStreamSynchronize(stream)) };
+            if let Err(error) = wait() {
+                let _ = wait();
+                outcome = Err(error);
+            }
+        }
+        outcome
+    }
+
+    fn library(&self) -> &Library {
+        self.context.device().library()
+    }
+
+    fn slot(&self, number: usize) -> Slot {
+        Slot {
+            number,
+            slots: Arc::clone(&self.slots),
+        }
+    }
+
+    /// Hands a slot to the device until what its stream has to do now is done.
+    fn record(&self, slot: Slot) -> Result<Loading, DriverError> {
+        // SAFETY: event and stream are this link's, of one context.
+        unsafe {
+            call!(
+                self.library(),
+                cuEventRecord(self.events[slot.number], self.staged)
+            )
+        }?;
+        Ok(Loading(slot))
+    }
+
+    fn copy_to_host(&self, stream: CUstream, copy: Copy, to: usize) -> Result<(), DriverError> {
+        // SAFETY: 1. `to` lies in memory of the host that is there until the stream was waited for, and
+        // no one uses that part of it. 2. The device's range is one that `CudaBackups` was given.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemcpyDtoHAsync_v2(
+                    ptr::with_exposed_provenance_mut(to),
+                    copy.address.get(),
+                    copy.size,
+                    stream
+                )
+            )
+        }
+    }
+
+    fn copy_to_device(&self, stream: CUstream, copy: Copy, from: usize) -> Result<(), DriverError> {
+        // SAFETY: as in `copy_to_host`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemcpyHtoDAsync_v2(
+                    copy.address.get(),
+                    ptr::with_exposed_provenance(from),
+                    copy.size,
+                    stream
+                )
+            )
+        }
+    }
+
+    fn create_stream(&self) -> Result<CUstream, DriverError> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: the call writes `stream`, which outlives it.
+        unsafe {
+            call!(
+                self.library(),
+                cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING)
+            )
+        }?;
+        Ok(stream)
+    }
+
+    fn destroy_event(&self, event: CUevent) {
+        // SAFETY: the event is this link's, and no one uses it after this.
+        let destroy = || unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
+        // A driver that refuses twice is lost, and the event with it.
+        let _ = insist(destroy);
+    }
+
+    fn destroy_stream(&self, stream: CUstream) {
+        // SAFETY: the stream is this link's, and no one uses it after this.
+        let destroy = || unsafe { call!(self.library(), cuStreamDestroy_v2(stream)) };
+        // As above.
+        let _ = insist(destroy);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let Ok(_scope) = insist(|| self.context.enter_relaxed()) else {
+            return;
+        };
+        for &event in &self.events {
+            self.destroy_event(event);
+        }
+        for stream in [self.direct, self.staged] {
+            if !stream.is_null() {
+                self.destroy_stream(stream);
+            }
+        }
+    }
+}

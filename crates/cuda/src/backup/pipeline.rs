@@ -1,0 +1,228 @@
+//! Contents through the ring of slots: the device copies to or from some of them while threads empty or
+//! fill others.
+//!
+//! ```text
+//! save      device ──copy──▶ slot ──thread──▶ memory or file
+//! restore   device ◀──copy── slot ◀──thread── memory or file
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use lowtide_core::DriverError;
+use lowtide_region::BackupError;
+
+use crate::backup::Sizes;
+use crate::backup::layout::Layout;
+use crate::backup::link::{Link, Loading, Slot};
+
+/// What threads do with a slot's part: the span of the backup, and its bytes there.
+pub(super) trait Work:
+    Fn(&Range<usize>, &mut [u8]) -> Result<(), BackupError> + Sync
+{
+}
+
+impl<T: Fn(&Range<usize>, &mut [u8]) -> Result<(), BackupError> + Sync> Work for T {}
+
+/// Copies spans from the device, each within one unit of a slot's length, and has threads `empty` them.
+/// Returns when all is done, or at the first error when nothing is under way any more.
+pub(super) fn load(
+    link: &mut Link,
+    sizes: &Sizes,
+    layout: &Layout,
+    spans: &[Range<usize>],
+    empty: impl Work,
+) -> Result<(), BackupError> {
+    with_threads(link, sizes, spans, empty, |ring| {
+        let mut loading: VecDeque<(Loading, &Range<usize>)> = VecDeque::new();
+        loop {
+            while let Some((slot, _)) = ring.try_receive()? {
+                ring.free.push(slot);
+            }
+            ring.grow()?;
+            while let Some((slot, span)) = ring.next() {
+                loading.push_back((ring.link.begin_load(slot, layout, span)?, span));
+            }
+            if let Some((first, span)) = loading.pop_front() {
+                let slot = ring.link.end(first)?;
+                ring.send(slot, span);
+            } else if ring.at_work > 0 {
+                let (slot, _) = ring.receive()?;
+                ring.free.push(slot);
+            } else {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// Has threads `fill` spans, each within one unit of a slot's length, and copies them to the device.
+/// Returns when all is done, or at the first error when nothing is under way any more.
+pub(super) fn store(
+    link: &mut Link,
+    sizes: &Sizes,
+    layout: &Layout,
+    spans: &[Range<usize>],
+    fill: impl Work,
+) -> Result<(), BackupError> {
+    with_threads(link, sizes, spans, fill, |ring| {
+        let mut storing: VecDeque<Loading> = VecDeque::new();
+        loop {
+            while let Some(first) = storing.front()
+                && ring.link.has_ended(first)?
+            {
+                ring.free
+                    .extend(storing.pop_front().map(Loading::into_slot));
+            }
+            ring.grow()?;
+            while let Some((slot, span)) = ring.next() {
+                ring.send(slot, span);
+            }
+            if ring.at_work > 0 {
+                let (slot, span) = ring.receive()?;
+                storing.push_back(ring.link.begin_store(slot, layout, span)?);
+            } else if let Some(first) = storing.pop_front() {
+                let slot = ring.link.end(first)?;
+                ring.free.push(slot);
+            } else {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// The ring as the thread sees it that leads.
+struct Ring<'a> {
+    link: &'a mut Link,
+    /// How many slots there may be.
+    slots_max: usize,
+    /// What nothing has been done for yet.
+    spans: std::slice::Iter<'a, Range<usize>>,
+    free: Vec<Slot>,
+    /// How many slots the threads have.
+    at_work: usize,
+    jobs: Sender<Job<'a>>,
+    done: Receiver<Done<'a>>,
+}
+
+/// A slot, and the span of the backup that is to be there.
+type Job<'a> = (Slot, &'a Range<usize>);
+
+struct Done<'a> {
+    job: Job<'a>,
+    /// The outer error is a panic.
+    outcome: thread::Result<Result<(), BackupError>>,
+}
+
+impl<'a> Ring<'a> {
+    /// Returns a free slot and the next span, as long as there are both.
+    fn next(&mut self) -> Option<Job<'a>> {
+        if self.spans.as_slice().is_empty() {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.spans.next().map(|span| (slot, span))
+    }
+
+    /// Makes one more slot if none is free.
+    fn grow(&mut self) -> Result<(), DriverError> {
+        let is_short = self.free.is_empty() && !self.spans.as_slice().is_empty();
+        if !is_short || self.link.slots() >= self.slots_max {
+            return Ok(());
+        }
+        match self.link.add_slot() {
+            Ok(slot) => self.free.push(slot),
+            Err(error) if self.link.slots() == 0 => return Err(error),
+            // What the host did not lock now it will hardly lock in a moment: fewer slots do it too.
+            Err(_) => self.slots_max = self.link.slots(),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, slot: Slot, span: &'a Range<usize>) {
+        self.at_work += 1;
+        let sent = self.jobs.send((slot, span));
+        assert!(
+            sent.is_ok(),
+            "threads wait for jobs as long as the ring is there"
+        );
+    }
+
+    /// Waits until a thread is done with a slot.
+    fn receive(&mut self) -> Result<Job<'a>, BackupError> {
+        let done = self.done.recv();
+        self.finish(done.expect("threads end after the ring"))
+    }
+
+    /// Returns a slot that a thread is done with, if there is one.
+    fn try_receive(&mut self) -> Result<Option<Job<'a>>, BackupError> {
+        let done = self.done.try_recv().ok();
+        done.map(|done| self.finish(done)).transpose()
+    }
+
+    fn finish(&mut self, done: Done<'a>) -> Result<Job<'a>, BackupError> {
+        self.at_work -= 1;
+        done.outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(done.job)
+    }
+}
+
+/// Runs `lead` with a ring whose jobs threads do, and waits for them.
+fn with_threads<'a>(
+    link: &'a mut Link,
+    sizes: &Sizes,
+    spans: &'a [Range<usize>],
+    work: impl Work,
+    lead: impl FnOnce(&mut Ring<'a>) -> Result<(), BackupError>,
+) -> Result<(), BackupError> {
+    let (jobs, queue) = channel();
+    let (tell, done) = channel();
+    let queue = Mutex::new(queue);
+    thread::scope(|scope| {
+        // Moved here, so that it ends before the threads are waited for: it holds their queue's other end.
+        let mut ring = Ring {
+            free: link.take_slots(),
+            link,
+            slots_max: sizes.slots,
+            spans: spans.iter(),
+            at_work: 0,
+            jobs,
+            done,
+        };
+        for started in 0..sizes.threads.min(spans.len()) {
+            let (queue, work, tell) = (&queue, &work, tell.clone());
+            let serve = move || serve(queue, work, &tell);
+            let spawned = thread::Builder::new()
+                .name("lowtide backup".into())
+                .spawn_scoped(scope, serve);
+            match spawned {
+                Ok(_) => {}
+                Err(error) if started == 0 => {
+                    let message = error.to_string();
+                    return Err(BackupError::NoThread { message });
+                }
+                // Those that there are do it too.
+                Err(_) => break,
+            }
+        }
+        lead(&mut ring)
+    })
+}
+
+/// Does jobs until there are no more.
+fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, tell: &Sender<Done<'a>>) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((mut slot, span)) = next else {
+            return;
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(span, slot.content(span))));
+        let job = (slot, span);
+        // After an error nobody listens.
+        let _ = tell.send(Done { job, outcome });
+    }
+}

@@ -1,0 +1,227 @@
+//! Files that fail, are full, or change what they hold.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::backup::file::Storage;
+use std::io;
+use std::path::Path;
+
+/// What the storage of this test does next: which operation, how many from now, and how it fails.
+static FAULT: Mutex<Option<(Operation, usize, Fault)>> = Mutex::new(None);
+/// How often each operation was asked for.
+static COUNTS: Mutex<[usize; 4]> = Mutex::new([0; 4]);
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Operation {
+    Open,
+    Write,
+    Finish,
+    Read,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    Error(i32),
+    /// One bit is another one when it is read.
+    Damage,
+}
+
+const OPERATIONS: [Operation; 4] = [
+    Operation::Open,
+    Operation::Write,
+    Operation::Finish,
+    Operation::Read,
+];
+
+/// A file whose operations can be made to fail.
+#[derive(Debug)]
+struct FaultyFile(Box<dyn Storage>);
+
+/// Counts an operation, and returns how it is to fail.
+fn next_fault(operation: Operation) -> Option<Fault> {
+    COUNTS.lock().unwrap()[operation as usize] += 1;
+    let mut fault = FAULT.lock().unwrap();
+    let (_, countdown, kind) = fault.as_mut().filter(|(which, ..)| *which == operation)?;
+    *countdown -= 1;
+    let kind = *kind;
+    (*countdown == 0).then(|| {
+        *fault = None;
+        kind
+    })
+}
+
+fn fail_if_due(operation: Operation) -> io::Result<()> {
+    match next_fault(operation) {
+        Some(Fault::Error(code)) => Err(io::Error::from_raw_os_error(code)),
+        _ => Ok(()),
+    }
+}
+
+fn open_faulty(directory: &Path, bytes: u64) -> io::Result<Box<dyn Storage>> {
+    fail_if_due(Operation::Open)?;
+    Ok(Box::new(FaultyFile(TemporaryFile::open(directory, bytes)?)))
+}
+
+impl Storage for FaultyFile {
+    fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()> {
+        fail_if_due(Operation::Write)?;
+        self.0.write_all(content, offset)
+    }
+
+    fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()> {
+        let fault = next_fault(Operation::Read);
+        if let Some(Fault::Error(code)) = fault {
+            return Err(io::Error::from_raw_os_error(code));
+        }
+        self.0.read_all(content, offset)?;
+        if fault == Some(Fault::Damage) {
+            let middle = content.len() / 2;
+            content[middle] ^= 0x10;
+        }
+        Ok(())
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        fail_if_due(Operation::Finish)?;
+        self.0.finish()
+    }
+}
+
+#[test]
+fn a_backup_survives_every_failure_of_the_disk() {
+    let counts = run(None).unwrap();
+    for operation in OPERATIONS {
+        let count = counts[operation as usize];
+        assert!(count > 0, "{operation:?} was never asked for");
+        for nth in 1..=count {
+            let error = run(Some((operation, nth, Fault::Error(libc::EIO)))).unwrap_err();
+            let is_io = matches!(&error, BackupError::Io { message, .. } if message.contains("Input/output"));
+            assert!(is_io, "{operation:?} {nth}: {error}");
+            if operation != Operation::Read {
+                let full = run(Some((operation, nth, Fault::Error(libc::ENOSPC)))).unwrap_err();
+                assert!(matches!(full, BackupError::NoRoom { .. }), "{full}");
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_is_found_in_every_piece() {
+    let counts = run(None).unwrap();
+    for nth in 1..=counts[Operation::Read as usize] {
+        let error = run(Some((Operation::Read, nth, Fault::Damage))).unwrap_err();
+        assert!(matches!(error, BackupError::Corrupt { .. }), "{error}");
+    }
+}
+
+/// Saves and restores while one operation fails, and again when it does not. Returns how often each was
+/// asked for, or the one error there was.
+fn run(fault: Option<(Operation, usize, Fault)>) -> Result<[usize; 4], BackupError> {
+    let mut world = World::new(LONG, open_faulty);
+    *COUNTS.lock().unwrap() = [0; 4];
+    *FAULT.lock().unwrap() = fault;
+    let mut errors = Vec::new();
+    let saved = world.fill(1);
+    let mut backup = world.save(BackupKind::Disk).unwrap_or_else(|error| {
+        errors.push(error);
+        world.save(BackupKind::Disk).unwrap()
+    });
+    assert!(world.contents() == saved, "{fault:?}");
+    world.fill(2);
+    if let Err(error) = world.restore(&mut backup) {
+        errors.push(error);
+        world.restore(&mut backup).unwrap();
+    }
+    assert!(world.contents() == saved, "{fault:?}");
+    world.backups.discard(backup);
+    world.end();
+    let counts = *COUNTS.lock().unwrap();
+    assert!(errors.len() <= 1, "{fault:?}: {errors:?}");
+    errors.pop().map_or(Ok(counts), Err)
+}
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Directory {
+        let name = format!("lowtide-backups-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Directory(path)
+    }
+
+    fn files(&self) -> usize {
+        std::fs::read_dir(&self.0).unwrap().count()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_file_has_no_name_and_its_room_goes_back() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let directory = Directory::new();
+    world.backups.set_directory(directory.0.clone());
+    let backup = world.save(BackupKind::Disk).unwrap();
+    assert_eq!(directory.files(), 0);
+    let open_files = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        targets
+            .filter(|path| path.starts_with(&directory.0))
+            .count()
+    };
+    assert_eq!(open_files(), 1);
+    world.backups.discard(backup);
+    assert_eq!(open_files(), 0);
+    world.end();
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_an_error() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let saved = world.fill(1);
+    let missing = PathBuf::from("/nowhere/at/all");
+    world.backups.set_directory(missing.clone());
+    let error = world.save(BackupKind::Disk).unwrap_err();
+    let expected = "a backup in \"/nowhere/at/all\" could not be made (No such file or directory (os error 2)): if this lasts, choose another directory with LOWTIDE_BACKUP_DIR";
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(world.contents(), saved);
+    world.end();
+}
+
+/// Written on, the system would end the process by a signal.
+#[test]
+fn a_limit_on_files_is_an_error() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let saved = world.fill(1);
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the call writes `limit`, which outlives it.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    assert_eq!(result, 0);
+    let small = libc::rlimit {
+        rlim_cur: 64 << 10,
+        ..limit
+    };
+    // SAFETY: reads the limit, which outlives the call. No other test writes files meanwhile.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const small) };
+    assert_eq!(result, 0);
+    let outcome = world.save(BackupKind::Disk);
+    // SAFETY: as above.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+    assert_eq!(result, 0);
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, BackupError::NoRoom { .. }), "{error}");
+    assert_eq!(world.contents(), saved);
+    drop(world.save(BackupKind::Disk).unwrap());
+    world.end();
+}

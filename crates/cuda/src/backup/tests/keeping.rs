@@ -1,0 +1,119 @@
+//! What is kept between two backups, and for how long.
+
+use super::*;
+
+fn address_of(backup: &CudaBackup) -> Option<usize> {
+    let first = backup.layout.copies(0..1).next().unwrap();
+    let range = MemoryRange {
+        address: first.address,
+        size: Bytes(1),
+    };
+    CudaBackups::host_copy(backup, range)
+}
+
+#[test]
+fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    for retain in [false, true] {
+        world.backups.set_retain(retain);
+        let first = world.save(BackupKind::Host).unwrap();
+        let address = address_of(&first);
+        world.backups.discard(first);
+        assert!(!world.backups.retained().is_zero());
+        let second = world.save(BackupKind::Host).unwrap();
+        assert_eq!(address_of(&second), address);
+        // What a backup has is not given back under it.
+        world.backups.release_retained();
+        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        let copy = copy_of(&second, world.ranges[0]);
+        assert_eq!(copy, world.contents()[0]);
+        world.backups.discard(second);
+        world.backups.release_retained();
+        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.fake.live().host_allocations, 0);
+        assert_eq!(world.fake.live().streams, 0);
+    }
+    world.end();
+}
+
+#[test]
+fn memory_that_is_not_retained_goes_by_itself() {
+    let mut world = World::new(Duration::ZERO, TemporaryFile::open);
+    world.backups.set_retain(true);
+    let backup = world.save(BackupKind::Host).unwrap();
+    world.backups.finish_locking();
+    world.backups.discard(backup);
+    assert!(!world.backups.retained().is_zero());
+    assert_ne!(world.fake.live().host_allocations, 0);
+    world.backups.set_retain(false);
+    while world.fake.live().host_allocations > 0 || !world.backups.retained().is_zero() {
+        thread::yield_now();
+    }
+    world.end();
+}
+
+/// A region that grows must not leave a trail of memory that was too small.
+#[test]
+fn growing_backups_keep_one_memory() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    world.backups.set_retain(true);
+    let address = world.driver.allocate(Bytes::mib(40)).unwrap();
+    let mut held_max = Bytes::ZERO;
+    for size in 1..=40 {
+        let size = Bytes::mib(size);
+        let range = MemoryRange { address, size };
+        let backup = world.backups.save(&[range], BackupKind::Host).unwrap();
+        world.backups.discard(backup);
+        held_max = held_max.max(world.backups.retained());
+        assert!(
+            held_max <= size + Bytes(size.get() / 4) + Bytes::mib(3),
+            "{size}"
+        );
+    }
+    world.driver.free(address, Bytes::mib(40)).unwrap();
+    world.end();
+}
+
+#[test]
+fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let address = world.driver.allocate(Bytes::mib(16)).unwrap();
+    let save = |world: &mut World, mib| {
+        let size = Bytes::mib(mib);
+        let range = MemoryRange { address, size };
+        world.backups.save(&[range], BackupKind::Host).unwrap()
+    };
+    let large = save(&mut world, 16);
+    let its_address = address_of(&large);
+    world.backups.discard(large);
+    let small = save(&mut world, 1);
+    assert_ne!(address_of(&small), its_address);
+    let large = save(&mut world, 16);
+    assert_eq!(address_of(&large), its_address);
+    world.backups.discard(small);
+    world.backups.discard(large);
+    world.driver.free(address, Bytes::mib(16)).unwrap();
+    world.end();
+}
+
+/// While its blocks are page-locked, a backup is discarded, dropped, released, and outlives its engine.
+#[test]
+fn locking_stops_wherever_it_is() {
+    for _ in 0..20 {
+        let mut world = World::new(LONG, TemporaryFile::open);
+        let dropped = world.save(BackupKind::Host).unwrap();
+        let discarded = world.save(BackupKind::Host).unwrap();
+        drop(dropped);
+        world.backups.discard(discarded);
+        world.backups.release_retained();
+        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        let outliving = world.save(BackupKind::Host).unwrap();
+        let saved = world.contents();
+        let context = Arc::clone(&world.backups.context);
+        let other = CudaBackups::with(context, SIZES, LONG, TemporaryFile::open);
+        drop(std::mem::replace(&mut world.backups, other));
+        assert_eq!(copy_of(&outliving, world.ranges[3]), saved[3]);
+        drop(outliving);
+        world.end();
+    }
+}
