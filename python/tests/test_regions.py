@@ -226,8 +226,8 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
     assert 0 < figures["region.kv.last_pause_ns"] <= figures["region.kv.pause_ns"]
     assert [(seen["tag"], seen["device"], seen["backup"], seen["state"]) for seen in regions] == [
         ("kv", 0, None, "paused"),
-        ("kv", 0, "host", "paused"),
         ("kv", 1, None, "paused"),
+        ("kv", 0, "host", "paused"),
     ]
     command = str(Path(get_path("scripts")) / "lowtide")
     done = gpu.command(command, "convert", "held.pickle", "held.lowtide")

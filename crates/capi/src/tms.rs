@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::boundary::{run, run_and_tell, text_from_c};
+use crate::boundary::{run_and_tell, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{lowtide_free, lowtide_malloc};
 use crate::regions::{
@@ -225,11 +225,7 @@ pub extern "C" fn tms_get_cpu_backup_pointer(memory: *const u8, size: u64) -> *c
 
 /// As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.
 #[unsafe(no_mangle)]
-pub extern "C" fn tms_torch_malloc(
-    size: usize,
-    device: c_int,
-    stream: *mut c_void,
-) -> *mut c_void {
+pub extern "C" fn tms_torch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     lowtide_malloc(size, device, stream)
 }
 
@@ -249,15 +245,17 @@ fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         tell(|| {
-            if let Some(path) = env::var_os("TMS_DISK_BACKUP_DIR") {
-                regions::set_directory(path.into())?;
+            let directory = env::var("TMS_DISK_BACKUP_DIR").ok();
+            if let Some(directory) = directory.and_then(|path| CString::new(path).ok()) {
+                // SAFETY: it ends with a zero byte.
+                succeed(unsafe { lowtide_set_backup_directory(directory.as_ptr()) })?;
             }
             if is_set("TMS_RETAIN_CPU_BACKUP") {
                 succeed(lowtide_retain_backups(true))?;
                 RETAINS.store(true, Ordering::Relaxed);
             }
             if is_set("TMS_INIT_ENABLE") {
-                regions::enter_process(Thread::new().backup())?;
+                regions::enter_process("default", Thread::new().backup())?;
             }
             Ok(())
         });
