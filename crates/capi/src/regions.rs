@@ -13,7 +13,6 @@
 
 mod change;
 mod keeper;
-mod plain;
 mod table;
 
 use std::ffi::{c_char, c_int, c_void};

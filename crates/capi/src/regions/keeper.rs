@@ -6,14 +6,12 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
 use lowtide_core::Bytes;
+use lowtide_cuda::{CudaBackup, CudaBackups};
 use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
 
-use super::plain::CudaBackups;
 use super::table::stopped;
 use crate::error::Error;
 use crate::registry::{self, DEVICES_MAX};
-
-type Backup = <CudaBackups as Backups>::Backup;
 
 static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
     Mutex::new(Keeper {
@@ -82,7 +80,11 @@ impl Keeper {
                 let allocator =
                     registry::known(self.device).expect("a region is on devices in use");
                 let device = allocator.with_driver(|driver| driver.device().clone());
-                CudaBackups::new(device)?
+                // SAFETY: 1. what is saved and restored are blocks of a region, mapped whole, which nothing is
+                // handed out of meanwhile; a program that uses them while they are away breaks the contract
+                // of `lowtide_pause`. 2. No one resets the primary context while its memory is in use, which
+                // CUDA's documentation asks of every program.
+                unsafe { CudaBackups::new(device) }?
             }
         };
         let engine = self.engine.insert(engine);
@@ -109,28 +111,36 @@ impl Settings {
 }
 
 impl Backups for Keeper {
-    type Backup = Backup;
+    type Backup = CudaBackup;
 
-    fn save(&mut self, ranges: &[MemoryRange], kind: BackupKind) -> Result<Backup, BackupError> {
+    fn save(
+        &mut self,
+        ranges: &[MemoryRange],
+        kind: BackupKind,
+    ) -> Result<CudaBackup, BackupError> {
         self.engine()?.save(ranges, kind)
     }
 
-    fn restore(&mut self, backup: &mut Backup, ranges: &[MemoryRange]) -> Result<(), BackupError> {
+    fn restore(
+        &mut self,
+        backup: &mut CudaBackup,
+        ranges: &[MemoryRange],
+    ) -> Result<(), BackupError> {
         self.engine()?.restore(backup, ranges)
     }
 
-    fn discard(&mut self, backup: Backup) {
+    fn discard(&mut self, backup: CudaBackup) {
         // Where there is a backup, there is an engine.
         if let Ok(engine) = self.engine() {
             engine.discard(backup);
         }
     }
 
-    fn host_copy(backup: &Backup, range: MemoryRange) -> Option<usize> {
+    fn host_copy(backup: &CudaBackup, range: MemoryRange) -> Option<usize> {
         CudaBackups::host_copy(backup, range)
     }
 
-    fn bytes(backup: &Backup) -> (Bytes, Bytes) {
+    fn bytes(backup: &CudaBackup) -> (Bytes, Bytes) {
         CudaBackups::bytes(backup)
     }
 }
