@@ -862,7 +862,8 @@ enum lowtide_status lowtide_region_leave(void);
  * Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
  * undefined.
  *
- * `LOWTIDE_STATUS_POOL` if the pool has segments or a source already.
+ * Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
+ * another source.
  *
  * The caller promises:
  *

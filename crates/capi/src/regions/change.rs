@@ -101,14 +101,19 @@ pub(super) fn add_pool(
     let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
     // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
-    allocator.with_pools(|lane| {
+    let added = allocator.with_pools(|lane| {
         if lane.pool_use_count(pool).is_err() {
             lane.create_or_retain_pool(pool);
         }
         let source = RegionSource::new(Arc::clone(&region.memory));
         lane.set_pool_source(pool, Box::new(source))?;
         lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))
-    })??;
+    })?;
+    match added {
+        // Graphs share a pool, and each says so.
+        Err(AllocError::PoolInUse { .. }) if pools.contains(&pool) => return Ok(()),
+        added => added?,
+    }
     pools.retain(|&known| known != pool);
     pools.push(pool);
     Ok(())
