@@ -11,9 +11,10 @@ The PyTorch is that of this Python. lowtide is the directory `python`, if `pytho
 there, else what is installed.
 
 A program measures the allocator that PyTorch has, whichever it is: `pytorch` runs it as it is, every other name runs it
-by `python -m lowtide run --strategy`. It prints one JSON object a line for each thing that it measured, `name` and its
-figures: `{"name": "1 thread, 1 live", "pair_ns": 71.0}`. Its other lines are for people. It exits with 0 when it could
-measure, whatever the figures are, and is killed after half an hour. A new program is a line in `MEASUREMENTS`.
+by `python -m lowtide run --strategy`. Where the name is missing, as in `saver/tms`, the program's arguments say what it
+measures. It prints one JSON object a line for each thing that it measured, `name` and its figures:
+`{"name": "1 thread, 1 live", "pair_ns": 71.0}`. Its other lines are for people. It exits with 0 when it could measure,
+whatever the figures are, and is killed after half an hour. A new program is a line in `MEASUREMENTS`.
 
 The record is `bench/record/<card>/<date>`: `doctor.json`, `tests.txt`, and for each program a file of those objects, in
 each of which `step` is added. Steps that did not run leave theirs there.
@@ -48,7 +49,8 @@ class Measurement:
 
     program: str
     arguments: tuple[str, ...] = ()
-    allocator: str = "pytorch"
+    # None for a program whose arguments say what it measures.
+    allocator: str | None = "pytorch"
     # The program is started once for each card.
     is_distributed: bool = False
 
@@ -56,15 +58,15 @@ class Measurement:
     def step(self) -> str:
         """The name of the step: `jobs/gpt2_train/caching`."""
         words = (argument.lstrip("-") for argument in self.arguments)
-        return "/".join([self.program, *words, self.allocator])
+        return "/".join([self.program, *words, *([self.allocator] if self.allocator else [])])
 
     def command(self) -> list[str]:
         """Returns what runs it."""
         launcher = [sys.executable]
         if self.is_distributed:
             launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu"]
-        if self.allocator != "pytorch":
-            launcher += ["-m", "lowtide", "run", "--strategy", self.allocator]
+        if self.allocator not in (None, "pytorch"):
+            launcher += ["-m", "lowtide", "run", "--strategy", str(self.allocator)]
         return [*launcher, str(HERE / f"{self.program}.py"), *self.arguments]
 
 
@@ -74,6 +76,7 @@ MEASUREMENTS = [
     # The losses of these can be compared bit for bit; their times are not those of other runs.
     *(Measurement("jobs", (job, "--exact"), allocator) for job in JOBS for allocator in ("pytorch", "caching")),
     *(Measurement("distributed", (), allocator, True) for allocator in ("pytorch", "caching")),
+    *(Measurement("saver", (package,), None) for package in ("tms", "lowtide")),
 ]
 MEASUREMENT_OF = {measurement.step: measurement for measurement in MEASUREMENTS}
 STEPS = ["doctor", "build", "tests", *MEASUREMENT_OF]

@@ -5,23 +5,48 @@
     import lowtide
     lowtide.install()
 
-before anything is on the GPU. After either, everything that `torch.cuda` says about memory keeps working.
+before anything is on the GPU. After either, everything that `torch.cuda` says about memory keeps working, and memory
+that is allocated in a `lowtide.region` can leave the card and come back: `pause` and `resume`.
 """
 
-from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
+from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError, TorchError
 from ._install import install
 from ._memory import dump_snapshot, empty_cache, memory_stats, snapshot, version
+from ._regions import (
+    cuda_graph,
+    disable,
+    get_backup,
+    pause,
+    region,
+    regions,
+    release_backups,
+    resume,
+    retain_backups,
+    set_backup_directory,
+)
 
 __all__ = [
+    "BackupError",
     "ConfigError",
     "Error",
     "NoDriverError",
+    "PausedError",
     "StartedError",
     "TorchError",
+    "cuda_graph",
+    "disable",
     "dump_snapshot",
     "empty_cache",
+    "get_backup",
     "install",
     "memory_stats",
+    "pause",
+    "region",
+    "regions",
+    "release_backups",
+    "resume",
+    "retain_backups",
+    "set_backup_directory",
     "snapshot",
     "version",
 ]

@@ -19,3 +19,11 @@ class NoDriverError(Error):
 
 class TorchError(Error):
     """PyTorch is not installed, too old, or has no CUDA."""
+
+
+class PausedError(Error):
+    """The memory is away: its region is paused."""
+
+
+class BackupError(Error):
+    """Contents could not be kept or brought back. Nothing is lost by it, and the next attempt may work."""

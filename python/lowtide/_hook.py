@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ._errors import Error, NoDriverError, TorchError
+from ._errors import ConfigError, Error, NoDriverError, TorchError
 from ._install import install, tell
+from .compat._aliases import install_those_of_environment
 
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
 """The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
 
 
 def install_after_torch() -> None:
-    """Waits for `import torch`, and installs lowtide before that returns."""
+    """Waits for `import torch`, and installs lowtide before that returns. So for what `LOWTIDE_COMPAT` names."""
     sys.meta_path.insert(0, _TorchFinder())
+    try:
+        install_those_of_environment()
+    except ConfigError as error:
+        tell(str(error))
 
 
 class _TorchFinder:

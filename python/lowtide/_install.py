@@ -30,6 +30,7 @@ _HOOKS = {
 }
 
 _is_installed = False
+_shim: ctypes.CDLL | None = None
 
 
 def install(strategy: str | None = None, config: str | None = None) -> None:
@@ -64,6 +65,17 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
         _install_pluggable(torch)
         tell(f"without the shim torch.cuda knows nothing about memory: {reason}")
     _is_installed = True
+
+
+def is_installed() -> bool:
+    """Returns whether lowtide is PyTorch's allocator in this process."""
+    return _is_installed
+
+
+def release_workspaces(tag: bytes | None) -> None:
+    """Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all."""
+    if _shim is not None:
+        _shim.lowtide_torch_release_workspaces(tag)
 
 
 def configure(strategy: str | None, config: str | None) -> None:
@@ -128,6 +140,7 @@ def _import_torch() -> Any:
 
 def _install_shim(torch: Any) -> str | None:
     """Returns why not, if the shim could not be installed."""
+    global _shim
     obstacle = shim_obstacle(torch)
     if obstacle is not None:
         return obstacle
@@ -135,7 +148,7 @@ def _install_shim(torch: Any) -> str | None:
     try:
         from .torch.install import install_shim
 
-        install_shim()
+        _shim = install_shim()
     except StartedError:
         raise
     except Exception as error:

@@ -3,10 +3,10 @@
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from ._errors import ConfigError, Error, NoDriverError, StartedError
+from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError
 
 PATH = Path(__file__).parent / "liblowtide.so"
 """Where the library is: what PyTorch loads by path, too."""
@@ -33,6 +33,8 @@ class Status(enum.IntEnum):
     FORKED = 9
     TOO_SMALL = 10
     INTERNAL = 11
+    PAUSED = 12
+    BACKUP = 13
 
 
 class Mempool(ctypes.Structure):
@@ -47,11 +49,42 @@ class MemoryStat(ctypes.Structure):
     _fields_ = (("key", ctypes.c_char * 96), ("value", c_int64))
 
 
+class Region(ctypes.Structure):
+    """`struct lowtide_region`."""
+
+    _fields_ = (
+        ("tag", c_char_p),
+        ("device", c_int),
+        ("backup", c_int),
+        ("state", c_int),
+        ("live_bytes", c_uint64),
+        ("mapped_bytes", c_uint64),
+        ("paused_bytes", c_uint64),
+        ("host_bytes", c_uint64),
+        ("disk_bytes", c_uint64),
+        ("pauses", c_uint64),
+        ("resumes", c_uint64),
+        ("saved_bytes", c_uint64),
+        ("restored_bytes", c_uint64),
+        ("pause_ns", c_uint64),
+        ("resume_ns", c_uint64),
+        ("last_pause_ns", c_uint64),
+        ("last_resume_ns", c_uint64),
+        ("last_saved_bytes", c_uint64),
+        ("last_restored_bytes", c_uint64),
+    )
+
+
+RegionVisitor = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Region))
+"""What `lowtide_visit_regions` calls."""
+
+
 # What each function that is called here returns and takes. Those that PyTorch calls are only looked up.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
     "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
+    "lowtide_backup_find": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_capture_begin": (c_int, [c_int]),
     "lowtide_capture_end": (c_int, [c_int]),
     "lowtide_config": (c_char_p, []),
@@ -61,16 +94,30 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_last_error": (c_char_p, []),
     "lowtide_memory_info": (c_int, [c_int, POINTER(c_uint64), POINTER(c_uint64)]),
     "lowtide_memory_stats": (c_int, [c_int, POINTER(MemoryStat), c_size_t, POINTER(c_size_t)]),
+    "lowtide_pause": (c_int, [c_char_p]),
+    "lowtide_pause_and_drop": (c_int, [c_char_p]),
+    "lowtide_region_enter": (c_int, [c_char_p, c_int]),
+    "lowtide_region_leave": (c_int, []),
+    "lowtide_region_pool": (c_int, [c_int, Mempool, c_char_p, c_int]),
+    "lowtide_release_backups": (c_int, []),
     "lowtide_release_bytes": (None, [c_void_p]),
+    "lowtide_release_pool": (c_int, [c_int, Mempool]),
     "lowtide_reset": (c_int, []),
+    "lowtide_resume": (c_int, [c_char_p]),
+    "lowtide_retain_backups": (c_int, [c_bool]),
+    "lowtide_retain_pool": (c_int, [c_int, Mempool]),
+    "lowtide_set_backup_directory": (c_int, [c_char_p]),
     "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_version": (c_char_p, []),
+    "lowtide_visit_regions": (c_int, [RegionVisitor, c_void_p]),
 }
 
 _ERRORS: dict[int, type[Error]] = {
     Status.CONFIG: ConfigError,
     Status.NO_DRIVER: NoDriverError,
     Status.STARTED: StartedError,
+    Status.PAUSED: PausedError,
+    Status.BACKUP: BackupError,
 }
 
 

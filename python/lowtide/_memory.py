@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ._library import MemoryStat, Status, check, library
+from ._regions import region_stats, regions
 
 Device = int | str | Any
 """A device as PyTorch takes it: a number, a text like `"cuda:1"`, or a `torch.device`."""
@@ -14,6 +15,9 @@ Device = int | str | Any
 
 def memory_stats(device: Device | None = None) -> dict[str, int]:
     """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
+
+    With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`; `regions` has
+    them one by one, and says what they are.
 
     `None` is PyTorch's current device. Asking for a device that is not in use does not start it.
     """
@@ -26,20 +30,21 @@ def memory_stats(device: Device | None = None) -> dict[str, int]:
         stats = (MemoryStat * room.value)()
         status = function(number, stats, len(stats), ctypes.byref(room))
     check(status)
-    return {stat.key.decode(): stat.value for stat in stats[: room.value]}
+    return {stat.key.decode(): stat.value for stat in stats[: room.value]} | region_stats(number)
 
 
 def snapshot() -> Any:
     """Returns every segment and block of the devices in use, as `torch.cuda.memory._snapshot` does.
 
-    It has no history: PyTorch's function has, where lowtide stands behind it.
+    It has no history: PyTorch's function has, where lowtide stands behind it. Under `regions` it has what
+    the function of that name returns.
     """
-    return pickle.loads(_snapshot_pickle())
+    return {**pickle.loads(_snapshot_pickle()), "regions": regions()}
 
 
 def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
     """Writes `snapshot()` to a file, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz."""
-    pickled = _snapshot_pickle()
+    pickled = pickle.dumps(snapshot())
     with open(path, "wb") as file:
         file.write(pickled)
 

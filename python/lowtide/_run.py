@@ -16,6 +16,7 @@ from typing import NoReturn
 from ._errors import Error, NoDriverError
 from ._hook import RUN_PREFIX
 from ._install import configure, find_driver, tell
+from .compat._aliases import names_of_environment
 
 STARTUP = Path(__file__).parent / "_startup"
 
@@ -30,6 +31,7 @@ def run(arguments: list[str]) -> NoReturn:
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
+    names_of_environment()
     environment = dict(os.environ)
     try:
         find_driver()

@@ -8,7 +8,7 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "error",
     "boundary",
     "pluggable",
@@ -21,6 +21,7 @@ const SOURCES: [&str; 12] = [
     "control",
     "peers",
     "share",
+    "tms",
 ];
 
 /// Writes the header in the project at `root` anew.

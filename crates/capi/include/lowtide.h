@@ -862,7 +862,8 @@ enum lowtide_status lowtide_region_leave(void);
  * Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
  * undefined.
  *
- * `LOWTIDE_STATUS_POOL` if the pool has segments or a source already.
+ * Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
+ * another source.
  *
  * The caller promises:
  *
@@ -890,6 +891,15 @@ enum lowtide_status lowtide_region_pool(int device,
  * `tag` is null or ends with a zero byte. It is read before this returns.
  */
 enum lowtide_status lowtide_pause(const char *tag);
+
+/**
+ * As `lowtide_pause`, and keeps nothing of what is in the memory, whatever the region was entered for.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_pause_and_drop(const char *tag);
 
 /**
  * Brings the memory of a region back to its addresses, with what was kept, on all devices at the same time;
@@ -921,6 +931,26 @@ enum lowtide_status lowtide_resume(const char *tag);
 enum lowtide_status lowtide_backup_find(const void *memory,
                                         const void **copy,
                                         size_t *size);
+
+/**
+ * Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
+ *
+ * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+ * hold.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte, and is read before this returns. `is_in` is null or may be written to.
+ */
+enum lowtide_status lowtide_is_in_region(const void *memory,
+                                         const char *tag,
+                                         bool *is_in);
+
+/**
+ * Lets regions grow only while this many bytes of their device stay free: a request that needs more has
+ * what is cached given back, and then fails for lack of memory. 0, the default, leaves nothing.
+ */
+enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 
 /**
  * Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
@@ -1237,6 +1267,126 @@ enum lowtide_status lowtide_attach(int device,
  * the memory is still attached, and the same call may work.
  */
 enum lowtide_status lowtide_detach(void *memory);
+
+/**
+ * Puts this thread in a region, or takes it out.
+ */
+void tms_set_interesting_region(bool is_interesting);
+
+/**
+ * Returns whether this thread is in a region.
+ */
+bool tms_get_interesting_region(void);
+
+/**
+ * Sets the tag of this thread's region.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+void tms_set_current_tag(const char *tag);
+
+/**
+ * Returns the tag of this thread's region, which is valid until the thread sets another.
+ */
+const char *tms_get_current_tag(void);
+
+/**
+ * Has contents of this thread's region kept in the host's memory, or not. It goes before disk.
+ */
+void tms_set_enable_cpu_backup(bool keeps);
+
+/**
+ * Returns whether contents of this thread's region are kept in the host's memory.
+ */
+bool tms_get_enable_cpu_backup(void);
+
+/**
+ * Has contents of this thread's region kept on disk, or not.
+ */
+void tms_set_enable_disk_backup(bool keeps);
+
+/**
+ * Returns whether contents of this thread's region are kept on disk.
+ */
+bool tms_get_enable_disk_backup(void);
+
+/**
+ * Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing.
+ *
+ * The caller promises:
+ *
+ * `backend` is null or ends with a zero byte. It is read before this returns.
+ */
+void tms_set_cpu_backup_backend(const char *backend);
+
+/**
+ * Returns what was noted, which is valid until the thread sets another.
+ */
+const char *tms_get_cpu_backup_backend(void);
+
+/**
+ * As `lowtide_set_backup_directory`.
+ *
+ * The caller promises:
+ *
+ * `path` is null or ends with a zero byte. It is read before this returns.
+ */
+void tms_set_disk_backup_dir(const char *path);
+
+/**
+ * As `lowtide_retain_backups`.
+ */
+void tms_set_retain_cpu_backup(bool retain);
+
+/**
+ * Returns what `tms_set_retain_cpu_backup` was told, or `TMS_RETAIN_CPU_BACKUP` says.
+ */
+bool tms_get_retain_cpu_backup(void);
+
+/**
+ * As `lowtide_set_memory_margin`.
+ */
+void set_memory_margin_bytes(uint64_t bytes);
+
+/**
+ * As `lowtide_pause`; does nothing for a tag that was never entered, and takes the empty one for null.
+ * Returns 0 if it was done.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+int tms_pause(const char *tag);
+
+/**
+ * As `lowtide_resume`; does nothing for a tag that was never entered, and takes the empty one for null.
+ * Returns 0 if it was done.
+ *
+ * The caller promises:
+ *
+ * `tag` is null or ends with a zero byte. It is read before this returns.
+ */
+int tms_resume(const char *tag);
+
+/**
+ * Returns where the host's copy of `size` bytes at `memory`, a block's beginning, is; null where there is none.
+ */
+const uint8_t *tms_get_cpu_backup_pointer(const uint8_t *memory,
+                                          uint64_t size);
+
+/**
+ * As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.
+ */
+void *tms_torch_malloc(size_t size,
+                       int device,
+                       void *stream);
+
+/**
+ * As `lowtide_free`.
+ */
+void tms_torch_free(void *memory, size_t size, int device, void *stream);
 
 #ifdef __cplusplus
 }  // extern "C"

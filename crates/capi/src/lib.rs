@@ -34,6 +34,7 @@ mod registry;
 mod settings;
 mod share;
 mod shortage;
+mod tms;
 
 pub use boundary::lowtide_last_error;
 pub use checkpoint::{
@@ -65,11 +66,13 @@ pub use pools::{
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
 pub use regions::{
-    Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_pause,
-    lowtide_region_enter, lowtide_region_leave, lowtide_region_pool, lowtide_release_backups,
-    lowtide_resume, lowtide_retain_backups, lowtide_set_backup_directory, lowtide_visit_regions,
+    Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_is_in_region,
+    lowtide_pause, lowtide_pause_and_drop, lowtide_region_enter, lowtide_region_leave,
+    lowtide_region_pool, lowtide_release_backups, lowtide_resume, lowtide_retain_backups,
+    lowtide_set_backup_directory, lowtide_set_memory_margin, lowtide_visit_regions,
 };
 pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
 pub use shortage::{
     OutOfMemory, ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage,
 };
+pub use tms::*;

@@ -27,7 +27,7 @@ use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
 use crate::registry;
 
-pub(crate) use table::attach;
+pub(crate) use table::{attach, is_known};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +81,8 @@ pub extern "C" fn lowtide_region_leave() -> Status {
 /// Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
 /// undefined.
 ///
-/// `LOWTIDE_STATUS_POOL` if the pool has segments or a source already.
+/// Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
+/// another source.
 ///
 /// # Safety
 ///
@@ -119,6 +120,19 @@ pub unsafe extern "C" fn lowtide_pause(tag: *const c_char) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         change::change(unsafe { text_from_c("tag", tag) }?, change::pause)
+    })
+}
+
+/// As `lowtide_pause`, and keeps nothing of what is in the memory, whatever the region was entered for.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_pause_and_drop(tag: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        change::change(unsafe { text_from_c("tag", tag) }?, change::pause_and_drop)
     })
 }
 
@@ -177,6 +191,41 @@ pub unsafe extern "C" fn lowtide_backup_find(
         unsafe { write_to_c("size", size, host_size(range.size)) }?;
         // SAFETY: as above.
         unsafe { write_to_c("copy", copy, ptr::with_exposed_provenance(found)) }
+    })
+}
+
+/// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
+///
+/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+/// hold.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte, and is read before this returns. `is_in` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_is_in_region(
+    memory: *const c_void,
+    tag: *const c_char,
+    is_in: *mut bool,
+) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let tag = unsafe { text_from_c("tag", tag) }?;
+        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let found = table::memory_of(device, block.pool)?;
+        let found = found.is_some_and(|region| tag.is_none_or(|tag| *region.name.tag == *tag));
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("is_in", is_in, found) }
+    })
+}
+
+/// Lets regions grow only while this many bytes of their device stay free: a request that needs more has
+/// what is cached given back, and then fails for lack of memory. 0, the default, leaves nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
+    run(|| {
+        change::set_margin(bytes);
+        Ok(())
     })
 }
 
@@ -293,6 +342,11 @@ pub unsafe extern "C" fn lowtide_visit_regions(
         }
         Ok(())
     })
+}
+
+/// Has the requests of all threads that have entered nothing served from a region, for good.
+pub(crate) fn enter_process(tag: &str, backup: Backup) -> Result<(), Error> {
+    table::enter_process(tag, kind_of(backup as c_int)?)
 }
 
 impl Region {

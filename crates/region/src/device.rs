@@ -1,6 +1,6 @@
 //! What a region needs from outside: the device that its memory is on, and the pools that its blocks are in.
 
-use lowtide_core::{Driver, DriverError};
+use lowtide_core::{Bytes, Driver, DriverError};
 
 use crate::backup::MemoryRange;
 use crate::error::PoolsError;
@@ -20,6 +20,11 @@ pub trait Device {
     ///
     /// What the driver says.
     fn synchronize(&self) -> Result<(), DriverError>;
+
+    /// Returns how much of the device regions leave free when they grow.
+    fn margin(&self) -> Bytes {
+        Bytes::ZERO
+    }
 }
 
 /// The pools whose segments come from one region memory.

@@ -93,14 +93,19 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
     }
 
-    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold,
-    /// and gives everything back. Does nothing where that was done before. One call for each run of
+    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold
+    /// unless `keeps` is false, and gives everything back. Does nothing where that was done before. One call for each run of
     /// adjacent pieces, and one for each piece.
     ///
     /// # Errors
     ///
     /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
-    pub fn pause(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+    pub fn pause(
+        &self,
+        pools: &mut impl Pools,
+        backups: &mut B,
+        keeps: bool,
+    ) -> Result<(), RegionError> {
         let start = Instant::now();
         let _operation = self.operation.lock()?;
         let mut books = self.books()?;
@@ -110,7 +115,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         books.state = RegionState::Pausing;
         drop(books);
-        let (saved, outcome) = match self.save(pools, backups) {
+        let (saved, outcome) = match self.save(pools, backups, keeps) {
             Ok(saved) => (saved, self.unmap()),
             Err(error) => (None, Err(error)),
         };
@@ -220,6 +225,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         &self,
         pools: &mut impl Pools,
         backups: &mut B,
+        keeps: bool,
     ) -> Result<Option<Saved<B::Backup>>, RegionError> {
         pools.set_paused(true)?;
         let is_empty = self.books()?.reservations.is_empty();
@@ -227,7 +233,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             self.device.synchronize()?;
         }
         let ranges = pools.settle()?;
-        let Some(kind) = self.kind.filter(|_| !ranges.is_empty()) else {
+        let Some(kind) = self.kind.filter(|_| keeps && !ranges.is_empty()) else {
             return Ok(None);
         };
         let backup = backups.save(&ranges, kind)?;
@@ -378,7 +384,7 @@ impl<K> Books<K> {
                 return Ok(address);
             }
         }
-        let piece = Bytes(self.mapped().get() / GROWTH_PART);
+        let piece = Bytes(self.mapped().get() / GROWTH_PART).min(room_for(device, size)?);
         for reservation in &mut self.reservations {
             if let Some(address) = reservation.grow(device, size, stream, piece)? {
                 return Ok(address);
@@ -451,6 +457,20 @@ impl<K> Saved<K> {
         let held = held.iter();
         held.filter_map(|&block| self.around(block)).collect()
     }
+}
+
+/// Returns how much memory of the device may be taken at once; fails where that is less than `size`. No call
+/// to the driver where the device has no margin.
+fn room_for(device: &impl Device, size: Bytes) -> Result<Bytes, DriverError> {
+    let margin = device.margin();
+    if margin.is_zero() {
+        return Ok(Bytes(u64::MAX));
+    }
+    let free = device.with_driver(Driver::memory_info)?.free;
+    let room = free.saturating_sub(margin);
+    (room >= size)
+        .then_some(room)
+        .ok_or(DriverError::OutOfMemory)
 }
 
 fn supply_all(

@@ -46,6 +46,8 @@ def build() -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
+    loaded.lowtide_torch_release_workspaces.restype = None
+    loaded.lowtide_torch_release_workspaces.argtypes = [ctypes.c_char_p]
     return loaded
 
 
@@ -115,7 +117,7 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
 
 def _link_arguments(root: Path) -> list[str]:
     # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in what is loaded.
-    return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda"]
+    return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 
 
 def _package_roots(name: str) -> list[Path]:

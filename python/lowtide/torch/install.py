@@ -14,21 +14,23 @@ from .build import build
 _SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
-def install_shim() -> None:
-    """Puts lowtide in the place of PyTorch's CUDA allocator, for the rest of the process.
+def install_shim() -> ctypes.CDLL:
+    """Puts lowtide in the place of PyTorch's CUDA allocator, for the rest of the process, and returns the shim.
 
     Builds the shim if need be. Raises `BuildError` where it cannot be built, and `StartedError` where CUDA
     is in use already; nothing has changed then. A second call does nothing.
     """
     import torch
 
-    reason = build().lowtide_torch_install()
+    shim = build()
+    reason = shim.lowtide_torch_install()
     if reason is not None:
         raise StartedError(reason.decode())
     for name in _SETTERS:
         setter = getattr(torch._C, name, None)
         if setter is not None and not hasattr(setter, "__wrapped__"):
             setattr(torch._C, name, _and_reconfigure(setter))
+    return shim
 
 
 def _and_reconfigure(setter: Callable[[str], Any]) -> Callable[[str], Any]:

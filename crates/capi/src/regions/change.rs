@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use lowtide_core::{AllocError, Allocation, Bytes, DriverError, MempoolId};
@@ -20,6 +21,14 @@ use crate::registry::{self, Allocator, Lane};
 
 /// What is done with a region on one device.
 pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
+
+/// How many bytes of a device regions leave free when they grow.
+static MARGIN: AtomicU64 = AtomicU64::new(0);
+
+/// Says how many bytes of each device regions leave free when they grow.
+pub(super) fn set_margin(bytes: u64) {
+    MARGIN.store(bytes, Ordering::Relaxed);
+}
 
 /// Does something with every region of a tag, or with every region, on all devices at the same time. One that
 /// fails does not keep the others from it; the first error, by device, is the answer.
@@ -57,7 +66,12 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
 
 /// Pauses a region on one device.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause(&mut RegionPools(region), keeper)
+    region.memory.pause(&mut RegionPools(region), keeper, true)
+}
+
+/// Pauses a region on one device, and keeps nothing of what is in it.
+pub(super) fn pause_and_drop(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
+    region.memory.pause(&mut RegionPools(region), keeper, false)
 }
 
 /// Resumes a region on one device, which gives back what is cached if it has too little memory otherwise.
@@ -87,14 +101,19 @@ pub(super) fn add_pool(
     let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
     // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
-    allocator.with_pools(|lane| {
+    let added = allocator.with_pools(|lane| {
         if lane.pool_use_count(pool).is_err() {
             lane.create_or_retain_pool(pool);
         }
         let source = RegionSource::new(Arc::clone(&region.memory));
         lane.set_pool_source(pool, Box::new(source))?;
         lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))
-    })??;
+    })?;
+    match added {
+        // Graphs share a pool, and each says so.
+        Err(AllocError::PoolInUse { .. }) if pools.contains(&pool) => return Ok(()),
+        added => added?,
+    }
     pools.retain(|&known| known != pool);
     pools.push(pool);
     Ok(())
@@ -177,6 +196,10 @@ impl Device for Card {
 
     fn synchronize(&self) -> Result<(), DriverError> {
         self.device.synchronize()
+    }
+
+    fn margin(&self) -> Bytes {
+        Bytes(MARGIN.load(Ordering::Relaxed))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
@@ -22,20 +23,26 @@ static TABLE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
 thread_local! {
     /// What this thread has entered and not left.
     static ENTERED: RefCell<Entered> = const { RefCell::new(Entered(Vec::new())) };
-    /// The number of the innermost region of this thread, [`NONE`] outside of any. Apart from the others, as
-    /// every request asks for it, even one that is made while the thread ends.
-    static INNERMOST: Cell<u64> = const { Cell::new(NONE) };
+    /// The number of the innermost region of this thread, [`UNSET`] where it has entered none, not even
+    /// [`NONE`]. Apart from the others, as every request asks for it, even one that is made while the thread ends.
+    static INNERMOST: Cell<u64> = const { Cell::new(UNSET) };
 }
 
-/// No region's number.
-const NONE: u64 = 0;
+/// The number of the region of threads that have entered none.
+static OF_PROCESS: AtomicU64 = AtomicU64::new(NONE);
+
+/// The number of what a thread is in that has entered nothing.
+const UNSET: u64 = 0;
+
+/// No region's number: what a thread is in that is to be in none.
+const NONE: u64 = u64::MAX;
 
 /// Numbers of regions, the innermost last.
 struct Entered(Vec<u64>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        INNERMOST.set(NONE);
+        INNERMOST.set(UNSET);
         for number in self.0.drain(..) {
             // A thread that ends has nobody to tell.
             let _ = end_visit(number);
@@ -105,6 +112,14 @@ pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
     push(number)
 }
 
+/// Has the requests of all threads that have entered nothing served from a region, for good.
+pub(super) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
+    enter(tag, kind)?;
+    // Its visit is the process's from now on.
+    let number = pop().unwrap_or(NONE);
+    end_visit(OF_PROCESS.swap(number, Ordering::Relaxed))
+}
+
 /// Has this thread's requests served as outside of any region.
 pub(super) fn enter_none() -> Result<(), Error> {
     registry::refuse_fork()?;
@@ -114,13 +129,25 @@ pub(super) fn enter_none() -> Result<(), Error> {
 /// Leaves what this thread entered last.
 pub(super) fn leave() -> Result<(), Error> {
     registry::refuse_fork()?;
-    let number = ENTERED.with_borrow_mut(|entered| {
-        let number = entered.0.pop();
-        INNERMOST.set(entered.0.last().copied().unwrap_or(NONE));
-        number
-    });
     let text = "this thread is in no region";
-    end_visit(number.ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
+    end_visit(pop().ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
+}
+
+/// Takes what this thread entered last off its list.
+fn pop() -> Option<u64> {
+    ENTERED.with_borrow_mut(|entered| {
+        let number = entered.0.pop();
+        INNERMOST.set(entered.0.last().copied().unwrap_or(UNSET));
+        number
+    })
+}
+
+/// Returns whether this thread's requests are served from a region.
+fn is_in(number: u64) -> bool {
+    match INNERMOST.get() {
+        UNSET => OF_PROCESS.load(Ordering::Relaxed) == number,
+        innermost => innermost == number,
+    }
 }
 
 fn push(number: u64) -> Result<(), Error> {
@@ -179,13 +206,18 @@ pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
     Ok(all.cloned().collect())
 }
 
+/// Returns whether a tag was ever entered.
+pub(crate) fn is_known(tag: &str) -> Result<bool, Error> {
+    registry::refuse_fork()?;
+    Ok(table()?.iter().any(|region| &*region.name.tag == tag))
+}
+
 /// Fails for a tag that was never entered, and names those that were.
 pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
-    registry::refuse_fork()?;
-    let table = table()?;
-    if table.iter().any(|region| &*region.name.tag == tag) {
+    if is_known(tag)? {
         return Ok(());
     }
+    let table = table()?;
     let mut known: Vec<_> = table
         .iter()
         .map(|region| format!("{:?}", region.name.tag))
@@ -248,7 +280,7 @@ impl Region {
     fn begin_route(&mut self, device: c_int, allocator: &Allocator) -> Result<(), Error> {
         self.prepare(device, allocator)?;
         let (pool, number) = (self.pool(), self.number);
-        let accepts = move |_| INNERMOST.get() == number;
+        let accepts = move |_| is_in(number);
         allocator.with_pools(|pools| pools.begin_allocate_to_pool_last(pool, accepts))??;
         Ok(())
     }

@@ -11,8 +11,10 @@
 //   statistics.h   figures
 //   pools.h        memory pools and checkpoints of them
 //   shortage.h     memory that runs out
+//   workspaces.h   what PyTorch keeps for cuBLAS
 //   status.h       lowtide's answers as exceptions
 #include "allocator.h"
+#include "workspaces.h"
 
 #include <exception>
 #include <stdexcept>
@@ -55,4 +57,13 @@ extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_inst
     reason = error.what();
   }
   return reason.c_str();
+}
+
+// Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all if it is null.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_release_workspaces(const char* tag) noexcept {
+  try {
+    lowtide::release_workspaces(tag);
+  } catch (const std::exception&) {
+    // They are paused with the rest, then.
+  }
 }

@@ -1,0 +1,338 @@
+//! The C interface of torch_memory_saver 0.0.10: its regions are lowtide's.
+//!
+//! What a thread's requests are is said there by several calls, so this keeps them, and enters a region when they
+//! are complete. Functions that return nothing write to standard error why they failed.
+
+use std::cell::RefCell;
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::boundary::{run_and_tell, text_from_c};
+use crate::error::{Error, Status};
+use crate::pluggable::{lowtide_free, lowtide_malloc};
+use crate::regions::{
+    self, Backup, lowtide_backup_find, lowtide_pause, lowtide_region_enter, lowtide_region_leave,
+    lowtide_resume, lowtide_retain_backups, lowtide_set_backup_directory,
+};
+
+thread_local! {
+    /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
+    static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
+}
+
+/// What `tms_set_retain_cpu_backup` was told last.
+static RETAINS: AtomicBool = AtomicBool::new(false);
+
+/// What a thread has said of its requests.
+struct Thread {
+    is_interesting: bool,
+    tag: CString,
+    keeps_on_cpu: bool,
+    keeps_on_disk: bool,
+    /// Noted, and without effect.
+    backend: CString,
+    /// Whether the thread has entered a region, or none, because of this.
+    is_entered: bool,
+}
+
+impl Thread {
+    /// A new thread is in the region of the process, if `TMS_INIT_ENABLE` asks for one.
+    fn new() -> Thread {
+        let backend = env::var("TMS_INIT_CPU_BACKUP_BACKEND").unwrap_or_default();
+        Thread {
+            is_interesting: is_set("TMS_INIT_ENABLE"),
+            tag: c"default".to_owned(),
+            keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP"),
+            keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP"),
+            backend: CString::new(backend).unwrap_or_default(),
+            is_entered: false,
+        }
+    }
+
+    fn backup(&self) -> Backup {
+        match (self.keeps_on_cpu, self.keeps_on_disk) {
+            (true, _) => Backup::Host,
+            (false, true) => Backup::Disk,
+            (false, false) => Backup::None,
+        }
+    }
+
+    /// Enters what the thread's requests are to come from now, and leaves what they came from.
+    fn enter(&mut self) -> Result<(), Error> {
+        if self.is_entered {
+            self.is_entered = false;
+            succeed(lowtide_region_leave())?;
+        }
+        let tag = match (self.is_interesting, is_set("TMS_INIT_ENABLE")) {
+            (true, _) => self.tag.as_ptr(),
+            // Out of the region that the process is in.
+            (false, true) => ptr::null(),
+            (false, false) => return Ok(()),
+        };
+        // SAFETY: it is null, or a text of this thread's.
+        succeed(unsafe { lowtide_region_enter(tag, self.backup() as c_int) })?;
+        self.is_entered = true;
+        Ok(())
+    }
+}
+
+/// Puts this thread in a region, or takes it out.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_set_interesting_region(is_interesting: bool) {
+    change(|thread| thread.is_interesting = is_interesting);
+}
+
+/// Returns whether this thread is in a region.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_interesting_region() -> bool {
+    look(|thread| thread.is_interesting)
+}
+
+/// Sets the tag of this thread's region.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tms_set_current_tag(tag: *const c_char) {
+    // SAFETY: it ends with a zero byte, by the contract of this function.
+    if let Some(tag) = unsafe { owned("tag", tag) } {
+        change(|thread| thread.tag = tag);
+    }
+}
+
+/// Returns the tag of this thread's region, which is valid until the thread sets another.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_current_tag() -> *const c_char {
+    look(|thread| thread.tag.as_ptr())
+}
+
+/// Has contents of this thread's region kept in the host's memory, or not. It goes before disk.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_set_enable_cpu_backup(keeps: bool) {
+    change(|thread| thread.keeps_on_cpu = keeps);
+}
+
+/// Returns whether contents of this thread's region are kept in the host's memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_enable_cpu_backup() -> bool {
+    look(|thread| thread.keeps_on_cpu)
+}
+
+/// Has contents of this thread's region kept on disk, or not.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_set_enable_disk_backup(keeps: bool) {
+    change(|thread| thread.keeps_on_disk = keeps);
+}
+
+/// Returns whether contents of this thread's region are kept on disk.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_enable_disk_backup() -> bool {
+    look(|thread| thread.keeps_on_disk)
+}
+
+/// Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing.
+///
+/// # Safety
+///
+/// `backend` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
+    // SAFETY: it ends with a zero byte, by the contract of this function.
+    if let Some(backend) = unsafe { owned("backend", backend) } {
+        THREAD.with_borrow_mut(|thread| thread.backend = backend);
+    }
+}
+
+/// Returns what was noted, which is valid until the thread sets another.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
+    look(|thread| thread.backend.as_ptr())
+}
+
+/// As `lowtide_set_backup_directory`.
+///
+/// # Safety
+///
+/// `path` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
+    // SAFETY: by the contract of this function.
+    tell(|| succeed(unsafe { lowtide_set_backup_directory(path) }));
+}
+
+/// As `lowtide_retain_backups`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
+    tell(|| {
+        start();
+        succeed(lowtide_retain_backups(retain))?;
+        RETAINS.store(retain, Ordering::Relaxed);
+        Ok(())
+    });
+}
+
+/// Returns what `tms_set_retain_cpu_backup` was told, or `TMS_RETAIN_CPU_BACKUP` says.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
+    start();
+    RETAINS.load(Ordering::Relaxed)
+}
+
+/// As `lowtide_set_memory_margin`.
+#[unsafe(no_mangle)]
+pub extern "C" fn set_memory_margin_bytes(bytes: u64) {
+    tell(|| succeed(regions::lowtide_set_memory_margin(bytes)));
+}
+
+/// As `lowtide_pause`; does nothing for a tag that was never entered, and takes the empty one for null.
+/// Returns 0 if it was done.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tms_pause(tag: *const c_char) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { with_known(tag, lowtide_pause) }
+}
+
+/// As `lowtide_resume`; does nothing for a tag that was never entered, and takes the empty one for null.
+/// Returns 0 if it was done.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tms_resume(tag: *const c_char) -> c_int {
+    // SAFETY: by the contract of this function.
+    unsafe { with_known(tag, lowtide_resume) }
+}
+
+/// Returns where the host's copy of `size` bytes at `memory`, a block's beginning, is; null where there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_get_cpu_backup_pointer(memory: *const u8, size: u64) -> *const u8 {
+    let (mut copy, mut copied) = (ptr::null(), 0);
+    // SAFETY: both may be written to.
+    let status = unsafe { lowtide_backup_find(memory.cast(), &raw mut copy, &raw mut copied) };
+    let is_there = status == Status::Ok && size <= copied as u64;
+    if is_there { copy.cast() } else { ptr::null() }
+}
+
+/// As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_torch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    lowtide_malloc(size, device, stream)
+}
+
+/// As `lowtide_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tms_torch_free(
+    memory: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    lowtide_free(memory, size, device, stream);
+}
+
+/// Does what the environment asks of the process, once.
+fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        tell(|| {
+            let directory = env::var("TMS_DISK_BACKUP_DIR").ok();
+            if let Some(directory) = directory.and_then(|path| CString::new(path).ok()) {
+                // SAFETY: it ends with a zero byte.
+                succeed(unsafe { lowtide_set_backup_directory(directory.as_ptr()) })?;
+            }
+            if is_set("TMS_RETAIN_CPU_BACKUP") {
+                succeed(lowtide_retain_backups(true))?;
+                RETAINS.store(true, Ordering::Relaxed);
+            }
+            if is_set("TMS_INIT_ENABLE") {
+                regions::enter_process("default", Thread::new().backup())?;
+            }
+            Ok(())
+        });
+    });
+}
+
+/// Returns something of what this thread has said.
+fn look<R>(look: impl FnOnce(&Thread) -> R) -> R {
+    start();
+    THREAD.with_borrow(|thread| look(thread))
+}
+
+/// Changes what this thread has said, and enters the region that it is in then.
+fn change(change: impl FnOnce(&mut Thread)) {
+    start();
+    tell(|| {
+        THREAD.with_borrow_mut(|thread| {
+            change(thread);
+            thread.enter()
+        })
+    });
+}
+
+fn tell(act: impl FnOnce() -> Result<(), Error>) {
+    let _ = run_and_tell(act);
+}
+
+/// Returns a text of the caller's, or tells what is wrong with it.
+///
+/// # Safety
+///
+/// `text` is null, or ends with a zero byte and is not changed meanwhile.
+unsafe fn owned(name: &str, text: *const c_char) -> Option<CString> {
+    let mut copy = None;
+    tell(|| {
+        // SAFETY: by the contract of this function.
+        let text = unsafe { text_from_c(name, text) }?.ok_or_else(|| Error::null(name))?;
+        copy = CString::new(text).ok();
+        Ok(())
+    });
+    copy
+}
+
+/// Does something with the regions of a tag, if there are any.
+///
+/// # Safety
+///
+/// `tag` is null or ends with a zero byte, and is not changed meanwhile.
+unsafe fn with_known(
+    tag: *const c_char,
+    act: unsafe extern "C" fn(*const c_char) -> Status,
+) -> c_int {
+    let status = run_and_tell(|| {
+        // SAFETY: by the contract of this function.
+        let named = unsafe { text_from_c("tag", tag) }?.filter(|tag| !tag.is_empty());
+        match named {
+            Some(named) if !regions::is_known(named)? => Ok(()),
+            // SAFETY: by the contract of this function.
+            Some(_) => succeed(unsafe { act(tag) }),
+            // SAFETY: null is every region.
+            None => succeed(unsafe { act(ptr::null()) }),
+        }
+    });
+    status as c_int
+}
+
+/// Returns the error of an exported function.
+fn succeed(status: Status) -> Result<(), Error> {
+    if status == Status::Ok {
+        return Ok(());
+    }
+    // SAFETY: the text is this thread's, in which no other call is under way.
+    let text = unsafe { CStr::from_ptr(crate::lowtide_last_error()) };
+    Err(Error::new(status, text.to_string_lossy()))
+}
+
+fn is_set(variable: &str) -> bool {
+    let value = env::var(variable).unwrap_or_default();
+    ["1", "true", "yes", "on"].contains(&&*value.to_lowercase())
+}

@@ -1,0 +1,241 @@
+"""Regions: memory that leaves the card and comes back at the same address.
+
+with lowtide.region("kv_cache"):
+    cache = torch.empty(size, device="cuda")
+lowtide.pause("kv_cache")  # its memory is for others
+lowtide.resume("kv_cache")  # at the same address, with what `backup` says of its contents
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
+from typing import Any, Literal
+
+from ._errors import Error
+from ._install import is_installed, release_workspaces
+from ._library import Mempool, Region, RegionVisitor, Status, check, library
+
+Backup = Literal["host", "disk"]
+"""Where the contents of a region are kept while it is paused."""
+
+_KINDS: tuple[Backup | None, ...] = (None, "host", "disk")
+_STATES = ("mapped", "pausing", "paused", "resuming")
+_SUMS = ("pauses", "resumes", "saved_bytes", "restored_bytes", "pause_ns", "resume_ns")
+_LATEST = ("last_pause_ns", "last_resume_ns", "last_saved_bytes", "last_restored_bytes")
+_CURRENT = ("live_bytes", "mapped_bytes", "paused_bytes", "host_bytes", "disk_bytes")
+FIGURES = (*_CURRENT, *_SUMS, *_LATEST)
+"""What is counted of each region, in bytes, nanoseconds and calls."""
+
+
+class Inside(ContextDecorator):
+    """While a thread is in it, its requests come from a region, or from none. Many may be in it, and one twice."""
+
+    def __init__(self, tag: str | None, kind: int) -> None:
+        self._tag, self._kind = tag_to_c(tag), kind
+
+    def __enter__(self) -> None:
+        check_served()
+        check(library().lowtide_region_enter(self._tag, self._kind))
+
+    def __exit__(self, *_: object) -> None:
+        check(library().lowtide_region_leave())
+
+
+def region(tag: str, backup: Backup | None = None) -> Inside:
+    """Returns a context, or a decorator of a function, in which this thread's memory comes from a region.
+
+    A region is a tag and where contents are kept while it is paused: nowhere, in the host's memory, or in
+    a file. Blocks of two regions share no page. Regions nest, and the innermost counts. A `MemPool` or a
+    capture that begins inside goes before it.
+
+    Other threads are not in the region, and PyTorch's threads of a backward pass are others, too: what they
+    allocate on a GPU, like gradients, comes from no region. Nor is the body of a generator or a coroutine
+    that is decorated: use `with` inside it.
+    """
+    return Inside(tag, kind_to_c(backup))
+
+
+def disable() -> Inside:
+    """Returns a context, or a decorator, in which this thread's memory comes from no region."""
+    return Inside(None, 0)
+
+
+def pause(tag: str | None = None, *, keep: bool = True) -> None:
+    """Takes the memory of the regions with this tag off every device, or that of all regions.
+
+    With `keep` false nothing is kept of it, whatever the regions' backup is.
+
+    Waits for the work of the devices, as any stream may use the memory. What is paused already stays so.
+    What is freed from now on is not brought back, and a request in the region raises `PausedError` until it is
+    resumed. Garbage is not collected before: tensors in cycles are kept as if they lived.
+
+    Raises `BackupError` where contents could not be kept, else `Error`; the memory is then mapped as before. A
+    tag that no region has is an error.
+    """
+    c_tag = tag_to_c(tag)
+    # Work outside of the regions would go on to use those that were made in one.
+    release_workspaces(c_tag)
+    check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
+
+
+def resume(tag: str | None = None) -> None:
+    """Brings the memory of the regions with this tag back, or that of all, at the addresses that it had.
+
+    Contents are those of the pause where the region keeps them, else undefined. What is not paused stays as
+    it is. Raises an error where there is too little memory; the region is then paused as before, nothing is
+    lost, and another attempt may work.
+    """
+    check(library().lowtide_resume(tag_to_c(tag)))
+
+
+@contextmanager
+def cuda_graph(
+    cuda_graph: Any,
+    pool: Any = None,
+    stream: Any = None,
+    capture_error_mode: str = "global",
+    *,
+    tag: str,
+    backup: Backup | None = None,
+) -> Iterator[None]:
+    """Captures as `torch.cuda.graph` does, into a pool whose memory is a region's.
+
+    The graph can be replayed whenever the region is not paused. `pool` may be shared by graphs of the same
+    region; one that holds other memory already is an error.
+
+    PyTorch's workspaces for cuBLAS are cleared before and after, so that those that the graph uses are its
+    pool's, and nobody else uses them.
+    """
+    import torch
+
+    check_served()
+    device = torch.cuda.current_device()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    mempool = Mempool(*pool)
+    # The graph holds the pool only from its capture on.
+    check(library().lowtide_retain_pool(device, mempool))
+    try:
+        check(library().lowtide_region_pool(device, mempool, tag_to_c(tag), kind_to_c(backup)))
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
+                yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+    finally:
+        check(library().lowtide_release_pool(device, mempool))
+
+
+def get_backup(tensor: Any) -> Any:
+    """Returns a CPU tensor over the host's copy of a tensor's memory, without copying it.
+
+    It has the tensor's type, shape and strides, and is valid until the region is resumed or the tensor is
+    freed. Raises `Error` unless the tensor is in a paused region with the backup `"host"`.
+    """
+    copy = find_backup(tensor)
+    if copy is None:
+        raise Error('there is no copy: the tensor is not in a paused region with the backup "host"')
+    return copy
+
+
+def find_backup(tensor: Any) -> Any | None:
+    """Returns what `get_backup` does, or `None` where there is no copy."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_like(tensor, device="cpu")
+    copy, size = ctypes.c_void_p(), ctypes.c_size_t()
+    status = library().lowtide_backup_find(storage.data_ptr(), ctypes.byref(copy), ctypes.byref(size))
+    if status in (Status.INVALID_ARGUMENT, Status.NOT_ALLOCATED):
+        return None
+    check(status)
+    assert copy.value is not None
+    bytes_of_host = (ctypes.c_uint8 * storage.nbytes()).from_address(copy.value)
+    kept = torch.frombuffer(bytes_of_host, dtype=torch.uint8).untyped_storage()
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def set_backup_directory(path: str | os.PathLike[str]) -> None:
+    """Keeps contents of regions with the backup `"disk"` in files of this directory from the next pause on.
+
+    Without it, it is `LOWTIDE_BACKUP_DIR`, or the system's directory for temporary files.
+    """
+    check(library().lowtide_set_backup_directory(os.fsencode(path)))
+
+
+def retain_backups(retain: bool = True) -> None:
+    """Keeps the host's memory and files of a backup for the next pause, which is faster for it, or does not."""
+    check(library().lowtide_retain_backups(retain))
+
+
+def release_backups() -> None:
+    """Gives the host's memory and files back that are retained for the next pause."""
+    check(library().lowtide_release_backups())
+
+
+def regions() -> list[dict[str, Any]]:
+    """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
+
+    Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that would be,
+    `host_bytes` and `disk_bytes` of its contents. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
+    `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`, all summed up; with `last_` before them, of the last.
+    """
+    found: list[dict[str, Any]] = []
+
+    def visit(_context: int, pointer: Any) -> None:
+        seen: Region = pointer.contents
+        found.append(
+            {
+                "tag": seen.tag.decode(),
+                "device": seen.device,
+                "backup": _KINDS[seen.backup],
+                "state": _STATES[seen.state],
+                **{name: getattr(seen, name) for name in FIGURES},
+            }
+        )
+
+    check(library().lowtide_visit_regions(RegionVisitor(visit), None))
+    return found
+
+
+def region_stats(device: int) -> dict[str, int]:
+    """Returns a device's figures by keys like `region.kv_cache.mapped_bytes`, each tag's added up.
+
+    Of those that begin with `last_` it is the largest: what the slowest of a tag's regions took.
+    """
+    stats: dict[str, int] = {}
+    for seen in regions():
+        if seen["device"] != device:
+            continue
+        for name in FIGURES:
+            key = f"region.{seen['tag']}.{name}"
+            before, figure = stats.get(key, 0), seen[name]
+            stats[key] = max(before, figure) if name in _LATEST else before + figure
+    return stats
+
+
+def check_served() -> None:
+    """Raises `Error` where PyTorch's memory is not lowtide's: a region would hold nothing, and nobody would know."""
+    if "torch" in sys.modules and not is_installed():
+        raise Error(
+            "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
+            "anything is on the GPU, or start the script by `python -m lowtide run`"
+        )
+
+
+def kind_to_c(backup: Backup | None) -> int:
+    """Returns the number of `enum lowtide_backup`; raises `ValueError` for what is none."""
+    if backup not in _KINDS:
+        raise ValueError(f'a backup is None, "host" or "disk", not {backup!r}')
+    return _KINDS.index(backup)
+
+
+def tag_to_c(tag: str | None) -> bytes | None:
+    """Returns a tag as C takes it; raises `ValueError` for one that C would cut off."""
+    if tag is not None and (not tag or "\0" in tag):
+        raise ValueError(f"a tag has characters, none of them zero: not {tag!r}")
+    return None if tag is None else tag.encode()

@@ -1,0 +1,110 @@
+"""Modules of this package by the names of others."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+from .._errors import ConfigError, Error
+
+VARIABLE = "LOWTIDE_COMPAT"
+"""The variable that names packages, like `torch_memory_saver,vllm`, that are lowtide's in processes that have it."""
+
+TORCH_MEMORY_SAVER = "torch_memory_saver"
+CUMEM = "vllm.device_allocator.cumem"
+_SUBMODULES = (
+    "binary_wrapper",
+    "entrypoint",
+    "hooks",
+    "hooks.base",
+    "hooks.mode_preload",
+    "hooks.mode_torch",
+    "testing_utils",
+    "utils",
+)
+
+
+def install_as_torch_memory_saver() -> None:
+    """Lets `import torch_memory_saver`, and its submodules, be `lowtide.compat.torch_memory_saver` from now on.
+
+    Raises `Error` if the other package has been imported: whoever did that would go on with it.
+    """
+    ours = f"{__package__}.{TORCH_MEMORY_SAVER}"
+    _alias(TORCH_MEMORY_SAVER, ours)
+    for name in _SUBMODULES:
+        _alias(f"{TORCH_MEMORY_SAVER}.{name}", f"{ours}.{name}")
+
+
+def install_as_vllm_cumem() -> None:
+    """Lets `import vllm.device_allocator.cumem` be `lowtide.compat.vllm` from now on.
+
+    Raises `Error` if vLLM's module has been imported: whoever did that would go on with it.
+    """
+    _alias(CUMEM, f"{__package__}.vllm")
+
+
+def is_installed_as_torch_memory_saver() -> bool:
+    """Returns whether `import torch_memory_saver` is lowtide's in this process."""
+    return sys.modules.get(TORCH_MEMORY_SAVER) is sys.modules.get(f"{__package__}.{TORCH_MEMORY_SAVER}")
+
+
+def install_those_of_environment() -> None:
+    """Lets the packages that `LOWTIDE_COMPAT` names be lowtide's when they are imported, and imports none.
+
+    Raises `ConfigError` for one that is not known.
+    """
+    for name in names_of_environment():
+        sys.meta_path.insert(0, _Finder(*_BY_NAME[name]))
+
+
+def names_of_environment() -> list[str]:
+    """Returns what `LOWTIDE_COMPAT` names. Raises `ConfigError` for what is not known."""
+    names = list(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    for name in names:
+        if name not in _BY_NAME:
+            known = ", ".join(_BY_NAME)
+            raise ConfigError(f"{VARIABLE} names {name!r}, of which lowtide has no counterpart: it has {known}")
+    return names
+
+
+def _alias(name: str, ours: str) -> None:
+    module = importlib.import_module(ours)
+    present = sys.modules.setdefault(name, module)
+    if present is not module:
+        raise Error(f"{name} has been imported already: call lowtide.compat.install_as_* before that")
+
+
+class _Finder:
+    """Finds a module under another's name, and puts it there when somebody imports that."""
+
+    def __init__(self, name: str, install: Callable[[], None]) -> None:
+        self._name, self._install = name, install
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        self._install()
+        return spec_from_loader(name, _Loader())
+
+
+class _Loader(Loader):
+    """Loads what is there already: Python's import system takes the module that it finds after this."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+_BY_NAME = {
+    "torch_memory_saver": (TORCH_MEMORY_SAVER, install_as_torch_memory_saver),
+    "vllm": (CUMEM, install_as_vllm_cumem),
+}

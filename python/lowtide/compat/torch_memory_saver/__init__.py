@@ -1,0 +1,34 @@
+"""lowtide with the interface of torch_memory_saver 0.0.10.
+
+    from lowtide.compat.torch_memory_saver import torch_memory_saver
+
+Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
+says why. Both hook modes are served, by the same means: memory that PyTorch asks for in a region comes from a region
+of lowtide. What is different from the package whose interface this is:
+
+- What other libraries take by `cudaMalloc` is in a region only in a program that `lowtide run --preload` started.
+  `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
+- Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
+- A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
+- A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
+- `cpu_backup_backend` is noted and changes nothing: lowtide copies through page-locked memory into ordinary memory.
+  `TMS_DISK_BACKUP_CHUNK_MB` changes nothing either.
+- `expandable_segments:True` is no obstacle.
+"""
+
+from ..._errors import Error
+from ..._install import install
+from .entrypoint import TorchMemorySaver
+from .hooks.mode_preload import configure_subprocess
+
+__all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
+
+torch_memory_saver = TorchMemorySaver()
+
+try:
+    install()
+except Error:
+    # A program that imports this and does not use it may run anywhere. The first use tries again, and says why not.
+    pass
+else:
+    torch_memory_saver.start_if_asked_to()

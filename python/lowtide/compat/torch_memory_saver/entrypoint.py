@@ -1,0 +1,202 @@
+"""The class `TorchMemorySaver`."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from ... import _regions
+from ..._install import install
+from .binary_wrapper import BinaryWrapper
+from .hooks.base import HookMode, HookUtilBase
+from .process import ProcessRegion
+
+CpuBackupBackend = Literal["mmap", "pinned"]
+
+_TAG_DEFAULT = "default"
+
+
+class TorchMemorySaver:
+    """Regions of memory that are paused and resumed. The module has the one that programs use."""
+
+    def __init__(self) -> None:
+        self._hook_mode: HookMode = "preload"
+        self._impl: _Impl | None = None
+
+    # ---- regions ----
+
+    @contextmanager
+    def region(
+        self,
+        tag: str = _TAG_DEFAULT,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+    ) -> Iterator[None]:
+        """While in it, memory that this thread asks for can be paused."""
+        _check_backend(enable_cpu_backup, cpu_backup_backend)
+        assert not (enable_cpu_backup and enable_disk_backup), "a region has a backup on the CPU or on disk, not both"
+        with self._started().region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend):
+            yield
+
+    @contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = _TAG_DEFAULT,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+    ) -> Iterator[None]:
+        """Captures as `torch.cuda.graph` does, into memory that can be paused."""
+        _check_backend(enable_cpu_backup, cpu_backup_backend)
+        self._started()
+        backup: _regions.Backup | None = "host" if enable_cpu_backup else None
+        with _regions.cuda_graph(cuda_graph, pool, stream, capture_error_mode, tag=tag, backup=backup):
+            yield
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """While in it, memory comes from no region. What is free when it ends goes back to the driver."""
+        with self._started().disable():
+            yield
+
+    def pause(self, tag: str | None = None) -> None:
+        """Takes the memory of a tag off the devices, or all; a tag that was never used has none."""
+        self._started().pause(tag or None)
+
+    def resume(self, tag: str | None = None) -> None:
+        """Brings the memory of a tag back, or all, at the addresses that it had."""
+        self._started().resume(tag or None)
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        """Returns what a tensor in a paused region held: a copy, or the very backup. `None` where there is none."""
+        self._started()
+        assert x.is_cuda, f"the tensor is on {x.device}"
+        assert x.is_contiguous(), "the tensor is not contiguous"
+        backup = _regions.find_backup(x)
+        return backup if backup is None or zero_copy else backup.clone()
+
+    # ---- options ----
+
+    @property
+    def enabled(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def hook_mode(self) -> HookMode:
+        """Can be set, before the first use, and not be read."""
+        raise AttributeError("hook_mode can be set, and not be read")
+
+    @hook_mode.setter
+    def hook_mode(self, hook_mode: HookMode) -> None:
+        assert self._impl is None, "hook_mode is set before the first use"
+        self._hook_mode = hook_mode
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Can be set, and not be read: regions grow only while that much of the device stays free."""
+        raise NotImplementedError("memory_margin_bytes can be set, and not be read")
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        self._started().cdll.set_memory_margin_bytes(value)
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether the host's memory of a backup is kept for the next one."""
+        return bool(self._started().cdll.tms_get_retain_cpu_backup())
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._started().cdll.tms_set_retain_cpu_backup(value)
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """Sets the directory for backups on disk, and makes it if need be."""
+        impl = self._started()
+        os.makedirs(path, exist_ok=True)
+        impl.cdll.tms_set_disk_backup_dir(os.fsencode(path))
+
+    # ---- the beginning ----
+
+    def start_if_asked_to(self) -> None:
+        """Puts the whole process in a region, if `TMS_INIT_ENABLE` asks for that."""
+        if ProcessRegion.asked_for() is not None:
+            # Whatever is asked first looks at the environment.
+            BinaryWrapper().cdll.tms_get_interesting_region()
+
+    def _ensure_initialized(self) -> None:
+        self._started()
+
+    def _started(self) -> "_Impl":
+        if self._impl is None:
+            install()
+            self._impl = _Impl(self._hook_mode)
+        return self._impl
+
+
+class _Impl:
+    """What there is from the first use on."""
+
+    def __init__(self, hook_mode: HookMode) -> None:
+        self._process = ProcessRegion.asked_for()
+        self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
+        self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
+
+    @property
+    def cdll(self) -> Any:
+        return self._binary_wrapper.cdll
+
+    @contextmanager
+    def region(self, tag: str, cpu: bool, disk: bool, backend: CpuBackupBackend | None) -> Iterator[None]:
+        before = self._binary_wrapper.get_config()
+        self._binary_wrapper.set_config(
+            tag=tag,
+            interesting_region=True,
+            enable_cpu_backup=cpu,
+            cpu_backup_backend=backend,
+            enable_disk_backup=disk,
+        )
+        try:
+            yield
+        finally:
+            self._binary_wrapper.set_config(**before)
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        import torch
+
+        assert self.cdll.tms_get_interesting_region(), "disable() is for the inside of a region"
+        self.cdll.tms_set_interesting_region(False)
+        try:
+            # Its memory goes back when the pool ends, and not into a cache.
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                yield
+            del pool
+        finally:
+            self.cdll.tms_set_interesting_region(True)
+
+    def pause(self, tag: str | None) -> None:
+        if self._has(tag):
+            if self._process is not None:
+                self._process.note()
+            _regions.pause(tag)
+
+    def resume(self, tag: str | None) -> None:
+        if self._has(tag):
+            _regions.resume(tag)
+            if self._process is not None:
+                self._process.fill()
+
+    def _has(self, tag: str | None) -> bool:
+        """Returns whether there is anything of this tag."""
+        return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
+
+
+def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
+    if backend is not None and not enable_cpu_backup:
+        raise ValueError("cpu_backup_backend is an option of enable_cpu_backup=True")

@@ -1,0 +1,1 @@
+"""How memory is come by: always through lowtide."""

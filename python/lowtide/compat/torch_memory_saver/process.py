@@ -1,0 +1,57 @@
+"""The region that a whole process is in."""
+
+import ctypes
+import os
+
+from ... import _regions
+from ..._errors import Error
+from ..._library import check, library
+
+TAG = "default"
+
+
+class ProcessRegion:
+    """Has what was cached back when it is resumed: the program goes on at once, and would ask for all of it again."""
+
+    def __init__(self, backup: "_regions.Backup | None") -> None:
+        self._backup: _regions.Backup | None = backup
+        # By device, in bytes, before the pause.
+        self._mapped: dict[int, int] = {}
+
+    @staticmethod
+    def asked_for() -> "ProcessRegion | None":
+        """Returns the region that the environment asks for, if it does."""
+        if not _is_true("TMS_INIT_ENABLE"):
+            return None
+        if _is_true("TMS_INIT_ENABLE_CPU_BACKUP"):
+            return ProcessRegion("host")
+        return ProcessRegion("disk" if _is_true("TMS_INIT_ENABLE_DISK_BACKUP") else None)
+
+    def note(self) -> None:
+        """Notes what is on the devices and may leave them now."""
+        self._mapped |= {device: size for device, size in self._sizes("mapped").items() if size > 0}
+
+    def fill(self) -> None:
+        """Takes as much as was noted, where the region is back, and frees it."""
+        for device, size in self._sizes("mapped").items():
+            missing = self._mapped.pop(device, 0) - size
+            if missing > 0:
+                self._cache(device, missing)
+
+    def _sizes(self, state: str) -> dict[int, int]:
+        seen = (seen for seen in _regions.regions() if (seen["tag"], seen["backup"]) == (TAG, self._backup))
+        return {region["device"]: region["mapped_bytes"] for region in seen if region["state"] == state}
+
+    def _cache(self, device: int, size: int) -> None:
+        memory = ctypes.c_void_p()
+        try:
+            with _regions.region(TAG, self._backup):
+                check(library().lowtide_allocate(size, device, None, ctypes.byref(memory)))
+            check(library().lowtide_deallocate(memory))
+        except Error:
+            # Others have it by now. What the program needs, it asks for.
+            pass
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")

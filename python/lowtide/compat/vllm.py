@@ -1,0 +1,71 @@
+"""lowtide with the interface of `vllm.device_allocator.cumem`: the memory of vLLM's sleep mode.
+
+Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
+says why. What is different from the module whose interface this is: sleeping twice does nothing, a wake-up that fails
+leaves everything asleep, and expandable segments need not be turned off. What it is made of (handles that Python maps
+and unmaps) is not there.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .. import _regions
+from .._install import install
+
+cumem_available = True
+"""Whether there is such an allocator. vLLM asks before it uses it."""
+
+
+class CuMemAllocator:
+    """Memory with tags, which sleeps and wakes up. There is one: `get_instance`."""
+
+    instance: "CuMemAllocator | None" = None
+    default_tag: str = "default"
+
+    @staticmethod
+    def get_instance() -> "CuMemAllocator":
+        """Returns the one that there is."""
+        if CuMemAllocator.instance is None:
+            CuMemAllocator.instance = CuMemAllocator()
+        return CuMemAllocator.instance
+
+    def __init__(self) -> None:
+        install()
+        self._tags: set[str] = set()
+
+    @contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """While in it, memory that this thread asks for has a tag, and sleeps when the allocator does."""
+        tag = CuMemAllocator.default_tag if tag is None else tag
+        with _regions.region(tag, _BACKUP):
+            self._tags.add(tag)
+            yield
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        """Takes all memory off the devices. The contents of these tags are kept in the host's memory.
+
+        `None` is the default tag.
+        """
+        if offload_tags is None:
+            offload_tags = (CuMemAllocator.default_tag,)
+        kept = (offload_tags,) if isinstance(offload_tags, str) else offload_tags
+        for tag in sorted(self._tags):
+            _regions.pause(tag, keep=tag in kept)
+        gc.collect()
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Brings memory of these tags back, or all, at the addresses that it had."""
+        for tag in sorted(self._tags):
+            if tags is None or tag in tags:
+                _regions.resume(tag)
+
+    def get_current_usage(self) -> int:
+        """Returns how many bytes tensors hold of this memory, asleep or not, on all devices."""
+        return sum(seen["live_bytes"] for seen in _regions.regions() if seen["tag"] in self._tags)
+
+
+_BACKUP: _regions.Backup = "host"

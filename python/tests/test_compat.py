@@ -1,0 +1,409 @@
+"""lowtide by the names of torch_memory_saver and of vLLM's allocator."""
+
+import pytest
+from machine import Machine
+
+# As in test_regions.py, and as much of PyTorch as `disable` touches.
+MEMORY = """
+    import ctypes, os, threading, lowtide
+    from contextlib import nullcontext
+    from lowtide._library import check, library
+
+    def allocate(size, device=0):
+        memory = ctypes.c_void_p()
+        check(library().lowtide_allocate(size, device, None, ctypes.byref(memory)))
+        return memory.value
+
+    def read(memory, size):
+        return ctypes.string_at(memory, size)
+
+    def write(memory, content):
+        ctypes.memmove(memory, content, len(content))
+
+    def live():
+        return {(seen["tag"], seen["backup"]): seen["live_bytes"] for seen in lowtide.regions()}
+
+    def in_thread(act):
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(act()))
+        thread.start()
+        thread.join()
+        return answers[0]
+
+    MIB = 1 << 20
+"""
+
+ALIAS = """
+    import lowtide.compat
+    lowtide.compat.install_as_torch_memory_saver()
+"""
+
+
+def test_the_package_and_its_modules_have_the_other_names(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        """
+        import torch_memory_saver
+        import torch_memory_saver.testing_utils as testing
+        from torch_memory_saver import configure_subprocess
+        from torch_memory_saver import torch_memory_saver as saver
+        from torch_memory_saver.binary_wrapper import BinaryWrapper
+        from torch_memory_saver.entrypoint import TorchMemorySaver
+        from torch_memory_saver.hooks.base import HookMode, HookUtilBase
+        from torch_memory_saver.hooks.mode_preload import HookUtilModePreload
+        from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
+        from torch_memory_saver.utils import change_env, get_binary_path_from_package, is_xpu
+        lowtide.compat.install_as_torch_memory_saver()
+        print(torch_memory_saver.__name__, type(saver) is TorchMemorySaver, saver.enabled, testing.get_device())
+        print(get_binary_path_from_package("torch_memory_saver_hook_mode_preload").name, is_xpu())
+        for mode in ("torch", "preload"):
+            print(type(HookUtilBase.create(hook_mode=mode)).__name__)
+        """,
+    )
+    assert printed.splitlines() == [
+        "lowtide.compat.torch_memory_saver True True cuda",
+        "liblowtide.so False",
+        "HookUtilModeTorch",
+        "HookUtilModePreload",
+    ]
+
+
+# Names and defaults of torch_memory_saver 0.0.10.
+SIGNATURES = {
+    "region": "tag='default', enable_cpu_backup=False, enable_disk_backup=False, cpu_backup_backend=None",
+    "cuda_graph": (
+        "cuda_graph, pool=None, stream=None, capture_error_mode='global', tag='default', enable_cpu_backup=False, "
+        "cpu_backup_backend=None"
+    ),
+    "disable": "",
+    "pause": "tag=None",
+    "resume": "tag=None",
+    "get_cpu_backup": "x, zero_copy=False",
+    "set_disk_backup_dir": "path",
+}
+
+
+def test_its_functions_take_what_the_other_s_do(machine: Machine) -> None:
+    printed = machine.code(
+        f"names = {list(SIGNATURES)}\n",
+        """\
+import inspect
+from lowtide.compat.torch_memory_saver import torch_memory_saver
+for name in names:
+    parameters = inspect.signature(getattr(torch_memory_saver, name)).parameters.values()
+    print(", ".join(
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters
+    ))
+""",
+    )
+    assert printed.splitlines() == list(SIGNATURES.values())
+
+
+def test_importing_it_installs_lowtide_and_starts_nothing(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        """
+        import ctypes, torch, torch_memory_saver
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.fakecuda_calls.restype = ctypes.c_uint64
+        print(torch.cuda.memory.current is not None, driver.fakecuda_calls(b"cuInit"))
+        """,
+    )
+    assert printed == "True 0\n"
+
+
+def test_where_lowtide_cannot_be_installed_the_first_use_says_why(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        """
+        from torch_memory_saver import torch_memory_saver
+        try:
+            with torch_memory_saver.region():
+                pass
+        except lowtide.StartedError as error:
+            print(error)
+        """,
+        FAKE_TORCH_STARTED="1",
+    )
+    assert printed.startswith("CUDA is in use already")
+
+
+def test_another_package_of_the_name_that_is_in_use_is_an_error(machine: Machine) -> None:
+    machine.write("torch_memory_saver.py", "")
+    printed = machine.code(
+        """
+        import lowtide.compat, torch_memory_saver
+        try:
+            lowtide.compat.install_as_torch_memory_saver()
+        except lowtide.Error as error:
+            print(error)
+        """
+    )
+    assert printed.startswith("torch_memory_saver has been imported already")
+
+
+@pytest.mark.parametrize("mode", ["torch", "preload"])
+def test_regions_are_lowtide_s(machine: Machine, mode: str) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        f"mode = {mode!r}\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+saver.hook_mode = mode
+with saver.region(enable_cpu_backup=True):
+    kept = allocate(30 * MIB)
+    with saver.region("inner", enable_disk_backup=True):
+        on_disk = allocate(30 * MIB)
+    allocate(512)
+with saver.region("dropped"):
+    allocate(1024)
+allocate(2048)
+print(live())
+os.mkdir("files")
+saver.set_disk_backup_dir("files/made")
+write(kept, b"kept")
+write(on_disk, b"disk")
+for tag in (None, "default", "", "never used"):
+    saver.pause(tag)
+    saver.resume(tag)
+saver.pause()
+saver.pause()
+saver.resume()
+print(read(kept, 4), read(on_disk, 4), os.path.isdir("files/made"))
+saver.retain_cpu_backup = True
+print(saver.retain_cpu_backup)
+""",
+    )
+    assert printed.splitlines() == [
+        f"{{('default', 'host'): {(30 << 20) + 512}, ('inner', 'disk'): {30 << 20}, ('dropped', None): 1024}}",
+        "b'kept' b'disk' True",
+        "True",
+    ]
+
+
+def test_options_are_refused_as_by_the_other(machine: Machine) -> None:
+    printed = machine.code(
+        """
+        from lowtide.compat.torch_memory_saver import torch_memory_saver as saver
+
+        def refused(act):
+            try:
+                act()
+            except Exception as error:
+                print(type(error).__name__)
+
+        def enter(**options):
+            with saver.region(**options):
+                pass
+
+        refused(lambda: saver.hook_mode)
+        refused(lambda: saver.memory_margin_bytes)
+        refused(lambda: enter(cpu_backup_backend="mmap"))
+        refused(lambda: enter(enable_cpu_backup=True, enable_disk_backup=True))
+        refused(lambda: saver.disable().__enter__())
+        refused(lambda: setattr(saver, "hook_mode", "torch"))
+        """
+    )
+    errors = "AttributeError NotImplementedError ValueError AssertionError AssertionError AssertionError"
+    assert printed.split() == errors.split()
+
+
+def test_a_whole_process_can_be_in_a_region(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """
+        import torch
+        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool: nullcontext()
+        from torch_memory_saver import torch_memory_saver as saver
+        allocate(512)
+        in_thread(lambda: allocate(1024))
+        with saver.region("apart"):
+            allocate(2048)
+        with saver.disable():
+            allocate(4096)
+        with lowtide.disable():
+            allocate(4096)
+        allocate(8192)
+        print(live())
+        """,
+        TMS_INIT_ENABLE="1",
+        TMS_INIT_ENABLE_CPU_BACKUP="1",
+    )
+    assert printed == "{('default', 'host'): 9728, ('apart', None): 2048}\n"
+
+
+def test_a_region_that_is_a_process_has_its_cache_back(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+        kept, freed = allocate(30 * MIB), allocate(40 * MIB)
+        check(library().lowtide_deallocate(freed))
+        saver.pause()
+        print([seen["mapped_bytes"] // MIB for seen in lowtide.regions()])
+        saver.resume()
+        print([seen["mapped_bytes"] // MIB for seen in lowtide.regions()], live())
+        """,
+        TMS_INIT_ENABLE="1",
+    )
+    assert printed.splitlines() == ["[0]", f"[70] {{('default', None): {30 << 20}}}"]
+
+
+def test_a_margin_of_the_device_is_left_to_others(machine: Machine) -> None:
+    printed = machine.code(
+        MEMORY,
+        """
+        from lowtide.compat.torch_memory_saver import torch_memory_saver as saver
+        free, total = ctypes.c_uint64(), ctypes.c_uint64()
+        check(library().lowtide_memory_info(0, ctypes.byref(free), ctypes.byref(total)))
+        saver.memory_margin_bytes = free.value - 100 * MIB
+        def most(size):
+            try:
+                return allocate(size) > 0
+            except lowtide.Error as error:
+                return str(error).splitlines()[0][:20]
+        with saver.region():
+            print(most(60 * MIB), most(60 * MIB))
+        print(most(60 * MIB))
+        """,
+    )
+    assert printed.splitlines() == ["True CUDA out of memory. ", "True"]
+
+
+CHILD = """
+    import sys
+    import torch
+    import torch_memory_saver
+    print(torch_memory_saver.__name__, torch.cuda.memory.current is not None)
+"""
+
+
+def test_children_that_are_configured_have_it_too(machine: Machine) -> None:
+    machine.write("child.py", CHILD)
+    printed = machine.code(
+        ALIAS,
+        """
+        import os, subprocess, sys
+        import torch_memory_saver
+        before = dict(os.environ)
+        os.environ["LD_PRELOAD"] = kept = os.environ.get("LD_PRELOAD", "")
+        with torch_memory_saver.configure_subprocess():
+            assert os.environ["LD_PRELOAD"].split(":")[0].endswith("liblowtide.so")
+            subprocess.run([sys.executable, "child.py"], check=True)
+        assert os.environ == {**before, "LD_PRELOAD": kept}
+        done = subprocess.run([sys.executable, "child.py"], capture_output=True, text=True)
+        print(done.stderr.splitlines()[-1])
+        """,
+    )
+    assert printed.splitlines() == [
+        "lowtide.compat.torch_memory_saver True",
+        "ModuleNotFoundError: No module named 'torch_memory_saver'",
+    ]
+
+
+def test_an_unmodified_program_has_it_by_a_variable(machine: Machine) -> None:
+    machine.write("child.py", CHILD)
+    done = machine.run("-m", "lowtide", "run", "child.py", LOWTIDE_COMPAT="torch_memory_saver,vllm")
+    assert done.stdout == "lowtide.compat.torch_memory_saver True\n", done
+    done = machine.run("-m", "lowtide", "run", "child.py", LOWTIDE_COMPAT="tms")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "lowtide: LOWTIDE_COMPAT names 'tms', of which lowtide has no counterpart: it has torch_memory_saver, vllm\n"
+    )
+
+
+def test_the_functions_of_c_keep_a_thread_s_state(gpu: Machine) -> None:
+    printed = gpu.code(
+        MEMORY,
+        """
+        from lowtide.compat.torch_memory_saver.binary_wrapper import BinaryWrapper
+        wrapper = BinaryWrapper()
+        saver = wrapper.cdll
+        print(wrapper.get_config())
+        saver.tms_set_current_tag(b"kv")
+        saver.tms_set_interesting_region(True)
+        memory = allocate(512)
+        saver.tms_set_enable_disk_backup(True)
+        saver.tms_set_enable_disk_backup(False)
+        saver.tms_set_enable_cpu_backup(True)
+        saver.tms_set_cpu_backup_backend(b"mmap")
+        kept = allocate(1024)
+        print(wrapper.get_config(), in_thread(wrapper.get_config)["interesting_region"])
+        saver.tms_set_interesting_region(False)
+        allocate(2048)
+        print(live())
+        write(kept, b"kept")
+        pointer = ctypes.cast(kept, ctypes.POINTER(ctypes.c_uint8))
+        print(bool(saver.tms_get_cpu_backup_pointer(pointer, 4)), saver.tms_pause(b"kv"))
+        copy = saver.tms_get_cpu_backup_pointer(pointer, 4)
+        print(bytes(copy[:4]), saver.tms_resume(None), read(kept, 4), saver.tms_pause(b"never used"))
+        """,
+    )
+    assert printed.splitlines() == [
+        "{'tag': 'default', 'interesting_region': False, 'enable_cpu_backup': False, 'cpu_backup_backend': '', "
+        "'enable_disk_backup': False}",
+        "{'tag': 'kv', 'interesting_region': True, 'enable_cpu_backup': True, 'cpu_backup_backend': 'mmap', "
+        "'enable_disk_backup': False} False",
+        "{('kv', None): 512, ('kv', 'disk'): 0, ('kv', 'host'): 1024}",
+        "False 0",
+        "b'kept' 0 b'kept' 0",
+    ]
+
+
+def test_memory_of_vllm_sleeps_and_wakes_up(machine: Machine) -> None:
+    machine.write("vllm/__init__.py", "")
+    machine.write("vllm/device_allocator/__init__.py", "")
+    machine.write("vllm/device_allocator/cumem.py", "raise ImportError('the other was imported')")
+    printed = machine.code(
+        """
+        import lowtide.compat
+        lowtide.compat.install_as_vllm_cumem()
+        """,
+        MEMORY,
+        """
+        import torch
+        torch.cuda.empty_cache = lowtide.empty_cache
+        from vllm.device_allocator.cumem import CuMemAllocator, cumem_available
+        from vllm.device_allocator import cumem
+        allocator = CuMemAllocator.get_instance()
+        assert cumem_available and cumem.CuMemAllocator is CuMemAllocator
+        print(allocator.get_current_usage())
+        with allocator.use_memory_pool(tag="weights"):
+            weights = allocate(30 * MIB)
+            with allocator.use_memory_pool(tag="kv_cache"):
+                cache = allocate(40 * MIB)
+        with allocator.use_memory_pool():
+            unnamed = allocate(512)
+        print(allocator.get_current_usage())
+        write(weights, b"kept")
+        write(unnamed, b"kept")
+        def saved():
+            return {seen["tag"]: seen["last_saved_bytes"] // 512 for seen in lowtide.regions()}
+        for kept in (("weights",), "kv_cache", None, ()):
+            allocator.sleep(kept)
+            print(saved(), {seen["state"] for seen in lowtide.regions()})
+            allocator.wake_up(["weights"])
+            print(sorted(seen["tag"] for seen in lowtide.regions() if seen["state"] == "paused"))
+            allocator.wake_up()
+        print(allocator.get_current_usage())
+        """,
+    )
+    all_blocks = (70 << 20) + 512
+    weights, cache = (30 << 20) // 512, (40 << 20) // 512
+
+    def saved(*sizes: int) -> str:
+        return f"{dict(zip(('weights', 'kv_cache', 'default'), sizes, strict=True))} {{'paused'}}"
+
+    awake = "['default', 'kv_cache']"
+    assert printed.splitlines() == [
+        "0",
+        f"{all_blocks}",
+        *(saved(weights, 0, 0), awake),
+        *(saved(0, cache, 0), awake),
+        *(saved(0, 0, 1), awake),
+        *(saved(0, 0, 0), awake),
+        f"{all_blocks}",
+    ]
