@@ -29,6 +29,7 @@ mod held;
 mod peers;
 mod pluggable;
 mod pools;
+mod preload;
 mod registry;
 mod settings;
 mod share;
@@ -63,6 +64,7 @@ pub use pools::{
     lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
+pub use preload::*;
 pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
 pub use shortage::{
     OutOfMemory, ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage,

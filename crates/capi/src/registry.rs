@@ -24,7 +24,7 @@ pub(crate) type Allocator = SharedAllocator<CudaDriver>;
 pub(crate) type Lane = DeviceAllocator<SharedDriver<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
-const DEVICES_MAX: usize = 128;
+pub(crate) const DEVICES_MAX: usize = 128;
 
 static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
@@ -383,6 +383,7 @@ fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
     DEVICES.get(usize::try_from(ordinal).ok()?)
 }
 
-fn variable(name: &str) -> Option<String> {
+/// Returns a variable of the environment.
+pub(crate) fn variable(name: &str) -> Option<String> {
     Some(env::var_os(name)?.to_string_lossy().into_owned())
 }
