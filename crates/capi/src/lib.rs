@@ -29,6 +29,7 @@ mod held;
 mod peers;
 mod pluggable;
 mod pools;
+mod preload;
 mod regions;
 mod registry;
 mod settings;
@@ -65,6 +66,7 @@ pub use pools::{
     lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
+pub use preload::*;
 pub use regions::{
     Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_is_in_region,
     lowtide_pause, lowtide_pause_and_drop, lowtide_region_enter, lowtide_region_leave,

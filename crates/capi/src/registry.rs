@@ -394,6 +394,7 @@ fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
     DEVICES.get(usize::try_from(ordinal).ok()?)
 }
 
-fn variable(name: &str) -> Option<String> {
+/// Returns a variable of the environment.
+pub(crate) fn variable(name: &str) -> Option<String> {
     Some(env::var_os(name)?.to_string_lossy().into_owned())
 }

@@ -9,6 +9,9 @@ const PYTORCH_VARIABLES: [&str; 3] = [
     "PYTORCH_ALLOC_CONF",
 ];
 
+/// What serves those who name none.
+const DEFAULT_STRATEGY: &str = "caching";
+
 /// What the program asked for; where it did not, the environment decides.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Choice {
@@ -17,6 +20,16 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// Returns what `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` ask for, and nothing else: PyTorch's variables are
+    /// for PyTorch's own allocator, which may run on top of this one.
+    pub(crate) fn of_environment_alone(variable: impl Fn(&str) -> Option<String>) -> Choice {
+        let ours = |name| variable(name).filter(|text| !text.is_empty());
+        Choice {
+            strategy: Some(ours("LOWTIDE_STRATEGY").unwrap_or_else(|| DEFAULT_STRATEGY.to_owned())),
+            conf: Some(ours("LOWTIDE_CONF").unwrap_or_default()),
+        }
+    }
+
     /// Returns the configuration, given the environment's variables.
     ///
     /// The strategy is the program's, else `LOWTIDE_STRATEGY`, else `caching`. The options are the
@@ -35,7 +48,7 @@ impl Choice {
         let ours_counts = named.is_none();
         let strategy = named
             .or_else(|| ours("LOWTIDE_STRATEGY"))
-            .unwrap_or_else(|| "caching".to_owned());
+            .unwrap_or_else(|| DEFAULT_STRATEGY.to_owned());
         let pytorch = || {
             let set = PYTORCH_VARIABLES.into_iter().find_map(&variable);
             set.filter(|_| strategy == "caching")
@@ -106,6 +119,25 @@ mod tests {
             resolved((None, Some("retry_ms:7")), &environment),
             "bfc:retry_ms:7"
         );
+    }
+
+    #[test]
+    fn without_pytorch_the_environment_is_ours_alone() {
+        let chosen = |environment: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                let found = environment.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            let choice = Choice::of_environment_alone(variable);
+            choice.resolve(variable).unwrap().to_string()
+        };
+        assert_eq!(chosen(&[PYTORCH]), "caching");
+        let ours = [
+            ("LOWTIDE_STRATEGY", "bfc"),
+            ("LOWTIDE_CONF", "retry_ms:5"),
+            PYTORCH,
+        ];
+        assert_eq!(chosen(&ours), "bfc:retry_ms:5");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -30,6 +31,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     Advise(AdviseArgs),
     Convert(ConvertArgs),
+    Run(RunArgs),
     Doctor(DoctorArgs),
 }
 
@@ -108,6 +110,33 @@ pub(crate) struct ConvertArgs {
     pub(crate) device: Option<u32>,
 }
 
+/// Run a program that calls CUDA with lowtide as its allocator
+///
+/// For any program, in any language: what it asks cudaMalloc, cudaMallocAsync or cuMemAlloc for comes from
+/// lowtide, and a summary on standard error says at the end what that saved. A script that uses PyTorch gains
+/// more from `python -m lowtide run`. The exit code is the program's; 127 if there is no such program, 126 if
+/// it cannot be started.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Put lowtide in front of the driver, by LD_PRELOAD; processes that the program starts have it, too
+    #[arg(long)]
+    pub(crate) preload: bool,
+
+    /// The allocator, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: what
+    /// LOWTIDE_STRATEGY and LOWTIDE_CONF say, else caching]
+    #[arg(long, value_name = "NAME[:CONF]", value_parser = configuration)]
+    pub(crate) strategy: Option<String>,
+
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
 /// Say what lowtide finds on this machine, and what to do about what is missing
 ///
 /// Looks at the driver and the cards. `python -m lowtide doctor` looks at PyTorch, the compiler and the shim
@@ -149,6 +178,12 @@ pub(crate) enum StrategyChoice {
         /// Whether they were given, if only as an empty text after a colon.
         has_conf: bool,
     },
+}
+
+/// Returns a strategy with its options as it was written, if there is such.
+fn configuration(text: &str) -> Result<String, String> {
+    let config = text.parse::<Config>().map_err(|error| error.to_string());
+    config.map(|_| text.to_owned())
 }
 
 fn device(text: &str) -> Result<u32, &'static str> {

@@ -1,5 +1,6 @@
 //! The `lowtide` command: what any allocator, or any setting of PyTorch's, would have done with a job,
-//! from a recording of it and without a GPU; and what lowtide finds on this machine.
+//! from a recording of it and without a GPU; any program that calls CUDA, run with lowtide as its
+//! allocator; and what lowtide finds on this machine.
 //!
 //! Everything that is wrong with an argument or a file is one line on standard error and exit code 2.
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ mod progress;
 mod ranking;
 mod recording;
 mod replay;
+mod run;
 #[cfg(test)]
 mod samples;
 mod table;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
         Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

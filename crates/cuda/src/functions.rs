@@ -24,7 +24,9 @@ macro_rules! functions {
 
                 cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
                 cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+                cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut c_uint, active: *mut c_int);
                 cuCtxGetCurrent(context: *mut CUcontext);
+                cuCtxGetDevice(device: *mut CUdevice);
                 cuCtxPushCurrent_v2(context: CUcontext);
                 cuCtxPopCurrent_v2(context: *mut CUcontext);
                 cuCtxSynchronize();

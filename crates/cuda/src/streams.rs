@@ -20,7 +20,7 @@ pub enum CaptureStatus {
 }
 
 impl CaptureStatus {
-    fn from_raw(raw: CUstreamCaptureStatus) -> CaptureStatus {
+    pub(crate) fn from_raw(raw: CUstreamCaptureStatus) -> CaptureStatus {
         match raw {
             CUstreamCaptureStatus::NONE => CaptureStatus::None,
             CUstreamCaptureStatus::ACTIVE => CaptureStatus::Active,

@@ -51,6 +51,19 @@ driver_calls! {
         Ok(())
     }
 
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) {
+        let state = lock()?;
+        let index = state.device_index(device)?;
+        if state.devices[index].context.is_none() {
+            return Ok(());
+        }
+        let tails = state.tails_of_device(index);
+        let mut state = work::wait_for(state, &tails)?;
+        // Whoever retained it does not have it any more.
+        state.destroy_context(index);
+        Ok(())
+    }
+
     fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: Out<c_uint>, active: Out<c_int>) {
         let (flags, active) = (flags.required()?, active.required()?);
         let state = lock()?;

@@ -1,0 +1,241 @@
+//! Which function a name leads to: the driver's own behind ours, and ours where a program looks for the
+//! driver's.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::{MaybeUninit, transmute};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::{is_serving, stand_ins::STAND_INS};
+
+/// What `dlsym` is.
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// A function of the driver's in front of which one of ours stands.
+pub(super) struct StandIn {
+    /// Its name in the library.
+    pub(super) name: &'static CStr,
+    /// What `cuGetProcAddress` knows it by, from this version of CUDA on.
+    pub(super) symbol: &'static str,
+    pub(super) since: c_int,
+    /// Whether its default stream is each thread's own.
+    pub(super) is_per_thread: bool,
+    /// Ours.
+    pub(super) function: *const c_void,
+    /// The driver's; null until it was looked for.
+    pub(super) real: AtomicPtr<c_void>,
+}
+
+// SAFETY: the one pointer that is not atomic is that of a function, which never changes.
+unsafe impl Sync for StandIn {}
+
+impl StandIn {
+    /// Returns the driver's function, or null where the process has no driver.
+    #[inline]
+    pub(super) fn real(&self) -> *mut c_void {
+        let known = self.real.load(Ordering::Relaxed);
+        if known.is_null() { self.find() } else { known }
+    }
+
+    /// Looks behind this library first, which is where a program finds the driver that it is linked with,
+    /// and then into the driver that it has opened.
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        let dlsym = real_dlsym();
+        // SAFETY: the name ends with a zero byte.
+        let mut found = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() || found.cast_const() == self.function {
+            let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+            // SAFETY: opens nothing: the driver is there already, or the answer is null.
+            let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
+            found = match driver.is_null() {
+                true => ptr::null_mut(),
+                // SAFETY: the library was opened in the lines above, and is not closed.
+                false => unsafe { dlsym(driver, self.name.as_ptr()) },
+            };
+        }
+        self.note(found);
+        found
+    }
+
+    /// Remembers the driver's function, unless that was found to be ours.
+    fn note(&self, found: *mut c_void) {
+        if found.cast_const() != self.function {
+            self.real.store(found, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns what is to do a program's `cuGetProcAddress`, given what the driver answered: ours or that.
+pub(super) fn entry_point(
+    symbol: &CStr,
+    version: c_int,
+    is_per_thread: bool,
+    found: *mut c_void,
+) -> *mut c_void {
+    let symbol = symbol.to_bytes();
+    let meant = STAND_INS.iter().filter(|known| {
+        let is_named = known.symbol.as_bytes() == symbol && known.since <= version;
+        is_named || known.name.to_bytes() == symbol
+    });
+    // Newer forms before older ones; most functions have no form for threads' own streams.
+    let best = meant.max_by_key(|known| (known.is_per_thread == is_per_thread, known.since));
+    best.map_or(found, |known| {
+        known.note(found);
+        known.function.cast_mut()
+    })
+}
+
+/// `dlsym` of the C library, which this one hides from every library that was loaded with it.
+///
+/// The C library looks at who called: `RTLD_NEXT` and `RTLD_DEFAULT` depend on that. So this one only decides
+/// which function answers, and jumps there: it sees the program's arguments and its return address.
+///
+/// # Safety
+///
+/// As `dlsym`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "mov rdx, [rsp + 16]",
+        "sub rsp, 8",
+        "call {choose}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        choose = sym choose,
+    )
+}
+
+/// As above.
+///
+/// # Safety
+///
+/// As `dlsym`.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    std::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "mov x2, x30",
+        "bl {choose}",
+        "mov x16, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "br x16",
+        choose = sym choose,
+    )
+}
+
+/// Returns the function that answers a call of `dlsym`. Takes no memory, as libraries that serve `malloc`
+/// look up the next one from within it.
+unsafe extern "C" fn choose(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: *const c_void,
+) -> Dlsym {
+    let is_special = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT || name.is_null();
+    if is_special || !is_serving() {
+        return real_dlsym();
+    }
+    // SAFETY: it is not null, and a name ends with a zero byte.
+    let name = unsafe { CStr::from_ptr(name) };
+    // What lowtide looks up itself is to be the driver's.
+    if stand_in(name).is_none() || image_of(caller) == image_of(choose as *const c_void) {
+        return real_dlsym();
+    }
+    find_for_program
+}
+
+/// Returns what a library has by a name, and ours where that is the driver's function.
+unsafe extern "C" fn find_for_program(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the arguments are those of a call of `dlsym`.
+    let found = unsafe { real_dlsym()(handle, name) };
+    // SAFETY: `choose` has read the name.
+    let name = unsafe { CStr::from_ptr(name) };
+    match stand_in(name) {
+        Some(known) if is_drivers(found) => {
+            known.note(found);
+            known.function.cast_mut()
+        }
+        _ => found,
+    }
+}
+
+fn stand_in(name: &CStr) -> Option<&'static StandIn> {
+    if !name.to_bytes().starts_with(b"cu") {
+        return None;
+    }
+    STAND_INS.iter().find(|known| known.name == name).copied()
+}
+
+/// Returns whether an address lies in NVIDIA's driver: other libraries may have functions of these names.
+fn is_drivers(address: *const c_void) -> bool {
+    let Some(image) = image(address) else {
+        return false;
+    };
+    if image.dli_fname.is_null() {
+        return false;
+    }
+    // SAFETY: it is not null, and the loader's names end with a zero byte and last as long as the library.
+    let path = unsafe { CStr::from_ptr(image.dli_fname) }.to_bytes();
+    let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    file.starts_with(b"libcuda.so")
+}
+
+/// Returns where the library that an address lies in begins; null for none.
+fn image_of(address: *const c_void) -> *mut c_void {
+    image(address).map_or(ptr::null_mut(), |image| image.dli_fbase)
+}
+
+fn image(address: *const c_void) -> Option<libc::Dl_info> {
+    let mut image = MaybeUninit::uninit();
+    // SAFETY: any address may be asked for; the answer is written to `image`.
+    let is_known = unsafe { libc::dladdr(address, image.as_mut_ptr()) } != 0;
+    // SAFETY: it was written, as the call succeeded.
+    is_known.then(|| unsafe { image.assume_init() })
+}
+
+/// Returns the C library's own function.
+#[inline]
+fn real_dlsym() -> Dlsym {
+    let known = REAL_DLSYM.load(Ordering::Relaxed);
+    if known.is_null() {
+        return find_dlsym();
+    }
+    // SAFETY: only `dlsym` is stored there.
+    unsafe { transmute::<*mut c_void, Dlsym>(known) }
+}
+
+static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// The versions under which C libraries have had `dlsym`: since it moved into `libc.so.6`, and before, by
+/// processor.
+const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.17", c"GLIBC_2.2.5"];
+
+#[cold]
+fn find_dlsym() -> Dlsym {
+    for version in DLSYM_VERSIONS {
+        // A version cannot be asked for in a library that has none, such as this one: it is never ours.
+        // SAFETY: both texts end with a zero byte.
+        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        if !found.is_null() {
+            REAL_DLSYM.store(found, Ordering::Relaxed);
+            // SAFETY: that is what the function of this name is.
+            return unsafe { transmute::<*mut c_void, Dlsym>(found) };
+        }
+    }
+    finds_nothing
+}
+
+/// What answers in a C library without `dlsym`.
+unsafe extern "C" fn finds_nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}

@@ -1,0 +1,244 @@
+//! The functions of NVIDIA's driver that lowtide stands in for, by their names. Each has the type that `cuda.h`
+//! gives it, and calls the driver's own for whatever is not lowtide's to answer.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::transmute;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+use super::lookup::{StandIn, entry_point};
+use super::{code, is_serving, memory, summary};
+
+/// Defines the exported functions, and the list of them.
+///
+/// After a name stands what `cuGetProcAddress` knows the function by, since which version of CUDA, and
+/// whether its default stream is each thread's own (`cuda.h` has `_ptsz` in such names). The body is what
+/// happens where lowtide serves the process; the closure that is named before it calls the driver.
+macro_rules! stand_ins {
+    ($(
+        fn $name:ident [$symbol:literal, $since:literal, $is_per_thread:literal]
+            ($($argument:ident: $type:ty),*) |$driver:ident| $body:block
+    )*) => {
+        $(
+            /// The driver's function of this name.
+            ///
+            /// # Safety
+            ///
+            /// As the driver's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                let $driver = || {
+                    let real = table::$name.real();
+                    if real.is_null() {
+                        return code::NO_DEVICE;
+                    }
+                    // SAFETY: it is the driver's function of this name, which cuda.h gives this type.
+                    let real = unsafe {
+                        transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(real)
+                    };
+                    // SAFETY: the arguments are the program's.
+                    unsafe { real($($argument),*) }
+                };
+                if is_serving() {
+                    guarded(|| $body)
+                } else {
+                    $driver()
+                }
+            }
+        )*
+
+        #[expect(non_upper_case_globals, reason = "the names of the driver's functions")]
+        mod table {
+            use super::*;
+
+            $(pub(super) static $name: StandIn = StandIn {
+                name: c_str(concat!(stringify!($name), "\0")),
+                symbol: $symbol,
+                since: $since,
+                is_per_thread: $is_per_thread,
+                function: super::$name as *const c_void,
+                real: AtomicPtr::new(ptr::null_mut()),
+            };)*
+        }
+
+        /// Every function of this file.
+        pub(super) static STAND_INS: &[&StandIn] = &[$(&table::$name),*];
+    };
+}
+
+const fn c_str(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the text ends with its only zero byte"),
+    }
+}
+
+stand_ins! {
+    // Those that lowtide serves.
+    fn cuMemAlloc_v2 ["cuMemAlloc", 3020, false](memory: *mut u64, size: usize)
+        |driver| { or_driver(driver, memory::allocate(memory, size)) }
+    fn cuMemFree_v2 ["cuMemFree", 3020, false](address: u64)
+        |driver| { or_driver(driver, memory::free(address)) }
+    fn cuMemAllocAsync ["cuMemAllocAsync", 11020, false](memory: *mut u64, size: usize, stream: *mut c_void)
+        |driver| {
+            or_driver(driver, memory::allocate_async(memory, size, stream, false))
+        }
+    fn cuMemAllocAsync_ptsz ["cuMemAllocAsync", 11020, true](memory: *mut u64, size: usize, stream: *mut c_void)
+        |driver| {
+            or_driver(driver, memory::allocate_async(memory, size, stream, true))
+        }
+    fn cuMemFreeAsync ["cuMemFreeAsync", 11020, false](address: u64, stream: *mut c_void)
+        |driver| { or_driver(driver, memory::free_async(address, stream, false)) }
+    fn cuMemFreeAsync_ptsz ["cuMemFreeAsync", 11020, true](address: u64, stream: *mut c_void)
+        |driver| { or_driver(driver, memory::free_async(address, stream, true)) }
+    fn cuMemGetInfo_v2 ["cuMemGetInfo", 3020, false](free: *mut usize, total: *mut usize)
+        |driver| {
+            let code = driver();
+            if code == code::SUCCESS && !free.is_null() {
+                memory::add_kept(free);
+            }
+            code
+        }
+    fn cuIpcGetMemHandle ["cuIpcGetMemHandle", 4010, false](handle: *mut c_void, address: u64)
+        |driver| { memory::refuse_inner(address).unwrap_or_else(driver) }
+
+    // Those for other memory of the device, which may need what lowtide keeps.
+    fn cuMemAllocManaged ["cuMemAllocManaged", 6000, false](memory: *mut u64, size: usize, flags: c_uint)
+        |driver| {
+            summary::count_managed();
+            or_after_release(driver)
+        }
+    fn cuMemAllocPitch_v2 ["cuMemAllocPitch", 3020, false]
+        (memory: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint)
+        |driver| { or_after_release(driver) }
+    fn cuMemCreate ["cuMemCreate", 10020, false]
+        (handle: *mut u64, size: usize, properties: *const c_void, flags: u64)
+        |driver| { or_after_release(driver) }
+    fn cuMemAllocFromPoolAsync ["cuMemAllocFromPoolAsync", 11020, false]
+        (memory: *mut u64, size: usize, pool: *mut c_void, stream: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuMemAllocFromPoolAsync_ptsz ["cuMemAllocFromPoolAsync", 11020, true]
+        (memory: *mut u64, size: usize, pool: *mut c_void, stream: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuArrayCreate_v2 ["cuArrayCreate", 3020, false](array: *mut c_void, descriptor: *const c_void)
+        |driver| { or_after_release(driver) }
+    fn cuArray3DCreate_v2 ["cuArray3DCreate", 3020, false](array: *mut c_void, descriptor: *const c_void)
+        |driver| { or_after_release(driver) }
+
+    // Those after which something is not as it was.
+    fn cuStreamDestroy_v2 ["cuStreamDestroy", 4000, false](stream: *mut c_void)
+        |driver| {
+            memory::wait_for_last_work(stream);
+            driver()
+        }
+    fn cuDevicePrimaryCtxReset ["cuDevicePrimaryCtxReset", 7000, false](device: c_int)
+        |driver| {
+            memory::lose(device);
+            driver()
+        }
+    fn cuDevicePrimaryCtxReset_v2 ["cuDevicePrimaryCtxReset", 11000, false](device: c_int)
+        |driver| {
+            memory::lose(device);
+            driver()
+        }
+    fn cuDeviceSetMemPool ["cuDeviceSetMemPool", 11020, false](device: c_int, pool: *mut c_void)
+        |driver| {
+            memory::leave_pools_to_program();
+            driver()
+        }
+    fn cuMemPoolSetAccess ["cuMemPoolSetAccess", 11020, false]
+        (pool: *mut c_void, access: *const c_void, count: usize)
+        |driver| {
+            memory::leave_pools_to_program();
+            driver()
+        }
+
+    // Those that find functions.
+    fn cuGetProcAddress ["cuGetProcAddress", 11030, false]
+        (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
+        |driver| {
+            find(driver, symbol, function, version, (flags, false))
+        }
+    fn cuGetProcAddress_ptsz ["cuGetProcAddress", 11030, true]
+        (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
+        |driver| {
+            find(driver, symbol, function, version, (flags, true))
+        }
+    fn cuGetProcAddress_v2 ["cuGetProcAddress", 12000, false]
+        (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_uint)
+        |driver| {
+            find(driver, symbol, function, version, (flags, false))
+        }
+    fn cuGetProcAddress_v2_ptsz ["cuGetProcAddress", 12000, true]
+        (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_uint)
+        |driver| {
+            find(driver, symbol, function, version, (flags, true))
+        }
+}
+
+thread_local! {
+    static IS_SERVED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this thread is in one of these functions: as the end of the process can be, in a handler
+/// of signals.
+pub(super) fn is_thread_served() -> bool {
+    IS_SERVED.get()
+}
+
+/// Runs what serves the program, which no panic passes.
+#[inline]
+fn guarded(serve: impl FnOnce() -> c_int) -> c_int {
+    IS_SERVED.set(true);
+    // What a panic leaves half done is behind locks, which are poisoned.
+    let code = catch_unwind(AssertUnwindSafe(serve));
+    IS_SERVED.set(false);
+    code.unwrap_or(code::UNKNOWN)
+}
+
+/// Returns lowtide's answer to a call for memory, or else the driver's.
+fn or_driver(driver: impl Fn() -> c_int, answer: Option<c_int>) -> c_int {
+    answer.unwrap_or_else(|| {
+        summary::count_left_to_driver();
+        driver()
+    })
+}
+
+/// Returns the driver's answer to a request for other memory, for which lowtide gives back what it keeps.
+fn or_after_release(driver: impl Fn() -> c_int) -> c_int {
+    match driver() {
+        code::OUT_OF_MEMORY if memory::release_kept() => driver(),
+        code => code,
+    }
+}
+
+/// Lets the driver find a function, and puts ours in its place.
+fn find(
+    driver: impl Fn() -> c_int,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    (flags, is_per_thread_by_default): (u64, bool),
+) -> c_int {
+    const LEGACY_STREAM: u64 = 1;
+    const PER_THREAD_STREAM: u64 = 2;
+    let code = driver();
+    if code != code::SUCCESS || symbol.is_null() || function.is_null() {
+        return code;
+    }
+    // SAFETY: the driver has just written to it.
+    let found = unsafe { function.read() };
+    if found.is_null() {
+        return code;
+    }
+    // SAFETY: it is not null, and the driver has read it as a text.
+    let symbol = unsafe { CStr::from_ptr(symbol) };
+    let is_per_thread =
+        flags & PER_THREAD_STREAM != 0 || is_per_thread_by_default && flags & LEGACY_STREAM == 0;
+    let meant = entry_point(symbol, version, is_per_thread, found);
+    // SAFETY: the driver has just written to it.
+    unsafe { function.write(meant) };
+    code
+}

@@ -1,0 +1,85 @@
+//! What it came to, told at the end of the process.
+
+use std::ffi::c_int;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use lowtide_core::Bytes;
+
+use super::stand_ins::is_thread_served;
+use crate::registry;
+
+/// Calls for memory that lowtide left to the driver.
+static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
+/// Calls for managed memory, all of which are the driver's.
+static MANAGED: AtomicU64 = AtomicU64::new(0);
+/// The process that is to be told of.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+pub(super) fn count_left_to_driver() {
+    LEFT_TO_DRIVER.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(super) fn count_managed() {
+    MANAGED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Has the summary written when the process ends by `exit` or by the end of `main`.
+pub(super) fn tell_at_exit() {
+    // SAFETY: it only asks.
+    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    // Where the C library has no room for it, there is no summary.
+    // SAFETY: the function is there until the end: what was preloaded is never unloaded.
+    let _ = unsafe { libc::atexit(tell) };
+}
+
+extern "C" fn tell() {
+    // The child of a fork ends by `exit`, too, and has nothing to tell.
+    // SAFETY: it only asks.
+    if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
+        return;
+    }
+    // Nor can this thread wait for a lock that it has.
+    if is_thread_served() {
+        return;
+    }
+    let text = text();
+    let bytes = text.as_bytes();
+    // In one piece, and past every buffer: the program may have closed its own already.
+    // SAFETY: the bytes are there.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Returns the summary, from figures alone: the driver may be gone.
+fn text() -> String {
+    let mut served = 0;
+    let mut reached = LEFT_TO_DRIVER.load(Ordering::Relaxed).cast_signed();
+    let left = reached;
+    let mut devices = String::new();
+    for (ordinal, allocator) in registry::devices_in_use().into_iter().flatten() {
+        let Ok(stats) = allocator.stats() else {
+            continue;
+        };
+        served += stats.allocation.all.allocated + stats.allocation.all.freed;
+        reached += stats.num_device_alloc + stats.num_device_free;
+        let peaks = [
+            stats.reserved_bytes.all.peak,
+            stats.requested_bytes.all.peak,
+        ];
+        devices.push_str(&peaks_of(ordinal, peaks));
+    }
+    let mut text = format!(
+        "lowtide: {} calls for memory, {reached} of the driver's",
+        served + left
+    );
+    let managed = MANAGED.load(Ordering::Relaxed);
+    if managed > 0 {
+        let _ = write!(text, "; {managed} for managed memory, left to the driver");
+    }
+    text + "\n" + &devices
+}
+
+fn peaks_of(ordinal: c_int, peaks: [i64; 2]) -> String {
+    let [reserved, live] = peaks.map(|bytes| Bytes(u64::try_from(bytes).unwrap_or(0)));
+    format!("lowtide: device {ordinal}: peak {reserved} reserved, peak {live} live\n")
+}

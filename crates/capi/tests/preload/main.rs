@@ -1,0 +1,307 @@
+//! Programs in C that know nothing of lowtide, run with it in `LD_PRELOAD`: linked with a stand-in for CUDA's
+//! runtime, and with the same in the program itself.
+//!
+//! What a card's own runtime and driver do is not tested here: the stand-in looks the driver up as NVIDIA's
+//! was seen to.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The program's two forms.
+const FORMS: [Form; 2] = [Form::Shared, Form::Static];
+
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    /// Linked with the runtime's library.
+    Shared,
+    /// With the runtime in it.
+    Static,
+}
+
+/// A directory with the program, the runtime, and the driver under the name by which programs open it.
+struct Machine(PathBuf);
+
+impl Machine {
+    fn new(test: &str, form: Form) -> Machine {
+        let name = format!("preload-{test}-{form:?}-{}", std::process::id());
+        let directory = libraries().join(name);
+        fs::create_dir_all(&directory).unwrap();
+        let driver = fs::canonicalize(fakecuda::library_path()).unwrap();
+        symlink(driver, directory.join("libcuda.so.1")).unwrap();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+        let [program, runtime] = ["preload.c", "cudart.c"].map(|name| sources.join(name));
+        let built = directory.join("program");
+        match form {
+            Form::Static => compile(&[&program, &runtime], &built, &["-rdynamic"]),
+            Form::Shared => {
+                let library = directory.join("libcudart.so.12");
+                compile(&[&runtime], &library, &["-shared", "-fPIC"]);
+                compile(&[&program, &library], &built, &["-rdynamic"]);
+            }
+        }
+        Machine(directory)
+    }
+
+    /// Returns what runs a check of the program, with lowtide in front of it or not.
+    fn command(&self, check: &str, preload: bool) -> Command {
+        let mut command = Command::new(self.0.join("program"));
+        command.arg(check);
+        self.prepare(&mut command, preload);
+        command
+    }
+
+    fn prepare(&self, command: &mut Command, preload: bool) {
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            let mut ours = ["LOWTIDE_", "PYTORCH_", "FAKECUDA_"].iter();
+            if ours.any(|ours| name.starts_with(ours)) {
+                command.env_remove(name);
+            }
+        }
+        command.env("LD_LIBRARY_PATH", &self.0);
+        if preload {
+            command.env("LD_PRELOAD", lowtide());
+            command.env("LOWTIDE_PRELOAD", "1");
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Returns where cargo puts the shared objects.
+fn libraries() -> PathBuf {
+    let program = env::current_exe().unwrap();
+    program.parent().unwrap().to_owned()
+}
+
+fn lowtide() -> PathBuf {
+    libraries().join("liblowtide.so")
+}
+
+fn compile(inputs: &[&Path], output: &Path, options: &[&str]) {
+    let compiled = Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pthread",
+        ])
+        .args(options)
+        .args(inputs)
+        .arg("-ldl")
+        .arg("-o")
+        .arg(output)
+        .output()
+        .expect("cc starts");
+    let text = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{text}");
+}
+
+/// Runs a check that must pass, and returns what it printed and what stands on standard error.
+fn run(mut command: Command) -> (String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let [printed, told] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(status.success(), "{command:?}: {status}\n{printed}{told}");
+    (printed, told)
+}
+
+/// Runs a check in both forms, with these variables, and returns what was told of each.
+fn check(name: &str, variables: &[(&str, &str)]) -> [String; 2] {
+    FORMS.map(|form| {
+        let machine = Machine::new(name, form);
+        let mut command = machine.command(name, true);
+        command.envs(variables.iter().copied());
+        run(command).1
+    })
+}
+
+#[test]
+fn a_loop_calls_the_driver_once() {
+    for form in FORMS {
+        let machine = Machine::new("loop", form);
+        let (printed, told) = run(machine.command("loop", true));
+        assert_eq!(printed, "1\n", "{form:?}");
+        assert_eq!(
+            told,
+            "lowtide: 20000 calls for memory, 1 of the driver's\n\
+             lowtide: device 0: peak 2.00 MiB reserved, peak 1024.00 KiB live\n"
+        );
+        let (printed, told) = run(machine.command("loop", false));
+        assert_eq!((printed.as_str(), told.as_str()), ("10000\n", ""));
+    }
+}
+
+#[test]
+fn contents_stay_whatever_the_strategy_and_the_thread() {
+    let machine = Machine::new("threads", Form::Static);
+    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
+        let mut command = machine.command("threads", true);
+        command.env("LOWTIDE_STRATEGY", strategy);
+        let (_, told) = run(command);
+        assert!(told.starts_with("lowtide: 48"), "{told}");
+    }
+}
+
+#[test]
+fn odd_arguments_have_cudas_answers() {
+    check("odd_arguments", &[]);
+    // The program expects what it gets without lowtide.
+    let machine = Machine::new("odd", Form::Shared);
+    run(machine.command("odd_arguments", false));
+}
+
+#[test]
+fn memory_of_others_is_left_to_them() {
+    for told in check("foreign", &[]) {
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(
+            lines[0],
+            "lowtide: 3 calls for memory, 2 of the driver's; 1 for managed memory, left to the driver"
+        );
+    }
+}
+
+#[test]
+fn a_free_waits_for_the_devices_work() {
+    check("free_waits", &[]);
+}
+
+#[test]
+fn memory_is_reused_in_the_order_of_its_stream() {
+    check("stream_order", &[]);
+}
+
+#[test]
+fn threads_default_streams_are_apart() {
+    check("threads_own_streams", &[]);
+}
+
+#[test]
+fn a_streams_work_ends_before_its_handle_is_anothers() {
+    check("destroyed_stream", &[]);
+}
+
+#[test]
+fn running_out_is_told_by_cudas_codes_and_ends() {
+    check("out_of_memory", &[("FAKECUDA_CAPACITY", "67108864")]);
+}
+
+#[test]
+fn what_is_kept_counts_as_free() {
+    check("free_memory", &[]);
+}
+
+#[test]
+fn an_inner_allocation_is_not_shared_with_processes() {
+    check("other_processes", &[]);
+}
+
+#[test]
+fn a_reset_device_is_the_drivers_alone() {
+    check("reset", &[]);
+}
+
+#[test]
+fn each_device_has_its_memory() {
+    for told in check("devices", &[("FAKECUDA_DEVICES", "2")]) {
+        assert_eq!(told.lines().count(), 3, "{told}");
+    }
+}
+
+#[test]
+fn names_lead_where_they_led() {
+    check("looks_up", &[]);
+}
+
+#[test]
+fn children_are_served_and_tell_for_themselves() {
+    for told in check("children", &[]) {
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines.len(), 4, "{told}");
+        assert!(lines[0].starts_with("lowtide: 20000 calls"), "{told}");
+        assert!(lines[2].starts_with("lowtide: 4 calls"), "{told}");
+    }
+}
+
+#[test]
+fn calls_before_and_after_main_are_served() {
+    for told in check("at_the_ends", &[("TEST_EARLY", "1")]) {
+        assert!(told.starts_with("lowtide: "), "{told}");
+    }
+}
+
+#[test]
+fn without_preloading_everything_is_passed_on() {
+    let machine = Machine::new("passed", Form::Shared);
+    let mut command = machine.command("passes_on", false);
+    // The marker alone, as a child may inherit it.
+    command
+        .env("TEST_LIBRARY", lowtide())
+        .env("LOWTIDE_PRELOAD", "1");
+    assert_eq!(run(command).1, "");
+    let mut unmarked = machine.command("loop", true);
+    unmarked.env_remove("LOWTIDE_PRELOAD");
+    assert_eq!(run(unmarked), ("10000\n".to_owned(), String::new()));
+    let mut quiet = machine.command("loop", true);
+    quiet.env("LOWTIDE_PRELOAD", "quiet");
+    assert_eq!(run(quiet), ("1\n".to_owned(), String::new()));
+}
+
+#[test]
+fn a_refused_configuration_is_told_and_the_program_runs() {
+    let machine = Machine::new("refused", Form::Shared);
+    for (name, value, said) in [
+        ("LOWTIDE_STRATEGY", "best", "'best'"),
+        (
+            "LOWTIDE_CONF",
+            "expandable_segments:True",
+            "expandable_segments",
+        ),
+    ] {
+        let mut command = machine.command("loop", true);
+        command.env(name, value);
+        let (printed, told) = run(command);
+        assert_eq!(printed, "10000\n");
+        let line = told.strip_suffix("; the program runs without lowtide\n");
+        let line = line.unwrap_or_else(|| panic!("{told}"));
+        assert!(
+            line.starts_with("lowtide: ") && line.contains(said),
+            "{told}"
+        );
+        assert!(!line.contains('\n'), "{told}");
+    }
+    // PyTorch's own variable is for PyTorch's allocator.
+    let mut command = machine.command("loop", true);
+    command.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    assert_eq!(run(command).0, "1\n");
+}
+
+#[test]
+fn a_program_without_cuda_is_untouched() {
+    let machine = Machine::new("without", Form::Static);
+    for (script, code) in [("echo said; echo told >&2", 0), ("exit 7", 7)] {
+        let run = |preload| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            machine.prepare(&mut command, preload);
+            command.output().unwrap()
+        };
+        let output = run(true);
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(output, run(false));
+    }
+}

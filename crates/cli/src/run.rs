@@ -1,0 +1,128 @@
+//! `lowtide run --preload`: a program that calls CUDA, with lowtide in front of the driver.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, bail};
+
+use crate::args::RunArgs;
+use crate::output;
+
+/// What is put in front of the driver.
+const LIBRARY: &str = "liblowtide.so";
+
+/// Becomes the program. Returns only where there is none to become, with the codes that shells have for that.
+///
+/// # Errors
+///
+/// If the library is not found, or the loader would not take it by its path.
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    if !args.preload {
+        bail!(
+            "a Python script is run by `python -m lowtide run`; `--preload` runs any other program"
+        );
+    }
+    let [program, arguments @ ..] = &*args.program else {
+        bail!("no program given");
+    };
+    let program_path = env::current_exe().context("where this command lies is not known")?;
+    let library = find_library(&program_path)?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command.env(
+        "LD_PRELOAD",
+        preload_list(&library, env::var_os("LD_PRELOAD"))?,
+    );
+    command.env("LOWTIDE_PRELOAD", "1");
+    if let Some(strategy) = &args.strategy {
+        let (name, conf) = match strategy.split_once(':') {
+            Some((name, conf)) => (name, Some(conf)),
+            None => (&**strategy, None),
+        };
+        command.env("LOWTIDE_STRATEGY", name);
+        // Options in the environment are for the strategy that is named there.
+        match conf {
+            Some(conf) => command.env("LOWTIDE_CONF", conf),
+            None => command.env_remove("LOWTIDE_CONF"),
+        };
+    }
+    let error = command.exec();
+    output::note(&format!("{}: {error}", program.display()));
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    Ok(ExitCode::from(if is_missing { 127 } else { 126 }))
+}
+
+/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in a Python package
+/// that was installed with it.
+fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
+    let directory = command.parent().unwrap_or(Path::new("/"));
+    let root = directory.parent().unwrap_or(directory);
+    let mut places = vec![directory.join(LIBRARY), root.join("lib").join(LIBRARY)];
+    let pythons = fs::read_dir(root.join("lib")).into_iter().flatten();
+    let mut pythons: Vec<PathBuf> = pythons.flatten().map(|entry| entry.path()).collect();
+    pythons.sort();
+    places.extend(pythons.into_iter().flat_map(|python| {
+        let packages = ["site-packages", "dist-packages"].map(|name| python.join(name));
+        packages.map(|packages| packages.join("lowtide").join(LIBRARY))
+    }));
+    let found = places.into_iter().find(|place| place.is_file());
+    found.with_context(|| {
+        format!(
+            "no {LIBRARY} in {} nor in {}: install lowtide anew",
+            directory.display(),
+            root.join("lib").display()
+        )
+    })
+}
+
+/// Returns the loader's list with the library in front of what the user has in it.
+///
+/// # Errors
+///
+/// If the loader would take the path for several.
+fn preload_list(library: &Path, present: Option<OsString>) -> anyhow::Result<OsString> {
+    let mut list = library.as_os_str().to_owned();
+    if list.to_string_lossy().contains([' ', ':']) {
+        bail!(
+            "{}: LD_PRELOAD takes no path with a space or a colon in it; install lowtide elsewhere",
+            library.display()
+        );
+    }
+    if let Some(present) = present.filter(|present| !present.is_empty()) {
+        list.push(":");
+        list.push(present);
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(library: &str, present: Option<&str>) -> Result<String, String> {
+        let list = preload_list(Path::new(library), present.map(OsString::from));
+        let list = list.map_err(|error| error.to_string())?;
+        Ok(list.into_string().unwrap())
+    }
+
+    #[test]
+    fn the_users_own_libraries_stay() {
+        let library = "/opt/liblowtide.so";
+        assert_eq!(list(library, None), Ok(library.to_owned()));
+        assert_eq!(list(library, Some("")), Ok(library.to_owned()));
+        let expected = "/opt/liblowtide.so:/a.so /b.so";
+        assert_eq!(list(library, Some("/a.so /b.so")), Ok(expected.to_owned()));
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_cut_is_refused() {
+        for library in ["/opt/my lib/liblowtide.so", "/opt/a:b/liblowtide.so"] {
+            assert!(list(library, None).unwrap_err().contains("LD_PRELOAD"));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `lowtide run --preload` with a library in lowtide's place that says what it sees: the command, its
+//! environment, its errors. What lowtide does there is tested with lowtide.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{Scratch, failure, stderr};
+
+/// Says that it was loaded, and with which settings, unless its name is another.
+const LIBRARY: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+static const char *value(const char *name) { return getenv(name) ? getenv(name) : "-"; }
+__attribute__((constructor)) static void loaded(void) {
+    fprintf(stderr, "preload=%s strategy=%s conf=%s\n", value("LOWTIDE_PRELOAD"), value("LOWTIDE_STRATEGY"),
+            value("LOWTIDE_CONF"));
+}
+"#;
+
+/// Puts the command into a directory, and the library where the test wants it.
+fn install(scratch: &Scratch, library: Option<&str>) -> PathBuf {
+    let command = scratch.path("bin/lowtide");
+    fs::create_dir_all(command.parent().unwrap()).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_lowtide"));
+    if fs::hard_link(built, &command).is_err() {
+        fs::copy(built, &command).unwrap();
+    }
+    if let Some(library) = library {
+        compile(&scratch.path(library));
+    }
+    command
+}
+
+fn compile(library: &Path) {
+    fs::create_dir_all(library.parent().unwrap()).unwrap();
+    let source = library.with_extension("c");
+    fs::write(&source, LIBRARY).unwrap();
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(library)
+        .arg(source)
+        .status();
+    assert!(compiled.expect("cc starts").success());
+}
+
+fn run(command: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(command);
+    for name in ["LD_PRELOAD", "LOWTIDE_STRATEGY", "LOWTIDE_CONF"] {
+        command.env_remove(name);
+    }
+    command.args(arguments).envs(variables.iter().copied());
+    command.output().unwrap()
+}
+
+#[test]
+fn the_library_is_found_in_every_layout() {
+    let layouts = [
+        "bin/liblowtide.so",
+        "lib/liblowtide.so",
+        "lib/python3.12/site-packages/lowtide/liblowtide.so",
+    ];
+    for layout in layouts {
+        let scratch = Scratch::new("run_layout");
+        let command = install(&scratch, Some(layout));
+        let output = run(
+            &command,
+            &["run", "--preload", "echo", "--preload", "x"],
+            &[],
+        );
+        assert_eq!(stderr(&output), "preload=1 strategy=- conf=-\n", "{layout}");
+        assert_eq!(
+            output.stdout, b"--preload x\n",
+            "arguments are the program's"
+        );
+    }
+}
+
+#[test]
+fn a_named_strategy_replaces_the_environments() {
+    let scratch = Scratch::new("run_strategy");
+    let command = install(&scratch, Some("bin/liblowtide.so"));
+    let check = |arguments: &[&str], expected: &str| {
+        let arguments = [&["run", "--preload"], arguments, &["true"]].concat();
+        let environment = [("LOWTIDE_STRATEGY", "slab"), ("LOWTIDE_CONF", "x:1")];
+        let output = run(&command, &arguments, &environment);
+        assert_eq!(stderr(&output), format!("preload=1 {expected}\n"));
+    };
+    check(&[], "strategy=slab conf=x:1");
+    check(&["--strategy", "buddy"], "strategy=buddy conf=-");
+    check(
+        &["--strategy=caching:max_split_size_mb:64,pinned_use_background_threads:True"],
+        "strategy=caching conf=max_split_size_mb:64,pinned_use_background_threads:True",
+    );
+}
+
+#[test]
+fn the_users_own_libraries_are_loaded_too() {
+    let scratch = Scratch::new("run_own");
+    let command = install(&scratch, Some("bin/liblowtide.so"));
+    let own = scratch.path("own/libown.so");
+    compile(&own);
+    let output = run(
+        &command,
+        &["run", "--preload", "true"],
+        &[("LD_PRELOAD", own.to_str().unwrap())],
+    );
+    // Once by the command itself, as the user has it there.
+    assert_eq!(stderr(&output).lines().count(), 3, "{}", stderr(&output));
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let scratch = Scratch::new("run_code");
+    let command = install(&scratch, Some("bin/liblowtide.so"));
+    let output = run(&command, &["run", "--preload", "sh", "-c", "exit 7"], &[]);
+    assert_eq!(output.status.code(), Some(7));
+    let missing = run(&command, &["run", "--preload", "no-such-program"], &[]);
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(stderr(&missing).starts_with("lowtide: no-such-program: "));
+    let directory = run(&command, &["run", "--preload", "/"], &[]);
+    assert_eq!(directory.status.code(), Some(126));
+}
+
+#[test]
+fn each_mistake_has_its_line() {
+    let scratch = Scratch::new("run_mistakes");
+    let command = install(&scratch, None);
+    let check = |arguments: &[&str], expected: &str| {
+        let line = failure(&run(&command, arguments, &[]));
+        assert!(line.contains(expected), "{line}");
+    };
+    check(&["run", "--preload", "true"], "no liblowtide.so in ");
+    check(&["run", "true"], "`python -m lowtide run`");
+    check(&["run", "--preload"], "<PROGRAM>");
+    check(
+        &["run", "--preload", "--strategy", "best", "true"],
+        "Unknown strategy 'best'",
+    );
+}

@@ -1,0 +1,194 @@
+//! Which device a thread works on, as the driver knows it: for those whose callers do not say.
+
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use lowtide_core::{DriverError, Stream};
+
+use crate::context::{PrimaryContext, RelaxedCapture};
+use crate::driver::raw_stream;
+use crate::library::{Library, call};
+use crate::streams::CaptureStatus;
+use crate::sys::{CUcontext, CUstreamCaptureStatus};
+
+/// The primary contexts in which threads of this process were found. Each is held from then on, so that its
+/// handle is never another context's.
+#[derive(Debug)]
+pub struct PrimaryContexts {
+    library: Arc<Library>,
+    /// By the number of the device.
+    known: Box<[OnceLock<PrimaryContext>]>,
+}
+
+// SAFETY: the pointers in it are handles of contexts, which belong to the process; any thread may use them.
+unsafe impl Send for PrimaryContexts {}
+// SAFETY: as above, and what changes is behind `OnceLock`.
+unsafe impl Sync for PrimaryContexts {}
+
+impl PrimaryContexts {
+    /// Returns an empty list for the devices of the driver.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn new(library: Arc<Library>) -> Result<PrimaryContexts, DriverError> {
+        let count = library.device_count()?;
+        Ok(PrimaryContexts {
+            library,
+            known: (0..count).map(|_| OnceLock::new()).collect(),
+        })
+    }
+
+    /// Returns the number of the device whose primary context this thread's calls go to; `None` where the
+    /// thread has no context, or one that the program made itself. Makes no context. One call to the driver
+    /// where the context was met before.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    #[inline]
+    pub fn current(&self) -> Result<Option<u32>, DriverError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the call writes `context`, which outlives it.
+        unsafe { call!(&self.library, cuCtxGetCurrent(&raw mut context)) }?;
+        self.device_of(context)
+    }
+
+    /// Returns the number of the device in whose primary context a stream is; `None` for another context.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    ///
+    /// # Safety
+    ///
+    /// The stream exists, or is a default stream, which is the current context's.
+    pub unsafe fn of_stream(&self, stream: Stream) -> Result<Option<u32>, DriverError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: 1. the stream exists, by the contract of this function. 2. The call writes `context`,
+        // which outlives it.
+        unsafe {
+            call!(
+                &self.library,
+                cuStreamGetCtx(raw_stream(stream), &raw mut context)
+            )
+        }?;
+        self.device_of(context)
+    }
+
+    /// Returns what becomes of the work that is put into a stream.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: for the default stream an error while another stream is being captured.
+    ///
+    /// # Safety
+    ///
+    /// As [`PrimaryContexts::of_stream`].
+    pub unsafe fn capture_status(&self, stream: Stream) -> Result<CaptureStatus, DriverError> {
+        let mut status = CUstreamCaptureStatus::NONE;
+        // SAFETY: 1. the stream exists, by the contract of this function. 2. The call writes `status`,
+        // which outlives it.
+        unsafe {
+            call!(
+                &self.library,
+                cuStreamIsCapturing(raw_stream(stream), &raw mut status)
+            )
+        }?;
+        Ok(CaptureStatus::from_raw(status))
+    }
+
+    /// Waits for all work of a stream.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if the work failed or the stream is being captured.
+    ///
+    /// # Safety
+    ///
+    /// As [`PrimaryContexts::of_stream`].
+    pub unsafe fn wait_for_stream(&self, stream: Stream) -> Result<(), DriverError> {
+        // SAFETY: the stream exists, by the contract of this function.
+        unsafe { call!(&self.library, cuStreamSynchronize(raw_stream(stream))) }
+    }
+
+    /// Waits for all work of a device whose context is known, as `cuMemFree` does: in whatever stream and
+    /// whoever put it there.
+    ///
+    /// While a stream is being captured this fails, and spoils the capture, unless the thread has said that
+    /// it knows what it does (`cudaStreamCaptureModeRelaxed`), as with `cuMemFree` itself.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if the work failed or is being captured.
+    pub fn wait(&self, device: u32) -> Result<(), DriverError> {
+        let Some(context) = self.slot(device).and_then(OnceLock::get) else {
+            return Ok(());
+        };
+        let _scope = context.enter()?;
+        if RelaxedCapture::begin(&self.library)?.was_relaxed() {
+            // Waiting for a context is refused during a capture in any mode; this waits all the same.
+            return self.free_something();
+        }
+        // SAFETY: takes nothing.
+        unsafe { call!(&self.library, cuCtxSynchronize()) }
+    }
+
+    /// Allocates and frees in the current context.
+    #[cold]
+    fn free_something(&self) -> Result<(), DriverError> {
+        let mut address = 0;
+        // SAFETY: the call writes `address`, which outlives it.
+        unsafe { call!(&self.library, cuMemAlloc_v2(&raw mut address, 1)) }?;
+        // SAFETY: it was allocated in the line above.
+        unsafe { call!(&self.library, cuMemFree_v2(address)) }
+    }
+
+    #[inline]
+    fn device_of(&self, context: CUcontext) -> Result<Option<u32>, DriverError> {
+        if context.is_null() {
+            return Ok(None);
+        }
+        let is_it = |known: &OnceLock<PrimaryContext>| {
+            known.get().is_some_and(|known| known.raw() == context)
+        };
+        match (0..).zip(&self.known).find(|(_, known)| is_it(known)) {
+            Some((device, _)) => Ok(Some(device)),
+            None => self.meet(context),
+        }
+    }
+
+    /// Looks whether a context that exists is its device's primary one.
+    #[cold]
+    fn meet(&self, context: CUcontext) -> Result<Option<u32>, DriverError> {
+        // SAFETY: the context exists: the driver just named it.
+        let _scope = unsafe { self.library.enter(context) }?;
+        let mut device = 0;
+        // SAFETY: the call writes `device`, which outlives it.
+        unsafe { call!(&self.library, cuCtxGetDevice(&raw mut device)) }?;
+        let (mut flags, mut is_active) = (0, 0);
+        // SAFETY: the call writes both numbers, which outlive it.
+        unsafe {
+            call!(
+                &self.library,
+                cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut is_active)
+            )
+        }?;
+        let Some(number) = u32::try_from(device).ok().filter(|_| is_active != 0) else {
+            return Ok(None);
+        };
+        let primary = PrimaryContext::retain(self.library.device(number)?)?;
+        if primary.raw() != context {
+            return Ok(None);
+        }
+        if let Some(slot) = self.slot(number) {
+            // Another thread may have been faster; this hold is then given back.
+            drop(slot.set(primary));
+        }
+        Ok(Some(number))
+    }
+
+    fn slot(&self, device: u32) -> Option<&OnceLock<PrimaryContext>> {
+        self.known.get(usize::try_from(device).ok()?)
+    }
+}
