@@ -146,7 +146,8 @@ impl CudaBackups {
         }
     }
 
-    /// Sets where files are made from now on: the system's temporary directory, unless this is called.
+    /// Sets where files are made from now on: the system's temporary directory, unless this is called. One
+    /// that is in the host's memory (tmpfs) takes that.
     pub fn set_directory(&mut self, directory: PathBuf) {
         self.directory = directory;
     }
