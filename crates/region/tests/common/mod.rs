@@ -1,0 +1,463 @@
+//! A device with contents, an allocator on it, backups that can fail, and a region on these.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, EventHandle,
+    Handle, MemoryInfo, MempoolId, Stream,
+};
+use lowtide_region::{
+    BackupError, BackupKind, Backups, Device, MemoryRange, Pools, PoolsError, RegionMemory,
+    RegionSource,
+};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+
+/// What is written and read at once.
+pub(crate) const UNIT: Bytes = Bytes(512);
+
+pub(crate) fn failed() -> DriverError {
+    DriverError::Failed {
+        call: "a call",
+        code: 999,
+        message: "it was to fail".to_owned(),
+    }
+}
+
+/// The simulated driver, which everybody shares, and what is in its memory.
+#[derive(Clone, Debug)]
+pub(crate) struct TestDriver(Arc<Mutex<Card>>);
+
+#[derive(Debug)]
+struct Card {
+    sim: SimDriver,
+    /// Where handles are mapped, and how long they are.
+    mapped: BTreeMap<DeviceAddress, (Bytes, Handle)>,
+    /// What was written, by handle and place in it. What was not is undefined.
+    contents: BTreeMap<(Handle, Bytes), u64>,
+    /// Work under way.
+    kernels: Vec<(MemoryRange, Stream)>,
+    /// What must not happen, and did.
+    wrongs: Vec<String>,
+}
+
+impl TestDriver {
+    pub(crate) fn new(capacity: Bytes) -> TestDriver {
+        TestDriver(Arc::new(Mutex::new(Card {
+            sim: SimDriver::new(SimConfig {
+                capacity: Some(capacity),
+                ..SimConfig::default()
+            }),
+            mapped: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            kernels: Vec::new(),
+            wrongs: Vec::new(),
+        })))
+    }
+
+    fn card(&self) -> MutexGuard<'_, Card> {
+        self.0.lock().expect("no test panics in a call")
+    }
+
+    pub(crate) fn set_faults(&self, faults: FaultPlan) {
+        self.card().sim.set_faults(faults);
+    }
+
+    pub(crate) fn calls(&self, call: Call) -> u64 {
+        self.card().sim.stats(call).count
+    }
+
+    pub(crate) fn failures(&self) -> u64 {
+        let card = self.card();
+        Call::ALL
+            .iter()
+            .map(|&call| card.sim.stats(call).failures)
+            .sum()
+    }
+
+    pub(crate) fn physical_bytes(&self) -> Bytes {
+        self.card().sim.physical_bytes()
+    }
+
+    pub(crate) fn leaks(&self) -> Vec<String> {
+        self.card().sim.leaks()
+    }
+
+    /// Returns what no caller may do, and one did.
+    pub(crate) fn wrongs(&self) -> Vec<String> {
+        let card = self.card();
+        card.sim
+            .violations()
+            .iter()
+            .chain(&card.wrongs)
+            .cloned()
+            .collect()
+    }
+
+    /// Starts work in a stream that uses a range.
+    pub(crate) fn launch(&self, range: MemoryRange, stream: Stream) {
+        self.card().kernels.push((range, stream));
+    }
+
+    /// Notes as wrong that a stream is given memory which work of another may still use.
+    pub(crate) fn give(&self, range: MemoryRange, stream: Stream) {
+        let mut card = self.card();
+        let used = |&&(used, by): &&(MemoryRange, Stream)| by != stream && overlap(used, range);
+        if let Some(kernel) = card.kernels.iter().find(used) {
+            let wrong = format!("{range:?} is given to {stream:?}: {kernel:?}");
+            card.wrongs.push(wrong);
+        }
+    }
+
+    /// Writes at the beginning and at the end of a range.
+    pub(crate) fn write(&self, range: MemoryRange, value: u64) {
+        for unit in ends(range) {
+            self.card().put(unit, Some(value));
+        }
+    }
+
+    /// Returns whether all of a range can be used, and holds what was written to it.
+    pub(crate) fn check(&self, range: MemoryRange, value: u64) -> bool {
+        let mut card = self.card();
+        let whole = card.sim.access(range.address, range.size).is_ok();
+        whole
+            && ends(range)
+                .into_iter()
+                .all(|unit| card.get(unit) == Some(value))
+    }
+
+    /// Returns whether all of a range can be used.
+    pub(crate) fn is_usable(&self, range: MemoryRange) -> bool {
+        self.card().sim.access(range.address, range.size).is_ok()
+    }
+}
+
+fn ends(range: MemoryRange) -> [DeviceAddress; 2] {
+    [
+        range.address,
+        range.address + (range.size - Bytes(1)).round_down(UNIT),
+    ]
+}
+
+fn overlap(one: MemoryRange, other: MemoryRange) -> bool {
+    one.address < other.end() && other.address < one.end()
+}
+
+impl Card {
+    /// Returns the handle at an address and the place in it.
+    fn place(&self, address: DeviceAddress) -> Option<(Handle, Bytes)> {
+        let (&start, &(size, handle)) = self.mapped.range(..=address).next_back()?;
+        (address < start + size).then(|| (handle, address.offset_from(start)))
+    }
+
+    fn get(&self, address: DeviceAddress) -> Option<u64> {
+        self.contents.get(&self.place(address)?).copied()
+    }
+
+    fn put(&mut self, address: DeviceAddress, value: Option<u64>) {
+        let place = self.place(address).expect("only what is mapped is written");
+        match value {
+            Some(value) => self.contents.insert(place, value),
+            None => self.contents.remove(&place),
+        };
+    }
+
+    /// Returns everything written in a range, by place.
+    fn read(&self, range: MemoryRange) -> BTreeMap<DeviceAddress, u64> {
+        let mut found = BTreeMap::new();
+        for (&start, &(size, handle)) in self.mapped.range(..range.end()) {
+            for (&(_, offset), &value) in self.contents.range((handle, Bytes(0))..(handle, size)) {
+                if start + offset >= range.address && start + offset < range.end() {
+                    found.insert(start + offset, value);
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Driver for TestDriver {
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.card().sim.allocate(size)
+    }
+    fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.card().sim.free(address, size)
+    }
+    fn supports_virtual_memory(&self) -> bool {
+        true
+    }
+    fn granularity(&self) -> Bytes {
+        self.card().sim.granularity()
+    }
+    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        self.card().sim.reserve(size)
+    }
+    fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.card().sim.unreserve(address, size)
+    }
+    fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
+        self.card().sim.create(size)
+    }
+    fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
+        let mut card = self.card();
+        card.sim.release(handle)?;
+        card.contents
+            .retain(|&(in_handle, _), _| in_handle != handle);
+        Ok(())
+    }
+    fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+        handle: Handle,
+    ) -> Result<(), DriverError> {
+        let mut card = self.card();
+        card.sim.map(address, size, handle)?;
+        card.mapped.insert(address, (size, handle));
+        Ok(())
+    }
+    fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.card().sim.set_access(address, size)
+    }
+    fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let mut card = self.card();
+        card.sim.unmap(address, size)?;
+        let range = MemoryRange { address, size };
+        card.mapped
+            .retain(|&start, _| start < address || start >= range.end());
+        if let Some(kernel) = card.kernels.iter().find(|kernel| overlap(kernel.0, range)) {
+            let wrong = format!("{range:?} is unmapped: {kernel:?}");
+            card.wrongs.push(wrong);
+        }
+        Ok(())
+    }
+    fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
+        self.card().sim.record_event(stream)
+    }
+    fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
+        self.card().sim.query_event(event)
+    }
+    fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
+        self.card().sim.synchronize_event(event)
+    }
+    fn release_event(&mut self, event: EventHandle) {
+        self.card().sim.release_event(event);
+    }
+    fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        let mut card = self.card();
+        card.sim.synchronize_stream(stream)?;
+        card.kernels.retain(|&(_, by)| by != stream);
+        Ok(())
+    }
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.card().sim.memory_info()
+    }
+}
+
+impl Device for TestDriver {
+    type Driver = TestDriver;
+
+    fn with_driver<R>(&self, act: impl FnOnce(&mut TestDriver) -> R) -> R {
+        act(&mut self.clone())
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        // One call, as on a card.
+        self.clone().synchronize_stream(Stream::DEFAULT)?;
+        self.card().kernels.clear();
+        Ok(())
+    }
+}
+
+/// Backups in the test's memory.
+#[derive(Debug)]
+pub(crate) struct TestBackups {
+    driver: TestDriver,
+    /// How many backups there are.
+    pub(crate) count: usize,
+    /// How many of the next calls work before one fails.
+    pub(crate) fails_in: Option<u64>,
+    pub(crate) failures: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct TestBackup {
+    ranges: Vec<MemoryRange>,
+    contents: BTreeMap<DeviceAddress, u64>,
+    kind: BackupKind,
+}
+
+impl TestBackups {
+    pub(crate) fn new(driver: &TestDriver) -> TestBackups {
+        TestBackups {
+            driver: driver.clone(),
+            count: 0,
+            fails_in: None,
+            failures: 0,
+        }
+    }
+
+    fn call(&mut self) -> Result<(), BackupError> {
+        match &mut self.fails_in {
+            Some(0) => {
+                self.fails_in = None;
+                self.failures += 1;
+                let message = "it was to fail".to_owned();
+                Err(BackupError::NoThread { message })
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn require_usable(&self, ranges: &[MemoryRange]) {
+        for &range in ranges {
+            assert!(self.driver.is_usable(range), "{range:?} is copied");
+        }
+    }
+}
+
+impl Backups for TestBackups {
+    type Backup = TestBackup;
+
+    fn save(
+        &mut self,
+        ranges: &[MemoryRange],
+        kind: BackupKind,
+    ) -> Result<TestBackup, BackupError> {
+        self.require_usable(ranges);
+        self.call()?;
+        self.count += 1;
+        let contents = ranges
+            .iter()
+            .flat_map(|&range| self.driver.card().read(range));
+        Ok(TestBackup {
+            ranges: ranges.to_vec(),
+            contents: contents.collect(),
+            kind,
+        })
+    }
+
+    fn restore(
+        &mut self,
+        backup: &mut TestBackup,
+        ranges: &[MemoryRange],
+    ) -> Result<(), BackupError> {
+        self.require_usable(ranges);
+        let fails = self.call();
+        for &range in ranges {
+            let is_around = |saved: &MemoryRange| saved.contains(range);
+            assert!(backup.ranges.iter().any(is_around), "{range:?} was saved");
+            for (&address, &value) in backup.contents.range(range.address..range.end()) {
+                let value = fails.is_ok().then_some(value);
+                self.driver.card().put(address, value);
+            }
+        }
+        fails
+    }
+
+    fn discard(&mut self, _backup: TestBackup) {
+        self.count -= 1;
+    }
+
+    fn host_copy(backup: &TestBackup, range: MemoryRange) -> Option<usize> {
+        let is_around = |saved: &MemoryRange| saved.contains(range);
+        assert!(backup.ranges.iter().any(is_around), "{range:?} was saved");
+        (backup.kind == BackupKind::Host).then_some(1)
+    }
+
+    fn bytes(backup: &TestBackup) -> (Bytes, Bytes) {
+        let sum = backup.ranges.iter().map(|range| range.size).sum();
+        match backup.kind {
+            BackupKind::Host => (sum, Bytes::ZERO),
+            BackupKind::Disk => (Bytes::ZERO, sum),
+        }
+    }
+}
+
+/// The allocator, which regions share.
+pub(crate) type Allocator = Arc<Mutex<DeviceAllocator<TestDriver>>>;
+
+pub(crate) fn allocator(driver: &TestDriver, config: &Config) -> Allocator {
+    Arc::new(Mutex::new(DeviceAllocator::new(driver.clone(), 0, config)))
+}
+
+/// A region with one pool.
+pub(crate) struct TestRegion {
+    pub(crate) memory: Arc<RegionMemory<TestDriver, TestBackups>>,
+    pub(crate) kind: Option<BackupKind>,
+    pub(crate) pool: MempoolId,
+    pub(crate) allocator: Allocator,
+}
+
+impl TestRegion {
+    pub(crate) fn new(
+        number: u64,
+        kind: Option<BackupKind>,
+        driver: &TestDriver,
+        allocator: &Allocator,
+    ) -> TestRegion {
+        let memory = Arc::new(RegionMemory::new(driver.clone(), kind));
+        let pool = MempoolId(number, number);
+        let mut lane = allocator.lock().expect("no call panics");
+        lane.create_or_retain_pool(pool);
+        let source = Box::new(RegionSource::new(Arc::clone(&memory)));
+        lane.set_pool_source(pool, source).expect("it is new");
+        lane.set_gives_back(pool).expect("it is there");
+        drop(lane);
+        TestRegion {
+            memory,
+            kind,
+            pool,
+            allocator: Arc::clone(allocator),
+        }
+    }
+
+    pub(crate) fn lane(&self) -> MutexGuard<'_, DeviceAllocator<TestDriver>> {
+        self.allocator.lock().expect("no call panics")
+    }
+
+    pub(crate) fn allocate(&self, size: Bytes, stream: Stream) -> Result<MemoryRange, AllocError> {
+        let address = self.lane().allocate_in(self.pool, size, stream)?;
+        Ok(MemoryRange { address, size })
+    }
+
+    pub(crate) fn pause(
+        &self,
+        backups: &mut TestBackups,
+    ) -> Result<(), lowtide_region::RegionError> {
+        self.memory.pause(&mut OnePool(self), backups)
+    }
+
+    pub(crate) fn resume(
+        &self,
+        backups: &mut TestBackups,
+    ) -> Result<(), lowtide_region::RegionError> {
+        self.memory.resume(&mut OnePool(self), backups)
+    }
+}
+
+struct OnePool<'a>(&'a TestRegion);
+
+impl Pools for OnePool<'_> {
+    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        let name = is_paused.then(|| "kv".into());
+        Ok(self.0.lane().set_paused(self.0.pool, name)?)
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        let mut lane = self.0.lane();
+        lane.process_events()?;
+        lane.trim_pool(self.0.pool)?;
+        let held = lane.held_blocks(self.0.pool)?;
+        let range = |block: &lowtide_core::Allocation| MemoryRange {
+            address: block.address,
+            size: block.requested,
+        };
+        Ok(held.iter().map(range).collect())
+    }
+}

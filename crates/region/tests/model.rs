@@ -1,0 +1,341 @@
+//! Random programs over three regions, each beside a shadow of what the program holds: after every step, states,
+//! contents, addresses and the memory of the device are what they must be, whatever failed.
+//!
+//! One thread. Threads are in the tests of the C interface.
+
+mod common;
+
+use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
+use lowtide_core::{AllocError, Bytes, CheckLevel, DeviceAddress, DriverError, Stream};
+use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
+use lowtide_sim::program::configs;
+use lowtide_sim::{Call, FaultPlan};
+use proptest::prelude::*;
+
+/// Little, so that programs run out of it.
+const CAPACITY: Bytes = Bytes::mib(256);
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// In a region, or in none for the last number.
+    Allocate {
+        region: usize,
+        size: Bytes,
+        stream: Stream,
+    },
+    Free(usize),
+    /// Work that uses a block, and writes it.
+    Launch(usize),
+    Pause(usize),
+    Resume(usize),
+    EmptyCache,
+    /// Has a later call of the driver fail in the next step: the n-th of any kind, or of one kind.
+    Fail(u64, Option<Call>, DriverError),
+    /// Has some calls of the driver fail in the next step.
+    FailAtRandom(u64),
+    FailBackup(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![
+        2 => (1..1_u64 << 20).prop_map(Bytes),
+        3 => (1..1_u64 << 24).prop_map(Bytes),
+        1 => (1..1_u64 << 26).prop_map(Bytes),
+    ];
+    let stream = (0..3_u64).prop_map(Stream);
+    let calls = [
+        Call::Create,
+        Call::Map,
+        Call::SetAccess,
+        Call::Unmap,
+        Call::Release,
+    ];
+    let call = prop::option::of(prop::sample::select(calls.to_vec()));
+    let error = prop_oneof![Just(DriverError::OutOfMemory), Just(failed())];
+    prop_oneof![
+        30 => (0..4_usize, size, stream)
+            .prop_map(|(region, size, stream)| Op::Allocate { region, size, stream }),
+        18 => any::<usize>().prop_map(Op::Free),
+        10 => any::<usize>().prop_map(Op::Launch),
+        14 => (0..3_usize).prop_map(Op::Pause),
+        14 => (0..3_usize).prop_map(Op::Resume),
+        2 => Just(Op::EmptyCache),
+        8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
+        3 => any::<u64>().prop_map(Op::FailAtRandom),
+        3 => (0..2_u64).prop_map(Op::FailBackup),
+    ]
+}
+
+/// A block that the program holds.
+#[derive(Debug)]
+struct Held {
+    range: MemoryRange,
+    /// Three for none.
+    region: usize,
+    stream: Stream,
+    /// What was written; `None` where that is lost.
+    value: Option<u64>,
+}
+
+struct World {
+    driver: TestDriver,
+    allocator: Allocator,
+    regions: Vec<TestRegion>,
+    states: [RegionState; 3],
+    backups: TestBackups,
+    held: Vec<Held>,
+    last_value: u64,
+    is_failing: bool,
+}
+
+impl World {
+    fn new(config: usize) -> World {
+        let configs = configs();
+        let driver = TestDriver::new(CAPACITY);
+        let allocator = allocator(&driver, &configs[config % configs.len()]);
+        let kinds = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
+        let regions = (1..).zip(kinds);
+        World {
+            backups: TestBackups::new(&driver),
+            regions: regions
+                .map(|(number, kind)| TestRegion::new(number, kind, &driver, &allocator))
+                .collect(),
+            driver,
+            allocator,
+            states: [RegionState::Mapped; 3],
+            held: Vec::new(),
+            last_value: 0,
+            is_failing: false,
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        let was_failing = self.is_failing;
+        match op {
+            Op::Allocate {
+                region,
+                size,
+                stream,
+            } => self.allocate(*region, *size, *stream),
+            Op::Free(index) => self.free(*index),
+            Op::Launch(index) => {
+                if !self.held.is_empty() {
+                    let index = index % self.held.len();
+                    self.write(index);
+                }
+            }
+            Op::Pause(region) => self.pause(*region),
+            Op::Resume(region) => self.resume(*region),
+            Op::EmptyCache => {
+                let emptied = self.allocator.lock().expect("no call panics").empty_cache();
+                assert!(emptied.is_ok() || was_failing);
+            }
+            Op::Fail(nth, call, error) => {
+                let error = error.clone();
+                self.fail(match call {
+                    Some(call) => FaultPlan::nth(*call, *nth, error),
+                    None => FaultPlan::nth_of_any(*nth, error),
+                });
+            }
+            Op::FailAtRandom(seed) => self.fail(FaultPlan::random(*seed, 3, failed())),
+            Op::FailBackup(after) => {
+                self.backups.fails_in = Some(*after);
+                self.is_failing = true;
+            }
+        }
+        if was_failing {
+            self.driver.set_faults(FaultPlan::none());
+            self.backups.fails_in = None;
+            self.is_failing = false;
+        }
+        if !self.is_failing {
+            self.check();
+        }
+    }
+
+    fn fail(&mut self, faults: FaultPlan) {
+        self.driver.set_faults(faults);
+        self.is_failing = true;
+    }
+
+    fn allocate(&mut self, region: usize, size: Bytes, stream: Stream) {
+        let allocated = match self.regions.get(region) {
+            Some(region) => region.allocate(size, stream),
+            None => {
+                let mut lane = self.allocator.lock().expect("no call panics");
+                let address = lane.allocate(size, stream);
+                address.map(|address| MemoryRange { address, size })
+            }
+        };
+        let is_away = self.states.get(region) == Some(&RegionState::Paused);
+        match allocated {
+            Ok(range) => {
+                assert!(!is_away, "{range:?} is handed out");
+                self.driver.give(range, stream);
+                self.held.push(Held {
+                    range,
+                    region,
+                    stream,
+                    value: None,
+                });
+                self.write(self.held.len() - 1);
+            }
+            Err(AllocError::Paused { .. }) => assert!(is_away),
+            Err(error) => {
+                assert!(!is_away, "{error}");
+                assert!(error.is_out_of_memory() || self.is_failing, "{error}");
+            }
+        }
+    }
+
+    /// Has the block's stream write it, where it is in a region and that is mapped.
+    fn write(&mut self, index: usize) {
+        let held = &mut self.held[index];
+        if self.states.get(held.region) == Some(&RegionState::Mapped) {
+            self.last_value += 1;
+            held.value = Some(self.last_value);
+            self.driver.launch(held.range, held.stream);
+            self.driver.write(held.range, self.last_value);
+        }
+    }
+
+    fn free(&mut self, index: usize) {
+        if self.held.is_empty() {
+            return;
+        }
+        let index = index % self.held.len();
+        let address = self.held[index].range.address;
+        let freed = self.allocator.lock().expect("no call panics").free(address);
+        assert!(freed.is_ok() || self.is_failing, "{freed:?}");
+        if freed.is_ok() {
+            self.held.swap_remove(index);
+        }
+    }
+
+    fn pause(&mut self, number: usize) {
+        let before = self.states[number];
+        let region = &self.regions[number];
+        let paused = region.pause(&mut self.backups);
+        let state = region.memory.state().expect("no call panics");
+        match &paused {
+            Ok(()) => assert_eq!(state, RegionState::Paused),
+            Err(error) => {
+                assert!(self.is_failing, "{error}");
+                let is_away = before == RegionState::Paused || error.is_paused();
+                assert_eq!(state == RegionState::Paused, is_away, "{error}");
+            }
+        }
+        if paused.is_ok() {
+            let mapped = region.memory.figures().expect("no call panics").mapped;
+            assert_eq!(mapped, Bytes::ZERO, "all of it is gone");
+        }
+        if state == RegionState::Paused && region.kind.is_none() {
+            let lost = self.held.iter_mut().filter(|held| held.region == number);
+            lost.for_each(|held| held.value = None);
+        }
+        self.states[number] = state;
+    }
+
+    fn resume(&mut self, number: usize) {
+        let before = self.states[number];
+        let resumed = self.regions[number].resume(&mut self.backups);
+        let state = self.regions[number].memory.state().expect("no call panics");
+        match resumed {
+            Ok(()) => assert_eq!(state, RegionState::Mapped),
+            Err(RegionError::Driver(DriverError::OutOfMemory)) => assert_eq!(state, before),
+            Err(error) => {
+                assert!(self.is_failing, "{error}");
+                assert_eq!(state, before, "{error}");
+            }
+        }
+        self.states[number] = state;
+    }
+
+    fn check(&self) {
+        assert_eq!(self.driver.wrongs(), [""; 0]);
+        for held in &self.held {
+            let is_there = self.states.get(held.region) != Some(&RegionState::Paused);
+            match held.value {
+                _ if !is_there => {}
+                Some(value) => assert!(self.driver.check(held.range, value), "{held:?}"),
+                None => assert!(self.driver.is_usable(held.range), "{held:?}"),
+            }
+        }
+        let lane = self.allocator.lock().expect("no call panics");
+        assert_eq!(lane.check_invariants(CheckLevel::Everything), Ok(()));
+        drop(lane);
+        let mut kept = 0;
+        for (region, state) in self.regions.iter().zip(self.states) {
+            let figures = region.memory.figures().expect("no call panics");
+            assert_eq!(figures.state, state);
+            let in_use = region.lane().held_blocks(region.pool).expect("it is there");
+            let in_use: Bytes = in_use.iter().map(|block| block.size).sum();
+            match state {
+                RegionState::Mapped => assert!(figures.mapped >= in_use),
+                _ => assert!(figures.paused >= in_use),
+            }
+            kept += usize::from(!(figures.host + figures.disk).is_zero());
+        }
+        assert_eq!(self.backups.count, kept, "what is kept is known of");
+    }
+
+    /// Everything that the program holds comes back and is given back.
+    fn end(mut self) {
+        self.driver.set_faults(FaultPlan::none());
+        self.backups.fails_in = None;
+        self.is_failing = false;
+        // Of what is in none, so that there is room.
+        let others = self.held.extract_if(.., |held| held.region == 3);
+        let others: Vec<DeviceAddress> = others.map(|held| held.range.address).collect();
+        for address in others {
+            let freed = self.allocator.lock().expect("no call panics").free(address);
+            assert_eq!(freed, Ok(()));
+        }
+        for number in 0..3 {
+            // Room for one after the other: each goes again when it has been looked at.
+            for other in 0..3 {
+                self.pause(other);
+            }
+            self.allocator
+                .lock()
+                .expect("no call panics")
+                .empty_cache()
+                .expect("nothing fails");
+            self.resume(number);
+            assert_eq!(self.states[number], RegionState::Mapped);
+            self.check();
+            while let Some(index) = self.held.iter().position(|held| held.region == number) {
+                self.free(index);
+            }
+        }
+        for number in 0..3 {
+            self.resume(number);
+        }
+        let mut lane = self.allocator.lock().expect("no call panics");
+        for region in &self.regions {
+            lane.release_pool(region.pool).expect("it is held");
+        }
+        lane.empty_cache().expect("nothing fails");
+        drop(lane);
+        assert_eq!(self.driver.leaks(), [""; 0]);
+        assert_eq!(self.driver.wrongs(), [""; 0]);
+        assert_eq!(self.driver.physical_bytes(), Bytes::ZERO);
+        assert_eq!(self.backups.count, 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_whatever_fails(
+        config in any::<usize>(),
+        ops in prop::collection::vec(op(), 1..120),
+    ) {
+        let mut world = World::new(config);
+        for op in &ops {
+            world.step(op);
+        }
+        world.end();
+    }
+}
