@@ -562,3 +562,89 @@ fn a_hundred_cycles_hold_no_more_than_one() {
         }
     });
 }
+
+/// What pausing and resuming call, directly or for backups.
+const CALLS: [&str; 20] = [
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxSynchronize",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+];
+
+/// Each call of the driver fails once, at each point of a pause and of a resume.
+#[test]
+fn a_call_that_fails_once_loses_nothing_of_a_region() {
+    let test = "a_call_that_fails_once_loses_nothing_of_a_region";
+    isolated(test, &[], |fake| {
+        let outside = allocate(MIB, 0).unwrap();
+        let away = fake.used_bytes(0);
+        let held: Vec<_> = [Backup::Host, Backup::Disk]
+            .into_iter()
+            .flat_map(|backup| (0..3).map(move |seed| (backup, seed)))
+            .map(|(backup, seed)| (allocate_in("kv", backup, 5 * MIB, 0, seed), seed))
+            .collect();
+        let check_all = || {
+            for &(memory, seed) in &held {
+                check(memory, 5 * MIB, seed);
+            }
+        };
+        let both = || [Backup::Host, Backup::Disk].map(|backup| region("kv", backup, 0));
+        let mut errors = 0;
+        for name in CALLS {
+            for nth in 1..=10 {
+                let before = fake.calls(name);
+                fake.fail(name, nth, 999);
+                let paused = pause("kv");
+                fake.fail_none();
+                errors += usize::from(paused != Status::Ok);
+                let is_paused = both().map(|region| region.state == RegionState::Paused);
+                if paused == Status::Ok {
+                    assert_eq!(
+                        (is_paused, fake.used_bytes(0)),
+                        ([true; 2], away),
+                        "{name} {nth}"
+                    );
+                }
+                if is_paused == [false; 2] {
+                    check_all();
+                }
+                assert_eq!(pause("kv"), Status::Ok, "{name} {nth}: {}", last_error());
+                assert_eq!(fake.used_bytes(0), away, "{name} {nth}");
+                fake.fail(name, nth, 999);
+                let resumed = resume("kv");
+                fake.fail_none();
+                errors += usize::from(resumed != Status::Ok);
+                assert_eq!(resume("kv"), Status::Ok, "{name} {nth}: {}", last_error());
+                check_all();
+                if fake.calls(name) < before + nth {
+                    break;
+                }
+            }
+        }
+        assert!(errors >= 40, "{errors} steps failed");
+        for (memory, _) in held {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(lowtide_deallocate(outside), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        let live = fake.live();
+        assert_eq!((live.reservations, live.handles, live.mappings), (0, 0, 0));
+        assert_eq!(fake.used_bytes(0), 0);
+    });
+}

@@ -208,3 +208,112 @@ fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     assert_eq!(refused, Err(AllocError::PoolInUse { pool: later }));
     Ok(())
 }
+
+/// While the memory of a pool is away nothing is handed out and nothing goes back by itself; the limit does not
+/// count it, and blocks are freed as ever.
+#[test]
+fn a_paused_pool_stays_as_it_is() {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        let (seen, source) = source(Bytes::gib(8));
+        allocator.create_or_retain_pool(POOL);
+        assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
+        assert_eq!(allocator.set_gives_back(POOL), Ok(()));
+        let allocate = |allocator: &mut DeviceAllocator<SimDriver>, size| {
+            allocator.allocate_in(POOL, size, Stream::DEFAULT)
+        };
+        let blocks = [Bytes::mib(30), Bytes::mib(3)]
+            .map(|size| allocate(&mut allocator, size).expect("the source has it"));
+        let held = allocator.held_blocks(POOL).expect("it is there");
+        let mut addresses = blocks;
+        addresses.sort_unstable();
+        assert!(held.iter().map(|block| block.address).eq(addresses));
+        let checkpoint = allocator.checkpoint(POOL).expect("it is there");
+        assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
+        let away = || AllocError::Paused {
+            region: "kv".into(),
+        };
+        assert_eq!(allocate(&mut allocator, Bytes(1)), Err(away()));
+        assert_eq!(allocator.restore(&checkpoint), Err(away()));
+        allocator.set_use_on_oom(POOL, true).expect("it is there");
+        allocator.set_limit(Some(Bytes::gib(6)));
+        let outside = allocator.allocate(Bytes::mib(1), Stream::DEFAULT);
+        let outside = outside.unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert!(!blocks.contains(&outside));
+        assert_eq!(allocator.free(blocks[0]), Ok(()));
+        let (given, taken) = (&seen.given, &seen.taken);
+        let taken_before = taken.load(Ordering::Relaxed);
+        assert_eq!(allocator.empty_cache(), Ok(()));
+        assert_eq!(taken.load(Ordering::Relaxed), taken_before, "{config:?}");
+        assert_eq!(
+            allocator.trim_pool(POOL),
+            Ok(()),
+            "but when it is asked for"
+        );
+        assert_eq!(allocator.set_paused(POOL, None), Ok(()));
+        assert_eq!(allocator.free(blocks[1]), Ok(()));
+        assert_eq!(allocator.empty_cache(), Ok(()));
+        let count = given.load(Ordering::Relaxed);
+        assert_eq!(
+            taken.load(Ordering::Relaxed),
+            count,
+            "it gives back though it is held"
+        );
+        let again = allocate(&mut allocator, Bytes::mib(3)).expect("it is there");
+        assert_eq!(allocator.free(again), Ok(()));
+        assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
+        assert_eq!(allocator.empty_cache(), Ok(()));
+    }
+}
+
+#[test]
+fn the_limit_does_not_count_what_is_away() {
+    let mut allocator = allocator(&Config::default());
+    let (_seen, source) = source(Bytes::gib(8));
+    allocator.create_or_retain_pool(POOL);
+    assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
+    let block = allocator.allocate_in(POOL, Bytes::mib(60), Stream::DEFAULT);
+    let block = block.expect("there is room");
+    allocator.set_limit(Some(Bytes::mib(100)));
+    assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
+    assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
+    let outside = allocator.allocate(Bytes::mib(60), Stream::DEFAULT);
+    assert!(outside.is_ok());
+    assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
+    assert_eq!(allocator.set_paused(POOL, None), Ok(()));
+    assert_eq!(allocator.free(outside.expect("as above")), Ok(()));
+    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
+    assert_eq!(allocator.free(block), Ok(()));
+    assert_eq!(allocator.release_pool(POOL), Ok(()));
+    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!(
+        allocator.set_paused(MempoolId(0, 7), None),
+        Err(AllocError::NoSuchPool {
+            pool: MempoolId(0, 7)
+        })
+    );
+}
+
+/// A region's route decides last, whenever it began.
+#[test]
+fn a_route_that_is_to_be_last_is() {
+    let mut allocator = allocator(&Config::default());
+    let pool = MempoolId(0, 2);
+    assert_eq!(
+        allocator.begin_allocate_to_pool(pool, |stream| stream == Stream(7)),
+        Ok(())
+    );
+    assert_eq!(
+        allocator.begin_allocate_to_pool_last(POOL, |_| true),
+        Ok(())
+    );
+    let mut pool_of = |stream| {
+        let address = allocator.allocate(Bytes(1), stream).expect("there is room");
+        allocator.allocation(address).expect("it is held").pool
+    };
+    assert_eq!(pool_of(Stream(7)), pool);
+    assert_eq!(pool_of(Stream(8)), POOL);
+    let again = allocator.begin_allocate_to_pool_last(POOL, |_| true);
+    assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
+}

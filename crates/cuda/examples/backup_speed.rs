@@ -154,7 +154,7 @@ fn measure_case(
         for (number, range) in ranges.iter().enumerate() {
             driver.write(range.address, &content(round, number, range.size))?;
         }
-        case.rest(&backups);
+        case.rest(&backups, driver, ranges[0].address)?;
         let start = Instant::now();
         let mut backup = backups.save(ranges, case.kind)?;
         let saved = start.elapsed();
@@ -162,7 +162,7 @@ fn measure_case(
             driver.fill(range.address, range.size, 0xee, Stream::DEFAULT)?;
         }
         driver.synchronize_stream(Stream::DEFAULT)?;
-        case.rest(&backups);
+        case.rest(&backups, driver, ranges[0].address)?;
         let locked_at_save = std::mem::replace(&mut locked, share_locked(&backup, bytes));
         let start = Instant::now();
         backups.restore(&mut backup, ranges)?;
@@ -183,27 +183,67 @@ fn measure_case(
     }
     let kept = backups.retained();
     let start = Instant::now();
-    backups.release_retained();
-    let released = start.elapsed().as_secs_f64() * 1e3;
-    println!("kept {kept}, given back in {released:.1} ms");
+    let slowest = thread::scope(|scope| {
+        let releasing = scope.spawn(|| backups.release_retained());
+        slowest_call(driver, ranges[0].address, || releasing.is_finished())
+    })?;
+    println!(
+        "kept {kept}, given back in {:.1} ms; the slowest of the job's small calls took {:.2} ms",
+        start.elapsed().as_secs_f64() * 1e3,
+        slowest.as_secs_f64() * 1e3
+    );
     Ok(())
 }
 
 impl Case {
-    fn rest(&self, backups: &CudaBackups) {
+    /// Lets the time pass that is between a backup and the next. While all is being page-locked, the job
+    /// makes small calls.
+    fn rest(
+        &self,
+        backups: &CudaBackups,
+        driver: &mut CudaDriver,
+        address: DeviceAddress,
+    ) -> Result<(), Box<dyn Error>> {
         match self.pause {
             Pause::None => {}
             Pause::Sleep(time) => thread::sleep(time),
             Pause::UntilLocked => {
                 let start = Instant::now();
-                backups.finish_locking();
+                let slowest = thread::scope(|scope| {
+                    let waiting = scope.spawn(|| backups.finish_locking());
+                    slowest_call(driver, address, || waiting.is_finished())
+                })?;
                 let waited = start.elapsed().as_secs_f64() * 1e3;
                 if waited > 10.0 {
-                    println!("      (waited {waited:.0} ms until all was page-locked)");
+                    println!(
+                        "      (waited {waited:.0} ms until all was page-locked; beside that the \
+                         slowest of the job's small calls took {:.2} ms)",
+                        slowest.as_secs_f64() * 1e3
+                    );
                 }
             }
         }
+        Ok(())
     }
+}
+
+/// Makes small calls until `is_over`, and returns how long the slowest took.
+fn slowest_call(
+    driver: &mut CudaDriver,
+    address: DeviceAddress,
+    is_over: impl Fn() -> bool,
+) -> Result<Duration, Box<dyn Error>> {
+    let mut byte = [0];
+    driver.read(address, &mut byte)?;
+    let mut slowest = Duration::ZERO;
+    while !is_over() {
+        let start = Instant::now();
+        // With what is there already, as the contents are compared later.
+        driver.fill(address, Bytes(1), byte[0], Stream::DEFAULT)?;
+        driver.synchronize_stream(Stream::DEFAULT)?;
+        slowest = slowest.max(start.elapsed());
+    }
+    Ok(slowest)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]

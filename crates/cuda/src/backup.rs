@@ -5,7 +5,7 @@
 //! ├─ layout.rs         the ranges one behind the other: a backup is a row of bytes
 //! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
 //! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
-//! ├─ host_memory.rs    ordinary memory, block by block page-locked
+//! ├─ host_memory.rs    ordinary memory, block by block page-locked; available.rs: how much there is
 //! └─ file.rs           a file without a name, checksums
 //! discard, and the time between two backups
 //! └─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
@@ -17,6 +17,7 @@
 //! memory block by block, and each later copy goes directly to and from the blocks that are done, and
 //! through the ring for the others, both at once.
 
+mod available;
 mod file;
 mod host_memory;
 mod keeper;
@@ -135,6 +136,7 @@ impl CudaBackups {
         idle_time: Duration,
         open_storage: OpenStorage,
     ) -> CudaBackups {
+        assert!(sizes.block_bytes.is_multiple_of(sizes.piece_bytes));
         CudaBackups {
             context,
             keeper: Keeper::new(idle_time),
@@ -144,7 +146,8 @@ impl CudaBackups {
         }
     }
 
-    /// Sets where files are made from now on: the system's temporary directory, unless this is called.
+    /// Sets where files are made from now on: the system's temporary directory, unless this is called. One
+    /// that is in the host's memory (tmpfs) takes that.
     pub fn set_directory(&mut self, directory: PathBuf) {
         self.directory = directory;
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
 
-use crate::backup::insist;
+use crate::backup::{available, insist};
 use crate::context::PrimaryContext;
 use crate::library::call;
 
@@ -44,8 +44,15 @@ impl HostMemory {
         block_bytes: usize,
     ) -> Result<HostMemory, BackupError> {
         let bytes = HostMemory::bytes_for(needed_bytes);
+        let needed = Bytes(needed_bytes as u64);
+        if let Some(available) = available::host_memory()
+            && needed > available
+        {
+            let message = format!("{available} is available");
+            return Err(BackupError::NoHostMemory { needed, message });
+        }
         let start = map_pages(bytes).map_err(|error| BackupError::NoHostMemory {
-            needed: Bytes(needed_bytes as u64),
+            needed,
             message: error.to_string(),
         })?;
         let blocks = bytes.div_ceil(block_bytes);

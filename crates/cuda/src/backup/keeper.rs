@@ -215,6 +215,8 @@ impl Shared {
                 }
                 self.changed.notify_all();
             } else {
+                // What was listed last may have needed nothing, and who waits for that does not know.
+                self.changed.notify_all();
                 let next = state.next_expiry(idle_time);
                 let wait = next.map(|next| next.saturating_duration_since(now));
                 state = self.wait(state, wait);

@@ -188,7 +188,6 @@ fn contents_come_back_bit_for_bit() {
 fn copies_go_directly_as_soon_as_memory_is_locked() {
     let mut world = World::new(LONG, TemporaryFile::open);
     world.fill(1);
-    // Two blocks are locked, the third is refused: from there on it is both ways at once.
     let first = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
     assert_eq!(first.locked(), Bytes(first.layout.bytes() as u64));
@@ -209,7 +208,7 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
 fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
     let mut world = World::new(LONG, TemporaryFile::open);
     let warm = world.save(BackupKind::Disk).unwrap();
-    // The ring has its slots by now: what comes next is memory of a backup, two blocks of it.
+    // The ring has most of its slots by now: after two or three blocks the driver locks no more.
     let refused = SIZES.slots as u64 - world.fake.calls("cuMemHostRegister_v2") + 3;
     world.fake.fail("cuMemHostRegister_v2", refused, 1);
     let saved = world.fill(3);
@@ -273,6 +272,13 @@ fn the_host_copy_is_what_was_saved() {
     }
     drop((on_host, on_disk));
     world.end();
+}
+
+#[test]
+fn backups_go_from_thread_to_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<CudaBackups>();
+    is_send::<CudaBackup>();
 }
 
 #[test]

@@ -38,6 +38,8 @@ struct Card {
     contents: BTreeMap<(Handle, Bytes), u64>,
     /// Work under way.
     kernels: Vec<(MemoryRange, Stream)>,
+    /// What fails once an unmap has failed.
+    then: Option<FaultPlan>,
     /// What must not happen, and did.
     wrongs: Vec<String>,
 }
@@ -52,6 +54,7 @@ impl TestDriver {
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
             kernels: Vec::new(),
+            then: None,
             wrongs: Vec::new(),
         })))
     }
@@ -62,6 +65,14 @@ impl TestDriver {
 
     pub(crate) fn set_faults(&self, faults: FaultPlan) {
         self.card().sim.set_faults(faults);
+    }
+
+    /// Has the n-th unmap from now fail, and then the first call of another kind.
+    pub(crate) fn fail_unmap_then(&self, nth: u64, call: Call) {
+        let mut card = self.card();
+        card.sim
+            .set_faults(FaultPlan::nth(Call::Unmap, nth, failed()));
+        card.then = Some(FaultPlan::nth(call, 1, failed()));
     }
 
     pub(crate) fn calls(&self, call: Call) -> u64 {
@@ -222,7 +233,12 @@ impl Driver for TestDriver {
     }
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         let mut card = self.card();
-        card.sim.unmap(address, size)?;
+        if let Err(error) = card.sim.unmap(address, size) {
+            if let Some(then) = card.then.take() {
+                card.sim.set_faults(then);
+            }
+            return Err(error);
+        }
         let range = MemoryRange { address, size };
         card.mapped
             .retain(|&start, _| start < address || start >= range.end());

@@ -117,3 +117,82 @@ fn locking_stops_wherever_it_is() {
         world.end();
     }
 }
+
+/// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
+#[test]
+fn the_end_of_locking_is_always_told() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let context = Arc::clone(&world.backups.context);
+    let memory = HostMemory::map(context, 1, SIZES.block_bytes).unwrap();
+    let memory = Arc::new(memory);
+    // All but the first time there is nothing to lock in what is listed.
+    for _ in 0..20_000 {
+        world.backups.keeper.lock_beside(&memory, 1);
+        world.backups.finish_locking();
+        assert!(memory.locked_blocks()[0]);
+    }
+    drop(memory);
+    world.end();
+}
+
+/// At the end of a process the driver goes while other threads still run.
+#[test]
+fn no_keeper_calls_a_driver_that_is_gone() {
+    const CHILD: &str = "LOWTIDE_BACKUP_TEST_ENDS";
+    const TEST: &str = "backup::tests::keeping::no_keeper_calls_a_driver_that_is_gone";
+    if std::env::var_os(CHILD).is_some() {
+        end_while_memory_is_locked();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let child = child.args([TEST, "--exact"]).env(CHILD, "1").output();
+    let child = child.unwrap();
+    let messages = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{messages}");
+    assert!(
+        !messages.contains("after the driver was gone"),
+        "{messages}"
+    );
+}
+
+/// Ends the process with thousands of blocks to lock.
+fn end_while_memory_is_locked() -> ! {
+    extern "C" fn linger() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    // Registered before the driver's, so it runs after that.
+    // SAFETY: the function is ours.
+    assert_eq!(unsafe { libc::atexit(linger) }, 0);
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let many = Sizes {
+        piece_bytes: 4 << 10,
+        block_bytes: 4 << 10,
+        ..SIZES
+    };
+    let context = Arc::clone(&world.backups.context);
+    world.backups = CudaBackups::with(context, many, LONG, TemporaryFile::open);
+    let size = Bytes::mib(16);
+    let address = world.driver.allocate(size).unwrap();
+    let range = MemoryRange { address, size };
+    let _backup = world.backups.save(&[range], BackupKind::Host).unwrap();
+    std::process::exit(0);
+}
+
+/// Its addresses alone would be given out by the system, and its bytes at the price of the process.
+#[test]
+fn what_the_host_has_no_memory_for_is_refused() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let saved = world.fill(1);
+    // It is refused before anyone looks at the device.
+    let range = MemoryRange {
+        address: world.ranges[0].address,
+        size: Bytes::gib(1 << 14),
+    };
+    let error = world.backups.save(&[range], BackupKind::Host).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("the host has no 16384.00 GiB for a backup ("),
+        "{text}"
+    );
+    assert_eq!(world.contents(), saved);
+    world.end();
+}

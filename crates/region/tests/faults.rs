@@ -1,0 +1,241 @@
+//! Every call that a pause and a resume make fails once, at each point: an error, all contents are still there,
+//! the next attempt completes, and nothing is left over.
+
+mod common;
+
+use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
+use lowtide_core::{Bytes, Config, DriverError, Stream};
+use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
+use lowtide_sim::{Call, FaultPlan};
+
+const KINDS: [Option<BackupKind>; 3] = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
+
+/// A region with blocks in several runs of memory, and holes between them.
+struct World {
+    driver: TestDriver,
+    allocator: Allocator,
+    region: TestRegion,
+    backups: TestBackups,
+    held: Vec<(MemoryRange, u64)>,
+}
+
+impl World {
+    fn new(kind: Option<BackupKind>) -> World {
+        let driver = TestDriver::new(Bytes::gib(4));
+        let allocator = allocator(&driver, &Config::default());
+        let region = TestRegion::new(1, kind, &driver, &allocator);
+        let mut world = World {
+            backups: TestBackups::new(&driver),
+            driver,
+            allocator,
+            region,
+            held: Vec::new(),
+        };
+        let mut holes = Vec::new();
+        for number in 0..12 {
+            let size = Bytes::mib(24 + 2 * number);
+            let range = world
+                .region
+                .allocate(size, Stream(number % 2))
+                .expect("there is room");
+            if number % 3 == 1 {
+                holes.push(range);
+            } else {
+                world.driver.write(range, number);
+                world.held.push((range, number));
+            }
+            world.driver.launch(range, Stream(number % 2));
+        }
+        for hole in holes {
+            assert_eq!(world.region.lane().free(hole.address), Ok(()));
+        }
+        assert_eq!(world.region.lane().empty_cache(), Ok(()));
+        world
+    }
+
+    fn state(&self) -> RegionState {
+        self.region.memory.state().expect("no call panics")
+    }
+
+    fn mapped(&self) -> Bytes {
+        self.region.memory.figures().expect("no call panics").mapped
+    }
+
+    fn pause(&mut self) -> Result<(), RegionError> {
+        self.region.pause(&mut self.backups)
+    }
+
+    fn resume(&mut self) -> Result<(), RegionError> {
+        self.region.resume(&mut self.backups)
+    }
+
+    /// Looks at the contents, but for those that the program said may be lost.
+    fn check_contents(&self, may_be_lost: bool) {
+        for &(range, value) in &self.held {
+            if may_be_lost && self.region.kind.is_none() {
+                assert!(self.driver.is_usable(range), "{range:?}");
+            } else {
+                assert!(self.driver.check(range, value), "{range:?}");
+            }
+        }
+        assert_eq!(self.driver.wrongs(), [""; 0]);
+    }
+
+    fn end(self) {
+        for (range, _) in self.held {
+            assert_eq!(self.region.lane().free(range.address), Ok(()));
+        }
+        let mut lane = self.allocator.lock().expect("no call panics");
+        assert_eq!(lane.release_pool(self.region.pool), Ok(()));
+        assert_eq!(lane.empty_cache(), Ok(()));
+        drop(lane);
+        assert_eq!(self.driver.leaks(), [""; 0]);
+        assert_eq!(self.driver.wrongs(), [""; 0]);
+        assert_eq!(self.backups.count, 0);
+    }
+}
+
+/// Runs a test for the first call, the second and so on, until it says that there was none to fail.
+fn for_each_call(mut test: impl FnMut(u64) -> bool) -> u64 {
+    (1..).find(|&nth| !test(nth)).expect("calls are finite") - 1
+}
+
+#[test]
+fn a_call_that_fails_while_pausing_loses_nothing() {
+    for kind in KINDS {
+        for error in [failed(), DriverError::OutOfMemory] {
+            let count = for_each_call(|nth| {
+                let mut world = World::new(kind);
+                let before = (world.driver.failures(), world.mapped());
+                world
+                    .driver
+                    .set_faults(FaultPlan::nth_of_any(nth, error.clone()));
+                let paused = world.pause();
+                world.driver.set_faults(FaultPlan::none());
+                let has_failed = world.driver.failures() > before.0;
+                assert_eq!(paused.is_err(), has_failed, "{nth}: {paused:?}");
+                match &paused {
+                    Err(RegionError::StillHeld { size, .. }) => {
+                        assert_eq!(
+                            (world.state(), world.mapped()),
+                            (RegionState::Paused, *size)
+                        );
+                    }
+                    Err(_) => {
+                        assert_eq!(
+                            (world.state(), world.mapped()),
+                            (RegionState::Mapped, before.1)
+                        );
+                        world.check_contents(false);
+                        assert!(world.region.allocate(Bytes::kib(1), Stream(0)).is_ok());
+                    }
+                    Ok(()) => assert_eq!(world.state(), RegionState::Paused),
+                }
+                world.pause().expect("nothing fails any more");
+                assert_eq!(
+                    (world.state(), world.mapped()),
+                    (RegionState::Paused, Bytes::ZERO)
+                );
+                world.resume().expect("nothing fails any more");
+                world.check_contents(true);
+                let extra = world
+                    .region
+                    .lane()
+                    .held_blocks(world.region.pool)
+                    .expect("it is there");
+                for block in extra
+                    .iter()
+                    .filter(|block| block.requested == Bytes::kib(1))
+                {
+                    assert_eq!(world.region.lane().free(block.address), Ok(()));
+                }
+                world.end();
+                has_failed
+            });
+            // The wait; an unmap for each of the runs; a release for each piece.
+            assert!(count >= 8, "{count} calls failed");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_fails_while_resuming_loses_nothing() {
+    for kind in KINDS {
+        for error in [failed(), DriverError::OutOfMemory] {
+            let count = for_each_call(|nth| {
+                let mut world = World::new(kind);
+                world.pause().expect("nothing fails yet");
+                let failures = world.driver.failures();
+                world
+                    .driver
+                    .set_faults(FaultPlan::nth_of_any(nth, error.clone()));
+                let resumed = world.resume();
+                world.driver.set_faults(FaultPlan::none());
+                let has_failed = world.driver.failures() > failures;
+                assert_eq!(resumed.is_err(), has_failed, "{nth}: {resumed:?}");
+                if has_failed {
+                    assert_eq!(
+                        (world.state(), world.mapped()),
+                        (RegionState::Paused, Bytes::ZERO)
+                    );
+                    let refused = world.region.allocate(Bytes::kib(1), Stream(0));
+                    assert!(matches!(
+                        refused,
+                        Err(lowtide_core::AllocError::Paused { .. })
+                    ));
+                }
+                world.resume().expect("nothing fails any more");
+                world.check_contents(true);
+                world.end();
+                has_failed
+            });
+            // A create, a map and an access for each of the runs.
+            assert!(count >= 12, "{count} calls failed");
+        }
+    }
+}
+
+#[test]
+fn a_backup_that_fails_loses_nothing() {
+    for kind in [BackupKind::Host, BackupKind::Disk] {
+        let mut world = World::new(Some(kind));
+        let mapped = world.mapped();
+        world.backups.fails_in = Some(0);
+        assert!(matches!(world.pause(), Err(RegionError::Backup(_))));
+        assert_eq!(
+            (world.state(), world.mapped()),
+            (RegionState::Mapped, mapped)
+        );
+        world.check_contents(false);
+        world.pause().expect("nothing fails any more");
+        world.backups.fails_in = Some(0);
+        assert!(matches!(world.resume(), Err(RegionError::Backup(_))));
+        assert_eq!(
+            (world.state(), world.mapped()),
+            (RegionState::Paused, Bytes::ZERO)
+        );
+        world.resume().expect("nothing fails any more");
+        world.check_contents(true);
+        world.end();
+    }
+}
+
+/// Two failures: an unmap, and then the mapping that would undo the unmaps before it.
+#[test]
+fn what_cannot_be_put_back_is_kept() {
+    for kind in KINDS {
+        for then in [Call::Map, Call::SetAccess] {
+            for way_out in [World::resume, World::pause] {
+                let mut world = World::new(kind);
+                world.driver.fail_unmap_then(2, then);
+                assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+                assert_eq!(world.state(), RegionState::Paused);
+                world.driver.set_faults(FaultPlan::none());
+                way_out(&mut world).expect("nothing fails any more");
+                world.resume().expect("nothing fails any more");
+                world.check_contents(true);
+                world.end();
+            }
+        }
+    }
+}
