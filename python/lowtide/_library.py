@@ -3,7 +3,7 @@
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError
@@ -110,6 +110,23 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_version": (c_char_p, []),
     "lowtide_visit_regions": (c_int, [RegionVisitor, c_void_p]),
+    "set_memory_margin_bytes": (None, [c_uint64]),
+    "tms_get_cpu_backup_backend": (c_char_p, []),
+    "tms_get_cpu_backup_pointer": (POINTER(c_uint8), [POINTER(c_uint8), c_uint64]),
+    "tms_get_current_tag": (c_char_p, []),
+    "tms_get_enable_cpu_backup": (c_bool, []),
+    "tms_get_enable_disk_backup": (c_bool, []),
+    "tms_get_interesting_region": (c_bool, []),
+    "tms_get_retain_cpu_backup": (c_bool, []),
+    "tms_pause": (c_int, [c_char_p]),
+    "tms_resume": (c_int, [c_char_p]),
+    "tms_set_cpu_backup_backend": (None, [c_char_p]),
+    "tms_set_current_tag": (None, [c_char_p]),
+    "tms_set_disk_backup_dir": (None, [c_char_p]),
+    "tms_set_enable_cpu_backup": (None, [c_bool]),
+    "tms_set_enable_disk_backup": (None, [c_bool]),
+    "tms_set_interesting_region": (None, [c_bool]),
+    "tms_set_retain_cpu_backup": (None, [c_bool]),
 }
 
 _ERRORS: dict[int, type[Error]] = {

@@ -38,11 +38,22 @@ def test_steps_are_named_or_begun(steps: ModuleType) -> None:
     jobs = steps.chosen(["jobs/gpt2_train"])
     assert jobs[0] == "jobs/gpt2_train/pytorch"
     assert "jobs/gpt2_train/exact/caching" in jobs
+    assert steps.chosen(["saver"]) == ["saver/tms", "saver/lowtide"]
+    assert steps.MEASUREMENT_OF["saver/tms"].command()[-2:] == [str(PROGRAM.parent / "saver.py"), "tms"]
     with pytest.raises(ValueError, match="unknown step 'job'"):
         steps.chosen(["job"])
     for measurement in steps.MEASUREMENTS:
         assert (PROGRAM.parent / f"{measurement.program}.py").exists()
     assert len(steps.MEASUREMENT_OF) == len(steps.MEASUREMENTS)
+
+
+def test_a_package_that_is_not_there_is_said(machine: Machine) -> None:
+    done = machine.run(str(PROGRAM.parent / "saver.py"), "tms")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {
+        "name": "not measured",
+        "reason": "torch_memory_saver is not installed: pip install torch_memory_saver==0.0.10",
+    }
 
 
 def test_a_record_keeps_what_other_steps_measured(steps: ModuleType, tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ def test_every_function_takes_what_the_header_says() -> None:
         assert kind_of_c(found[1]) == kind(result), name
 
 
+def test_a_region_is_what_the_header_says() -> None:
+    text = re.sub(r"/\*.*?\*/", "", header(), flags=re.DOTALL)
+    found = re.search(r"typedef struct lowtide_region \{(.*?)\}", text, re.DOTALL)
+    assert found is not None
+    declared = [field.replace("*", "* ").rsplit(maxsplit=1) for field in found[1].split(";") if field.strip()]
+    ours = [(name, kind(type_)) for name, type_ in _library.Region._fields_]
+    assert [(name, kind_of_c(type_)) for type_, name in declared] == ours
+
+
 def kind_of_c(declaration: str) -> str:
     """Returns what a declaration in C is passed as."""
     words = declaration.replace("const ", "").split()
@@ -39,17 +48,18 @@ def kind_of_c(declaration: str) -> str:
     # Our function types are pointers.
     if "*" in declaration or words[0].startswith("lowtide_"):
         return "pointer"
-    return {"enum": "int", "uint32_t": "uint32"}.get(words[0], words[0])
+    return {"enum": "int", "uint32_t": "uint32", "uint64_t": "uint64", "size_t": "uint64"}.get(words[0], words[0])
 
 
 def kind(type_: object) -> str:
     """Returns what ctypes passes a type as."""
     named = {
         None: "void",
+        ctypes.c_bool: "bool",
         ctypes.c_double: "double",
         ctypes.c_int: "int",
-        ctypes.c_size_t: "size_t",
         ctypes.c_uint32: "uint32",
+        ctypes.c_uint64: "uint64",
         _library.Mempool: "mempool",
     }
     return named.get(type_, "pointer")  # type: ignore[call-overload, no-any-return]

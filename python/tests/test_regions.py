@@ -300,6 +300,8 @@ def test_a_region_of_another_allocator_s_memory_is_refused(machine: Machine) -> 
 TENSOR = """
     from types import SimpleNamespace
     import torch
+    # The real one serves this, and no card.
+    lowtide._install._is_installed = True
 
     def tensor_at(memory, of_bytes, like):
         storage = SimpleNamespace(data_ptr=lambda: memory, nbytes=lambda: of_bytes)
@@ -313,9 +315,7 @@ TENSOR = """
 def test_a_backup_is_read_as_the_tensor_that_it_is_of(gpu: Machine) -> None:
     pytest.importorskip("torch")
     printed = gpu.code(
-        REGIONS.replace(
-            "import ctypes", "import ctypes, lowtide._install; lowtide._install._is_installed = True\n    import"
-        ),
+        REGIONS,
         TENSOR,
         """
         whole = torch.arange(6000, dtype=torch.int32)

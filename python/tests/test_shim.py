@@ -3,6 +3,7 @@
 They need the real PyTorch, and are skipped without. What needs a GPU is in `gpu`.
 """
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -103,3 +104,83 @@ def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Mach
     assert "the tracker objects\nwarns:\n" in printed
     assert "the tracker objects" in printed.split("warns:")[1], printed
     assert printed.endswith("True\n"), "the blocks are free all the same"
+
+
+# Puts memory where PyTorch keeps it for cuBLAS. `{declarations}` is what PyTorch's own header says of the place, which
+# takes more of CUDA's headers than are there.
+WORKSPACES = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+
+    #include <map>
+    #include <shared_mutex>
+
+    namespace at::cuda {
+    {declarations}
+    }
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    extern "C" void keep(void* handle, void* memory, bool is_lt) {
+      auto& kept = is_lt ? at::cuda::cublaslt_handle_stream_to_workspace()
+                         : at::cuda::cublas_handle_stream_to_workspace();
+      const std::tuple<void*, void*> key(handle, nullptr);
+      kept.map.emplace(key, at::DataPtr(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0")));
+    }
+
+    extern "C" size_t count() {
+      return at::cuda::cublas_handle_stream_to_workspace().map.size() +
+          at::cuda::cublaslt_handle_stream_to_workspace().map.size();
+    }
+"""
+
+
+def declarations_of_workspaces() -> str:
+    import torch
+
+    header = Path(torch.__file__).parent / "include" / "ATen" / "cuda" / "CUDAContextLight.h"
+    text = header.read_text()
+    first, last = "struct WorkspaceMapWithMutex", "cublaslt_handle_stream_to_workspace();"
+    if first not in text:
+        pytest.skip("an older PyTorch shows nobody what it keeps")
+    return text[text.index(first) : text.index(last) + len(last)]
+
+
+def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) -> None:
+    program = dedent(WORKSPACES).replace("{declarations}", declarations_of_workspaces())
+    printed = gpu.code(
+        SHIM,
+        f"""
+        import ctypes, subprocess
+        from pathlib import Path
+        import lowtide, lowtide._install
+        from lowtide.torch import build
+        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
+        source = Path("workspaces.cpp")
+        source.write_text({program!r})
+        arguments, _ = build._plan()
+        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
+        subprocess.run(
+            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "workspaces.so"], check=True
+        )
+        workspaces = ctypes.CDLL("./workspaces.so")
+        workspaces.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_bool]
+
+        def keep(handle, is_lt=False):
+            memory = ctypes.c_void_p()
+            check(library().lowtide_allocate(1000, 0, None, ctypes.byref(memory)))
+            workspaces.keep(handle, memory, is_lt)
+
+        with lowtide.region("a"):
+            keep(1), keep(2, is_lt=True)
+        with lowtide.region("b"):
+            keep(3)
+        keep(4)
+        print(workspaces.count())
+        lowtide.pause("a")
+        print(workspaces.count())
+        lowtide.resume()
+        lowtide.pause()
+        print(workspaces.count(), [seen["live_bytes"] for seen in lowtide.regions()])
+        """,
+    )
+    assert printed == "4\n2\n1 [0, 0]\n"

@@ -273,7 +273,10 @@ fn a_graphs_pool_is_paused_with_its_region() {
         // SAFETY: the text ends with a zero byte.
         let add = |pool| unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), host) };
         assert_eq!(add(pool), Status::Ok);
-        assert_eq!(add(pool), Status::Pool, "it has a source");
+        assert_eq!(add(pool), Status::Ok, "it has that memory already");
+        // SAFETY: the text ends with a zero byte.
+        let other = unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), Backup::Disk as c_int) };
+        assert_eq!(other, Status::Pool, "it has another source");
         let start = fake.used_bytes(0);
         // SAFETY: there is no filter.
         let routed =

@@ -93,18 +93,35 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
     }
 
-    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold
-    /// unless `keeps` is false, and gives everything back. Does nothing where that was done before. One call for each run of
+    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold,
+    /// and gives everything back. Does nothing where that was done before. One call for each run of
     /// adjacent pieces, and one for each piece.
     ///
     /// # Errors
     ///
     /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
-    pub fn pause(
+    pub fn pause(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+        self.take_away(pools, backups, self.kind)
+    }
+
+    /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is.
+    ///
+    /// # Errors
+    ///
+    /// As [`RegionMemory::pause`].
+    pub fn pause_and_drop(
         &self,
         pools: &mut impl Pools,
         backups: &mut B,
-        keeps: bool,
+    ) -> Result<(), RegionError> {
+        self.take_away(pools, backups, None)
+    }
+
+    fn take_away(
+        &self,
+        pools: &mut impl Pools,
+        backups: &mut B,
+        kind: Option<BackupKind>,
     ) -> Result<(), RegionError> {
         let start = Instant::now();
         let _operation = self.operation.lock()?;
@@ -115,7 +132,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         books.state = RegionState::Pausing;
         drop(books);
-        let (saved, outcome) = match self.save(pools, backups, keeps) {
+        let (saved, outcome) = match self.save(pools, backups, kind) {
             Ok(saved) => (saved, self.unmap()),
             Err(error) => (None, Err(error)),
         };
@@ -225,7 +242,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         &self,
         pools: &mut impl Pools,
         backups: &mut B,
-        keeps: bool,
+        kind: Option<BackupKind>,
     ) -> Result<Option<Saved<B::Backup>>, RegionError> {
         pools.set_paused(true)?;
         let is_empty = self.books()?.reservations.is_empty();
@@ -233,7 +250,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             self.device.synchronize()?;
         }
         let ranges = pools.settle()?;
-        let Some(kind) = self.kind.filter(|_| keeps && !ranges.is_empty()) else {
+        let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
             return Ok(None);
         };
         let backup = backups.save(&ranges, kind)?;

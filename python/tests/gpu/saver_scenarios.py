@@ -1,7 +1,6 @@
 """Programs as users of torch_memory_saver write them: `python saver_scenarios.py NAME HOOK_MODE`.
 
-They know nothing of lowtide, and run with the package itself, too. Each ends with an exception where it does not see
-what its user relies on.
+They know nothing of lowtide. Each ends with an exception where it does not see what its user relies on.
 """
 
 import os

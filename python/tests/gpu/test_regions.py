@@ -245,12 +245,12 @@ def test_a_pause_gives_the_memory_to_others(backup: "lowtide._regions.Backup | N
     before = used()
     with lowtide.region("given", backup):
         held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda") for _ in range(64)]
-    while_mapped = used()
-    assert while_mapped - before == pytest.approx(64 * 32 * MIB, rel=0.01)
+    # New memory comes in pieces that may be larger than what was asked for; what comes back is what is in use.
+    assert 1.0 <= (used() - before) / (64 * 32 * MIB) < 1.13
     lowtide.pause("given")
     assert used() == pytest.approx(before, rel=0.01)
     lowtide.resume("given")
-    assert used() == pytest.approx(while_mapped, rel=0.01)
+    assert used() - before == pytest.approx(64 * 32 * MIB, rel=0.01)
     del held
     torch.cuda.empty_cache()
     assert used() == pytest.approx(before, rel=0.01)
@@ -412,8 +412,6 @@ def warm_up(act: Any) -> None:
 
 
 def test_graphs_of_one_region_share_a_pool_and_end_with_it() -> None:
-    torch.cuda.empty_cache()
-    before = used()
     pool = torch.cuda.graph_pool_handle()
     static = torch.ones(MIB, device="cuda")
     graphs, results = [], []
@@ -434,7 +432,14 @@ def test_graphs_of_one_region_share_a_pool_and_end_with_it() -> None:
     del graph, graphs, results, static
     gc.collect()
     torch.cuda.empty_cache()
-    assert used() <= before + 4 * MIB
+    assert figures("shared")["mapped_bytes"] == 0
+
+
+def pool_of(tensor: Any) -> Any:
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
+            return segment["segment_pool_id"]
+    raise AssertionError("the tensor is in no segment")
 
 
 def test_a_capture_in_a_region_has_the_graph_s_pool() -> None:
@@ -442,8 +447,9 @@ def test_a_capture_in_a_region_has_the_graph_s_pool() -> None:
     graph = torch.cuda.CUDAGraph()
     with lowtide.region("around"), torch.cuda.graph(graph):
         result = static * 2
-    live = figures("around").get("live_bytes", 0)
-    assert live == 0
+    # What a first capture allocates for random numbers is the thread's own.
+    assert figures("around").get("live_bytes", 0) < 4 * MIB
+    assert tuple(pool_of(result)) == tuple(graph.pool())
     lowtide.pause()
     graph.replay()
     assert float(result[0]) == 2.0
@@ -483,7 +489,7 @@ class Generator:
 
     def __init__(self, weights: dict[str, Any]) -> None:
         with lowtide.region("rl_weights", "host"):
-            self.weights = {name: weight.clone() for name, weight in weights.items()}
+            self.weights = {name: weight.detach().clone() for name, weight in weights.items()}
         with lowtide.region("rl_cache"):
             self.cache = torch.zeros(2, BATCH, LENGTH, WIDTH, device="cuda")
         self.token = torch.zeros(BATCH, dtype=torch.long, device="cuda")
@@ -493,6 +499,7 @@ class Generator:
         with lowtide.cuda_graph(self.graph, tag="rl_graph"):
             self.step()
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
         weights = self.weights
         x = torch.nn.functional.one_hot(self.token, VOCABULARY).float() @ weights["embed"]

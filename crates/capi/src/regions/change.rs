@@ -66,12 +66,13 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
 
 /// Pauses a region on one device.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause(&mut RegionPools(region), keeper, true)
+    region.memory.pause(&mut RegionPools(region), keeper)
 }
 
 /// Pauses a region on one device, and keeps nothing of what is in it.
 pub(super) fn pause_and_drop(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause(&mut RegionPools(region), keeper, false)
+    let mut pools = RegionPools(region);
+    region.memory.pause_and_drop(&mut pools, keeper)
 }
 
 /// Resumes a region on one device, which gives back what is cached if it has too little memory otherwise.
