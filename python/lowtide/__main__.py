@@ -12,6 +12,8 @@ usage: python -m lowtide COMMAND
 
   run [--strategy NAME[:CONF]] [--config CONF] SCRIPT [ARGUMENT]...
       runs a script (or `-m MODULE`) with lowtide as PyTorch's allocator
+  run --preload [--strategy NAME[:CONF]] [--config CONF] PROGRAM [ARGUMENT]...
+      runs any program that calls CUDA with lowtide in front of the driver
   build
       builds the shim for the PyTorch that is installed, ahead of its first use
   doctor [--json]

@@ -80,17 +80,20 @@ def release_workspaces(tag: bytes | None) -> None:
 
 def configure(strategy: str | None, config: str | None) -> None:
     """Chooses strategy and options; raises `ConfigError` or `StartedError`, and has then changed nothing."""
-    name, colon, options = (strategy or "").partition(":")
-    if colon and config is not None:
-        raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
-    if colon:
-        config = options
     # PyTorch reads the first that is set, be it to nothing.
     variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
     if variable is not None and "cudaMallocAsync" in os.environ[variable]:
         message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
         raise ConfigError(message)
-    check(library().lowtide_configure(_to_c(name or None), _to_c(config)))
+    choose(strategy, config)
+
+
+def choose(strategy: str | None, config: str | None) -> None:
+    """As `configure`, for a program whose PyTorch, if it has one, keeps its own allocator."""
+    name, colon, options = (strategy or "").partition(":")
+    if colon and config is not None:
+        raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
+    check(library().lowtide_configure(_to_c(name or None), _to_c(options if colon else config)))
 
 
 def find_driver() -> None:

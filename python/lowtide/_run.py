@@ -5,6 +5,9 @@ The script is run by a new Python in place of this one, so that everything about
 from it with its environment (by torchrun, `spawn`, a shell), finds `_startup/sitecustomize.py` on its
 `PYTHONPATH`, which Python imports by itself, and which waits for `import torch`: a process without PyTorch
 pays a few milliseconds, and a child that was forked has what its parent had.
+
+`--preload` is for programs that know nothing of Python or PyTorch: the program is run with liblowtide.so in
+front of NVIDIA's driver, by the loader's `LD_PRELOAD`.
 """
 
 import os
@@ -15,19 +18,23 @@ from typing import NoReturn
 
 from ._errors import Error, NoDriverError
 from ._hook import RUN_PREFIX
-from ._install import configure, find_driver, tell
+from ._install import choose, configure, find_driver, tell
+from ._library import PATH
 from .compat._aliases import names_of_environment
 
 STARTUP = Path(__file__).parent / "_startup"
 
 USAGE = """\
 usage: python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] SCRIPT [ARGUMENT]...
-       python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] -m MODULE [ARGUMENT]..."""
+       python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] -m MODULE [ARGUMENT]...
+       python -m lowtide run --preload [--strategy NAME[:CONF]] [--config CONF] PROGRAM [ARGUMENT]..."""
 
 
 def run(arguments: list[str]) -> NoReturn:
-    """Becomes a Python that runs a script on lowtide. `arguments` is what follows `run`."""
-    strategy, config, program = parse(arguments)
+    """Becomes a Python that runs a script on lowtide, or any program. `arguments` is what follows `run`."""
+    preload, strategy, config, program = parse(arguments)
+    if preload:
+        run_preloaded(strategy, config, program)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
@@ -43,11 +50,38 @@ def run(arguments: list[str]) -> NoReturn:
     os.execve(python, [python, *interpreter_options(sys.orig_argv, len(sys.argv)), *program], environment)
 
 
-def parse(arguments: list[str]) -> tuple[str | None, str | None, list[str]]:
-    """Returns strategy, options, and what Python is to run: `["train.py", "--epochs", "3"]`."""
+def run_preloaded(strategy: str | None, config: str | None, program: list[str]) -> NoReturn:
+    """Becomes a program that has lowtide in front of the driver, as its children do."""
+    # Without options there are none, whatever PyTorch's own variables say.
+    has_options = config is not None or ":" in (strategy or "")
+    choose(strategy, config if has_options else "")
+    environment = with_choice(os.environ, strategy, config)
+    environment["LOWTIDE_PRELOAD"] = "1"
+    environment["LD_PRELOAD"] = preload_list(str(PATH), os.environ.get("LD_PRELOAD"))
+    try:
+        os.execvpe(program[0], program, environment)
+    except OSError as error:
+        tell(f"{program[0]}: {error.strerror}")
+        # As shells have it.
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def preload_list(library: str, present: str | None) -> str:
+    """Returns the loader's list with the library in front of what the user has in it."""
+    if " " in library or ":" in library:
+        raise Error(f"{library}: LD_PRELOAD takes no path with a space or a colon in it; install lowtide elsewhere")
+    return f"{library}:{present}" if present else library
+
+
+def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]]:
+    """Returns whether to preload, strategy, options, and what is to run: `["train.py", "--epochs", "3"]`."""
     values: dict[str, str] = {}
     rest = list(arguments)
+    preload = False
     while rest and rest[0].startswith("--"):
+        if rest[0] == "--preload":
+            preload = bool(rest.pop(0))
+            continue
         name, equals, value = rest.pop(0).partition("=")
         if name not in ("--strategy", "--config"):
             raise Error(f"unknown option `{name}`; options of the script come after its name")
@@ -55,11 +89,11 @@ def parse(arguments: list[str]) -> tuple[str | None, str | None, list[str]]:
             raise Error(f"`{name}` takes a value")
         values[name] = value if equals else rest.pop(0)
     if not rest:
-        raise Error("no script given; `python -m lowtide run --help` has the usage")
+        raise Error(f"no {'program' if preload else 'script'} given; `python -m lowtide run --help` has the usage")
     # `-` is standard input, and what `-m` and `-c` take may follow in the same word.
     if rest[0].startswith("-") and rest[0] != "-" and not rest[0].startswith(("-m", "-c")):
         raise Error(f"unknown option `{rest[0]}`; Python's own come before `-m lowtide`")
-    return values.get("--strategy"), values.get("--config"), rest
+    return preload, values.get("--strategy"), values.get("--config"), rest
 
 
 def interpreter_options(original: list[str], argument_count: int) -> list[str]:
@@ -78,8 +112,8 @@ def interpreter_options(original: list[str], argument_count: int) -> list[str]:
     return options
 
 
-def script_environment(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
-    """Returns the environment in which a Python and its children install lowtide with this choice."""
+def with_choice(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
+    """Returns the environment in which lowtide is used with this choice."""
     changed = dict(environment)
     if strategy is not None:
         name, colon, options = strategy.partition(":")
@@ -90,6 +124,12 @@ def script_environment(environment: Mapping[str, str], strategy: str | None, con
             config = options
     if config is not None:
         changed["LOWTIDE_CONF"] = config
+    return changed
+
+
+def script_environment(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
+    """Returns the environment in which a Python and its children install lowtide with this choice."""
+    changed = with_choice(environment, strategy, config)
     changed[RUN_PREFIX] = sys.prefix
     path = changed.get("PYTHONPATH")
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), path] if path else [str(STARTUP)])

@@ -8,7 +8,8 @@ import pytest
 from machine import Machine
 
 import lowtide._run
-from lowtide._run import interpreter_options
+from lowtide._library import PATH
+from lowtide._run import interpreter_options, preload_list
 
 # What a script can see of how it was started.
 LOOK = """
@@ -321,3 +322,55 @@ def test_a_pytorch_that_is_too_old_ends_the_script(machine: Machine) -> None:
     done = machine.run("-m", "lowtide", "run", "script.py", FAKE_TORCH_VERSION="2.5.0")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "lowtide: PyTorch 2.5.0 is too old: lowtide needs 2.6 or newer\n"
+
+
+def test_any_program_runs_with_lowtide_in_front_of_the_driver(gpu: Machine) -> None:
+    preload = ("-m", "lowtide", "run", "--preload")
+    look = "import os; print(os.environ['LD_PRELOAD'].split(':')[0], os.environ['LOWTIDE_PRELOAD'])"
+    own = "libdl.so.2"
+    done = gpu.run(*preload, sys.executable, "-c", look, LD_PRELOAD=own)
+    assert (done.returncode, done.stderr) == (0, "")
+    library, marker = done.stdout.split()
+    assert (library, marker) == (str(PATH), "1")
+    # The driver by its names, as libraries for Python find it.
+    gpu.write(
+        "loop.py",
+        """
+        import ctypes, os, sys
+        driver = ctypes.CDLL("libcuda.so.1")
+        context, address = ctypes.c_void_p(), ctypes.c_uint64()
+        failed = driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        failed = failed or driver.cuCtxSetCurrent(context)
+        for _ in range(100):
+            failed = failed or driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 20))
+            failed = failed or driver.cuMemFree_v2(address)
+        print(failed, driver.fakecuda_calls(b"cuMemAlloc_v2"), os.environ.get("LOWTIDE_STRATEGY"))
+        sys.exit(3)
+        """,
+    )
+    done = gpu.run(*preload, "--strategy", "buddy", sys.executable, "loop.py")
+    assert (done.returncode, done.stdout) == (3, "0 1 buddy\n")
+    assert done.stderr.startswith("lowtide: 200 calls for memory, 1 made to the driver\n")
+    plain = gpu.run("loop.py")
+    assert (plain.stdout, plain.stderr) == ("0 100 None\n", "")
+
+
+def test_a_program_that_cannot_be_preloaded_is_told(bare: Machine) -> None:
+    preload = ("run", "--preload")
+    assert bare.refusal(*preload) == "no program given; `python -m lowtide run --help` has the usage"
+    assert "'best'" in bare.refusal(*preload, "--strategy", "best", "true")
+    assert "given twice" in bare.refusal(*preload, "--strategy", "bfc:", "--config", "", "true")
+    done = bare.run("-m", "lowtide", *preload, "no-such-program")
+    assert (done.returncode, done.stderr) == (127, "lowtide: no-such-program: No such file or directory\n")
+    done = bare.run("-m", "lowtide", *preload, "sh", "-c", "exit 5")
+    assert (done.returncode, done.stderr) == (5, "")
+    # PyTorch keeps its own allocator there.
+    done = bare.run("-m", "lowtide", *preload, "true", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_users_own_libraries_are_preloaded_too() -> None:
+    assert preload_list("/opt/liblowtide.so", None) == "/opt/liblowtide.so"
+    assert preload_list("/opt/liblowtide.so", "/a.so /b.so") == "/opt/liblowtide.so:/a.so /b.so"
+    with pytest.raises(lowtide.Error, match="no path with a space"):
+        preload_list("/my opt/liblowtide.so", None)

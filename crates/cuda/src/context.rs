@@ -197,11 +197,6 @@ impl RelaxedCapture {
             stays_in_thread: PhantomData,
         })
     }
-
-    /// Returns whether the thread could make those calls anyway.
-    pub(crate) fn was_relaxed(&self) -> bool {
-        self.previous == CUstreamCaptureMode::RELAXED
-    }
 }
 
 impl Drop for RelaxedCapture {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use lowtide_core::{DriverError, Stream};
 
-use crate::context::{PrimaryContext, RelaxedCapture};
+use crate::context::PrimaryContext;
 use crate::driver::raw_stream;
 use crate::library::{Library, call};
 use crate::streams::CaptureStatus;
@@ -113,21 +113,20 @@ impl PrimaryContexts {
     }
 
     /// Waits for all work of a device whose context is known, as `cuMemFree` does: in whatever stream and
-    /// whoever put it there.
+    /// whoever put it there. `is_capturing` says whether a stream of the process may be being captured.
     ///
-    /// While a stream is being captured this fails, and spoils the capture, unless the thread has said that
-    /// it knows what it does (`cudaStreamCaptureModeRelaxed`), as with `cuMemFree` itself.
+    /// Then this takes as long as an allocation and a free of the driver's, and fails and spoils the capture
+    /// where those would: waiting for a context would in any case.
     ///
     /// # Errors
     ///
     /// What the driver says, if the work failed or is being captured.
-    pub fn wait(&self, device: u32) -> Result<(), DriverError> {
+    pub fn wait(&self, device: u32, is_capturing: bool) -> Result<(), DriverError> {
         let Some(context) = self.slot(device).and_then(OnceLock::get) else {
             return Ok(());
         };
         let _scope = context.enter()?;
-        if RelaxedCapture::begin(&self.library)?.was_relaxed() {
-            // Waiting for a context is refused during a capture in any mode; this waits all the same.
+        if is_capturing {
             return self.free_something();
         }
         // SAFETY: takes nothing.

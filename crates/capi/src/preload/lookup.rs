@@ -239,3 +239,63 @@ fn find_dlsym() -> Dlsym {
 unsafe extern "C" fn finds_nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the name of what stands in for a function that the driver found.
+    fn meant(symbol: &CStr, version: c_int, is_per_thread: bool) -> &'static str {
+        let found = ptr::without_provenance_mut(0x1000);
+        let meant = entry_point(symbol, version, is_per_thread, found);
+        if meant == found {
+            return "the driver's";
+        }
+        let known = STAND_INS
+            .iter()
+            .find(|known| known.function == meant.cast_const());
+        known.unwrap().name.to_str().unwrap()
+    }
+
+    #[test]
+    fn a_name_means_what_it_meant_in_that_version() {
+        assert_eq!(meant(c"cuMemAlloc", 12080, false), "cuMemAlloc_v2");
+        assert_eq!(
+            meant(c"cuMemAlloc", 3010, false),
+            "the driver's",
+            "of 32 bits"
+        );
+        assert_eq!(meant(c"cuMemAllocHost", 12080, false), "the driver's");
+        assert_eq!(meant(c"cuMemFree", 12080, true), "cuMemFree_v2");
+        assert_eq!(meant(c"cuMemFreeAsync", 11020, false), "cuMemFreeAsync");
+        assert_eq!(meant(c"cuMemFreeAsync", 11020, true), "cuMemFreeAsync_ptsz");
+        assert_eq!(meant(c"cuGetProcAddress", 11080, false), "cuGetProcAddress");
+        assert_eq!(
+            meant(c"cuGetProcAddress", 12000, false),
+            "cuGetProcAddress_v2"
+        );
+        assert_eq!(
+            meant(c"cuGetProcAddress", 13000, true),
+            "cuGetProcAddress_v2_ptsz"
+        );
+        assert_eq!(meant(c"cuMemGetInfo_v2", 3000, false), "cuMemGetInfo_v2");
+    }
+
+    #[test]
+    fn dlsym_is_the_c_librarys() {
+        // The test itself has this library's in it: its own is behind that.
+        assert_ne!(real_dlsym() as *const c_void, dlsym as *const c_void);
+        // SAFETY: the name ends with a zero byte.
+        let found = unsafe { dlsym(libc::RTLD_DEFAULT, c"getpid".as_ptr()) };
+        assert_eq!(found.cast_const(), libc::getpid as *const c_void);
+    }
+
+    #[test]
+    fn only_the_drivers_functions_are_replaced() {
+        assert!(stand_in(c"cuMemAlloc_v2").is_some());
+        assert!(stand_in(c"cuMemAlloc").is_none(), "of 32 bits");
+        assert!(stand_in(c"cudaMalloc").is_none());
+        assert!(!is_drivers(libc::getpid as *const c_void));
+        assert!(!is_drivers(ptr::null()));
+    }
+}

@@ -1,7 +1,7 @@
 //! What the driver's functions for memory do where lowtide serves them. `None` is for the driver to answer.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress, DriverError, Stream};
 use lowtide_cuda::{CaptureStatus, PrimaryContexts};
@@ -19,6 +19,9 @@ static LOST: [AtomicBool; registry::DEVICES_MAX] =
 
 /// Whether the program chooses the driver's pools, from which its memory must come then.
 static CHOOSES_POOLS: AtomicBool = AtomicBool::new(false);
+
+/// How many captures are under way.
+static CAPTURES: AtomicU32 = AtomicU32::new(0);
 
 /// Streams in whose order freed memory may be reused.
 static STREAMS: StreamFilter = StreamFilter::new();
@@ -94,7 +97,7 @@ pub(super) fn free(address: u64) -> Option<c_int> {
         Found::NotHeld(code) => return Some(code),
     };
     // Any stream may use the memory still. CUDA waits here as well, so programs count on it.
-    if let Err(error) = contexts.wait(device) {
+    if let Err(error) = wait(contexts, device) {
         return Some(code_of(&error));
     }
     let address = DeviceAddress(address);
@@ -120,7 +123,7 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
         // The default stream of another device has no number that its event could be recorded by.
         let waited = contexts
             .current()
-            .map(|current| current.map(|other| contexts.wait(other)));
+            .map(|current| current.map(|other| wait(contexts, other)));
         if let Err(error) | Ok(Some(Err(error))) = waited {
             return Some(code_of(&error));
         }
@@ -193,6 +196,21 @@ pub(super) fn leave_pools_to_program() {
     CHOOSES_POOLS.store(true, Ordering::Relaxed);
 }
 
+/// `cuStreamBeginCapture`, after the driver's answer.
+pub(super) fn note_capture_began(code: c_int) {
+    if code == code::SUCCESS {
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// `cuStreamEndCapture`, after the driver's answer: a capture that was spoiled has ended, too.
+pub(super) fn note_capture_ended(code: c_int) {
+    if ![code::ILLEGAL_STATE, code::STREAM_CAPTURE_WRONG_THREAD].contains(&code) {
+        let end = |captures: u32| captures.checked_sub(1);
+        let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end);
+    }
+}
+
 /// `cuStreamDestroy`: the next stream may have the same handle, and would be given memory that the last one's
 /// work still uses.
 pub(super) fn wait_for_last_work(stream: *mut c_void) {
@@ -209,6 +227,11 @@ pub(super) fn wait_for_last_work(stream: *mut c_void) {
         // SAFETY: the stream exists: the program is about to destroy it.
         let _ = unsafe { contexts.wait_for_stream(order.handle) };
     }
+}
+
+/// Waits for a device's work, as a free of the driver's does.
+fn wait(contexts: &PrimaryContexts, device: u32) -> Result<(), DriverError> {
+    contexts.wait(device, CAPTURES.load(Ordering::Relaxed) > 0)
 }
 
 fn capture_status(contexts: &PrimaryContexts, order: Order) -> Result<CaptureStatus, DriverError> {

@@ -133,6 +133,44 @@ stand_ins! {
             memory::wait_for_last_work(stream);
             driver()
         }
+    fn cuStreamBeginCapture_v2 ["cuStreamBeginCapture", 10010, false](stream: *mut c_void, mode: c_uint)
+        |driver| {
+            let code = driver();
+            memory::note_capture_began(code);
+            code
+        }
+    fn cuStreamBeginCapture_v2_ptsz ["cuStreamBeginCapture", 10010, true](stream: *mut c_void, mode: c_uint)
+        |driver| {
+            let code = driver();
+            memory::note_capture_began(code);
+            code
+        }
+    fn cuStreamBeginCaptureToGraph ["cuStreamBeginCaptureToGraph", 12030, false]
+        (stream: *mut c_void, graph: *mut c_void, nodes: *const c_void, data: *const c_void, count: usize, mode: c_uint)
+        |driver| {
+            let code = driver();
+            memory::note_capture_began(code);
+            code
+        }
+    fn cuStreamBeginCaptureToGraph_ptsz ["cuStreamBeginCaptureToGraph", 12030, true]
+        (stream: *mut c_void, graph: *mut c_void, nodes: *const c_void, data: *const c_void, count: usize, mode: c_uint)
+        |driver| {
+            let code = driver();
+            memory::note_capture_began(code);
+            code
+        }
+    fn cuStreamEndCapture ["cuStreamEndCapture", 10000, false](stream: *mut c_void, graph: *mut *mut c_void)
+        |driver| {
+            let code = driver();
+            memory::note_capture_ended(code);
+            code
+        }
+    fn cuStreamEndCapture_ptsz ["cuStreamEndCapture", 10000, true](stream: *mut c_void, graph: *mut *mut c_void)
+        |driver| {
+            let code = driver();
+            memory::note_capture_ended(code);
+            code
+        }
     fn cuDevicePrimaryCtxReset ["cuDevicePrimaryCtxReset", 7000, false](device: c_int)
         |driver| {
             memory::lose(device);

@@ -69,7 +69,7 @@ fn text() -> String {
         devices.push_str(&peaks_of(ordinal, peaks));
     }
     let mut text = format!(
-        "lowtide: {} calls for memory, {reached} of the driver's",
+        "lowtide: {} calls for memory, {reached} made to the driver",
         served + left
     );
     let managed = MANAGED.load(Ordering::Relaxed);

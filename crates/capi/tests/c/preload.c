@@ -32,7 +32,11 @@ int cudaDeviceReset(void);
 #define INVALID_VALUE 1
 #define OUT_OF_MEMORY 2
 #define DEINITIALIZED 4
+#define ILLEGAL_STATE 401
 #define NOT_SUPPORTED 801
+#define STREAM_CAPTURE_UNSUPPORTED 900
+#define GLOBAL 0
+#define RELAXED 2
 
 #define CHECK(condition)                                                                                   \
     do {                                                                                                   \
@@ -245,6 +249,27 @@ static void destroyed_stream(void) {
     pthread_join(delay.thread, NULL);
 }
 
+/* A free waits for the device, which must not spoil a capture that CUDA's own free would not. */
+static void captures(void) {
+    int (*begin)(void *, unsigned), (*end)(void *, void **);
+    void *held = stream(), *used = memory(MIB), *taken = NULL, *graph = NULL;
+    *(void **)&begin = dlsym(driver(), "cuStreamBeginCapture_v2");
+    *(void **)&end = dlsym(driver(), "cuStreamEndCapture");
+    void *ordered = allocate_in_order(MIB, held);
+    CHECK(begin(held, RELAXED) == SUCCESS);
+    CHECK(cudaFree(used) == SUCCESS && memory(MIB) == used);
+    CHECK(cudaFreeAsync(ordered, held) == STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(end(held, &graph) == SUCCESS && graph);
+    CHECK(begin(held, GLOBAL) == SUCCESS);
+    CHECK(cudaFree(used) == STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(end(held, &graph) != SUCCESS);
+    CHECK(end(held, &graph) == ILLEGAL_STATE);
+    uint64_t before = calls("cuMemFree_v2");
+    CHECK(cudaFree(used) == SUCCESS && cudaFreeAsync(ordered, held) == SUCCESS);
+    CHECK(calls("cuMemFree_v2") == before);
+    CHECK(cudaMalloc(&taken, MIB) == SUCCESS && taken == used);
+}
+
 /* The device has 64 MiB. */
 static void out_of_memory(void) {
     void *held = memory(40 * MIB), *more = (void *)1;
@@ -385,7 +410,7 @@ int main(int count, char **arguments) {
         {"loop", loop}, {"threads", threads}, {"odd_arguments", odd_arguments}, {"foreign", foreign},
         {"free_waits", free_waits}, {"stream_order", stream_order}, {"threads_own_streams", threads_own_streams},
         {"destroyed_stream", destroyed_stream}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
-        {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up},
+        {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {

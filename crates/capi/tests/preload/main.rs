@@ -137,7 +137,7 @@ fn a_loop_calls_the_driver_once() {
         assert_eq!(printed, "1\n", "{form:?}");
         assert_eq!(
             told,
-            "lowtide: 20000 calls for memory, 1 of the driver's\n\
+            "lowtide: 20000 calls for memory, 1 made to the driver\n\
              lowtide: device 0: peak 2.00 MiB reserved, peak 1024.00 KiB live\n"
         );
         let (printed, told) = run(machine.command("loop", false));
@@ -170,7 +170,7 @@ fn memory_of_others_is_left_to_them() {
         let lines: Vec<&str> = told.lines().collect();
         assert_eq!(
             lines[0],
-            "lowtide: 3 calls for memory, 2 of the driver's; 1 for managed memory, left to the driver"
+            "lowtide: 3 calls for memory, 2 made to the driver; 1 for managed memory, left to the driver"
         );
     }
 }
@@ -193,6 +193,11 @@ fn threads_default_streams_are_apart() {
 #[test]
 fn a_streams_work_ends_before_its_handle_is_anothers() {
     check("destroyed_stream", &[]);
+}
+
+#[test]
+fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
+    check("captures", &[]);
 }
 
 #[test]
