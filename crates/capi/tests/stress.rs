@@ -15,7 +15,6 @@ mod common;
 
 use std::env;
 use std::ffi::c_void;
-use std::hint;
 use std::process::Output;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -305,15 +304,21 @@ fn a_race_is_reported_and_nothing_else() {
 }
 
 /// Has a thread give back a block that the next one is then given. Both write to it, the first before it gives
-/// it back or, which no program may, after that.
+/// it back or, which no program may, when the other has it.
 fn hand_on(is_late: bool) {
     let _fake = Fake::load();
     let address = allocate(512, 0).unwrap().expose_provenance();
-    let is_free = AtomicBool::new(false);
     let memory = || ptr::with_exposed_provenance_mut::<c_void>(address);
     let write = |value| {
         // SAFETY: it is mapped and has the room. A late write is a race, which is what this process is for.
         unsafe { memory().cast::<u64>().write(value) };
+    };
+    // Neither flag orders anything.
+    let [is_free, is_taken] = [const { AtomicBool::new(false) }; 2];
+    let wait_for = |flag: &AtomicBool| {
+        while !flag.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
     };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -321,19 +326,17 @@ fn hand_on(is_late: bool) {
                 write(1);
             }
             assert_eq!(lowtide_deallocate(memory()), Status::Ok);
-            // Orders nothing.
             is_free.store(true, Ordering::Relaxed);
             if is_late {
+                wait_for(&is_taken);
                 write(1);
             }
         });
         scope.spawn(|| {
-            while !is_free.load(Ordering::Relaxed) {
-                hint::spin_loop();
-            }
-            let again = allocate(512, 0).unwrap();
-            assert_eq!(again.addr(), address);
+            wait_for(&is_free);
+            assert_eq!(allocate(512, 0).unwrap().addr(), address);
             write(2);
+            is_taken.store(true, Ordering::Relaxed);
         });
     });
 }
