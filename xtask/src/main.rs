@@ -26,7 +26,7 @@ usage: cargo xtask COMMAND
   gpu [ARGS]             tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
   fuzz [--minutes N]     every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
   miri                   lowtide-core's unit tests under Miri; needs nightly with the miri component
-  tsan [--operations N]  N requests (100,000) by each of 16 threads under ThreadSanitizer; needs nightly with rust-src
+  tsan [--operations N]  lowtide-capi's tests under ThreadSanitizer, with N requests (100,000) a thread; needs nightly with rust-src
   bench [ARGS]           the benchmarks, and a record of them; with ARGS for `cargo bench`, no record
 ";
 
