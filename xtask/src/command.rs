@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::{self, Stdio};
 
-use crate::{header, python, tidy};
+use crate::{header, python, tidy, tsan};
+
+/// How many requests each thread makes under ThreadSanitizer where it is not said: some minutes' worth.
+const OPERATIONS: u32 = 100_000;
 
 /// One command with its arguments.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,6 +17,7 @@ pub(crate) enum Command {
     Header,
     Fuzz { minutes: u32 },
     Miri,
+    Tsan { operations: u32 },
     Bench { arguments: Vec<String> },
     Wheel,
     Gpu { arguments: Vec<String> },
@@ -48,8 +52,15 @@ impl Command {
             "bench" => return Ok(Self::Bench { arguments }),
             "gpu" => return Ok(Self::Gpu { arguments }),
             "fuzz" => {
+                let minutes = parse_number(name, "--minutes", rest)?;
                 return Ok(Self::Fuzz {
-                    minutes: parse_minutes(rest)?,
+                    minutes: minutes.unwrap_or(1),
+                });
+            }
+            "tsan" => {
+                let operations = parse_number(name, "--operations", rest)?;
+                return Ok(Self::Tsan {
+                    operations: operations.unwrap_or(OPERATIONS),
                 });
             }
             "test" => Self::Test,
@@ -75,6 +86,7 @@ impl Command {
             Self::Header => header::write(root),
             Self::Fuzz { minutes } => fuzz(root, *minutes),
             Self::Miri => miri(root),
+            Self::Tsan { operations } => tsan::run(root, *operations),
             Self::Bench { arguments } => bench(root, arguments),
             Self::Wheel => python::wheel(root),
             Self::Gpu { arguments } => python::gpu(root, arguments),
@@ -172,24 +184,25 @@ fn bench(root: &Path, arguments: &[String]) -> Result<(), Stop> {
     step("record", &mut cargo(root, &arguments))
 }
 
-fn parse_minutes(arguments: &[String]) -> Result<u32, String> {
+/// Returns the number above 0 that the one option of a command is given, if it is there.
+fn parse_number(name: &str, option: &str, arguments: &[String]) -> Result<Option<u32>, String> {
     match arguments {
-        [] => Ok(1),
-        [option, minutes] if option == "--minutes" => match minutes.parse() {
-            Ok(minutes) if minutes > 0 => Ok(minutes),
+        [] => Ok(None),
+        [given, number] if given == option => match number.parse() {
+            Ok(number) if number > 0 => Ok(Some(number)),
             _ => Err(format!(
-                "`--minutes` takes a whole number above 0, got `{minutes}`"
+                "`{option}` takes a whole number above 0, got `{number}`"
             )),
         },
         _ => Err(format!(
-            "`fuzz` takes `--minutes N`, got `{}`",
+            "`{name}` takes `{option} N`, got `{}`",
             arguments.join(" ")
         )),
     }
 }
 
 /// Returns a cargo command that will run in `root`, with nothing to read.
-fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
     let mut command = process::Command::new("cargo");
     command
         .args(arguments)
@@ -252,6 +265,9 @@ mod tests {
             parse("fuzz --minutes 30"),
             Ok(Command::Fuzz { minutes: 30 })
         );
+        let operations = |operations| Ok(Command::Tsan { operations });
+        assert_eq!(parse("tsan"), operations(100_000));
+        assert_eq!(parse("tsan --operations 7"), operations(7));
         let arguments = vec!["--bench".into(), "hit".into()];
         assert_eq!(parse("bench --bench hit"), Ok(Command::Bench { arguments }));
         assert_eq!(parse("wheel"), Ok(Command::Wheel));
@@ -274,5 +290,8 @@ mod tests {
         wrong("fuzz --minutes 0", "`0`");
         wrong("fuzz --minutes ten", "`ten`");
         wrong("fuzz --minutes 1 2", "--minutes 1 2");
+        wrong("fuzz --operations 1", "--operations 1");
+        wrong("tsan --operations many", "`many`");
+        wrong("tsan 5", "`tsan` takes `--operations N`");
     }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | header | wheel | gpu | fuzz | miri | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | wheel | gpu | fuzz | miri | tsan | bench`.
 //!
 //! `test` needs what rustup installs, and Python; a tool that another command needs and does not find is
 //! named in one line. Nothing is ever installed from here, but Python's tools among what cargo builds.
@@ -8,6 +8,7 @@ mod command;
 mod header;
 mod python;
 mod tidy;
+mod tsan;
 
 use std::env;
 use std::path::PathBuf;
@@ -18,14 +19,15 @@ use command::{Command, Stop};
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test                 formatting, tidy, clippy, documentation, the Python package, then all tests
-  tidy                 the project's own rules, which no other tool checks
-  header               writes crates/capi/include/lowtide.h, which `test` checks, from the source
-  wheel                builds the Python package into `dist`
-  gpu [ARGS]           tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
-  fuzz [--minutes N]   every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
-  miri                 lowtide-core's unit tests under Miri; needs nightly with the miri component
-  bench [ARGS]         the benchmarks, and a record of them; with ARGS for `cargo bench`, no record
+  test                   formatting, tidy, clippy, documentation, the Python package, then all tests
+  tidy                   the project's own rules, which no other tool checks
+  header                 writes crates/capi/include/lowtide.h, which `test` checks, from the source
+  wheel                  builds the Python package into `dist`
+  gpu [ARGS]             tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
+  fuzz [--minutes N]     every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
+  miri                   lowtide-core's unit tests under Miri; needs nightly with the miri component
+  tsan [--operations N]  lowtide-capi's tests under ThreadSanitizer, with N requests (100,000) a thread; needs nightly with rust-src
+  bench [ARGS]           the benchmarks, and a record of them; with ARGS for `cargo bench`, no record
 ";
 
 #[expect(
