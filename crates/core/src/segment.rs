@@ -161,6 +161,9 @@ pub(crate) struct Heap<D> {
     /// as reserved, is mapped again before new memory is created, and is offered to the driver at
     /// each [`Heap::release_detached`].
     detached: Vec<(Handle, Bytes, SizeKind, DomainId)>,
+    /// What the driver mapped, but would neither make usable nor unmap; it is asked again before anything is
+    /// mapped or given back.
+    half_mapped: Vec<(DeviceAddress, Bytes)>,
 }
 
 impl<D> Heap<D> {
@@ -198,6 +201,7 @@ impl<D: Driver> Heap<D> {
             log: EventLog::default(),
             limit: None,
             detached: Vec::new(),
+            half_mapped: Vec::new(),
         }
     }
 
@@ -385,6 +389,7 @@ impl<D: Driver> Heap<D> {
 
     /// Gives the addresses of an expandable segment back, in which nothing is mapped.
     pub(crate) fn unreserve_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
+        self.unmap_half_mapped()?;
         let segment = self.segments.get(id);
         debug_assert!(segment.mapped_bytes().is_zero());
         self.driver.unreserve(segment.address, segment.size)?;
@@ -404,6 +409,7 @@ impl<D: Driver> Heap<D> {
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<Bytes, DriverError> {
+        self.unmap_half_mapped()?;
         let &Segment {
             address: start,
             domain,
@@ -484,11 +490,20 @@ impl<D: Driver> Heap<D> {
         }
         let mapped = end.offset_from(address);
         let result = result.and_then(|()| self.driver.set_access(address, mapped));
-        if result.is_err() && !mapped.is_zero() {
-            // A driver that refuses this too has lost its context; the first error says more.
-            let _ = self.driver.unmap(address, mapped);
+        if result.is_err() && !mapped.is_zero() && self.driver.unmap(address, mapped).is_err() {
+            // The first error says more.
+            self.half_mapped.push((address, mapped));
         }
         result
+    }
+
+    /// Has the driver unmap what it refused to.
+    fn unmap_half_mapped(&mut self) -> Result<(), DriverError> {
+        while let Some(&(address, size)) = self.half_mapped.last() {
+            self.driver.unmap(address, size)?;
+            self.half_mapped.pop();
+        }
+        Ok(())
     }
 
     /// Gives physical memory that is mapped nowhere back to the driver, or keeps it as detached.

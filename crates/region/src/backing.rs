@@ -7,8 +7,8 @@ use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Stream};
 use crate::backup::MemoryRange;
 use crate::device::Device;
 
-/// No piece is larger. Giving 8 GiB back takes as long in one piece as in eight, and what is in use
-/// anywhere in a piece keeps all of it.
+/// Segments share a piece up to this size: what is in use anywhere in it keeps all of it. A larger segment
+/// has a piece of its own, which comes and goes faster than many.
 pub(crate) const PIECE_MAX: Bytes = Bytes::gib(1);
 
 /// How far a piece is on its way to being used.
@@ -62,16 +62,31 @@ impl Backing {
         self.runs(|_, piece| piece.step == Step::Usable)
     }
 
-    /// Makes all of a range usable, by as few new pieces as possible. Linear in the pieces of the range.
+    /// Makes all of some ranges usable, with one new piece for each hole in one of them. The ranges are by
+    /// rising addresses, and none overlap. Linear in the pieces of the ranges.
     pub(crate) fn supply(
         &mut self,
         device: &impl Device,
-        range: MemoryRange,
+        ranges: &[MemoryRange],
     ) -> Result<(), DriverError> {
-        for hole in self.holes(range) {
-            self.create(device, hole)?;
+        for &range in ranges {
+            for hole in self.holes(range) {
+                self.create(device, hole)?;
+            }
         }
-        self.bring(device, range)
+        let is_adjacent = |one: &MemoryRange, next: &MemoryRange| one.end() == next.address;
+        let mut runs = ranges.chunk_by(is_adjacent);
+        runs.try_for_each(|run| {
+            let (first, last) = (run[0].address, run[run.len() - 1].end());
+            let size = last.offset_from(first);
+            self.bring(
+                device,
+                MemoryRange {
+                    address: first,
+                    size,
+                },
+            )
+        })
     }
 
     /// Makes every piece usable.
@@ -207,20 +222,16 @@ impl Backing {
         holes
     }
 
-    /// Creates memory for a range that has none, in as few pieces as possible.
+    /// Creates a piece where there is none.
     fn create(&mut self, device: &impl Device, hole: MemoryRange) -> Result<(), DriverError> {
-        let mut address = hole.address;
-        while address < hole.end() {
-            let size = hole.end().offset_from(address).min(PIECE_MAX);
-            let piece = Piece {
-                size,
-                handle: device.with_driver(|driver| driver.create(size))?,
-                step: Step::Created,
-                streams: Vec::new(),
-            };
-            self.pieces.insert(address, piece);
-            address = address + size;
-        }
+        let size = hole.size;
+        let piece = Piece {
+            size,
+            handle: device.with_driver(|driver| driver.create(size))?,
+            step: Step::Created,
+            streams: Vec::new(),
+        };
+        self.pieces.insert(hole.address, piece);
         Ok(())
     }
 

@@ -496,11 +496,7 @@ fn supply_all(
     needed: &[Vec<MemoryRange>],
 ) -> Result<(), DriverError> {
     let mut all = backings.iter_mut().zip(needed);
-    all.try_for_each(|(backing, needed)| {
-        needed
-            .iter()
-            .try_for_each(|&run| backing.supply(device, run))
-    })
+    all.try_for_each(|(backing, needed)| backing.supply(device, needed))
 }
 
 /// Gives everything back, or as much as the driver takes.

@@ -82,7 +82,7 @@ impl Reservation {
         let usable = self.backing.usable();
         let mut supplied = Ok(());
         for range in [self.extended(needed, piece), needed] {
-            supplied = self.backing.supply(device, range);
+            supplied = self.backing.supply(device, &[range]);
             match supplied {
                 Ok(()) => break,
                 // A driver that refuses this too keeps what it gave; the table knows of it.
@@ -126,18 +126,28 @@ impl Reservation {
         self.segments.values().map(|segment| segment.size).sum()
     }
 
-    /// Returns the ranges that must have memory, as long as possible, by rising addresses.
+    /// Returns the ranges that must have memory, by rising addresses, each as one piece has it best: adjacent
+    /// segments share [`PIECE_MAX`], a larger one is alone.
     pub(crate) fn needed(&self) -> Vec<MemoryRange> {
-        let mut runs: Vec<MemoryRange> = Vec::new();
+        let mut pieces: Vec<MemoryRange> = Vec::new();
         for (&address, segment) in &self.segments {
             let size = segment.size;
             let units = self.units_around(MemoryRange { address, size });
-            match runs.last_mut().filter(|run| run.end() >= units.address) {
-                Some(run) => run.size = units.end().offset_from(run.address).max(run.size),
-                None => runs.push(units),
+            let covered = pieces.last().map_or(units.address, |piece| piece.end());
+            let start = covered.clamp(units.address, units.end());
+            let size = units.end().offset_from(start);
+            match pieces.last_mut() {
+                _ if size.is_zero() => {}
+                Some(piece) if piece.end() == start && piece.size + size <= PIECE_MAX => {
+                    piece.size += size;
+                }
+                _ => pieces.push(MemoryRange {
+                    address: start,
+                    size,
+                }),
             }
         }
-        runs
+        pieces
     }
 
     fn insert(&mut self, place: MemoryRange, stream: Stream) -> DeviceAddress {

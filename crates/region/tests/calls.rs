@@ -61,6 +61,29 @@ fn a_thousand_segments_are_few_pieces() {
     );
 }
 
+/// Whatever its size, a segment of more than that has one piece, from the first on, and its neighbours none of it.
+#[test]
+fn a_large_segment_is_one_piece() {
+    let driver = TestDriver::new(Bytes::gib(64));
+    let allocator = allocator(&driver, &Config::default());
+    let region = TestRegion::new(1, None, &driver, &allocator);
+    let mut backups = TestBackups::new(&driver);
+    for gib in [32, 3] {
+        let before = calls(&driver);
+        region
+            .allocate(Bytes::gib(gib), Stream(0))
+            .expect("there is room");
+        assert_eq!(since(&driver, before), [1, 1, 1, 0, 0]);
+    }
+    region
+        .allocate(Bytes::mib(32), Stream(0))
+        .expect("there is room");
+    region.pause(&mut backups).expect("nothing fails");
+    let before = calls(&driver);
+    region.resume(&mut backups).expect("nothing fails");
+    assert_eq!(since(&driver, before), [3, 3, 1, 0, 0]);
+}
+
 /// A device that has not enough for a larger piece gives what the segment needs.
 #[test]
 fn the_last_of_the_memory_is_used() {
