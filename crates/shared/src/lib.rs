@@ -147,12 +147,16 @@ impl<D> Visit<'_, D> {
 }
 
 /// Poisons the device when a panic drops it.
-struct Alarm<'a>(&'a AtomicU64);
+struct Alarm<'a> {
+    alerts: &'a AtomicU64,
+    /// Whether the thread panicked before, so that what unwinds may use the allocator.
+    was_panicking: bool,
+}
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.fetch_or(POISONED, Ordering::Relaxed);
+        if thread::panicking() && !self.was_panicking {
+            self.alerts.fetch_or(POISONED, Ordering::Relaxed);
         }
     }
 }
@@ -386,7 +390,10 @@ impl<D: Driver> SharedAllocator<D> {
     #[inline]
     fn visit<'a>(&'a self, index: usize, mut state: LaneGuard<'a, LaneState<D>>) -> Visit<'a, D> {
         state.visits += 1;
-        let alarm = Alarm(&self.alerts);
+        let alarm = Alarm {
+            alerts: &self.alerts,
+            was_panicking: thread::panicking(),
+        };
         Visit {
             state,
             alarm,

@@ -73,6 +73,31 @@ fn a_refused_call_says_why() {
     assert_eq!(allocator.free(address), Err(error));
 }
 
+/// Uses the allocator as it ends, as whatever owns memory does.
+struct Ends<'a>(&'a SharedAllocator<SimDriver>);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        // One lane, then all of them.
+        let address = self.0.allocate(Bytes::mib(1), Stream::DEFAULT);
+        let freed = address.and_then(|address| self.0.free(address));
+        assert_eq!(freed.and_then(|()| self.0.empty_cache()), Ok(()));
+    }
+}
+
+/// The panic is the program's, and none of a thread that was in the allocator.
+#[test]
+fn a_thread_that_panicked_may_give_back_what_it_holds() {
+    let allocator = allocator("caching", 40);
+    let panicking = AssertUnwindSafe(|| {
+        let _ends = Ends(&allocator);
+        panic!("of the program");
+    });
+    assert!(std::panic::catch_unwind(panicking).is_err());
+    let freed = allocator.stats().map(|stats| stats.allocation.all.freed);
+    assert_eq!(freed, Ok(1));
+}
+
 #[test]
 fn after_a_panic_every_thread_is_told() {
     for config in ["bfc:retry_ms:20", "caching"] {
