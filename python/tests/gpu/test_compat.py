@@ -54,7 +54,8 @@ def test_memory_of_vllm_sleeps_and_wakes_up() -> None:
         cache.fill_(1)
         free, _ = torch.cuda.mem_get_info()
         allocator.sleep(offload_tags=kept)
-        assert torch.cuda.mem_get_info()[0] - free >= 96 * MIB
+        # The first backup makes streams, which take 2 MiB of the card for good.
+        assert torch.cuda.mem_get_info()[0] - free >= 94 * MIB
         allocator.wake_up(tags=["weights"])
         assert torch.equal(weights.cpu(), expected)
         allocator.wake_up()

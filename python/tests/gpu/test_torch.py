@@ -603,9 +603,13 @@ def test_caching_can_be_turned_off_and_on() -> None:
     cached = torch.full((MIB,), 5.0, device="cuda")
     assert torch.cuda.memory_allocated() == before + 4 * MIB
     assert float(uncached[0] + cached[0]) == 9.0
-    # Each goes back where it came from.
+    # Each goes back where it came from, once.
     del uncached, cached
     assert torch.cuda.memory_allocated() == before
+    address = torch.cuda.caching_allocator_alloc(MIB)
+    torch.cuda.caching_allocator_delete(address)
+    with pytest.raises(RuntimeError, match="invalid device pointer"):
+        torch.cuda.caching_allocator_delete(address)
 
 
 def test_cudnn_finds_its_fastest_convolution() -> None:

@@ -19,6 +19,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <unordered_set>
@@ -94,8 +95,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto status = release(memory);
     if (C10_UNLIKELY(status == LOWTIDE_STATUS_NOT_ALLOCATED)) {
       // What was taken while caching was off is given back here too, whether or not it still is.
-      TORCH_CHECK(was_uncached_, no_block_at(memory));
-      give_back_uncached(memory);
+      release_uncached(memory);
       return;
     }
     check(status);
@@ -144,7 +144,6 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void enable(bool value) override {
     is_enabled_ = value;
-    was_uncached_ = was_uncached_ || is_uncached();
   }
 
   bool isEnabled() const override {
@@ -484,6 +483,19 @@ class LowtideAllocator final : public native::CUDAAllocator {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
   }
 
+  // Gives the driver what was taken while caching was off, and nothing else: a segment of lowtide's would go with it.
+  void release_uncached(void* memory) {
+    {
+      const std::lock_guard<std::mutex> lock(uncached_lock_);
+      TORCH_CHECK(uncached_.erase(memory) == 1, no_block_at(memory));
+    }
+    const auto* trace = c10::impl::GPUTrace::get_trace();
+    if (C10_UNLIKELY(trace != nullptr)) {
+      (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
+    }
+    C10_CUDA_CHECK(cudaFree(memory));
+  }
+
   // Takes memory back, and tells those who want to know. What a tracker throws comes after that.
   lowtide_status release(void* memory) {
     const auto* trace = c10::impl::GPUTrace::get_trace();
@@ -610,6 +622,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
     void* memory = nullptr;
     if (size != 0) {
       C10_CUDA_CHECK(cudaMalloc(&memory, size));
+      {
+        const std::lock_guard<std::mutex> lock(uncached_lock_);
+        uncached_.insert(memory);
+      }
       const auto* trace = c10::impl::GPUTrace::get_trace();
       if (C10_UNLIKELY(trace != nullptr)) {
         (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
@@ -624,8 +640,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   // PyTorch takes either name on either kind of card.
   const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
                                      c10::utils::check_env("PYTORCH_NO_HIP_MEMORY_CACHING") == true;
-  // Whether memory may be held that the driver was asked for directly.
-  std::atomic<bool> was_uncached_{is_caching_forbidden_};
+  std::mutex uncached_lock_;
+  // What the driver was asked for directly.
+  std::unordered_set<void*> uncached_;
 #if !LOWTIDE_TORCH_AT_LEAST(13)
   Captures captures_;
 #endif
@@ -647,11 +664,7 @@ inline void give_back(void* memory) {
 }
 
 inline void give_back_uncached(void* memory) {
-  const auto* trace = c10::impl::GPUTrace::get_trace();
-  if (C10_UNLIKELY(trace != nullptr)) {
-    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
-  }
-  C10_CUDA_CHECK(cudaFree(memory));
+  LowtideAllocator::instance().release_uncached(memory);
 }
 
 }  // namespace lowtide
