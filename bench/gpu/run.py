@@ -77,6 +77,7 @@ MEASUREMENTS = [
     *(Measurement("jobs", (job, "--exact"), allocator) for job in JOBS for allocator in ("pytorch", "caching")),
     *(Measurement("distributed", (), allocator, True) for allocator in ("pytorch", "caching")),
     *(Measurement("saver", (package,), None) for package in ("tms", "lowtide")),
+    Measurement("malloc_loop", (), None),
 ]
 MEASUREMENT_OF = {measurement.step: measurement for measurement in MEASUREMENTS}
 STEPS = ["doctor", "build", "tests", *MEASUREMENT_OF]
