@@ -41,7 +41,8 @@ def main() -> None:
             for line in done.stdout.splitlines():
                 words = line.split()
                 if len(words) == 4 and all(word.isdigit() for word in words):
-                    figures = dict(zip(("pair_ns", "with_memset_ns", "in_stream_order_ns"), map(int, words[1:]), strict=True))
+                    names = ("pair_ns", "with_memset_ns", "in_stream_order_ns")
+                    figures = dict(zip(names, map(int, words[1:]), strict=True))
                     print(json.dumps({"name": f"{words[0]} bytes", "label": label, **figures}), flush=True)
 
 
