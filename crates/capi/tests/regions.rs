@@ -648,3 +648,29 @@ fn a_call_that_fails_once_loses_nothing_of_a_region() {
         assert_eq!(fake.used_bytes(0), 0);
     });
 }
+
+/// A stream may end when the memory is free that was used on it, be that alone in a piece or not.
+#[test]
+fn memory_goes_back_whose_stream_has_ended() {
+    isolated("memory_goes_back_whose_stream_has_ended", &[], |fake| {
+        let kept = allocate_in("kv", Backup::None, 256 * MIB, 0, 1);
+        let used = fake.used_bytes(0);
+        for resets_before in [false, true] {
+            let stream = fake.stream();
+            enter("kv", Backup::None);
+            let memory = allocate_on(12 * MIB, 0, stream);
+            assert!(memory.is_ok(), "{}", last_error());
+            let beside = allocate(12 * MIB, 0).unwrap();
+            leave();
+            assert_eq!(lowtide_deallocate(memory.unwrap()), Status::Ok);
+            if resets_before {
+                assert_eq!(lowtide_reset(), Status::Ok);
+            }
+            fake.destroy_stream(stream);
+            assert_eq!(lowtide_deallocate(beside), Status::Ok);
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used, "{resets_before}");
+        }
+        check(kept, 256 * MIB, 1);
+    });
+}
