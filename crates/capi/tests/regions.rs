@@ -674,3 +674,52 @@ fn memory_goes_back_whose_stream_has_ended() {
         check(kept, 256 * MIB, 1);
     });
 }
+
+/// The number of a pool that has ended may be another's, which no region pauses.
+#[test]
+fn a_pool_that_has_ended_is_in_no_region() {
+    isolated("a_pool_that_has_ended_is_in_no_region", &[], |_| {
+        let pool = Mempool {
+            capture: 0,
+            user: 7,
+        };
+        let allocate_in_pool = |seed| {
+            // SAFETY: there is no filter.
+            let routed =
+                unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+            assert_eq!(routed, Status::Ok);
+            let memory = allocate(3 * MIB, 0);
+            assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+            let memory = memory.unwrap();
+            fill(memory, 3 * MIB, seed);
+            memory
+        };
+        let end = |memory| {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            while lowtide_release_pool(0, pool) == Status::Ok {}
+            assert_eq!(lowtide_reset(), Status::Ok);
+        };
+        let tag = c_text("kv");
+        let host = Backup::Host as c_int;
+        // SAFETY: the text ends with a zero byte.
+        let add = || unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), host) };
+        assert_eq!(add(), Status::Ok);
+        end(allocate_in_pool(1));
+
+        let other = allocate_in_pool(2);
+        assert_eq!(add(), Status::Pool, "it has other segments");
+        assert_eq!(pause("kv"), Status::Ok);
+        check(other, 3 * MIB, 2);
+        fill(other, 3 * MIB, 3);
+        assert_eq!(resume("kv"), Status::Ok);
+        check(other, 3 * MIB, 3);
+        end(other);
+
+        assert_eq!(add(), Status::Ok, "it is new");
+        let memory = allocate_in_pool(4);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(host_copy(memory).unwrap().1, 3 * MIB);
+        assert_eq!(resume("kv"), Status::Ok);
+        check(memory, 3 * MIB, 4);
+    });
+}

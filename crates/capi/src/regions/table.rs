@@ -91,7 +91,7 @@ pub(crate) struct OnDevice {
     pub(super) memory: Arc<Memory>,
     /// The pool of requests in the region.
     pub(super) own_pool: MempoolId,
-    /// Other pools that were given its memory.
+    /// Other pools that have its memory. Taken after any lock of an allocator.
     pub(super) pools: Mutex<Vec<MempoolId>>,
 }
 
