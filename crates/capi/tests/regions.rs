@@ -723,3 +723,66 @@ fn a_pool_that_has_ended_is_in_no_region() {
         check(memory, 3 * MIB, 4);
     });
 }
+
+/// Where the system starts no more threads, devices take their turns.
+#[test]
+fn no_threads_are_needed_for_several_devices() {
+    let test = "no_threads_are_needed_for_several_devices";
+    isolated(test, &[("FAKECUDA_DEVICES", "3")], |_| {
+        let held = [0, 1, 2].map(|device| allocate_in("kv", Backup::None, 3 * MIB, device, 1));
+        let all = |state| {
+            let shown = regions();
+            shown.len() == 3 && shown.values().all(|region| region.state == state)
+        };
+        // A thread needs megabytes of addresses for its stack.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmSize:"))
+            .and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        let limit = libc::rlimit {
+            rlim_cur: (size.unwrap() + 1024) << 10,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        // SAFETY: reads the limit.
+        assert_eq!(
+            unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) },
+            0
+        );
+        assert!(thread::Builder::new().spawn(|| {}).is_err());
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        assert!(all(RegionState::Paused));
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert!(all(RegionState::Mapped));
+        for memory in held {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+    });
+}
+
+/// A thread that ends has left its regions, which what ends later in it is told.
+#[test]
+fn a_thread_that_is_ending_is_in_no_region() {
+    struct Leaves(std::sync::mpsc::Sender<[Status; 2]>);
+    impl Drop for Leaves {
+        fn drop(&mut self) {
+            // SAFETY: null stands for no region.
+            let entered = unsafe { lowtide_region_enter(ptr::null(), 0) };
+            let _ = self.0.send([lowtide_region_leave(), entered]);
+        }
+    }
+    thread_local! {
+        static LEAVES: std::cell::RefCell<Option<Leaves>> = const { std::cell::RefCell::new(None) };
+    }
+    isolated("a_thread_that_is_ending_is_in_no_region", &[], |_| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            // Before the thread's list of regions, so that it ends after it.
+            LEAVES.set(Some(Leaves(tell)));
+            enter("kv", Backup::None);
+        });
+        thread.join().unwrap();
+        let refused = Status::InvalidArgument;
+        assert_eq!(told.recv(), Ok([refused, refused]));
+    });
+}

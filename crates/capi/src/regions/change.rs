@@ -48,12 +48,18 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
         return Ok(());
     };
     thread::scope(|scope| {
-        let others = devices.values();
-        let others = others.map(|regions| scope.spawn(|| change_all(regions, change)));
+        let others = devices.values().map(|regions| {
+            let thread = thread::Builder::new().name("lowtide change".into());
+            let thread = thread.spawn_scoped(scope, || change_all(regions, change));
+            (regions, thread)
+        });
         let others: Vec<_> = others.collect();
         let own = change_all(&first, change);
-        let others = others.into_iter();
-        let others = others.map(|thread| thread.join().unwrap_or_else(|_| Err(table::stopped())));
+        let others = others.into_iter().map(|(regions, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(table::stopped())),
+            // Where there is no thread, after the others.
+            Err(_) => change_all(regions, change),
+        });
         first_error([own].into_iter().chain(others))
     })
 }
