@@ -724,6 +724,22 @@ fn a_pool_that_has_ended_is_in_no_region() {
     });
 }
 
+/// Lets the process have so many bytes more of addresses than it has.
+fn limit_addresses(more: usize) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:"))
+        .and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let limit = libc::rlimit {
+        rlim_cur: (size.unwrap() << 10) + more as u64,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: reads the limit.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    assert_eq!(result, 0);
+}
+
 /// Where the system starts no more threads, devices take their turns.
 #[test]
 fn no_threads_are_needed_for_several_devices() {
@@ -735,20 +751,7 @@ fn no_threads_are_needed_for_several_devices() {
             shown.len() == 3 && shown.values().all(|region| region.state == state)
         };
         // A thread needs megabytes of addresses for its stack.
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let size = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmSize:"))
-            .and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        let limit = libc::rlimit {
-            rlim_cur: (size.unwrap() + 1024) << 10,
-            rlim_max: libc::RLIM_INFINITY,
-        };
-        // SAFETY: reads the limit.
-        assert_eq!(
-            unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) },
-            0
-        );
+        limit_addresses(MIB);
         assert!(thread::Builder::new().spawn(|| {}).is_err());
         assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
         assert!(all(RegionState::Paused));
@@ -784,5 +787,22 @@ fn a_thread_that_is_ending_is_in_no_region() {
         thread.join().unwrap();
         let refused = Status::InvalidArgument;
         assert_eq!(told.recv(), Ok([refused, refused]));
+    });
+}
+
+/// The host's memory that waits for one region's next backup is there for another's first.
+#[test]
+fn a_backup_takes_the_place_of_memory_that_waits() {
+    let test = "a_backup_takes_the_place_of_memory_that_waits";
+    isolated(test, &[("LOWTIDE_RETAIN_BACKUPS", "1")], |_| {
+        let large = allocate_in("large", Backup::Host, 192 * MIB, 0, 1);
+        let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
+        assert_eq!(pause("large"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("large"), Status::Ok, "{}", last_error());
+        limit_addresses(32 * MIB);
+        assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("small"), Status::Ok, "{}", last_error());
+        check(large, 192 * MIB, 1);
+        check(small, 48 * MIB, 2);
     });
 }
