@@ -648,3 +648,161 @@ fn a_call_that_fails_once_loses_nothing_of_a_region() {
         assert_eq!(fake.used_bytes(0), 0);
     });
 }
+
+/// A stream may end when the memory is free that was used on it, be that alone in a piece or not.
+#[test]
+fn memory_goes_back_whose_stream_has_ended() {
+    isolated("memory_goes_back_whose_stream_has_ended", &[], |fake| {
+        let kept = allocate_in("kv", Backup::None, 256 * MIB, 0, 1);
+        let used = fake.used_bytes(0);
+        for resets_before in [false, true] {
+            let stream = fake.stream();
+            enter("kv", Backup::None);
+            let memory = allocate_on(12 * MIB, 0, stream);
+            assert!(memory.is_ok(), "{}", last_error());
+            let beside = allocate(12 * MIB, 0).unwrap();
+            leave();
+            assert_eq!(lowtide_deallocate(memory.unwrap()), Status::Ok);
+            if resets_before {
+                assert_eq!(lowtide_reset(), Status::Ok);
+            }
+            fake.destroy_stream(stream);
+            assert_eq!(lowtide_deallocate(beside), Status::Ok);
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used, "{resets_before}");
+        }
+        check(kept, 256 * MIB, 1);
+    });
+}
+
+/// The number of a pool that has ended may be another's, which no region pauses.
+#[test]
+fn a_pool_that_has_ended_is_in_no_region() {
+    isolated("a_pool_that_has_ended_is_in_no_region", &[], |_| {
+        let pool = Mempool {
+            capture: 0,
+            user: 7,
+        };
+        let allocate_in_pool = |seed| {
+            // SAFETY: there is no filter.
+            let routed =
+                unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+            assert_eq!(routed, Status::Ok);
+            let memory = allocate(3 * MIB, 0);
+            assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+            let memory = memory.unwrap();
+            fill(memory, 3 * MIB, seed);
+            memory
+        };
+        let end = |memory| {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            while lowtide_release_pool(0, pool) == Status::Ok {}
+            assert_eq!(lowtide_reset(), Status::Ok);
+        };
+        let tag = c_text("kv");
+        let host = Backup::Host as c_int;
+        // SAFETY: the text ends with a zero byte.
+        let add = || unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), host) };
+        assert_eq!(add(), Status::Ok);
+        end(allocate_in_pool(1));
+
+        let other = allocate_in_pool(2);
+        assert_eq!(add(), Status::Pool, "it has other segments");
+        assert_eq!(pause("kv"), Status::Ok);
+        check(other, 3 * MIB, 2);
+        fill(other, 3 * MIB, 3);
+        assert_eq!(resume("kv"), Status::Ok);
+        check(other, 3 * MIB, 3);
+        end(other);
+
+        assert_eq!(add(), Status::Ok, "it is new");
+        let memory = allocate_in_pool(4);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(host_copy(memory).unwrap().1, 3 * MIB);
+        assert_eq!(resume("kv"), Status::Ok);
+        check(memory, 3 * MIB, 4);
+    });
+}
+
+/// Lets the process have so many bytes more of addresses than it has.
+fn limit_addresses(more: usize) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:"))
+        .and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let limit = libc::rlimit {
+        rlim_cur: (size.unwrap() << 10) + more as u64,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: reads the limit.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    assert_eq!(result, 0);
+}
+
+/// Where the system starts no more threads, devices take their turns.
+#[test]
+fn no_threads_are_needed_for_several_devices() {
+    let test = "no_threads_are_needed_for_several_devices";
+    isolated(test, &[("FAKECUDA_DEVICES", "3")], |_| {
+        let held = [0, 1, 2].map(|device| allocate_in("kv", Backup::None, 3 * MIB, device, 1));
+        let all = |state| {
+            let shown = regions();
+            shown.len() == 3 && shown.values().all(|region| region.state == state)
+        };
+        // A thread needs megabytes of addresses for its stack.
+        limit_addresses(MIB);
+        assert!(thread::Builder::new().spawn(|| {}).is_err());
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        assert!(all(RegionState::Paused));
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert!(all(RegionState::Mapped));
+        for memory in held {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+    });
+}
+
+/// A thread that ends has left its regions, which what ends later in it is told.
+#[test]
+fn a_thread_that_is_ending_is_in_no_region() {
+    struct Leaves(std::sync::mpsc::Sender<[Status; 2]>);
+    impl Drop for Leaves {
+        fn drop(&mut self) {
+            // SAFETY: null stands for no region.
+            let entered = unsafe { lowtide_region_enter(ptr::null(), 0) };
+            let _ = self.0.send([lowtide_region_leave(), entered]);
+        }
+    }
+    thread_local! {
+        static LEAVES: std::cell::RefCell<Option<Leaves>> = const { std::cell::RefCell::new(None) };
+    }
+    isolated("a_thread_that_is_ending_is_in_no_region", &[], |_| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            // Before the thread's list of regions, so that it ends after it.
+            LEAVES.set(Some(Leaves(tell)));
+            enter("kv", Backup::None);
+        });
+        thread.join().unwrap();
+        let refused = Status::InvalidArgument;
+        assert_eq!(told.recv(), Ok([refused, refused]));
+    });
+}
+
+/// The host's memory that waits for one region's next backup is there for another's first.
+#[test]
+fn a_backup_takes_the_place_of_memory_that_waits() {
+    let test = "a_backup_takes_the_place_of_memory_that_waits";
+    isolated(test, &[("LOWTIDE_RETAIN_BACKUPS", "1")], |_| {
+        let large = allocate_in("large", Backup::Host, 192 * MIB, 0, 1);
+        let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
+        assert_eq!(pause("large"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("large"), Status::Ok, "{}", last_error());
+        limit_addresses(32 * MIB);
+        assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("small"), Status::Ok, "{}", last_error());
+        check(large, 192 * MIB, 1);
+        check(small, 48 * MIB, 2);
+    });
+}

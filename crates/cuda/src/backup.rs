@@ -198,11 +198,7 @@ impl CudaBackups {
         let needed_bytes = layout.bytes();
         let memory = match self.keeper.take(needed_bytes) {
             Some(memory) => memory,
-            None => {
-                let context = Arc::clone(&self.context);
-                let memory = HostMemory::map(context, needed_bytes, self.sizes.block_bytes)?;
-                Arc::new(memory)
-            }
+            None => Arc::new(self.map_memory(needed_bytes)?),
         };
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, &memory, sizes);
@@ -218,6 +214,18 @@ impl CudaBackups {
         })?;
         self.keeper.lock_beside(&memory, needed_bytes);
         Ok(memory)
+    }
+
+    /// Returns new memory; where the host has too little, what waits for other backups goes back for it.
+    fn map_memory(&self, bytes: usize) -> Result<HostMemory, BackupError> {
+        let map = || HostMemory::map(Arc::clone(&self.context), bytes, self.sizes.block_bytes);
+        match map() {
+            Err(BackupError::NoHostMemory { .. }) if self.keeper.idle_bytes() > 0 => {
+                self.keeper.release();
+                map()
+            }
+            outcome => outcome,
+        }
     }
 
     fn restore_from_host(

@@ -271,7 +271,7 @@ impl Piece {
     fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
         while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
             let stream = self.streams[index];
-            device.with_driver(|driver| driver.synchronize_stream(stream))?;
+            device.wait_for(stream)?;
             self.streams.swap_remove(index);
         }
         Ok(())

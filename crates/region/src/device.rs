@@ -1,6 +1,6 @@
 //! What a region needs from outside: the device that its memory is on, and the pools that its blocks are in.
 
-use lowtide_core::{Bytes, Driver, DriverError};
+use lowtide_core::{Bytes, Driver, DriverError, Stream};
 
 use crate::backup::MemoryRange;
 use crate::error::PoolsError;
@@ -20,6 +20,17 @@ pub trait Device {
     ///
     /// What the driver says.
     fn synchronize(&self) -> Result<(), DriverError>;
+
+    /// Waits for the work of a stream that used memory which is free by now, so that the program may have
+    /// destroyed the stream: what is refused of one is waited for with all work of the device.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says to that.
+    fn wait_for(&self, stream: Stream) -> Result<(), DriverError> {
+        let waited = self.with_driver(|driver| driver.synchronize_stream(stream));
+        waited.or_else(|_| self.synchronize())
+    }
 
     /// Returns how much of the device regions leave free when they grow.
     fn margin(&self) -> Bytes {

@@ -125,14 +125,13 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     ) -> Result<(), RegionError> {
         let start = Instant::now();
         let _operation = self.operation.lock()?;
-        let mut books = self.books()?;
-        if books.state != RegionState::Mapped {
-            drop(books);
+        if self.state()? != RegionState::Mapped {
             return self.give_rest_away();
         }
-        books.state = RegionState::Pausing;
-        drop(books);
-        let (saved, outcome) = match self.save(pools, backups, kind) {
+        // Before the books say so: what asks for a segment after that is told of no reason.
+        let told = pools.set_paused(true).map_err(RegionError::from);
+        self.books()?.state = RegionState::Pausing;
+        let (saved, outcome) = match told.and_then(|()| self.save(pools, backups, kind)) {
             Ok(saved) => (saved, self.unmap()),
             Err(error) => (None, Err(error)),
         };
@@ -237,14 +236,13 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }))
     }
 
-    /// Stops new requests, waits for those who may use the memory, and saves what it holds.
+    /// Waits for those who may use the memory, and saves what it holds.
     fn save(
         &self,
         pools: &mut impl Pools,
         backups: &mut B,
         kind: Option<BackupKind>,
     ) -> Result<Option<Saved<B::Backup>>, RegionError> {
-        pools.set_paused(true)?;
         let is_empty = self.books()?.reservations.is_empty();
         if !is_empty {
             self.device.synchronize()?;
@@ -290,9 +288,16 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Makes memory for every segment and restores what it held. Returns how many bytes that were.
     fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Bytes, RegionError> {
-        let held = pools.settle()?;
+        let mut held = pools.settle()?;
         let mut books = self.books()?;
-        let needed: Vec<_> = books.reservations.iter().map(Reservation::needed).collect();
+        // What was freed since has no memory, where its segment went with it.
+        let reservations = &books.reservations;
+        held.retain(|&block| {
+            reservations
+                .iter()
+                .any(|reservation| reservation.has(block))
+        });
+        let needed: Vec<_> = reservations.iter().map(Reservation::needed).collect();
         let mut saved = books.saved.take();
         drop(books);
         let mut backings = self.take_backings()?;

@@ -121,6 +121,12 @@ impl Reservation {
         self.segments.is_empty() && self.backing.is_empty()
     }
 
+    /// Returns whether a block lies in a segment.
+    pub(crate) fn has(&self, block: MemoryRange) -> bool {
+        let last = self.segments.range(..=block.address).next_back();
+        last.is_some_and(|(&address, segment)| block.end() <= address + segment.size)
+    }
+
     /// Returns the bytes of the segments.
     pub(crate) fn bytes(&self) -> Bytes {
         self.segments.values().map(|segment| segment.size).sum()

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use lowtide_core::{AllocError, Allocation, Bytes, DriverError, MempoolId};
+use lowtide_core::{
+    AllocError, Allocation, Bytes, DeviceAddress, DriverError, MempoolId, SegmentSource, Stream,
+};
 use lowtide_cuda::CudaDriver;
 use lowtide_region::{
     BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource, RegionState,
@@ -46,12 +48,18 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
         return Ok(());
     };
     thread::scope(|scope| {
-        let others = devices.values();
-        let others = others.map(|regions| scope.spawn(|| change_all(regions, change)));
+        let others = devices.values().map(|regions| {
+            let thread = thread::Builder::new().name("lowtide change".into());
+            let thread = thread.spawn_scoped(scope, || change_all(regions, change));
+            (regions, thread)
+        });
         let others: Vec<_> = others.collect();
         let own = change_all(&first, change);
-        let others = others.into_iter();
-        let others = others.map(|thread| thread.join().unwrap_or_else(|_| Err(table::stopped())));
+        let others = others.into_iter().map(|(regions, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(table::stopped())),
+            // Where there is no thread, after the others.
+            Err(_) => change_all(regions, change),
+        });
         first_error([own].into_iter().chain(others))
     })
 }
@@ -100,24 +108,56 @@ pub(super) fn add_pool(
     let _keeper = keeper::lock(device)?;
     let region = table::on_device(device, allocator, tag, kind)?;
     let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
-    let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
     // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
-    let added = allocator.with_pools(|lane| {
+    allocator.with_pools(|lane| {
+        if region.all_pools()?.contains(&pool) {
+            // Graphs share a pool, and each says so.
+            return Ok(());
+        }
         if lane.pool_use_count(pool).is_err() {
             lane.create_or_retain_pool(pool);
         }
-        let source = RegionSource::new(Arc::clone(&region.memory));
+        let source = PoolSource {
+            source: RegionSource::new(Arc::clone(&region.memory)),
+            region: Arc::clone(&region),
+            pool,
+        };
         lane.set_pool_source(pool, Box::new(source))?;
-        lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))
-    })?;
-    match added {
-        // Graphs share a pool, and each says so.
-        Err(AllocError::PoolInUse { .. }) if pools.contains(&pool) => return Ok(()),
-        added => added?,
+        lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
+        region
+            .pools
+            .lock()
+            .map_err(|_| table::stopped())?
+            .push(pool);
+        Ok(())
+    })?
+}
+
+/// Where the segments of another pool than a region's own come from. It ends with the pool, whose name may then
+/// be another's.
+#[derive(Debug)]
+struct PoolSource {
+    source: RegionSource<Card, Keeper>,
+    region: Arc<OnDevice>,
+    pool: MempoolId,
+}
+
+impl SegmentSource for PoolSource {
+    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
+        self.source.allocate(size, stream)
     }
-    pools.retain(|&known| known != pool);
-    pools.push(pool);
-    Ok(())
+
+    fn release(&mut self, address: DeviceAddress, size: Bytes) {
+        self.source.release(address, size);
+    }
+}
+
+impl Drop for PoolSource {
+    fn drop(&mut self) {
+        if let Ok(mut pools) = self.region.pools.lock() {
+            pools.retain(|&pool| pool != self.pool);
+        }
+    }
 }
 
 /// Returns the bytes of the blocks that the program holds in a region.

@@ -91,7 +91,7 @@ pub(crate) struct OnDevice {
     pub(super) memory: Arc<Memory>,
     /// The pool of requests in the region.
     pub(super) own_pool: MempoolId,
-    /// Other pools that were given its memory.
+    /// Other pools that have its memory. Taken after any lock of an allocator.
     pub(super) pools: Mutex<Vec<MempoolId>>,
 }
 
@@ -133,13 +133,15 @@ pub(super) fn leave() -> Result<(), Error> {
     end_visit(pop().ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
 }
 
-/// Takes what this thread entered last off its list.
+/// Takes what this thread entered last off its list, which one that is ending has no more.
 fn pop() -> Option<u64> {
-    ENTERED.with_borrow_mut(|entered| {
-        let number = entered.0.pop();
-        INNERMOST.set(entered.0.last().copied().unwrap_or(UNSET));
+    let popped = ENTERED.try_with(|entered| {
+        let entered = &mut entered.borrow_mut().0;
+        let number = entered.pop();
+        INNERMOST.set(entered.last().copied().unwrap_or(UNSET));
         number
-    })
+    });
+    popped.ok().flatten()
 }
 
 /// Returns whether this thread's requests are served from a region.

@@ -130,6 +130,14 @@ impl Fake {
         unsafe { synchronize(stream) == 0 }
     }
 
+    /// Ends a stream, whose work is done.
+    pub(crate) fn destroy_stream(&self, stream: *mut c_void) {
+        type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
+        let destroy = self.function::<Destroy>("cuStreamDestroy_v2");
+        // SAFETY: the stream exists.
+        assert_eq!(unsafe { destroy(stream) }, 0);
+    }
+
     pub(crate) fn hold(&self, stream: *mut c_void, is_held: bool) {
         let name = if is_held {
             "fakecuda_hold_stream"

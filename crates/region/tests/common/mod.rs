@@ -442,6 +442,10 @@ impl TestRegion {
         Ok(MemoryRange { address, size })
     }
 
+    pub(crate) fn pools(&self) -> impl Pools {
+        OnePool(self)
+    }
+
     pub(crate) fn pause(
         &self,
         backups: &mut TestBackups,

@@ -1,0 +1,88 @@
+//! What other threads do at the worst moments of a pause and a resume.
+
+mod common;
+
+use common::{TestBackups, TestDriver, TestRegion, allocator};
+use lowtide_core::{AllocError, Bytes, Config, Stream};
+use lowtide_region::{BackupKind, MemoryRange, Pools, PoolsError, RegionError};
+
+/// A region's pool, around whose calls another thread does something.
+struct Busy<'a> {
+    region: &'a TestRegion,
+    /// Before the pool is told that its memory is away or back.
+    before_set_paused: &'a mut dyn FnMut(&TestRegion),
+    after_settle: &'a mut dyn FnMut(&TestRegion),
+}
+
+impl Pools for Busy<'_> {
+    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        (self.before_set_paused)(self.region);
+        self.region.pools().set_paused(is_paused)
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        let settled = self.region.pools().settle();
+        (self.after_settle)(self.region);
+        settled
+    }
+}
+
+fn region(strategy: &str, kind: BackupKind) -> (TestDriver, TestRegion) {
+    let driver = TestDriver::new(Bytes::gib(4));
+    let config = Config::parse(strategy, "").expect("it is valid");
+    let allocator = allocator(&driver, &config);
+    let region = TestRegion::new(1, Some(kind), &driver, &allocator);
+    (driver, region)
+}
+
+/// With strategies whose large blocks go back as soon as they are freed.
+#[test]
+fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
+    for strategy in ["direct", "buddy", "slab"] {
+        let (driver, region) = region(strategy, BackupKind::Host);
+        let mut backups = TestBackups::new(&driver);
+        let allocate = |value| {
+            let range = region.allocate(Bytes::mib(40), Stream(0));
+            let range = range.expect("there is room");
+            driver.write(range, value);
+            range
+        };
+        let (kept, freed) = (allocate(1), allocate(2));
+        region.pause(&mut backups).expect("nothing fails");
+        let mut busy = Busy {
+            region: &region,
+            before_set_paused: &mut |_| {},
+            after_settle: &mut |region| {
+                assert_eq!(region.lane().free(freed.address), Ok(()));
+            },
+        };
+        let resumed = region.memory.resume(&mut busy, &mut backups);
+        resumed.expect("nothing fails");
+        assert!(driver.check(kept, 1), "{strategy}");
+        assert_eq!(driver.wrongs(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
+    let (driver, region) = region("caching", BackupKind::Host);
+    let mut backups = TestBackups::new(&driver);
+    let mut answers = Vec::new();
+    let mut request = |region: &TestRegion| {
+        answers.push(region.allocate(Bytes::mib(40), Stream(0)).map(drop));
+    };
+    let mut pause_and_resume = || -> Result<(), RegionError> {
+        let mut busy = Busy {
+            region: &region,
+            before_set_paused: &mut request,
+            after_settle: &mut |_| {},
+        };
+        region.memory.pause(&mut busy, &mut backups)?;
+        region.memory.resume(&mut busy, &mut backups)
+    };
+    pause_and_resume().expect("nothing fails");
+    let paused = AllocError::Paused {
+        region: "kv".into(),
+    };
+    assert_eq!(answers, [Ok(()), Err(paused)]);
+}
