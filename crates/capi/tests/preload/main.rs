@@ -233,6 +233,25 @@ fn names_lead_where_they_led() {
 }
 
 #[test]
+fn a_driver_that_looks_into_another_finds_that() {
+    for form in FORMS {
+        let machine = Machine::new("thin", form);
+        let [thin, behind] = ["libcuda.so.1", "libcuda.so.1.1"].map(|name| machine.0.join(name));
+        let driver = fs::read_link(&thin).unwrap();
+        fs::remove_file(&thin).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/thin_driver.c");
+        // What it is linked with has the name of the one behind it, which the driver's own file has not.
+        let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1.1"];
+        compile(&[&source], &behind, &options);
+        let options = ["-shared", "-fPIC", "-Wl,--no-as-needed"];
+        compile(&[&source, &behind], &thin, &options);
+        fs::remove_file(&behind).unwrap();
+        symlink(driver, &behind).unwrap();
+        assert_eq!(run(machine.command("loop", true)).0, "1\n");
+    }
+}
+
+#[test]
 fn children_are_served_and_tell_for_themselves() {
     for told in check("children", &[]) {
         let lines: Vec<&str> = told.lines().collect();
