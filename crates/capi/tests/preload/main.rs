@@ -201,6 +201,15 @@ fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
 }
 
 #[test]
+fn work_that_failed_is_told_by_its_code() {
+    // The second question is the one of the free.
+    check(
+        "failed_work",
+        &[("FAKECUDA_FAIL", "cuStreamIsCapturing:2:700")],
+    );
+}
+
+#[test]
 fn running_out_is_told_by_cudas_codes_and_ends() {
     check("out_of_memory", &[("FAKECUDA_CAPACITY", "67108864")]);
 }
