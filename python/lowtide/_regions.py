@@ -9,6 +9,7 @@ lowtide.resume("kv_cache")  # at the same address, with what `backup` says of it
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal
@@ -37,10 +38,41 @@ class Inside(ContextDecorator):
 
     def __enter__(self) -> None:
         check_served()
-        check(library().lowtide_region_enter(self._tag, self._kind))
+        self._enter()
 
     def __exit__(self, *_: object) -> None:
-        check(library().lowtide_region_leave())
+        entered = _THREAD.entered
+        if self not in entered:
+            raise Error("a region is left by the thread that entered it")
+        # Generators and coroutines may leave in another order than they entered.
+        later: list[Inside] = []
+        while (last := entered.pop()) is not self:
+            _leave()
+            later.insert(0, last)
+        _leave()
+        for inside in later:
+            inside._enter()
+
+    def _enter(self) -> None:
+        check(library().lowtide_region_enter(self._tag, self._kind))
+        _THREAD.entered.append(self)
+
+
+class _Thread(threading.local):
+    """What a thread has entered and not left."""
+
+    def __init__(self) -> None:
+        self.entered: list[Inside] = []
+
+
+_THREAD = _Thread()
+
+
+def _leave() -> None:
+    status = library().lowtide_region_leave()
+    # A process that was forked from within one has no CUDA, and nothing to leave.
+    if status != Status.FORKED:
+        check(status)
 
 
 def region(tag: str, backup: Backup | None = None) -> Inside:
@@ -52,7 +84,8 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
 
     Other threads are not in the region, and PyTorch's threads of a backward pass are others, too: what they
     allocate on a GPU, like gradients, comes from no region. Nor is the body of a generator or a coroutine
-    that is decorated: use `with` inside it.
+    that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
+    awaits.
     """
     return Inside(tag, kind_to_c(backup))
 

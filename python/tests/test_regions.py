@@ -108,6 +108,46 @@ def test_a_function_can_be_in_a_region_and_a_region_used_again(gpu: Machine) -> 
     assert printed == "2\n{('cache', None): 2048}\n"
 
 
+def test_regions_are_left_in_any_order(gpu: Machine) -> None:
+    printed = gpu.code(
+        REGIONS,
+        """
+        def steps(tag, size):
+            with lowtide.region(tag):
+                yield
+                allocate(size)
+                yield
+
+        first, second = steps("a", 512), steps("b", 1024)
+        next(first), next(second)
+        first.close()
+        next(second)
+        print(live())
+        third = steps("c", 512)
+        next(third)
+        thread = threading.Thread(target=lambda: print(refusal(third.close)))
+        thread.start()
+        thread.join()
+        """,
+    )
+    assert printed == "{('b', None): 1024}\nError a region is left by the thread that entered it\n"
+
+
+def test_a_child_that_was_forked_inside_leaves_in_peace(gpu: Machine) -> None:
+    printed = gpu.code(
+        REGIONS,
+        """
+        with lowtide.region("a"):
+            allocate(512)
+            child = os.fork()
+        if child == 0:
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+    )
+    assert printed == "7\n"
+
+
 def test_each_thread_is_in_regions_of_its_own(gpu: Machine) -> None:
     printed = gpu.code(
         REGIONS,

@@ -147,8 +147,12 @@ unsafe extern "C" fn choose(
     }
     // SAFETY: it is not null, and a name ends with a zero byte.
     let name = unsafe { CStr::from_ptr(name) };
-    // What lowtide looks up itself is to be the driver's.
-    if stand_in(name).is_none() || image_of(caller) == image_of(choose as *const c_void) {
+    if stand_in(name).is_none() {
+        return real_dlsym();
+    }
+    // What lowtide looks up itself is to be the driver's, and so is what one part of the driver looks up in
+    // another: as Windows' subsystem for Linux has it, ours would call itself.
+    if image_of(caller) == image_of(choose as *const c_void) || is_drivers(caller) {
         return real_dlsym();
     }
     find_for_program

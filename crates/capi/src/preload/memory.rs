@@ -115,8 +115,11 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
         Found::NotHeld(code) => return Some(code),
     };
     let order = Order::of(stream, is_per_thread);
-    if capture_status(contexts, order) != Ok(CaptureStatus::None) {
-        return Some(code::STREAM_CAPTURE_UNSUPPORTED);
+    match capture_status(contexts, order) {
+        Ok(CaptureStatus::None) => {}
+        Ok(_) => return Some(code::STREAM_CAPTURE_UNSUPPORTED),
+        // Work that failed before, for one.
+        Err(error) => return Some(code_of(&error)),
     }
     let is_foreign = order.is_default() && contexts.current() != Ok(Some(device));
     if is_foreign {

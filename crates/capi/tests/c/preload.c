@@ -270,6 +270,13 @@ static void captures(void) {
     CHECK(cudaMalloc(&taken, MIB) == SUCCESS && taken == used);
 }
 
+static void failed_work(void) {
+    void *held = stream(), *used = NULL;
+    CHECK(cudaMallocAsync(&used, MIB, held) == SUCCESS);
+    CHECK(cudaFreeAsync(used, held) == 700);
+    CHECK(cudaFreeAsync(used, held) == SUCCESS);
+}
+
 /* The device has 64 MiB. */
 static void out_of_memory(void) {
     void *held = memory(40 * MIB), *more = (void *)1;
@@ -412,6 +419,7 @@ int main(int count, char **arguments) {
         {"destroyed_stream", destroyed_stream}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
         {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
+        {"failed_work", failed_work},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {
         children(arguments[0]);

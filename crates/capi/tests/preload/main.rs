@@ -201,6 +201,15 @@ fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
 }
 
 #[test]
+fn work_that_failed_is_told_by_its_code() {
+    // The second question is the one of the free.
+    check(
+        "failed_work",
+        &[("FAKECUDA_FAIL", "cuStreamIsCapturing:2:700")],
+    );
+}
+
+#[test]
 fn running_out_is_told_by_cudas_codes_and_ends() {
     check("out_of_memory", &[("FAKECUDA_CAPACITY", "67108864")]);
 }
@@ -230,6 +239,25 @@ fn each_device_has_its_memory() {
 #[test]
 fn names_lead_where_they_led() {
     check("looks_up", &[]);
+}
+
+#[test]
+fn a_driver_that_looks_into_another_finds_that() {
+    for form in FORMS {
+        let machine = Machine::new("thin", form);
+        let [thin, behind] = ["libcuda.so.1", "libcuda.so.1.1"].map(|name| machine.0.join(name));
+        let driver = fs::read_link(&thin).unwrap();
+        fs::remove_file(&thin).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/thin_driver.c");
+        // What it is linked with has the name of the one behind it, which the driver's own file has not.
+        let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1.1"];
+        compile(&[&source], &behind, &options);
+        let options = ["-shared", "-fPIC", "-Wl,--no-as-needed"];
+        compile(&[&source, &behind], &thin, &options);
+        fs::remove_file(&behind).unwrap();
+        symlink(driver, &behind).unwrap();
+        assert_eq!(run(machine.command("loop", true)).0, "1\n");
+    }
 }
 
 #[test]
