@@ -79,6 +79,9 @@ def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]
     rest = list(arguments)
     preload = False
     while rest and rest[0].startswith("--"):
+        if rest[0] == "--":
+            rest.pop(0)
+            break
         if rest[0] == "--preload":
             preload = bool(rest.pop(0))
             continue

@@ -343,7 +343,7 @@ def test_the_functions_of_c_keep_a_thread_s_state(gpu: Machine) -> None:
         """,
     )
     assert printed.splitlines() == [
-        "{'tag': 'default', 'interesting_region': False, 'enable_cpu_backup': False, 'cpu_backup_backend': '', "
+        "{'tag': 'default', 'interesting_region': False, 'enable_cpu_backup': False, 'cpu_backup_backend': 'pinned', "
         "'enable_disk_backup': False}",
         "{'tag': 'kv', 'interesting_region': True, 'enable_cpu_backup': True, 'cpu_backup_backend': 'mmap', "
         "'enable_disk_backup': False} False",

@@ -348,7 +348,7 @@ def test_any_program_runs_with_lowtide_in_front_of_the_driver(gpu: Machine) -> N
         sys.exit(3)
         """,
     )
-    done = gpu.run(*preload, "--strategy", "buddy", sys.executable, "loop.py")
+    done = gpu.run(*preload, "--strategy", "buddy", "--", sys.executable, "loop.py")
     assert (done.returncode, done.stdout) == (3, "0 1 buddy\n")
     assert done.stderr.startswith("lowtide: 200 calls for memory, 1 made to the driver\n")
     plain = gpu.run("loop.py")

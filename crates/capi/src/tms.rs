@@ -42,7 +42,8 @@ struct Thread {
 impl Thread {
     /// A new thread is in the region of the process, if `TMS_INIT_ENABLE` asks for one.
     fn new() -> Thread {
-        let backend = env::var("TMS_INIT_CPU_BACKUP_BACKEND").unwrap_or_default();
+        let backend = env::var("TMS_INIT_CPU_BACKUP_BACKEND");
+        let backend = backend.unwrap_or_else(|_| "pinned".to_owned());
         Thread {
             is_interesting: is_set("TMS_INIT_ENABLE"),
             tag: c"default".to_owned(),

@@ -30,6 +30,12 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = &*args.program else {
         bail!("no program given");
     };
+    if program.to_string_lossy().starts_with('-') {
+        bail!(
+            "unknown option `{}`; options of the program come after its name",
+            program.display()
+        );
+    }
     let program_path = env::current_exe().context("where this command lies is not known")?;
     let library = find_library(&program_path)?;
     let mut command = Command::new(program);

@@ -138,6 +138,10 @@ fn each_mistake_has_its_line() {
     check(&["run", "true"], "`python -m lowtide run`");
     check(&["run", "--preload"], "<PROGRAM>");
     check(
+        &["run", "--preload", "--stratgy", "bfc", "true"],
+        "unknown option `--stratgy`",
+    );
+    check(
         &["run", "--preload", "--strategy", "best", "true"],
         "Unknown strategy 'best'",
     );

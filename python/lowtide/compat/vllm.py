@@ -1,8 +1,9 @@
 """lowtide with the interface of `vllm.device_allocator.cumem`: the memory of vLLM's sleep mode.
 
 Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
-says why. What is different from the module whose interface this is: sleeping twice does nothing, a wake-up that fails
-leaves everything asleep, and expandable segments need not be turned off. What it is made of (handles that Python maps
+says why. What is different from the module whose interface this is: sleeping twice does nothing, after a wake-up that
+fails each tag is either awake or asleep as before, and another attempt wakes the rest, and expandable segments need not
+be turned off. What it is made of (handles that Python maps
 and unmaps) is not there.
 """
 
