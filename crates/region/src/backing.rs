@@ -11,6 +11,12 @@ use crate::device::Device;
 /// has a piece of its own, which comes and goes faster than many.
 pub(crate) const PIECE_MAX: Bytes = Bytes::gib(1);
 
+/// Every address.
+const EVERYTHING: MemoryRange = MemoryRange {
+    address: DeviceAddress::NULL,
+    size: Bytes(u64::MAX),
+};
+
 /// How far a piece is on its way to being used.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Step {
@@ -59,7 +65,7 @@ impl Backing {
 
     /// Returns the ranges that can be used, as long as possible, by rising addresses.
     pub(crate) fn usable_runs(&self) -> Vec<MemoryRange> {
-        self.runs(|_, piece| piece.step == Step::Usable)
+        self.runs(EVERYTHING, |_, piece| piece.step == Step::Usable)
     }
 
     /// Makes all of some ranges usable, with one new piece for each hole in one of them. The ranges are by
@@ -91,25 +97,18 @@ impl Backing {
 
     /// Makes every piece usable.
     pub(crate) fn bring_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
-        let everything = MemoryRange {
-            address: DeviceAddress::NULL,
-            size: Bytes(u64::MAX),
-        };
-        self.bring(device, everything)
+        self.bring(device, EVERYTHING)
     }
 
-    /// Makes the pieces that touch a range usable.
+    /// Makes the pieces that touch a range usable. Linear in those.
     fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
-        let touches =
-            |address, piece: &Piece| address < range.end() && address + piece.size > range.address;
-        for (&address, piece) in &mut self.pieces {
-            if piece.step == Step::Created && touches(address, piece) {
+        for (&address, piece) in self.touched(range) {
+            if piece.step == Step::Created {
                 device.with_driver(|driver| driver.map(address, piece.size, piece.handle))?;
                 piece.step = Step::Mapped;
             }
         }
-        for run in self.runs(|address, piece| piece.step == Step::Mapped && touches(address, piece))
-        {
+        for run in self.runs(range, |_, piece| piece.step == Step::Mapped) {
             device.with_driver(|driver| driver.set_access(run.address, run.size))?;
             self.note(run, Step::Usable);
         }
@@ -118,7 +117,7 @@ impl Backing {
 
     /// Unmaps every piece, each run of adjacent ones by one call.
     pub(crate) fn unmap_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
-        for run in self.runs(|_, piece| piece.step > Step::Created) {
+        for run in self.runs(EVERYTHING, |_, piece| piece.step > Step::Created) {
             device.with_driver(|driver| driver.unmap(run.address, run.size))?;
             self.note(run, Step::Created);
         }
@@ -137,7 +136,8 @@ impl Backing {
     ) -> Result<(), DriverError> {
         let mut outcome = Ok(());
         let leaves = |address| !kept.contains(&address);
-        for run in self.runs(|address, piece| leaves(address) && piece.step > Step::Created) {
+        let is_mapped = |address, piece: &Piece| leaves(address) && piece.step > Step::Created;
+        for run in self.runs(EVERYTHING, is_mapped) {
             match device.with_driver(|driver| driver.unmap(run.address, run.size)) {
                 Ok(()) => self.note(run, Step::Created),
                 Err(error) => outcome = outcome.and(Err(error)),
@@ -170,7 +170,7 @@ impl Backing {
 
     /// Notes that work in `stream` may use a range for which nobody waits any more.
     pub(crate) fn add_stream(&mut self, range: MemoryRange, stream: Stream) {
-        for piece in self.touched(range) {
+        for (_, piece) in self.touched(range) {
             if !piece.streams.contains(&stream) {
                 piece.streams.push(stream);
             }
@@ -186,7 +186,7 @@ impl Backing {
         stream: Stream,
     ) -> Result<(), DriverError> {
         let mut touched = self.touched(range);
-        touched.try_for_each(|piece| piece.wait(device, Some(stream)))
+        touched.try_for_each(|(_, piece)| piece.wait(device, Some(stream)))
     }
 
     /// Notes that no work uses any piece.
@@ -235,10 +235,20 @@ impl Backing {
         Ok(())
     }
 
-    fn touched(&mut self, range: MemoryRange) -> impl Iterator<Item = &mut Piece> {
-        let pieces = self.pieces.range_mut(..range.end());
-        let touched = pieces.filter(move |(address, piece)| **address + piece.size > range.address);
-        touched.map(|(_, piece)| piece)
+    /// Returns the pieces that touch a range, by rising addresses.
+    fn touched(
+        &mut self,
+        range: MemoryRange,
+    ) -> impl Iterator<Item = (&DeviceAddress, &mut Piece)> {
+        let first = self.first_touched(range);
+        self.pieces.range_mut(first..range.end())
+    }
+
+    /// Returns where the pieces that touch a range begin: none overlap, so that at most one begins before it.
+    fn first_touched(&self, range: MemoryRange) -> DeviceAddress {
+        let before = self.pieces.range(..range.address).next_back();
+        let before = before.filter(|(address, piece)| **address + piece.size > range.address);
+        before.map_or(range.address, |(&address, _)| address)
     }
 
     fn note(&mut self, run: MemoryRange, step: Step) {
@@ -247,10 +257,15 @@ impl Backing {
         }
     }
 
-    /// Returns the ranges of adjacent pieces that are chosen.
-    fn runs(&self, is_chosen: impl Fn(DeviceAddress, &Piece) -> bool) -> Vec<MemoryRange> {
+    /// Returns the ranges of adjacent pieces that are chosen of those that touch a range.
+    fn runs(
+        &self,
+        range: MemoryRange,
+        is_chosen: impl Fn(DeviceAddress, &Piece) -> bool,
+    ) -> Vec<MemoryRange> {
         let mut runs: Vec<MemoryRange> = Vec::new();
-        for (&address, piece) in &self.pieces {
+        let touched = self.first_touched(range)..range.end();
+        for (&address, piece) in self.pieces.range(touched) {
             if !is_chosen(address, piece) {
                 continue;
             }
