@@ -45,7 +45,11 @@ impl RegionError {
     /// Returns whether the device had too little memory left, so that the caller may free some and try
     /// again.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, RegionError::Driver(DriverError::OutOfMemory))
+        matches!(
+            self,
+            RegionError::Driver(DriverError::OutOfMemory)
+                | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory))
+        )
     }
 
     /// Returns whether the call that failed left the region paused that was to be paused.
@@ -112,5 +116,20 @@ impl From<BackupError> for RegionError {
 impl From<PoolsError> for RegionError {
     fn from(error: PoolsError) -> RegionError {
         RegionError::Pools(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_runs_out_in_a_copy_too() {
+        let backup = |error| RegionError::from(BackupError::from(error));
+        assert!(RegionError::from(DriverError::OutOfMemory).is_out_of_memory());
+        assert!(backup(DriverError::OutOfMemory).is_out_of_memory());
+        let refused = DriverError::Unsupported { call: "copy" };
+        assert!(!backup(refused).is_out_of_memory());
+        assert!(!RegionError::Stopped.is_out_of_memory());
     }
 }
