@@ -57,6 +57,7 @@ use crate::registry;
 use crate::settings::Choice;
 
 pub use lookup::dlsym;
+pub(crate) use order::is_of_thread;
 pub use stand_ins::*;
 
 /// What this process is: not looked at yet, one that is left alone, one that is served, and one that is told

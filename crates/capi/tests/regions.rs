@@ -675,6 +675,30 @@ fn memory_goes_back_whose_stream_has_ended() {
     });
 }
 
+/// The numbers of threads' own default streams are no handles: a driver that is given one may crash.
+#[test]
+fn the_driver_is_asked_for_no_stream_of_a_thread() {
+    let test = "the_driver_is_asked_for_no_stream_of_a_thread";
+    isolated(test, &[], |fake| {
+        let _outside = allocate(MIB, 0).unwrap();
+        let used = fake.used_bytes(0);
+        let names = ["cuStreamSynchronize", "cuCtxSynchronize"];
+        let of_thread = ptr::without_provenance_mut(3);
+        for (stream, expected) in [(fake.stream(), [1, 0]), (of_thread, [0, 1])] {
+            enter("kv", Backup::None);
+            let memory = allocate_on(12 * MIB, 0, stream);
+            leave();
+            assert!(memory.is_ok(), "{}", last_error());
+            assert_eq!(lowtide_deallocate(memory.unwrap()), Status::Ok);
+            let before = names.map(|name| fake.calls(name));
+            assert_eq!(lowtide_reset(), Status::Ok);
+            let after = names.map(|name| fake.calls(name));
+            let calls = [after[0] - before[0], after[1] - before[1]];
+            assert_eq!((calls, fake.used_bytes(0)), (expected, used));
+        }
+    });
+}
+
 /// The number of a pool that has ended may be another's, which no region pauses.
 #[test]
 fn a_pool_that_has_ended_is_in_no_region() {

@@ -47,6 +47,11 @@ impl Order {
     }
 }
 
+/// Returns whether a number is that of a thread's own default stream, which the driver does not take.
+pub(crate) fn is_of_thread(stream: Stream) -> bool {
+    stream.0 > ANY_STREAM.0 && stream.0 % 2 == 1
+}
+
 /// Returns the number of this thread's own default stream. It is no other thread's ever.
 fn own_stream() -> Stream {
     thread_local! {
@@ -122,10 +127,10 @@ mod tests {
         let [first, second] = others.map(|thread| thread.join().unwrap());
         assert!(first != second && first != own() && second != own());
         for number in [first, second, own()] {
-            assert!(
-                number > ANY_STREAM.0 && number % 2 == 1,
-                "{number} is no stream's"
-            );
+            assert!(is_of_thread(Stream(number)), "{number} is no stream's");
+        }
+        for number in [0, ANY_STREAM.0, PER_THREAD, 0x7f00] {
+            assert!(!is_of_thread(Stream(number)), "{number} is the driver's");
         }
     }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use lowtide_core::{
-    AllocError, Allocation, Bytes, DeviceAddress, DriverError, MempoolId, SegmentSource, Stream,
+    AllocError, Allocation, Bytes, DeviceAddress, Driver, DriverError, MempoolId, SegmentSource,
+    Stream,
 };
 use lowtide_cuda::CudaDriver;
 use lowtide_region::{
@@ -19,6 +20,7 @@ use lowtide_shared::SharedError;
 use super::keeper::{self, Keeper};
 use super::table::{self, OnDevice};
 use crate::error::{Error, Status};
+use crate::preload::is_of_thread;
 use crate::registry::{self, Allocator, Lane};
 
 /// What is done with a region on one device.
@@ -237,6 +239,15 @@ impl Device for Card {
 
     fn synchronize(&self) -> Result<(), DriverError> {
         self.device.synchronize()
+    }
+
+    fn wait_for(&self, stream: Stream) -> Result<(), DriverError> {
+        if is_of_thread(stream) {
+            // The driver would take the number for a pointer.
+            return self.synchronize();
+        }
+        let waited = self.with_driver(|driver| driver.synchronize_stream(stream));
+        waited.or_else(|_| self.synchronize())
     }
 
     fn margin(&self) -> Bytes {
