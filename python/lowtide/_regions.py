@@ -201,12 +201,15 @@ def set_backup_directory(path: str | os.PathLike[str]) -> None:
 
 
 def retain_backups(retain: bool = True) -> None:
-    """Keeps the host's memory and files of a backup for the next pause, which is faster for it, or does not."""
+    """Keeps the host's memory of backups for the next pause, which is faster for it, until it is released.
+
+    Otherwise it goes back 30 seconds after it was last used. Files are never kept.
+    """
     check(library().lowtide_retain_backups(retain))
 
 
 def release_backups() -> None:
-    """Gives the host's memory and files back that are retained for the next pause."""
+    """Gives the host's memory back that waits for the next pause, retained or not."""
     check(library().lowtide_release_backups())
 
 

@@ -963,13 +963,18 @@ enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 enum lowtide_status lowtide_set_backup_directory(const char *path);
 
 /**
- * Keeps the host memory and the files of backups for the next ones, or gives them back when a region was
- * resumed. They are given back unless `LOWTIDE_RETAIN_BACKUPS` is 1.
+ * Says whether the host's memory that backups leave idle stays until `lowtide_release_backups`: a pause that
+ * finds such memory is faster. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1, it goes back 30
+ * seconds after it was last used.
+ *
+ * This holds from now on, for what is idle already, too. It waits for a pause or a resume that is under way.
+ * Files are never kept: they go when their region was resumed.
  */
 enum lowtide_status lowtide_retain_backups(bool retain);
 
 /**
- * Gives back the host memory and the files that are kept for the next backups.
+ * Gives back the host's memory that waits for the next backups, retained or not, and returns when that is
+ * done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
  */
 enum lowtide_status lowtide_release_backups(void);
 

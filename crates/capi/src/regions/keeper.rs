@@ -54,19 +54,22 @@ pub(super) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     Ok(())
 }
 
-/// Says whether the memory and the files of backups are kept for the next ones.
+/// Says whether the host's memory that is idle stays for the next backups, on every device.
 pub(super) fn set_retain(retains: bool) -> Result<(), Error> {
     registry::refuse_fork()?;
     SETTINGS.lock().map_err(|_| stopped())?.retains = Some(retains);
-    Ok(())
+    // What is idle may wait for no further backup, which would tell its engine.
+    for_each_engine(|engine| engine.set_retain(retains))
 }
 
 /// Gives back what is kept for the next backups, on every device.
 pub(super) fn release_retained() -> Result<(), Error> {
+    for_each_engine(CudaBackups::release_retained)
+}
+
+fn for_each_engine(act: impl Fn(&mut CudaBackups)) -> Result<(), Error> {
     for (device, _) in registry::devices_in_use()? {
-        if let Some(engine) = &mut lock(device)?.engine {
-            engine.release_retained();
-        }
+        lock(device)?.engine.iter_mut().for_each(&act);
     }
     Ok(())
 }
