@@ -841,6 +841,9 @@ void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
  * and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
  * handed out stays in the region when the thread leaves it; a thread that ends has left.
  *
+ * A region takes memory of the device ahead of its requests, an eighth of what it has and 1 GiB at most at
+ * once. Statistics count as reserved what its segments have; `mapped_bytes` of `lowtide_region` counts all.
+ *
  * While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
  *
  * The caller promises:
@@ -879,7 +882,11 @@ enum lowtide_status lowtide_region_pool(int device,
  * null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
  * of it may be used until `lowtide_resume`.
  *
- * Waits for all work of the devices on which the region has memory. A region that is paused already stays so.
+ * Waits for all work of the devices on which the region has memory, which is that of each device's primary
+ * context: work in other contexts must have ended before. A region that is paused already stays so.
+ *
+ * Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they let
+ * go of it. The region has other memory after a resume, which is no longer shared with them.
  *
  * After a failure a region is on each device either mapped as before or paused with its contents kept,
  * which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called.
