@@ -139,7 +139,8 @@ def cuda_graph(
     region; one that holds other memory already is an error.
 
     PyTorch's workspaces for cuBLAS are cleared before and after, so that those that the graph uses are its
-    pool's, and nobody else uses them.
+    pool's, and nobody else uses them. A graph that `torch.cuda.graph` captured before, on a stream that had
+    multiplied matrices already, may use one of those that are cleared, and must not be replayed after this.
     """
     import torch
 
