@@ -6,6 +6,14 @@
 #![expect(unsafe_code, reason = "calls a C interface")]
 #![expect(clippy::print_stdout, reason = "this is what it is for")]
 
+#[path = "../../fakecuda/src/located.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "of another crate, and not all of it used"
+)]
+mod located;
+
 use std::env;
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -112,7 +120,7 @@ fn main() {
     let is_gpu = env::args().any(|argument| argument == "--gpu");
     let only = env::args().skip(1).find(|argument| argument != "--gpu");
     // SAFETY: loading it runs nothing.
-    let fake = (!is_gpu).then(|| unsafe { libloading::Library::new(fakecuda::library_path()) });
+    let fake = (!is_gpu).then(|| unsafe { libloading::Library::new(located::library_path()) });
     let fake = fake.transpose().expect("the stand-in driver was built");
     for (name, threads, live, min, max, kinds) in CASES {
         if only

@@ -314,7 +314,7 @@ fn a_c_program_runs() {
     let text = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{text}");
     let ran = Command::new(&built)
-        .arg(fakecuda::library_path())
+        .arg(common::library_path())
         .env("LD_LIBRARY_PATH", directory)
         .output()
         .unwrap();

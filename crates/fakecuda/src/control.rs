@@ -4,25 +4,10 @@ use std::ffi::{c_int, c_uint};
 
 use crate::calls::{self, Fault, Outcome};
 use crate::driver::{self, State, lock};
+use crate::located::Live;
 use crate::memory::Kind;
 use crate::pointers::{Out, Text};
 use crate::sys::{CUresult, CUstream};
-
-/// What was made and not given back; `fakecuda_live` in the header, which says what counts.
-#[expect(missing_docs, reason = "each field is the number of what it is called")]
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Live {
-    pub contexts: u64,
-    pub allocations: u64,
-    pub reservations: u64,
-    pub handles: u64,
-    pub mappings: u64,
-    pub host_allocations: u64,
-    pub streams: u64,
-    pub events: u64,
-    pub graphs: u64,
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_reset() {

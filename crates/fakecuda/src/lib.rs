@@ -46,6 +46,7 @@ mod driver;
 mod errors;
 mod events;
 mod host_memory;
+mod located;
 mod memory;
 mod os;
 mod pointers;
@@ -56,27 +57,4 @@ mod sys;
 mod virtual_memory;
 mod work;
 
-use std::path::PathBuf;
-
-pub use control::Live;
-
-/// Returns where cargo built the shared object: beside the test that calls this, if the test's crate
-/// depends on this one. Opening it by this path makes every later `dlopen("libcuda.so.1")` of the
-/// process find it, as it bears that name.
-///
-/// # Panics
-///
-/// If the program does not know where it lies itself, or the shared object is not there.
-pub fn library_path() -> PathBuf {
-    let program = std::env::current_exe().expect("a process knows its program");
-    // Tests lie in `deps`, examples in a directory beside it.
-    let mut directories = program.ancestors().skip(1).take(2);
-    directories
-        .find_map(|directory| {
-            // Cargo puts what a program depends on into `deps`, and only what it was asked for beside that.
-            let paths = ["deps/libfakecuda.so", "libfakecuda.so"];
-            let mut paths = paths.map(|path| directory.join(path)).into_iter();
-            paths.find(|path| path.exists())
-        })
-        .unwrap_or_else(|| panic!("no libfakecuda.so above {}", program.display()))
-}
+pub use located::{Live, library_path};

@@ -185,7 +185,7 @@ pub(super) fn error(error: RegionError) -> Error {
 
 fn status_of(error: &RegionError) -> Status {
     match error {
-        RegionError::Driver(DriverError::OutOfMemory) => Status::OutOfMemory,
+        _ if error.is_out_of_memory() => Status::OutOfMemory,
         RegionError::Backup(_) => Status::Backup,
         RegionError::Stopped => Status::Internal,
         _ => Status::Driver,

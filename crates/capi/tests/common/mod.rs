@@ -2,6 +2,7 @@
 //! made, stay.
 #![allow(
     dead_code,
+    unreachable_pub,
     clippy::unwrap_used,
     reason = "only for tests, each of which uses a part of it"
 )]
@@ -11,7 +12,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::{Command, exit};
 use std::ptr;
 
-pub(crate) use fakecuda::Live;
+#[path = "../../../fakecuda/src/located.rs"]
+mod located;
+
+pub(crate) use located::{Live, library_path};
 
 use lowtide::*;
 
@@ -60,7 +64,7 @@ pub(crate) struct Fake(libloading::Library);
 impl Fake {
     pub(crate) fn load() -> Fake {
         // SAFETY: loading it runs nothing.
-        Fake(unsafe { libloading::Library::new(fakecuda::library_path()) }.unwrap())
+        Fake(unsafe { libloading::Library::new(library_path()) }.unwrap())
     }
 
     /// Returns a function by its name; `F` must be its type.

@@ -5,6 +5,14 @@
 //! was seen to.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
+#[path = "../../../fakecuda/src/located.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "of another crate, and not all of it used"
+)]
+mod located;
+
 use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -30,7 +38,7 @@ impl Machine {
         let name = format!("preload-{test}-{form:?}-{}", std::process::id());
         let directory = libraries().join(name);
         fs::create_dir_all(&directory).unwrap();
-        let driver = fs::canonicalize(fakecuda::library_path()).unwrap();
+        let driver = fs::canonicalize(located::library_path()).unwrap();
         symlink(driver, directory.join("libcuda.so.1")).unwrap();
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
         let [program, runtime] = ["preload.c", "cudart.c"].map(|name| sources.join(name));
