@@ -7,7 +7,7 @@ use crate::command::{Stop, cargo, step};
 
 /// Both halves of each program: the standard library is built with the sanitizer too, so that its locks
 /// order what they order; and what a test opens when it runs finds the sanitizer in the test.
-const FLAGS: &str = "-Zsanitizer=thread -Clink-arg=-Wl,--export-dynamic";
+const FLAGS: &str = "-Zsanitizer=thread -Clink-arg=-Wl,--export-dynamic --cfg lowtide_tsan";
 
 /// Where rustup's component rust-src has the standard library.
 const LIBRARY: &str = "lib/rustlib/src/rust/library/Cargo.toml";

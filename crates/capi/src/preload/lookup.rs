@@ -96,7 +96,7 @@ pub(super) fn entry_point(
 /// As `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
+#[cfg_attr(not(lowtide_tsan), unsafe(no_mangle))]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
         "push rdi",
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 /// As `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
+#[cfg_attr(not(lowtide_tsan), unsafe(no_mangle))]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
         "stp x29, x30, [sp, #-32]!",
