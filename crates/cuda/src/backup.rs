@@ -43,7 +43,7 @@ use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
 use keeper::Keeper;
 use layout::Layout;
-use link::Link;
+use link::{Link, Way};
 
 /// Keeps contents of one device's memory.
 ///
@@ -203,7 +203,7 @@ impl CudaBackups {
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, &memory, sizes);
             for span in parts.direct {
-                link.begin_direct_load(layout, span, &memory)?;
+                link.begin_direct(Way::ToHost, layout, span, &memory)?;
             }
             pipeline::load(link, sizes, layout, &parts.staged, |span, content| {
                 memory.populate(span.clone());
@@ -236,7 +236,7 @@ impl CudaBackups {
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, memory, sizes);
             for span in parts.direct {
-                link.begin_direct_store(layout, span, memory)?;
+                link.begin_direct(Way::ToDevice, layout, span, memory)?;
             }
             pipeline::store(link, sizes, layout, &parts.staged, |span, content| {
                 // SAFETY: nothing writes to a backup.

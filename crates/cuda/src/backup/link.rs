@@ -77,6 +77,13 @@ impl Loading {
     }
 }
 
+/// Where contents go.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    ToHost,
+    ToDevice,
+}
+
 impl Link {
     pub(super) fn new(context: Arc<PrimaryContext>, sizes: &Sizes) -> Result<Link, BackupError> {
         let ring_bytes = sizes.slots * sizes.piece_bytes;
@@ -137,30 +144,17 @@ impl Link {
         Ok(self.slot(number))
     }
 
-    /// Begins the copy of a span from the device to a slot.
-    pub(super) fn begin_load(
+    /// Begins the copy of a span between the device and a slot.
+    pub(super) fn begin_staged(
         &self,
+        way: Way,
         slot: Slot,
         layout: &Layout,
         span: &Range<usize>,
     ) -> Result<Loading, DriverError> {
         for copy in layout.copies(span.clone()) {
             let address = slot.address(copy.offset);
-            self.copy_to_host(self.staged, copy, address)?;
-        }
-        self.record(slot)
-    }
-
-    /// Begins the copy of a span from a slot to the device.
-    pub(super) fn begin_store(
-        &self,
-        slot: Slot,
-        layout: &Layout,
-        span: &Range<usize>,
-    ) -> Result<Loading, DriverError> {
-        for copy in layout.copies(span.clone()) {
-            let address = slot.address(copy.offset);
-            self.copy_to_device(self.staged, copy, address)?;
+            self.begin(way, self.staged, copy, address)?;
         }
         self.record(slot)
     }
@@ -187,29 +181,16 @@ impl Link {
         Ok(loading.into_slot())
     }
 
-    /// Begins the copy of a span from the device to page-locked memory.
-    pub(super) fn begin_direct_load(
+    /// Begins the copy of a span between the device and page-locked memory.
+    pub(super) fn begin_direct(
         &self,
+        way: Way,
         layout: &Layout,
         span: Range<usize>,
         memory: &HostMemory,
     ) -> Result<(), DriverError> {
         let mut copies = layout.copies(span);
-        copies
-            .try_for_each(|copy| self.copy_to_host(self.direct, copy, memory.address(copy.offset)))
-    }
-
-    /// Begins the copy of a span from page-locked memory to the device.
-    pub(super) fn begin_direct_store(
-        &self,
-        layout: &Layout,
-        span: Range<usize>,
-        memory: &HostMemory,
-    ) -> Result<(), DriverError> {
-        let mut copies = layout.copies(span);
-        copies.try_for_each(|copy| {
-            self.copy_to_device(self.direct, copy, memory.address(copy.offset))
-        })
+        copies.try_for_each(|copy| self.begin(way, self.direct, copy, memory.address(copy.offset)))
     }
 
     /// Waits for every copy that was begun.
@@ -252,34 +233,32 @@ impl Link {
         Ok(Loading(slot))
     }
 
-    fn copy_to_host(&self, stream: CUstream, copy: Copy, to: usize) -> Result<(), DriverError> {
-        // SAFETY: 1. `to` lies in memory of the host that is there until the stream was waited for, and
-        // no one uses that part of it. 2. The device's range is one that `CudaBackups` was given.
-        unsafe {
-            call!(
-                self.library(),
-                cuMemcpyDtoHAsync_v2(
-                    ptr::with_exposed_provenance_mut(to),
-                    copy.address.get(),
-                    copy.size,
-                    stream
+    fn begin(
+        &self,
+        way: Way,
+        stream: CUstream,
+        copy: Copy,
+        address: usize,
+    ) -> Result<(), DriverError> {
+        let (on_device, size) = (copy.address.get(), copy.size);
+        match way {
+            // SAFETY: 1. the host's address lies in memory that is there until the stream was waited for, and
+            // no one uses that part of it. 2. The device's range is one that `CudaBackups` was given.
+            Way::ToHost => unsafe {
+                let host = ptr::with_exposed_provenance_mut(address);
+                call!(
+                    self.library(),
+                    cuMemcpyDtoHAsync_v2(host, on_device, size, stream)
                 )
-            )
-        }
-    }
-
-    fn copy_to_device(&self, stream: CUstream, copy: Copy, from: usize) -> Result<(), DriverError> {
-        // SAFETY: as in `copy_to_host`.
-        unsafe {
-            call!(
-                self.library(),
-                cuMemcpyHtoDAsync_v2(
-                    copy.address.get(),
-                    ptr::with_exposed_provenance(from),
-                    copy.size,
-                    stream
+            },
+            // SAFETY: as above.
+            Way::ToDevice => unsafe {
+                let host = ptr::with_exposed_provenance(address);
+                call!(
+                    self.library(),
+                    cuMemcpyHtoDAsync_v2(on_device, host, size, stream)
                 )
-            )
+            },
         }
     }
 

@@ -18,7 +18,7 @@ use lowtide_region::BackupError;
 
 use crate::backup::Sizes;
 use crate::backup::layout::Layout;
-use crate::backup::link::{Link, Loading, Slot};
+use crate::backup::link::{Link, Loading, Slot, Way};
 
 /// What threads do with a slot's part: the span of the backup, and its bytes there.
 pub(super) trait Work:
@@ -45,7 +45,10 @@ pub(super) fn load(
             }
             ring.grow()?;
             while let Some((slot, span)) = ring.next() {
-                loading.push_back((ring.link.begin_load(slot, layout, span)?, span));
+                loading.push_back((
+                    ring.link.begin_staged(Way::ToHost, slot, layout, span)?,
+                    span,
+                ));
             }
             if let Some((first, span)) = loading.pop_front() {
                 let slot = ring.link.end(first)?;
@@ -84,7 +87,7 @@ pub(super) fn store(
             }
             if ring.at_work > 0 {
                 let (slot, span) = ring.receive()?;
-                storing.push_back(ring.link.begin_store(slot, layout, span)?);
+                storing.push_back(ring.link.begin_staged(Way::ToDevice, slot, layout, span)?);
             } else if let Some(first) = storing.pop_front() {
                 let slot = ring.link.end(first)?;
                 ring.free.push(slot);
