@@ -4,6 +4,10 @@
 //! PyTorch ignores what its hooks return, so those here return a status in place of its `void`. Where a user
 //! would notice a failure by nothing else, there are two functions: one for those who use the status, and a
 //! `lowtide_hook_` for PyTorch, which tells of the failure on standard error, too, once a kind.
+#![expect(
+    clippy::inline_always,
+    reason = "a call costs a request a fortieth of its time"
+)]
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -190,10 +194,6 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
     base
 }
 
-#[expect(
-    clippy::inline_always,
-    reason = "a call costs a request a fortieth of its time"
-)]
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     let size = Bytes(size as u64);
@@ -201,10 +201,6 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
     Ok(pointer_to(address))
 }
 
-#[expect(
-    clippy::inline_always,
-    reason = "a call costs a request a fortieth of its time"
-)]
 #[inline(always)]
 fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     if address == DeviceAddress::NULL {

@@ -27,7 +27,8 @@ use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
 use crate::registry;
 
-pub(crate) use table::{attach, is_known};
+pub(crate) use keeper::retains as retains_backups;
+pub(crate) use table::{attach, is_known, is_process_in_region};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,6 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::boundary::{run_and_tell, text_from_c};
 use crate::error::{Error, Status};
@@ -23,9 +22,6 @@ thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
     static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
 }
-
-/// What `tms_set_retain_cpu_backup` was told last.
-static RETAINS: AtomicBool = AtomicBool::new(false);
 
 /// What a thread has said of its requests.
 struct Thread {
@@ -68,7 +64,7 @@ impl Thread {
             self.is_entered = false;
             succeed(lowtide_region_leave())?;
         }
-        let tag = match (self.is_interesting, is_set("TMS_INIT_ENABLE")) {
+        let tag = match (self.is_interesting, regions::is_process_in_region()) {
             (true, _) => self.tag.as_ptr(),
             // Out of the region that the process is in.
             (false, true) => ptr::null(),
@@ -171,9 +167,7 @@ pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
 pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
     tell(|| {
         start();
-        succeed(lowtide_retain_backups(retain))?;
-        RETAINS.store(retain, Ordering::Relaxed);
-        Ok(())
+        succeed(lowtide_retain_backups(retain))
     });
 }
 
@@ -181,7 +175,7 @@ pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
     start();
-    RETAINS.load(Ordering::Relaxed)
+    regions::retains_backups()
 }
 
 /// As `lowtide_set_memory_margin`.
@@ -253,7 +247,6 @@ fn start() {
             }
             if is_set("TMS_RETAIN_CPU_BACKUP") {
                 succeed(lowtide_retain_backups(true))?;
-                RETAINS.store(true, Ordering::Relaxed);
             }
             if is_set("TMS_INIT_ENABLE") {
                 regions::enter_process("default", Thread::new().backup())?;

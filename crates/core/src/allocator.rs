@@ -1,4 +1,8 @@
 //! The path of a request: everything that is tried, in order.
+#![expect(
+    clippy::inline_always,
+    reason = "a call costs a request a fortieth of its time"
+)]
 
 mod checkpoint;
 mod inspect;
@@ -205,10 +209,6 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where the pool's
     /// memory is away, [`AllocError::Driver`] when the device fails.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
         let pool = self.route(stream);
@@ -216,10 +216,6 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// What is done before anything is looked for.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     fn prepare(
         &mut self,
@@ -249,10 +245,6 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     pub fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
         let block = self.strategy.take(&mut self.heap, request)?;
@@ -350,10 +342,6 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives a found block to the program.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
         self.heap.blocks.list(id);
@@ -378,10 +366,6 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::NotAllocated`] for an address that is not that of a held block;
     /// [`AllocError::Driver`] when an event cannot be recorded. The block is then still held.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     pub fn free(&mut self, address: DeviceAddress) -> Result<(), AllocError> {
         if address == DeviceAddress::NULL {

@@ -62,6 +62,11 @@ pub(super) fn set_retain(retains: bool) -> Result<(), Error> {
     for_each_engine(|engine| engine.set_retain(retains))
 }
 
+/// Returns whether the host's memory that is idle stays for the next backups.
+pub(crate) fn retains() -> bool {
+    SETTINGS.lock().is_ok_and(|settings| settings.retains())
+}
+
 /// Gives back what is kept for the next backups, on every device.
 pub(super) fn release_retained() -> Result<(), Error> {
     for_each_engine(CudaBackups::release_retained)

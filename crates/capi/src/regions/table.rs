@@ -120,6 +120,11 @@ pub(super) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), E
     end_visit(OF_PROCESS.swap(number, Ordering::Relaxed))
 }
 
+/// Returns whether threads that have entered nothing are in a region.
+pub(crate) fn is_process_in_region() -> bool {
+    OF_PROCESS.load(Ordering::Relaxed) != NONE
+}
+
 /// Has this thread's requests served as outside of any region.
 pub(super) fn enter_none() -> Result<(), Error> {
     registry::refuse_fork()?;
