@@ -9,6 +9,37 @@ from typing import TypeAlias
 
 CompletedProcess: TypeAlias = "subprocess.CompletedProcess[str]"
 
+# Memory through C, which the stand-in driver lets be read and written while it is mapped.
+MEMORY = """
+    import ctypes, json, os, threading, lowtide
+    from lowtide._library import check, library
+
+    def allocate(size, device=0):
+        memory = ctypes.c_void_p()
+        check(library().lowtide_allocate(size, device, None, ctypes.byref(memory)))
+        return memory.value
+
+    def free(memory):
+        check(library().lowtide_deallocate(memory))
+
+    def read(memory, size):
+        return ctypes.string_at(memory, size)
+
+    def write(memory, content):
+        ctypes.memmove(memory, content, len(content))
+
+    def live():
+        return {(seen["tag"], seen["backup"]): seen["live_bytes"] for seen in lowtide.regions()}
+
+    def refusal(act, *arguments):
+        try:
+            act(*arguments)
+        except lowtide.Error as error:
+            return f"{type(error).__name__} {error}"
+
+    MIB = 1 << 20
+"""
+
 
 @dataclass
 class Machine:

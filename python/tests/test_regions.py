@@ -5,42 +5,12 @@ from pathlib import Path
 from sysconfig import get_path
 
 import pytest
-from machine import Machine
-
-REGIONS = """
-    import ctypes, json, os, threading, lowtide
-    from lowtide._library import check, library
-
-    def allocate(size, device=0):
-        memory = ctypes.c_void_p()
-        check(library().lowtide_allocate(size, device, None, ctypes.byref(memory)))
-        return memory.value
-
-    def free(memory):
-        check(library().lowtide_deallocate(memory))
-
-    def read(memory, size):
-        return ctypes.string_at(memory, size)
-
-    def write(memory, content):
-        ctypes.memmove(memory, content, len(content))
-
-    def live():
-        return {(seen["tag"], seen["backup"]): seen["live_bytes"] for seen in lowtide.regions()}
-
-    def refusal(act, *arguments):
-        try:
-            act(*arguments)
-        except lowtide.Error as error:
-            return f"{type(error).__name__} {error}"
-
-    MIB = 1 << 20
-"""
+from machine import MEMORY, Machine
 
 
 def test_contents_come_back_as_the_region_keeps_them(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         lowtide.set_backup_directory(os.getcwd())
         blocks, contents = {}, {}
@@ -68,7 +38,7 @@ def test_contents_come_back_as_the_region_keeps_them(gpu: Machine) -> None:
 
 def test_regions_nest_and_can_be_left(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         with lowtide.region("a"):
             allocate(1000)
@@ -87,7 +57,7 @@ def test_regions_nest_and_can_be_left(gpu: Machine) -> None:
 
 def test_a_function_can_be_in_a_region_and_a_region_used_again(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         region = lowtide.region("cache")
 
@@ -110,7 +80,7 @@ def test_a_function_can_be_in_a_region_and_a_region_used_again(gpu: Machine) -> 
 
 def test_regions_are_left_in_any_order(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         def steps(tag, size):
             with lowtide.region(tag):
@@ -135,7 +105,7 @@ def test_regions_are_left_in_any_order(gpu: Machine) -> None:
 
 def test_a_child_that_was_forked_inside_leaves_in_peace(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         with lowtide.region("a"):
             allocate(512)
@@ -150,7 +120,7 @@ def test_a_child_that_was_forked_inside_leaves_in_peace(gpu: Machine) -> None:
 
 def test_each_thread_is_in_regions_of_its_own(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         inside, outside = threading.Barrier(3), threading.Barrier(3)
 
@@ -176,7 +146,7 @@ def test_each_thread_is_in_regions_of_its_own(gpu: Machine) -> None:
 
 def test_what_is_paused_is_not_handed_out_and_can_be_freed(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         region = lowtide.region("kv", "host")
         with region:
@@ -201,7 +171,7 @@ def test_what_is_paused_is_not_handed_out_and_can_be_freed(gpu: Machine) -> None
 
 def test_a_tag_that_no_region_has_is_an_error(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         with lowtide.region("weights"):
             allocate(512)
@@ -241,7 +211,7 @@ def test_arguments_that_are_none(gpu: Machine, call: str, expected: str) -> None
 
 def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         for backup in (None, "host"):
             with lowtide.region("kv", backup):
@@ -276,7 +246,7 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
 
 def test_a_backup_that_cannot_be_kept_loses_nothing(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         with lowtide.region("weights", "disk"):
             memory = allocate(30 * MIB)
@@ -299,7 +269,7 @@ def test_a_backup_that_cannot_be_kept_loses_nothing(gpu: Machine) -> None:
 
 def test_the_host_s_memory_is_retained_as_asked(gpu: Machine) -> None:
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         """
         with lowtide.region("weights", "host"):
             allocate(30 * MIB)
@@ -319,7 +289,7 @@ def test_the_host_s_memory_is_retained_as_asked(gpu: Machine) -> None:
 
 def test_a_region_of_another_allocator_s_memory_is_refused(machine: Machine) -> None:
     printed = machine.code(
-        REGIONS,
+        MEMORY,
         """
         import torch
         def enter():
@@ -355,7 +325,7 @@ TENSOR = """
 def test_a_backup_is_read_as_the_tensor_that_it_is_of(gpu: Machine) -> None:
     pytest.importorskip("torch")
     printed = gpu.code(
-        REGIONS,
+        MEMORY,
         TENSOR,
         """
         whole = torch.arange(6000, dtype=torch.int32)
@@ -409,7 +379,7 @@ CAPTURES = """
 
 def test_the_pool_of_a_graph_is_a_region(machine: Machine) -> None:
     printed = machine.code(
-        REGIONS,
+        MEMORY,
         CAPTURES,
         """
         graph = SimpleNamespace()

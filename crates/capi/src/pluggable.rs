@@ -12,7 +12,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
+use lowtide_core::{Bytes, DeviceAddress, Stream};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
@@ -177,13 +177,8 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
     let mut base = ptr::null_mut();
     let _ = run(|| {
         let address = address_of(memory);
-        let (_, segments) = registry::with_block(address, |lane| {
-            lane.allocation(address)?;
-            Ok(lane.segments())
-        })?;
-        let after = segments.partition_point(|segment| segment.address <= address);
-        let segment = after.checked_sub(1).and_then(|last| segments.get(last));
-        let segment = segment.ok_or(AllocError::NotAllocated { address })?;
+        registry::find_allocation(address)?;
+        let (_, segment) = registry::find_segment(address)?;
         if !size.is_null() {
             // SAFETY: it may be written to, by the contract of this function.
             unsafe { write_to_c("size", size, host_size(segment.size)) }?;

@@ -8,7 +8,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
-use lowtide_core::{AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError};
+use lowtide_core::{
+    AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, SegmentSnapshot,
+};
 use lowtide_cuda::{CudaDriver, Library};
 use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 
@@ -181,6 +183,21 @@ fn with_block_of_any<R>(
 /// As [`with_block`].
 pub(crate) fn find_allocation(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     with_block(address, |lane| lane.allocation(address))
+}
+
+/// Returns the segment that an address lies in, and the device that has it. Linear in the blocks.
+///
+/// # Errors
+///
+/// As [`with_block`].
+pub(crate) fn find_segment(address: DeviceAddress) -> Result<(c_int, SegmentSnapshot), Error> {
+    with_block(address, |lane| {
+        let contains = |segment: &SegmentSnapshot| {
+            (segment.address..segment.address + segment.size).contains(&address)
+        };
+        let found = lane.segments().into_iter().find(contains);
+        found.ok_or(AllocError::NotAllocated { address })
+    })
 }
 
 /// Tells an observer of the events of every device, or nobody.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress, DriverError, Stream};
+use lowtide_core::{Allocation, Bytes, DeviceAddress, DriverError, Stream};
 use lowtide_cuda::{CaptureStatus, PrimaryContexts};
 
 use super::order::{ANY_STREAM, Order, StreamFilter};
@@ -163,8 +163,8 @@ pub(super) fn add_kept(free: *mut usize) {
 /// `cuIpcGetMemHandle`: the driver's handle is that of a whole segment.
 pub(super) fn refuse_inner(address: u64) -> Option<c_int> {
     started()?;
-    let (_, segment) = segment_at(DeviceAddress(address))?;
-    (segment.get() != address).then_some(code::NOT_SUPPORTED)
+    let (_, segment) = registry::find_segment(DeviceAddress(address)).ok()?;
+    (segment.address.get() != address).then_some(code::NOT_SUPPORTED)
 }
 
 /// Gives back everything that is kept for later, and returns whether there was a device to do so for.
@@ -256,7 +256,8 @@ fn find(address: u64) -> Option<Found> {
     let (ordinal, found) = match registry::find_allocation(address) {
         Ok((ordinal, allocation)) => (ordinal, Ok(allocation)),
         Err(error) if error.status == Status::NotAllocated => {
-            (segment_at(address)?.0, Err(code::INVALID_VALUE))
+            let (ordinal, _) = registry::find_segment(address).ok()?;
+            (ordinal, Err(code::INVALID_VALUE))
         }
         // CUDA does not work in this process any more, and says so.
         Err(error) if error.status == Status::Forked => return None,
@@ -269,23 +270,6 @@ fn find(address: u64) -> Option<Found> {
         Ok(allocation) => Found::Held(device, allocation),
         Err(code) => Found::NotHeld(code),
     })
-}
-
-/// Returns where the segment begins in which an address lies, and on which device; `None` for an address
-/// outside of lowtide's memory.
-fn segment_at(address: DeviceAddress) -> Option<(c_int, DeviceAddress)> {
-    let found = registry::with_block(address, |lane| {
-        let segments = lane.segments();
-        let mut starts = segments.iter().filter_map(|segment| {
-            contains(segment.address, segment.size, address).then_some(segment.address)
-        });
-        starts.next().ok_or(AllocError::NotAllocated { address })
-    });
-    found.ok()
-}
-
-fn contains(start: DeviceAddress, size: Bytes, address: DeviceAddress) -> bool {
-    (start.get()..start.get() + size.get()).contains(&address.get())
 }
 
 /// Returns CUDA's code for what became of a call.

@@ -20,6 +20,7 @@ class TorchMemorySaver:
     """Regions of memory that are paused and resumed. The module has the one that programs use."""
 
     def __init__(self) -> None:
+        self._memory_margin_bytes = 0
         self._hook_mode: HookMode = "preload"
         self._impl: _Impl | None = None
 
@@ -98,12 +99,13 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Can be set, and not be read: regions grow only while that much of the device stays free."""
-        raise NotImplementedError("memory_margin_bytes can be set, and not be read")
+        """Regions grow only while that much of the device stays free."""
+        return self._memory_margin_bytes
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
         self._started().cdll.set_memory_margin_bytes(value)
+        self._memory_margin_bytes = value
 
     @property
     def retain_cpu_backup(self) -> bool:

@@ -2,7 +2,10 @@
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod failures;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -563,92 +566,6 @@ fn a_hundred_cycles_hold_no_more_than_one() {
     });
 }
 
-/// What pausing and resuming call, directly or for backups.
-const CALLS: [&str; 20] = [
-    "cuDevicePrimaryCtxRetain",
-    "cuCtxGetCurrent",
-    "cuCtxPushCurrent_v2",
-    "cuThreadExchangeStreamCaptureMode",
-    "cuCtxSynchronize",
-    "cuMemAddressReserve",
-    "cuMemCreate",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemRelease",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-    "cuStreamCreate",
-    "cuStreamSynchronize",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyHtoDAsync_v2",
-];
-
-/// Each call of the driver fails once, at each point of a pause and of a resume.
-#[test]
-fn a_call_that_fails_once_loses_nothing_of_a_region() {
-    let test = "a_call_that_fails_once_loses_nothing_of_a_region";
-    isolated(test, &[], |fake| {
-        let outside = allocate(MIB, 0).unwrap();
-        let away = fake.used_bytes(0);
-        let held: Vec<_> = [Backup::Host, Backup::Disk]
-            .into_iter()
-            .flat_map(|backup| (0..3).map(move |seed| (backup, seed)))
-            .map(|(backup, seed)| (allocate_in("kv", backup, 5 * MIB, 0, seed), seed))
-            .collect();
-        let check_all = || {
-            for &(memory, seed) in &held {
-                check(memory, 5 * MIB, seed);
-            }
-        };
-        let both = || [Backup::Host, Backup::Disk].map(|backup| region("kv", backup, 0));
-        let mut errors = 0;
-        for name in CALLS {
-            for nth in 1..=10 {
-                let before = fake.calls(name);
-                fake.fail(name, nth, 999);
-                let paused = pause("kv");
-                fake.fail_none();
-                errors += usize::from(paused != Status::Ok);
-                let is_paused = both().map(|region| region.state == RegionState::Paused);
-                if paused == Status::Ok {
-                    assert_eq!(
-                        (is_paused, fake.used_bytes(0)),
-                        ([true; 2], away),
-                        "{name} {nth}"
-                    );
-                }
-                if is_paused == [false; 2] {
-                    check_all();
-                }
-                assert_eq!(pause("kv"), Status::Ok, "{name} {nth}: {}", last_error());
-                assert_eq!(fake.used_bytes(0), away, "{name} {nth}");
-                fake.fail(name, nth, 999);
-                let resumed = resume("kv");
-                fake.fail_none();
-                errors += usize::from(resumed != Status::Ok);
-                assert_eq!(resume("kv"), Status::Ok, "{name} {nth}: {}", last_error());
-                check_all();
-                if fake.calls(name) < before + nth {
-                    break;
-                }
-            }
-        }
-        assert!(errors >= 40, "{errors} steps failed");
-        for (memory, _) in held {
-            assert_eq!(lowtide_deallocate(memory), Status::Ok);
-        }
-        assert_eq!(lowtide_deallocate(outside), Status::Ok);
-        assert_eq!(lowtide_reset(), Status::Ok);
-        let live = fake.live();
-        assert_eq!((live.reservations, live.handles, live.mappings), (0, 0, 0));
-        assert_eq!(fake.used_bytes(0), 0);
-    });
-}
-
 /// A stream may end when the memory is free that was used on it, be that alone in a piece or not.
 #[test]
 fn memory_goes_back_whose_stream_has_ended() {
@@ -748,45 +665,6 @@ fn a_pool_that_has_ended_is_in_no_region() {
     });
 }
 
-/// Lets the process have so many bytes more of addresses than it has.
-fn limit_addresses(more: usize) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let size = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmSize:"))
-        .and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let limit = libc::rlimit {
-        rlim_cur: (size.unwrap() << 10) + more as u64,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: reads the limit.
-    let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
-    assert_eq!(result, 0);
-}
-
-/// Where the system starts no more threads, devices take their turns.
-#[test]
-fn no_threads_are_needed_for_several_devices() {
-    let test = "no_threads_are_needed_for_several_devices";
-    isolated(test, &[("FAKECUDA_DEVICES", "3")], |_| {
-        let held = [0, 1, 2].map(|device| allocate_in("kv", Backup::None, 3 * MIB, device, 1));
-        let all = |state| {
-            let shown = regions();
-            shown.len() == 3 && shown.values().all(|region| region.state == state)
-        };
-        // A thread needs megabytes of addresses for its stack.
-        limit_addresses(MIB);
-        assert!(thread::Builder::new().spawn(|| {}).is_err());
-        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
-        assert!(all(RegionState::Paused));
-        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
-        assert!(all(RegionState::Mapped));
-        for memory in held {
-            assert_eq!(lowtide_deallocate(memory), Status::Ok);
-        }
-    });
-}
-
 /// A thread that ends has left its regions, which what ends later in it is told.
 #[test]
 fn a_thread_that_is_ending_is_in_no_region() {
@@ -811,22 +689,5 @@ fn a_thread_that_is_ending_is_in_no_region() {
         thread.join().unwrap();
         let refused = Status::InvalidArgument;
         assert_eq!(told.recv(), Ok([refused, refused]));
-    });
-}
-
-/// The host's memory that waits for one region's next backup is there for another's first.
-#[test]
-fn a_backup_takes_the_place_of_memory_that_waits() {
-    let test = "a_backup_takes_the_place_of_memory_that_waits";
-    isolated(test, &[("LOWTIDE_RETAIN_BACKUPS", "1")], |_| {
-        let large = allocate_in("large", Backup::Host, 192 * MIB, 0, 1);
-        let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
-        assert_eq!(pause("large"), Status::Ok, "{}", last_error());
-        assert_eq!(resume("large"), Status::Ok, "{}", last_error());
-        limit_addresses(32 * MIB);
-        assert_eq!(pause("small"), Status::Ok, "{}", last_error());
-        assert_eq!(resume("small"), Status::Ok, "{}", last_error());
-        check(large, 192 * MIB, 1);
-        check(small, 48 * MIB, 2);
     });
 }
