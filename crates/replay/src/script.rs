@@ -23,10 +23,9 @@ pub(crate) struct Script {
     step: Range<usize>,
     /// Where the next segment goes, before the first step.
     place: Option<DeviceAddress>,
-    taken: Taken,
+    places: Places,
     /// The starts of reserved ranges.
     reserved: BTreeSet<DeviceAddress>,
-    elsewhere: FirstFit,
 }
 
 /// Where a replay's addresses come from.
@@ -48,29 +47,59 @@ pub(crate) enum Addresses {
 pub(crate) struct Likely {
     /// The recorded segments of each size that are not taken, next first.
     vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
-    taken: Taken,
+    places: Places,
+}
+
+/// The places that segments lie at: recorded ones, and others where no recorded one is meant.
+#[derive(Debug)]
+struct Places {
+    /// From start to end, and whether the recording has the place.
+    taken: BTreeMap<DeviceAddress, (DeviceAddress, bool)>,
     elsewhere: FirstFit,
 }
 
-/// The recorded places that segments lie at, from start to end.
-#[derive(Debug, Default)]
-struct Taken(BTreeMap<DeviceAddress, DeviceAddress>);
+impl Places {
+    fn new() -> Places {
+        Places {
+            taken: BTreeMap::new(),
+            elsewhere: FirstFit::new(),
+        }
+    }
 
-impl Taken {
-    /// Takes a place, unless a part of it is taken; returns whether it did.
+    /// Takes a recorded place, unless a part of it is taken; returns whether it did.
     fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
+        self.insert(start, size, true)
+    }
+
+    /// Takes a place of its own for what the recording does not have.
+    fn take_elsewhere(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        loop {
+            let start = self.elsewhere.allocate(size)?;
+            // What was recorded on a simulator lies where this looks first; such places are passed by.
+            if self.insert(start, size, false) {
+                return Ok(start);
+            }
+        }
+    }
+
+    fn insert(&mut self, start: DeviceAddress, size: Bytes, is_recorded: bool) -> bool {
         let end = start + size;
-        let before = self.0.range(..end).next_back();
-        let free = before.is_none_or(|(_, &taken_end)| taken_end <= start);
+        let before = self.taken.range(..end).next_back();
+        let free = before.is_none_or(|(_, &(taken_end, _))| taken_end <= start);
         if free {
-            self.0.insert(start, end);
+            self.taken.insert(start, (end, is_recorded));
         }
         free
     }
 
-    /// Gives a place back, and returns whether it was taken.
-    fn give(&mut self, start: DeviceAddress) -> bool {
-        self.0.remove(&start).is_some()
+    /// Gives a place back, and returns whether it was a recorded one.
+    fn give(&mut self, start: DeviceAddress, size: Bytes) -> bool {
+        let place = self.taken.remove(&start);
+        let is_recorded = place.is_some_and(|(_, is_recorded)| is_recorded);
+        if !is_recorded {
+            self.elsewhere.freed(start, size);
+        }
+        is_recorded
     }
 }
 
@@ -87,8 +116,7 @@ impl Likely {
         }
         Likely {
             vacant,
-            taken: Taken::default(),
-            elsewhere: FirstFit::new(),
+            places: Places::new(),
         }
     }
 }
@@ -105,9 +133,8 @@ impl Script {
             next: 0,
             step: 0..0,
             place: None,
-            taken: Taken::default(),
+            places: Places::new(),
             reserved: BTreeSet::new(),
-            elsewhere: FirstFit::new(),
         }
     }
 
@@ -163,20 +190,18 @@ impl AddressSource for Script {
         }
         let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
         let recorded = placed.or_else(|| Some(self.next_in_step().filter(same)?.address));
-        match recorded.filter(|&address| self.taken.take(address, size)) {
+        match recorded.filter(|&address| self.places.take(address, size)) {
             Some(address) => {
                 self.pass(Action::SegmentAlloc);
                 Ok(address)
             }
-            None => self.elsewhere.allocate(size),
+            None => self.places.take_elsewhere(size),
         }
     }
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {
         self.pass(Action::SegmentFree);
-        if !self.taken.give(address) {
-            self.elsewhere.freed(address, size);
-        }
+        self.places.give(address, size);
     }
 
     /// A range begins where the recording maps memory into it first.
@@ -186,13 +211,13 @@ impl AddressSource for Script {
         let start = self.place.take().or_else(|| Some(mapped?.address));
         match start.filter(|&address| self.reserved.insert(address)) {
             Some(address) => Ok(address),
-            None => self.elsewhere.reserve(size),
+            None => self.places.elsewhere.reserve(size),
         }
     }
 
     fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
         if !self.reserved.remove(&address) {
-            self.elsewhere.unreserved(address, size);
+            self.places.elsewhere.unreserved(address, size);
         }
     }
 
@@ -216,26 +241,24 @@ impl AddressSource for Script {
 impl AddressSource for Likely {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
-        match next.filter(|&address| self.taken.take(address, size)) {
+        match next.filter(|&address| self.places.take(address, size)) {
             Some(address) => Ok(address),
-            None => self.elsewhere.allocate(size),
+            None => self.places.take_elsewhere(size),
         }
     }
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {
-        if self.taken.give(address) {
+        if self.places.give(address, size) {
             self.vacant.entry(size).or_default().push_front(address);
-        } else {
-            self.elsewhere.freed(address, size);
         }
     }
 
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        self.elsewhere.reserve(size)
+        self.places.elsewhere.reserve(size)
     }
 
     fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
-        self.elsewhere.unreserved(address, size);
+        self.places.elsewhere.unreserved(address, size);
     }
 }
 
@@ -276,5 +299,45 @@ impl AddressSource for Addresses {
 
     fn unmapped(&mut self, address: DeviceAddress, size: Bytes) {
         forward!(self, source => source.unmapped(address, size));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{MempoolId, Stream};
+    use lowtide_trace::{NoteId, StackId};
+
+    use super::*;
+
+    /// As in a recording of a job on the simulator, whose addresses begin where those begin that stand in for
+    /// unrecorded ones.
+    #[test]
+    fn places_of_its_own_avoid_recorded_ones() {
+        let first = FirstFit::new().allocate(Bytes::mib(40)).unwrap();
+        let event = Event {
+            action: Action::SegmentAlloc,
+            pool: MempoolId::DEFAULT,
+            address: first,
+            size: Bytes::mib(40),
+            stream: Stream::DEFAULT,
+        };
+        let recorded = TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        };
+        let mut likely = Likely::new(&[recorded]);
+        assert_eq!(likely.allocate(Bytes::mib(40)), Ok(first));
+        let own = likely.allocate(Bytes::mib(22)).unwrap();
+        assert!(first + Bytes::mib(40) <= own);
+
+        let mut likely = Likely::new(&[recorded]);
+        let own = likely.allocate(Bytes::mib(22)).unwrap();
+        let other = likely.allocate(Bytes::mib(40)).unwrap();
+        assert!(own + Bytes::mib(22) <= other);
+        likely.freed(own, Bytes::mib(22));
+        assert_eq!(likely.allocate(Bytes::mib(22)), Ok(own));
     }
 }
