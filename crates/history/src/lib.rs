@@ -16,6 +16,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod growth;
 mod history;
 mod levels;
 mod numbering;
@@ -24,6 +25,7 @@ mod sizes;
 mod space;
 mod walk;
 
+pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script};

@@ -29,13 +29,19 @@ impl BlockSizes {
         let config = config.unwrap_or_else(|_| Config::Caching(trace.config_without_text()));
         let replayed = Job::new(trace).block_sizes(&config, progress);
         match replayed {
-            Ok(Some(sizes)) => BlockSizes {
-                verified: Some(sizes),
-                at_end: HashMap::new(),
-                unit: ROUNDING_MAX,
-            },
+            Ok(Some(sizes)) => BlockSizes::known(sizes),
             // What cannot be replayed can still be looked at.
             Ok(None) | Err(_) => BlockSizes::estimated(trace),
+        }
+    }
+
+    /// Returns sizes that are known: those of the blocks that were there before the first event, by
+    /// address, then one for each [`Action::Alloc`].
+    pub fn known(sizes: Vec<Bytes>) -> BlockSizes {
+        BlockSizes {
+            verified: Some(sizes),
+            at_end: HashMap::new(),
+            unit: ROUNDING_MAX,
         }
     }
 
