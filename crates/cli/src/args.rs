@@ -31,6 +31,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     Advise(AdviseArgs),
     Convert(ConvertArgs),
+    Report(ReportArgs),
     Run(RunArgs),
     Doctor(DoctorArgs),
 }
@@ -108,6 +109,28 @@ pub(crate) struct ConvertArgs {
     /// Write only this device [default: all]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
+}
+
+/// Show where a recorded job's memory went, as one page for a browser
+///
+/// The page works offline: memory over time down to single events, what lies where and who asked for it at
+/// any instant, why memory was reserved that was not live, and what other allocators would have taken.
+/// Several recordings (ranks; before and after) are compared.
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
+    /// reads standard input. May be repeated
+    #[arg(value_name = "TRACE", required = true)]
+    pub(crate) traces: Vec<PathBuf>,
+
+    /// The page to write; what was there is replaced. `-` prints it [default: named after the first
+    /// recording, in the working directory]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Open the page in the browser
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 /// Run a program that calls CUDA with lowtide as its allocator
@@ -259,7 +282,7 @@ impl ReplayArgs {
 }
 
 /// Returns what `all` stands for.
-fn all_configs() -> impl Iterator<Item = Config> {
+pub(crate) fn all_configs() -> impl Iterator<Item = Config> {
     let expandable = Config::Caching(CachingConfig {
         expandable_segments: true,
         ..CachingConfig::default()

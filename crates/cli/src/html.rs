@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use lowtide_core::Bytes;
+use lowtide_history::escape_for_script;
 use lowtide_replay::{Outcome, Point};
 use serde::Serialize;
 
@@ -33,14 +34,6 @@ pub(crate) fn page(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> Re
     };
     let data = escape_for_script(&serde_json::to_string(&data)?);
     Ok(PAGE.replacen(DATA_MARK, &data, 1))
-}
-
-/// Returns `json`, in which only strings can hold these characters, such that a browser finds neither
-/// an end of the script nor a comment in it.
-fn escape_for_script(json: &str) -> String {
-    json.replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('&', "\\u0026")
 }
 
 #[derive(Serialize)]

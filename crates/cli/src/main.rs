@@ -18,6 +18,7 @@ mod progress;
 mod ranking;
 mod recording;
 mod replay;
+mod report;
 mod run;
 #[cfg(test)]
 mod samples;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
         Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Report(args) => report::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::run(args),
     };

@@ -61,11 +61,7 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
     // Of equals, `max_by_key` returns the last: the lowest number.
     let busiest = traces.rev().max_by_key(|trace| trace.events.len());
     let Some(trace) = busiest.filter(|trace| trace.allocs() > 0) else {
-        bail!(
-            "{}: no allocation is recorded (was torch.cuda.memory._record_memory_history() called \
-             first?)",
-            name(path)
-        );
+        bail!("{}", nothing_recorded(path));
     };
     if several {
         output::note(&format!(
@@ -76,6 +72,14 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
         ));
     }
     Ok(trace)
+}
+
+/// Returns what there is to say of the file at `path` if no allocation is recorded in it.
+pub(crate) fn nothing_recorded(path: &Path) -> String {
+    format!(
+        "{}: no allocation is recorded (was torch.cuda.memory._record_memory_history() called first?)",
+        name(path)
+    )
 }
 
 /// Removes all devices but `device` from `snapshot`, which is from the file at `path`.

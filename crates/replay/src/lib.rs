@@ -125,4 +125,24 @@ impl<'a> Job<'a> {
     ) -> Result<Outcome, ReplayError> {
         Run::new(self, config, options).finish(config, progress)
     }
+
+    /// Returns how long each block was, rounding included: first those that were there before the first
+    /// event, by address, then one for each [`Action::Alloc`](lowtide_core::Action::Alloc). `None` where
+    /// `config`, the job's own, does not lead to the recorded addresses. Time and memory as for
+    /// [`replay`](Job::replay).
+    ///
+    /// # Errors
+    ///
+    /// As for [`replay`](Job::replay).
+    pub fn block_sizes(
+        &self,
+        config: &Config,
+        progress: &dyn Progress,
+    ) -> Result<Option<Vec<Bytes>>, ReplayError> {
+        let options = Options {
+            verify: true,
+            ..Options::default()
+        };
+        Run::new(self, config, &options).block_sizes(progress)
+    }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Run<'a> {
     waits: Vec<VecDeque<Option<EventHandle>>>,
     comparison: Option<Comparison<'a>>,
     timeline: Option<Timeline<'a>>,
+    /// How long each block was that was handed out, where that is asked for.
+    block_sizes: Option<Vec<Bytes>>,
     /// The recorded event of the first refusal, and what it said.
     refused: Option<(usize, AllocError)>,
 }
@@ -82,6 +84,7 @@ impl<'a> Run<'a> {
             waits: vec![VecDeque::new(); program.users],
             comparison: options.verify.then(|| Comparison::new(&trace.events)),
             timeline: Timeline::new(trace, program, options.timeline_points),
+            block_sizes: None,
             refused: None,
         }
     }
@@ -92,8 +95,32 @@ impl<'a> Run<'a> {
         config: &Config,
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
-        let adopted = self.adopt_initial_state()?;
         let started = Instant::now();
+        let taken = self.take_all(progress)?;
+        let elapsed_ns = started.elapsed().as_secs_f64() * 1e9;
+        Ok(self.outcome(config, elapsed_ns, taken))
+    }
+
+    /// Takes every step and returns how long each block was; `None` where one was not where the
+    /// recording has it. Only where events are compared.
+    pub(crate) fn block_sizes(
+        mut self,
+        progress: &dyn Progress,
+    ) -> Result<Option<Vec<Bytes>>, ReplayError> {
+        self.block_sizes = Some(Vec::new());
+        self.take_all(progress)?;
+        let verified = self.comparison.map(Comparison::finish);
+        let agrees = verified.is_some_and(|verified| verified.first_difference.is_none());
+        let is_served =
+            |step: &&Step| matches!(step, Step::Allocate { .. } | Step::AllocateAt { .. });
+        let blocks = self.program.steps.iter().filter(is_served).count();
+        let sizes = self.block_sizes;
+        Ok(sizes.filter(|sizes| agrees && sizes.len() == blocks))
+    }
+
+    /// Takes every step, or those up to where the job would have ended, and returns how many.
+    fn take_all(&mut self, progress: &dyn Progress) -> Result<usize, ReplayError> {
+        let adopted = self.adopt_initial_state()?;
         let (mut taken, mut reported) = (0, 0);
         for index in adopted..self.program.steps.len() {
             if taken % PROGRESS_STEPS == 0 {
@@ -106,9 +133,8 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        let elapsed_ns = started.elapsed().as_secs_f64() * 1e9;
         progress.advance(self.trace.events.len() as u64 - reported);
-        Ok(self.outcome(config, elapsed_ns, taken))
+        Ok(taken)
     }
 
     /// Where events are compared, begins with the segments and blocks that were there before the first
@@ -131,6 +157,7 @@ impl<'a> Run<'a> {
         for (step, block) in allocations {
             if let &Step::Allocate { slot, .. } = step {
                 self.addresses[slot.index()] = block.address;
+                self.note_block_size(block.address);
             }
         }
         Ok(self.trace.initial.blocks.len())
@@ -212,9 +239,18 @@ impl<'a> Run<'a> {
         match result {
             Ok(address) => {
                 self.addresses[slot.index()] = address;
+                self.note_block_size(address);
                 Ok(Progressed::On)
             }
             Err(error) => self.refuse(end, error, Progressed::Ended),
+        }
+    }
+
+    fn note_block_size(&mut self, address: DeviceAddress) {
+        if let Some(sizes) = &mut self.block_sizes {
+            let block = self.allocator.allocation(address);
+            // What has no address has no bytes.
+            sizes.push(block.map_or(Bytes::ZERO, |block| block.size));
         }
     }
 

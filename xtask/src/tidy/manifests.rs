@@ -7,7 +7,7 @@ use super::tree::Tree;
 
 /// Which crates each crate may use, all by the name of their directory. A crate that is not here
 /// has no place in the architecture yet.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("core", &[]),
     ("shared", &["core"]),
     ("sim", &["core"]),
@@ -16,7 +16,13 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("fakecuda", &[]),
     ("trace", &["core"]),
     ("replay", &["core", "shared", "sim", "cuda", "trace"]),
-    ("cli", &["core", "shared", "sim", "cuda", "trace", "replay"]),
+    ("history", &["core", "trace", "replay"]),
+    (
+        "cli",
+        &[
+            "core", "shared", "sim", "cuda", "trace", "replay", "history",
+        ],
+    ),
     (
         "capi",
         &["core", "region", "shared", "sim", "cuda", "trace"],

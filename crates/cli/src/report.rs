@@ -1,0 +1,199 @@
+//! `lowtide report`: where the memory of a job went, as one self-contained page.
+
+mod base64;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use flate2::write::GzEncoder;
+use lowtide_core::Config;
+use lowtide_history::{BlockSizes, History, PageData, PageTrace};
+use lowtide_replay::{Options, Outcome};
+use lowtide_trace::Trace;
+
+use crate::args::{self, ReportArgs};
+use crate::progress::Progress;
+use crate::{format, output, ranking, recording, replay};
+use base64::Base64Writer;
+
+/// The page, its style and its script.
+const PAGE: &str = include_str!("report/page.html");
+
+/// Behind this the summary goes into the page, and behind [`COLUMNS_MARK`] the columns.
+const SUMMARY_MARK: &str = "<script type=\"application/json\" id=\"lowtide-summary\">";
+const COLUMNS_MARK: &str = "<script type=\"application/octet-stream\" id=\"lowtide-data\">";
+
+/// As many parts as a report's curves have.
+const TIMELINE_POINTS: usize = 8192;
+
+/// Carries out `lowtide report`.
+///
+/// # Errors
+///
+/// If a recording is bad, or the page cannot be written.
+pub(crate) fn run(args: &ReportArgs) -> Result<()> {
+    let target = args
+        .output
+        .clone()
+        .unwrap_or_else(|| default_output(&args.traces[0]));
+    let prints_page = target == Path::new("-");
+    if prints_page && args.open {
+        bail!("-o - prints the page, which --open cannot open; name a file for it");
+    }
+    let mut data = PageData::new(env!("CARGO_PKG_VERSION"), args.traces.len());
+    for path in &args.traces {
+        add_recording(&mut data, path)?;
+    }
+    if prints_page {
+        let mut page = Vec::new();
+        write_page(&mut data, &mut page)?;
+        return output::print(&String::from_utf8(page)?);
+    }
+    output::write_file(&target, |file| write_page(&mut data, file))?;
+    if args.open {
+        open(&target)?;
+    }
+    output::print(&format!("{}\n", target.display()))
+}
+
+/// Returns the page's name for a recording's: in the working directory, without what says how the
+/// recording is stored.
+fn default_output(trace: &Path) -> PathBuf {
+    let name = trace.file_name().unwrap_or_default().to_string_lossy();
+    let mut stem = &*name;
+    for extension in [".zst", ".gz", ".pickle", ".lowtide"] {
+        stem = stem.strip_suffix(extension).unwrap_or(stem);
+    }
+    match stem {
+        "" | "-" => "report.html".into(),
+        stem => format!("{stem}.html").into(),
+    }
+}
+
+/// Adds every device of the recording at `path` on which something was allocated.
+fn add_recording(data: &mut PageData, path: &Path) -> Result<()> {
+    let snapshot = recording::read(path)?;
+    let name = recording::name(path);
+    let traces = snapshot.traces.iter().filter(|trace| trace.allocs() > 0);
+    let traces: Vec<&Trace> = traces.collect();
+    if traces.is_empty() {
+        bail!("{}", recording::nothing_recorded(path));
+    }
+    for trace in &traces {
+        let label = match traces.len() {
+            1 => name.clone(),
+            _ => format!("{name}, device {}", trace.device),
+        };
+        let sizes = BlockSizes::of(trace, &());
+        let history = History::new(trace, &sizes);
+        let replayed = replay_all(trace).with_context(|| label.clone())?;
+        let folded = data.add(&PageTrace {
+            name: &label,
+            trace,
+            history: &history,
+            replayed: &replayed,
+            is_cut_off: snapshot.is_cut_off,
+        });
+        if let Some(folded) = folded {
+            output::note(&format!(
+                "{label}: {} up to {}, held for {} at most, are in the page as a sum and not one by one",
+                format::counted(folded.blocks as u64, "block"),
+                folded.size_max,
+                format::counted(folded.events_max.into(), "event"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns what the job would have taken with each allocator.
+fn replay_all(trace: &Trace) -> Result<Vec<(String, Outcome)>> {
+    let configs: Vec<Config> = args::all_configs().collect();
+    let options = Options {
+        timeline_points: TIMELINE_POINTS,
+        ..Options::default()
+    };
+    let total = trace.events.len() as u64 * configs.len() as u64;
+    let progress = Progress::new("replaying", total);
+    let steps = lowtide_replay::Job::new(trace);
+    let outcomes = replay::replay_all(&steps, &configs, &options, &progress)?;
+    let labelled = outcomes
+        .into_iter()
+        .map(|outcome| (ranking::label(&outcome), outcome));
+    Ok(labelled.collect())
+}
+
+fn write_page(data: &mut PageData, out: &mut dyn Write) -> Result<()> {
+    let (before, rest) = split_after(PAGE, SUMMARY_MARK)?;
+    let (between, after) = split_after(rest, COLUMNS_MARK)?;
+    out.write_all(before.as_bytes())?;
+    out.write_all(data.summary()?.as_bytes())?;
+    out.write_all(between.as_bytes())?;
+    let mut base64 = Base64Writer::new(&mut *out);
+    let mut gzip = GzEncoder::new(&mut base64, flate2::Compression::default());
+    data.write_columns(&mut gzip)?;
+    gzip.finish()?;
+    base64.finish()?;
+    out.write_all(after.as_bytes())?;
+    Ok(())
+}
+
+/// Returns `text` up to the end of `mark`, and what follows.
+fn split_after<'t>(text: &'t str, mark: &str) -> Result<(&'t str, &'t str)> {
+    let at = text
+        .find(mark)
+        .context("the page has no place for its data")?;
+    Ok(text.split_at(at + mark.len()))
+}
+
+/// Opens the page with whatever program shows pages here.
+fn open(page: &Path) -> Result<()> {
+    let program = if cfg!(target_os = "macos") {
+        "open"
+    } else {
+        "xdg-open"
+    };
+    let mut command = Command::new(program);
+    command
+        .arg(page)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let started = command.spawn().with_context(|| {
+        format!(
+            "{program}: cannot open {}; open it in a browser",
+            page.display()
+        )
+    });
+    started.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_named_after_the_recording() {
+        let check = |trace: &str, expected: &str| {
+            assert_eq!(
+                default_output(Path::new(trace)),
+                Path::new(expected),
+                "{trace}"
+            );
+        };
+        check("dir/job.pickle.zst", "job.html");
+        check("job.expandable.pickle", "job.expandable.html");
+        check("job.lowtide.gz", "job.html");
+        check("-", "report.html");
+    }
+
+    #[test]
+    fn the_page_has_one_place_for_each_part_of_the_data() {
+        for mark in [SUMMARY_MARK, COLUMNS_MARK] {
+            assert_eq!(PAGE.matches(mark).count(), 1, "{mark}");
+            let (_, rest) = split_after(PAGE, mark).unwrap();
+            assert!(rest.starts_with("</script>"), "{mark}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What one recording has more of than another.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, Stream};
+use lowtide_trace::{StackTable, Trace};
+
+use crate::growth::sites::{Extremes, Site, Sites};
+use crate::growth::steps::Steps;
+use crate::history::History;
+
+/// Two recordings, site by site.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The steps of both.
+    pub steps: [Steps; 2],
+    /// The sites that had something live at either's peak, the largest change first.
+    pub sites: Vec<SiteDifference>,
+}
+
+/// What became of a site from one recording to another.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SiteDifference {
+    /// Where it is, in the first recording and in the second.
+    pub site: [Option<Site>; 2],
+    /// Its live bytes at each recording's peak of live bytes.
+    pub peak_bytes: [u64; 2],
+    /// In how many blocks.
+    pub peak_blocks: [u64; 2],
+    /// What it asks for in a step, on average.
+    pub bytes_per_step: [f64; 2],
+    /// How sure it is that the second's steps hold more of it than the first's: 1 if each does, 0 if as
+    /// many do as hold less, -1 if each holds less.
+    pub confidence: f64,
+}
+
+impl SiteDifference {
+    /// Returns by how many bytes it grew, from peak to peak.
+    pub fn growth_bytes(&self) -> i64 {
+        let [before, after] = self
+            .peak_bytes
+            .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        after - before
+    }
+}
+
+/// A site as both recordings can name it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Name<'t> {
+    Stack(Vec<(&'t str, &'t str, u32)>),
+    Size(Bytes, Stream),
+}
+
+/// One of the recordings.
+struct Side<'a> {
+    history: &'a History,
+    stacks: &'a StackTable,
+    steps: Steps,
+    sites: Sites,
+}
+
+impl Difference {
+    /// Returns what the second recording has more of, or less. O(n log n) for n blocks.
+    ///
+    /// A site is the same in both where its stack has the same functions and lines.
+    pub fn new(recordings: [(&Trace, &History); 2]) -> Difference {
+        let sides = recordings.map(|(trace, history)| Side {
+            history,
+            stacks: &trace.stacks,
+            steps: Steps::find(trace, history),
+            sites: Sites::new(history),
+        });
+        let mut names: BTreeMap<Name<'_>, [Option<usize>; 2]> = BTreeMap::new();
+        for (index, side) in sides.iter().enumerate() {
+            for number in 0..side.sites.sites.len() {
+                names.entry(side.name(number)).or_default()[index] = Some(number);
+            }
+        }
+        let compared = names.values().map(|numbers| compare(&sides, *numbers));
+        let mut differences: Vec<SiteDifference> = compared
+            .filter(|difference| difference.peak_bytes != [0, 0])
+            .collect();
+        differences
+            .sort_by_key(|difference| std::cmp::Reverse(difference.growth_bytes().unsigned_abs()));
+        Difference {
+            steps: sides.map(|side| side.steps),
+            sites: differences,
+        }
+    }
+}
+
+impl<'a> Side<'a> {
+    fn name(&self, number: usize) -> Name<'a> {
+        match self.sites.sites[number] {
+            Site::Stack(stack) => {
+                let frames = self.stacks.frames(stack);
+                Name::Stack(
+                    frames
+                        .map(|frame| (frame.name, frame.filename, frame.line))
+                        .collect(),
+                )
+            }
+            Site::Size { size_max, stream } => Name::Size(size_max, stream),
+        }
+    }
+
+    fn extremes(&self, number: Option<usize>) -> Vec<Extremes> {
+        let boundaries = &self.steps.boundaries;
+        match number {
+            Some(number) => self.sites.extremes(self.history, number, boundaries),
+            None => vec![Extremes { least: 0, most: 0 }; self.steps.len()],
+        }
+    }
+
+    /// Returns the live bytes and blocks of a site at the peak.
+    fn at_peak(&self, number: Option<usize>) -> (u64, u64) {
+        let instant = self.history.peak_live.instant;
+        number.map_or((0, 0), |number| {
+            self.sites.live_at(self.history, number, instant)
+        })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "an average for people")]
+    fn bytes_per_step(&self, number: Option<usize>) -> f64 {
+        let (Some(number), [first, .., last]) = (number, &*self.steps.boundaries) else {
+            return 0.0;
+        };
+        let blocks = self.sites.blocks_of(self.history, number);
+        let inside = blocks.filter(|block| (*first..*last).contains(&block.start));
+        let bytes: u64 = inside.map(|block| block.requested.get()).sum();
+        bytes as f64 / self.steps.len() as f64
+    }
+}
+
+fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> SiteDifference {
+    let [before, after] = sides;
+    let [first, second] = numbers;
+    let at_peak = [before.at_peak(first), after.at_peak(second)];
+    SiteDifference {
+        site: [
+            first.map(|number| before.sites.sites[number]),
+            second.map(|number| after.sites.sites[number]),
+        ],
+        peak_bytes: at_peak.map(|(bytes, _)| bytes),
+        peak_blocks: at_peak.map(|(_, blocks)| blocks),
+        bytes_per_step: [before.bytes_per_step(first), after.bytes_per_step(second)],
+        confidence: dominance(&before.extremes(first), &after.extremes(second)),
+    }
+}
+
+/// Returns the share of pairs of steps, one of each recording, in which the second's most is more, less
+/// the share in which it is less.
+#[expect(clippy::cast_precision_loss, reason = "a share")]
+fn dominance(before: &[Extremes], after: &[Extremes]) -> f64 {
+    let mut before: Vec<u64> = before.iter().map(|extremes| extremes.most).collect();
+    before.sort_unstable();
+    let mut balance = 0.0;
+    for extremes in after {
+        let less = before.partition_point(|&most| most < extremes.most);
+        let not_more = before.partition_point(|&most| most <= extremes.most);
+        balance += less as f64 - (before.len() - not_more) as f64;
+    }
+    let pairs = before.len() * after.len();
+    balance / pairs.max(1) as f64
+}

@@ -1,0 +1,207 @@
+//! What grows from step to step and is never given back.
+
+use crate::growth::sites::{Site, Sites};
+use crate::growth::steps::Steps;
+use crate::history::History;
+use lowtide_trace::Trace;
+
+/// More steps than this are looked at several at a time.
+const SPANS_MAX: usize = 1024;
+
+/// The first steps fill caches: so many are left out, one in four.
+const WARM_UP_SHARE: usize = 4;
+
+/// What grew over the steps of a recording.
+#[derive(Clone, Debug)]
+pub struct Leaks {
+    /// The steps.
+    pub steps: Steps,
+    /// How many of them, the first, were left out.
+    pub warm_up_steps: usize,
+    /// How many of the others are looked at as one, if there are very many; else 1.
+    pub span_steps: usize,
+    /// What grew, leaks first, and of those the one that grew most.
+    pub growths: Vec<Growth>,
+}
+
+/// A site that had more in the last step than after the first ones.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Growth {
+    /// Where it is.
+    pub site: Site,
+    /// By how much a step's least bytes grew from the first step looked at to the last.
+    pub bytes: u64,
+    /// That for one step, on average.
+    pub bytes_per_step: f64,
+    /// From how many steps, or spans of steps, to the next it grew.
+    pub grown_steps: usize,
+    /// Of how many.
+    pub steps: usize,
+    /// How sure it is that it goes on growing, in [0, 1].
+    pub confidence: f64,
+    /// What it had at the end.
+    pub end_bytes: u64,
+    /// In how many blocks.
+    pub end_blocks: u64,
+}
+
+impl Growth {
+    /// From this confidence on growth is called a leak.
+    pub const LEAK_CONFIDENCE: f64 = 0.7;
+
+    /// Returns whether this is called a leak.
+    pub fn is_leak(&self) -> bool {
+        self.confidence >= Growth::LEAK_CONFIDENCE
+    }
+}
+
+impl Leaks {
+    /// Returns what grew. O(n log n) for n blocks.
+    ///
+    /// Of each site the least live bytes of every step count: what a step itself uses comes and goes, and
+    /// what is left is what no step gives back.
+    pub fn find(trace: &Trace, history: &History) -> Leaks {
+        let steps = Steps::find(trace, history);
+        let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1).min(steps.len());
+        let span_steps = steps.len().div_ceil(SPANS_MAX).max(1);
+        let looked_at = steps.boundaries[warm_up_steps..].iter().copied();
+        let boundaries: Vec<u32> = looked_at.step_by(span_steps).collect();
+        let sites = Sites::new(history);
+        let mut growths: Vec<Growth> = (0..sites.sites.len())
+            .filter_map(|number| {
+                let extremes = sites.extremes(history, number, &boundaries);
+                let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
+                let mut growth = growth(sites.sites[number], &floors)?;
+                growth.bytes_per_step /= as_float(span_steps as u64);
+                (growth.end_bytes, growth.end_blocks) =
+                    sites.live_at(history, number, history.events);
+                Some(growth)
+            })
+            .collect();
+        growths.sort_by_key(|growth| {
+            let rank = (growth.is_leak(), growth.bytes, growth.site);
+            std::cmp::Reverse(rank)
+        });
+        Leaks {
+            steps,
+            warm_up_steps,
+            span_steps,
+            growths,
+        }
+    }
+
+    /// Returns what is called a leak.
+    pub fn leaks(&self) -> impl Iterator<Item = &Growth> {
+        self.growths.iter().filter(|growth| growth.is_leak())
+    }
+}
+
+/// Returns how the least bytes of the steps grew; `None` where they did not.
+fn growth(site: Site, floors: &[u64]) -> Option<Growth> {
+    let (&first, &last) = (floors.first()?, floors.last()?);
+    let bytes = last.checked_sub(first).filter(|&bytes| bytes > 0)?;
+    let changes = || floors.windows(2).map(|pair| pair[1].abs_diff(pair[0]));
+    let grown_steps = floors.windows(2).filter(|pair| pair[1] > pair[0]).count();
+    let steps = floors.len() - 1;
+
+    // Each step in which it grows makes it half as likely that this was chance.
+    let evidence = 1.0 - 0.5_f64.powi(i32::try_from(grown_steps).unwrap_or(i32::MAX));
+    // What also shrinks is a cache, or a queue.
+    let moved: u64 = changes().sum();
+    let one_way = as_float(bytes) / as_float(moved);
+    // What has its fill stops growing.
+    let late_steps = steps.div_ceil(3);
+    let before_late = floors[steps - late_steps];
+    let late = as_float(last.saturating_sub(before_late)) / as_float(late_steps as u64);
+    let average = as_float(bytes) / as_float(steps as u64);
+    let goes_on = (late / average).min(1.0);
+    Some(Growth {
+        site,
+        bytes,
+        bytes_per_step: average,
+        grown_steps,
+        steps,
+        confidence: evidence * one_way * goes_on * straightness(floors),
+        end_bytes: 0,
+        end_blocks: 0,
+    })
+}
+
+/// Returns how much of the change is growth at one rate: the coefficient of determination of a straight
+/// line, in [0, 1].
+fn straightness(floors: &[u64]) -> f64 {
+    let count = as_float(floors.len() as u64);
+    let mean_step = (count - 1.0) / 2.0;
+    let mean = floors.iter().map(|&bytes| as_float(bytes)).sum::<f64>() / count;
+    let (mut both, mut of_steps, mut of_bytes) = (0.0, 0.0, 0.0);
+    for (step, &bytes) in (0_u64..).zip(floors) {
+        let (step, bytes) = (as_float(step) - mean_step, as_float(bytes) - mean);
+        both += step * bytes;
+        of_steps += step * step;
+        of_bytes += bytes * bytes;
+    }
+    match of_steps * of_bytes {
+        0.0 => 0.0,
+        product => (both * both / product).min(1.0),
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "shares, and averages for people"
+)]
+fn as_float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowtide_core::{Bytes, Stream};
+
+    /// Returns the confidence that `floors` go on growing.
+    fn confidence(floors: impl IntoIterator<Item = u64>) -> f64 {
+        let site = Site::Size {
+            size_max: Bytes(512),
+            stream: Stream::DEFAULT,
+        };
+        let floors: Vec<u64> = floors.into_iter().collect();
+        growth(site, &floors).map_or(0.0, |growth| growth.confidence)
+    }
+
+    #[test]
+    fn steady_growth_is_a_leak() {
+        assert!(confidence((0..30).map(|step| 7 + step)) > 0.95);
+        // Only every fifth step.
+        assert!(confidence((0..40).map(|step| step / 5)) > 0.8);
+        // More in some steps than in others.
+        assert!(confidence((0..40).map(|step| 100 * step + step * step % 37)) > 0.9);
+    }
+
+    #[test]
+    fn what_stops_shrinks_or_happened_once_is_none() {
+        let check = |floors: Vec<u64>| {
+            let confidence = confidence(floors.clone());
+            assert!(
+                confidence < Growth::LEAK_CONFIDENCE,
+                "{confidence}: {floors:?}"
+            );
+        };
+        // A cache that has its fill.
+        check((0..40).map(|step: u64| step.min(25)).collect());
+        // One that is emptied now and then.
+        check((0..40).map(|step| step % 10 + step / 10).collect());
+        // Something that came once, or twice, and stays.
+        check((0..40).map(|step| u64::from(step > 20)).collect());
+        check(
+            (0..40)
+                .map(|step| u64::from(step > 10) + u64::from(step > 30))
+                .collect(),
+        );
+        // Ever slower.
+        check((1..40).map(|step: u64| 1000 - 1000 / step).collect());
+        check(vec![5; 10]);
+        check(vec![5]);
+        check(vec![]);
+    }
+}

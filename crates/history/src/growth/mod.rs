@@ -1,0 +1,11 @@
+//! What grew: over the steps of one recording, and from one recording to another.
+
+mod difference;
+mod leaks;
+mod sites;
+mod steps;
+
+pub use difference::{Difference, SiteDifference};
+pub use leaks::{Growth, Leaks};
+pub use sites::Site;
+pub use steps::{StepSource, Steps};

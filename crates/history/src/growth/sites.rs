@@ -1,0 +1,165 @@
+//! Who asked for the blocks: by stack where there is one, else by size and stream.
+
+use hashbrown::HashMap;
+use lowtide_core::{Bytes, Stream};
+use lowtide_trace::StackId;
+
+use crate::history::{Block, History};
+
+/// Where blocks come from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Site {
+    /// A call stack.
+    Stack(StackId),
+    /// Requests of about one size in one stream, where the recording has no stack.
+    Size {
+        /// The most that they ask for; the least is seven eighths of it, or more.
+        size_max: Bytes,
+        /// Their stream.
+        stream: Stream,
+    },
+}
+
+/// The blocks of a history by their sites.
+#[derive(Debug)]
+pub(super) struct Sites {
+    /// In the order in which they first came.
+    pub(super) sites: Vec<Site>,
+    /// Each site's blocks, in the order in which they came.
+    pub(super) blocks: Vec<Vec<u32>>,
+}
+
+/// The least and the most that a site had live during a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Extremes {
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+impl Site {
+    /// Returns where a block of `history` comes from.
+    pub fn of(block: &Block, history: &History) -> Site {
+        match block.stack {
+            StackId::NONE => Site::Size {
+                size_max: size_class(block.requested),
+                stream: history.streams[block.stream as usize],
+            },
+            stack => Site::Stack(stack),
+        }
+    }
+}
+
+impl Sites {
+    /// Returns the blocks of `history` by their sites. Linear time.
+    pub(super) fn new(history: &History) -> Sites {
+        let mut numbers: HashMap<Site, usize> = HashMap::new();
+        let mut sites = Sites {
+            sites: Vec::new(),
+            blocks: Vec::new(),
+        };
+        for (index, block) in (0..).zip(&history.blocks) {
+            let site = Site::of(block, history);
+            let number = *numbers.entry(site).or_insert(sites.sites.len());
+            if number == sites.sites.len() {
+                sites.sites.push(site);
+                sites.blocks.push(Vec::new());
+            }
+            sites.blocks[number].push(index);
+        }
+        sites
+    }
+
+    /// Returns the live bytes of site `number` at `instant`, and how many blocks they are.
+    pub(super) fn live_at(&self, history: &History, number: usize, instant: u32) -> (u64, u64) {
+        let blocks = self.blocks_of(history, number);
+        let held = blocks.filter(|block| block.is_allocated_at(instant));
+        held.fold((0, 0), |(bytes, blocks), block| {
+            (bytes + block.live_bytes().get(), blocks + 1)
+        })
+    }
+
+    /// Returns the least and the most that was live of site `number` between each two `boundaries`.
+    pub(super) fn extremes(
+        &self,
+        history: &History,
+        number: usize,
+        boundaries: &[u32],
+    ) -> Vec<Extremes> {
+        let starts = self
+            .blocks_of(history, number)
+            .map(|block| (block.start, block));
+        let ends = self
+            .blocks_of(history, number)
+            .map(|block| (block.freed, block));
+        let mut comes: Vec<(u32, u64)> = starts
+            .map(|(instant, block)| (instant, block.live_bytes().get()))
+            .collect();
+        let mut goes: Vec<(u32, u64)> = ends
+            .map(|(instant, block)| (instant, block.live_bytes().get()))
+            .collect();
+        comes.sort_unstable();
+        goes.sort_unstable();
+        let (mut comes, mut goes) = (comes.into_iter().peekable(), goes.into_iter().peekable());
+        let mut live = 0;
+        // Takes the next change at or before an instant, and returns what is live then.
+        let mut next = |until: u32| {
+            let come = comes.peek().map_or(u32::MAX, |change| change.0);
+            let go = goes.peek().map_or(u32::MAX, |change| change.0);
+            if come.min(go) > until {
+                return None;
+            }
+            if come < go {
+                live += comes.next()?.1;
+            } else {
+                live -= goes.next()?.1;
+            }
+            Some(live)
+        };
+        let mut at_start = 0;
+        let mut extremes = Vec::with_capacity(boundaries.len());
+        for step in boundaries.windows(2) {
+            while let Some(live) = next(step[0]) {
+                at_start = live;
+            }
+            let (mut least, mut most) = (at_start, at_start);
+            while let Some(live) = next(step[1] - 1) {
+                (least, most) = (least.min(live), most.max(live));
+                at_start = live;
+            }
+            extremes.push(Extremes { least, most });
+        }
+        extremes
+    }
+
+    pub(super) fn blocks_of<'h>(
+        &self,
+        history: &'h History,
+        number: usize,
+    ) -> impl Iterator<Item = &'h Block> {
+        let blocks = self.blocks[number].iter();
+        blocks.map(|&index| &history.blocks[index as usize])
+    }
+}
+
+/// Returns the end of the size class of a request: eight between two powers of two.
+fn size_class(requested: Bytes) -> Bytes {
+    let size = requested.get().max(512);
+    let step = 1 << (size - 1).ilog2().saturating_sub(3);
+    Bytes(size.next_multiple_of(step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_classes_lie_between_two_powers_of_two() {
+        let classes: std::collections::BTreeSet<u64> = (1025..=2048)
+            .map(|size| size_class(Bytes(size)).get())
+            .collect();
+        let expected: Vec<u64> = (1..=8).map(|eighth| 1024 + 128 * eighth).collect();
+        assert_eq!(classes.into_iter().collect::<Vec<_>>(), expected);
+        assert_eq!(size_class(Bytes(1)), Bytes(512));
+        assert_eq!(size_class(Bytes::gib(3)), Bytes::gib(3));
+    }
+}

@@ -1,0 +1,176 @@
+//! Every block's and every segment's life, and the gap at every instant.
+
+use lowtide_core::{Action, Bytes, Cause, Gap, MempoolId, Stream};
+use lowtide_trace::{StackId, Trace};
+
+use crate::levels::Levels;
+use crate::sizes::BlockSizes;
+use crate::walk::Walk;
+
+/// What a recording comes to, instant by instant.
+///
+/// Instant `k` is the state after `k` events: 0 is before the first, the number of events is the end.
+/// What the event number `n`, counted from 0, brings is there from instant `n + 1` on.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// How many events there are.
+    pub events: u32,
+    /// Every block, in the order in which they came; first those that were there before the first
+    /// event, by address.
+    pub blocks: Vec<Block>,
+    /// Every segment, and every mapped range of expandable ones, in the order in which they came.
+    pub segments: Vec<SegmentLife>,
+    /// The streams that blocks and segments name by their numbers.
+    pub streams: Vec<Stream>,
+    /// The pools that they name; the first is the default pool.
+    pub pools: Vec<MempoolId>,
+    /// What the program said of the blocks; the first is empty.
+    pub tags: Vec<String>,
+    /// The stream whose gap is told: the one in which the most was asked for.
+    pub main_stream: Stream,
+    /// The most that was live.
+    pub peak_live: Moment,
+    /// The most that was reserved.
+    pub peak_reserved: Moment,
+    /// Each request that was refused, with the gap as it saw it.
+    pub refusals: Vec<Refusal>,
+    /// The end.
+    pub end: Moment,
+    /// What is reserved, what is live, and the gap's causes, over time: [`CURVE_NAMES`].
+    pub levels: Levels<CURVES>,
+    /// Whether the blocks' sizes are those that the job had; if not, some are estimated.
+    pub sizes_are_verified: bool,
+    /// How many events could not be: memory that went back with blocks in it, blocks that overlap.
+    /// Sums are exact all the same; what such events say is left out. 0 for what lowtide read.
+    pub contradictions: u64,
+}
+
+/// How many curves there are: reserved, live, and the causes.
+pub const CURVES: usize = 2 + Cause::ALL.len();
+
+/// What the curves are called.
+pub const CURVE_NAMES: [&str; CURVES] = {
+    let mut names = ["reserved", "live", "", "", "", "", "", "", ""];
+    let mut cause = 0;
+    while cause < Cause::ALL.len() {
+        names[2 + cause] = Cause::ALL[cause].name();
+        cause += 1;
+    }
+    names
+};
+
+/// A block's life. It is there at the instants from `start` to before `end`: allocated before `freed`,
+/// then waiting for other streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// The first instant at which it is there; 0 for what was there before the first event.
+    pub start: u32,
+    /// The first instant at which the program does not hold it; one after the last if there is none.
+    pub freed: u32,
+    /// The first instant at which it can be used again; one after the last if there is none.
+    pub end: u32,
+    /// Its stream's number.
+    pub stream: u32,
+    /// Its pool's number.
+    pub pool: u32,
+    /// The number of what the program said of it.
+    pub tag: u32,
+    /// What asked for it.
+    pub stack: StackId,
+    /// Where it was.
+    pub address: u64,
+    /// How long it was, rounding included.
+    pub size: Bytes,
+    /// What was asked for.
+    pub requested: Bytes,
+}
+
+impl Block {
+    /// Returns how much of it counts as live while the program holds it.
+    pub fn live_bytes(&self) -> Bytes {
+        Gap::live_bytes_of(self.requested, self.size)
+    }
+
+    /// Returns whether the program holds it at `instant`.
+    pub fn is_allocated_at(&self, instant: u32) -> bool {
+        (self.start..self.freed).contains(&instant)
+    }
+}
+
+/// The life of a segment, or of a mapped range of an expandable one: it is there at the instants from
+/// `start` to before `end`. A range that is cut ends, and what is left of it starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentLife {
+    /// The first instant at which it is there; 0 for what was there before the first event.
+    pub start: u32,
+    /// The first instant at which it is gone; one after the last if there is none.
+    pub end: u32,
+    /// Its stream's number.
+    pub stream: u32,
+    /// Its pool's number.
+    pub pool: u32,
+    /// Where it was.
+    pub address: u64,
+    /// How long it was.
+    pub size: Bytes,
+    /// Whether it serves large requests.
+    pub is_large: bool,
+    /// Whether it is a part of an expandable segment.
+    pub is_expandable: bool,
+}
+
+/// The figures of an instant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moment {
+    /// Which instant.
+    pub instant: u32,
+    /// What the blocks were asked for that the program holds, unrounded.
+    pub requested: Bytes,
+    /// What is reserved, what is live, and why the rest is not.
+    pub gap: Gap,
+    /// Whose gap it is.
+    pub stream: Stream,
+}
+
+/// A request that could not be served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// What was asked for, rounded.
+    pub requested: Bytes,
+    /// The figures then.
+    pub moment: Moment,
+}
+
+impl History {
+    /// Returns what a recording comes to, its blocks as long as `sizes` says. O(n log m) for n events
+    /// and m segments; takes 64 bytes for a block.
+    ///
+    /// # Panics
+    ///
+    /// If `sizes` is of another recording, or there are 2^32 - 2 events.
+    pub fn new(trace: &Trace, sizes: &BlockSizes) -> History {
+        Walk::new(trace, sizes).finish()
+    }
+}
+
+/// Returns the stream in which the most was asked for; of equals, the one with the lowest handle.
+pub(crate) fn main_stream(trace: &Trace) -> Stream {
+    let mut sums: Vec<(Stream, u64)> = Vec::new();
+    let mut add =
+        |stream: Stream, bytes: Bytes| match sums.iter_mut().find(|(known, _)| *known == stream) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes.get()),
+            None => sums.push((stream, bytes.get())),
+        };
+    for block in &trace.initial.blocks {
+        add(block.stream, block.requested);
+    }
+    for recorded in &trace.events {
+        if recorded.event.action == Action::Alloc {
+            add(recorded.event.stream, recorded.event.size);
+        }
+    }
+    let most = sums
+        .into_iter()
+        .max_by_key(|&(stream, sum)| (sum, std::cmp::Reverse(stream)));
+    most.map_or(Stream::DEFAULT, |(stream, _)| stream)
+}

@@ -1,0 +1,109 @@
+//! Columns of numbers, stored so that gzip finds what repeats.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Columns of numbers by name. Each number is stored as its difference to the one before, and of all
+/// differences first the lowest bytes, then the next, and so on: most of those are zero.
+#[derive(Debug, Default)]
+pub(super) struct Columns {
+    directory: Vec<Entry>,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: String,
+    kind: &'static str,
+    count: usize,
+    offset: usize,
+    length: usize,
+}
+
+#[derive(Serialize)]
+struct Directory<'a> {
+    columns: &'a [Entry],
+}
+
+impl Columns {
+    /// Adds a column of numbers of 32 bits.
+    pub(super) fn add_u32(&mut self, name: String, numbers: impl Iterator<Item = u32>) {
+        let mut last = 0;
+        let differences = numbers.map(|number| {
+            let difference = number.wrapping_sub(last);
+            last = number;
+            difference.to_le_bytes()
+        });
+        self.add(name, "u32", differences.collect());
+    }
+
+    /// Adds a column of numbers of 64 bits, each below 2^53.
+    pub(super) fn add_u64(&mut self, name: String, numbers: impl Iterator<Item = u64>) {
+        let mut last = 0;
+        let differences = numbers.map(|number: u64| {
+            let difference = number.wrapping_sub(last);
+            last = number;
+            difference.to_le_bytes()
+        });
+        self.add(name, "u64", differences.collect());
+    }
+
+    fn add<const WIDTH: usize>(
+        &mut self,
+        name: String,
+        kind: &'static str,
+        differences: Vec<[u8; WIDTH]>,
+    ) {
+        self.directory.push(Entry {
+            name,
+            kind,
+            count: differences.len(),
+            offset: self.bytes.len(),
+            length: WIDTH * differences.len(),
+        });
+        for plane in 0..WIDTH {
+            let bytes = differences.iter().map(|difference| difference[plane]);
+            self.bytes.extend(bytes);
+        }
+    }
+
+    /// Writes the length of the directory in four bytes, the directory as JSON, and the columns, from
+    /// behind which their offsets count.
+    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let directory = Directory {
+            columns: &self.directory,
+        };
+        let directory = serde_json::to_vec(&directory)?;
+        let length = u32::try_from(directory.len()).map_err(io::Error::other)?;
+        out.write_all(&length.to_le_bytes())?;
+        out.write_all(&directory)?;
+        out.write_all(&self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_container_is_what_the_page_reads() {
+        let mut columns = Columns::default();
+        columns.add_u32("a".into(), [1, 0x0102, 0x0101].into_iter());
+        columns.add_u64("b".into(), [1 << 40].into_iter());
+        let mut written = Vec::new();
+        columns.write(&mut written).unwrap();
+        let (length, rest) = written.split_at(4);
+        let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        let (directory, bytes) = rest.split_at(length);
+        let expected = concat!(
+            r#"{"columns":[{"name":"a","kind":"u32","count":3,"offset":0,"length":12},"#,
+            r#"{"name":"b","kind":"u64","count":1,"offset":12,"length":8}]}"#
+        );
+        assert_eq!(std::str::from_utf8(directory), Ok(expected));
+        // 1, then 257 more, then 1 less.
+        let planes = [1, 1, 255, 0, 1, 255, 0, 0, 255, 0, 0, 255];
+        assert_eq!(bytes[..12], planes);
+        assert_eq!(bytes[12..], [0, 0, 0, 0, 0, 1, 0, 0]);
+    }
+}

@@ -1,0 +1,400 @@
+//! What a report's page is given: a summary as JSON, and columns of numbers.
+//!
+//! `i/` stands before the names of trace `i`'s columns. All event numbers are instants
+//! ([`History`](crate::History)); a block was freed at `start + held` and gone at `start + held +
+//! pending`, and took `requested + padding` bytes. A curve has the least and the most of each
+//! `bucket_events` instants. Texts are numbers in the summary's `strings`, which all traces share.
+
+mod columns;
+mod fold;
+mod stacks;
+mod summary;
+
+use std::io::{self, Write};
+
+use lowtide_core::{Bytes, Config, MempoolId, Stream};
+use lowtide_replay::Outcome;
+use lowtide_trace::{AnnotationStage, Trace};
+
+use crate::history::{Block, CURVE_NAMES, History, Moment};
+use crate::walk::large_page;
+use columns::Columns;
+use fold::Folded;
+use stacks::{Stacks, Strings};
+use summary::{Aggregated, Instant, Oom, Peak, StrategySummary, Summary, TraceSummary};
+
+/// So many blocks are listed one by one: more, and the page would pass 30 MB.
+const BLOCKS_MAX: usize = 1_500_000;
+
+/// The refused requests whose figures are kept; a job that goes on after them may have any number.
+const REFUSALS_MAX: usize = 64;
+
+/// So many instants have their time; those between are interpolated.
+const TIMES_MAX: usize = 65_536;
+
+/// The data of a report, trace by trace.
+#[derive(Debug)]
+pub struct PageData {
+    summary: Summary,
+    strings: Strings,
+    columns: Columns,
+    blocks_max: usize,
+}
+
+/// A trace as a report shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct PageTrace<'a> {
+    /// What it is called: the file, mostly.
+    pub name: &'a str,
+    /// What was recorded.
+    pub trace: &'a Trace,
+    /// What it comes to.
+    pub history: &'a History,
+    /// What it would have come to with other allocators, each with a name and with a timeline.
+    pub replayed: &'a [(String, Outcome)],
+    /// Whether the end of the recording is missing.
+    pub is_cut_off: bool,
+}
+
+/// What is not listed one by one, and has to be said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FoldedBlocks {
+    /// How many blocks.
+    pub blocks: usize,
+    /// The longest of them.
+    pub size_max: Bytes,
+    /// The most events that one of them was there for.
+    pub events_max: u32,
+}
+
+impl PageData {
+    /// Returns the data of a report on `traces` traces; `version` is that of the program.
+    pub fn new(version: &'static str, traces: usize) -> PageData {
+        PageData {
+            summary: Summary {
+                version,
+                traces: Vec::new(),
+                strings: Vec::new(),
+            },
+            strings: Strings::default(),
+            columns: Columns::default(),
+            blocks_max: BLOCKS_MAX / traces.max(1),
+        }
+    }
+
+    /// Adds a trace, and returns what of it is not listed one by one. Linear time, but for the sorting of
+    /// blocks where there are too many.
+    pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
+        let PageTrace { trace, history, .. } = *page;
+        let prefix = format!("{}/", self.summary.traces.len());
+        let mut instants = instants(history);
+        let numbers: Vec<u32> = instants.iter().map(|(_, moment)| moment.instant).collect();
+        let folded = Folded::new(history, self.blocks_max, &numbers);
+        let has_stacks = self.add_blocks(&prefix, trace, history, folded.as_ref());
+        self.add_segments(&prefix, history);
+        self.add_curves(&prefix, history, folded.as_ref());
+        self.add_replayed(&prefix, history, page.replayed);
+        let duration_us = self.add_times(&prefix, trace);
+        self.add_annotations(&prefix, trace);
+
+        let stream_number = |stream: Stream| {
+            let number = history.streams.iter().position(|&known| known == stream);
+            number
+                .and_then(|number| u32::try_from(number).ok())
+                .unwrap_or(0)
+        };
+        let figures = instants
+            .drain(..)
+            .enumerate()
+            .map(|(index, (label, moment))| {
+                let mut instant = Instant::new(label, &moment, stream_number(moment.stream));
+                if let Some(folded) = &folded {
+                    [instant.aggregated, instant.aggregated_size] = folded.at[index];
+                }
+                instant
+            });
+        self.summary.traces.push(TraceSummary {
+            name: page.name.to_owned(),
+            device: trace.device,
+            events: history.events,
+            duration_us,
+            has_stacks,
+            settings: trace.settings.conf.clone(),
+            strategy: recorded_strategy(trace),
+            sizes: if history.sizes_are_verified {
+                "verified"
+            } else {
+                "estimated"
+            },
+            main_stream: stream_number(history.main_stream),
+            large_page: large_page(trace).get(),
+            streams: history
+                .streams
+                .iter()
+                .map(|stream| stream_text(*stream))
+                .collect(),
+            pools: history.pools.iter().map(|pool| pool_text(*pool)).collect(),
+            tags: history.tags.clone(),
+            bucket_events: history.levels.part_instants(),
+            peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
+            peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
+            ooms: ooms(history),
+            instants: figures.collect(),
+            aggregated: folded.as_ref().map(|folded| Aggregated {
+                blocks: folded.blocks,
+                size_max: folded.size_max.get(),
+                events_max: folded.events_max,
+            }),
+            strategies: page.replayed.iter().map(strategy_summary).collect(),
+            initial_blocks: trace.initial.blocks.len(),
+            is_cut_off: page.is_cut_off,
+            skipped_events: trace.skipped_events,
+            contradictions: history.contradictions,
+        });
+        folded.map(|folded| FoldedBlocks {
+            blocks: folded.blocks,
+            size_max: folded.size_max,
+            events_max: folded.events_max,
+        })
+    }
+
+    /// Returns the summary as JSON in which no browser finds an end of the script that holds it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written as JSON.
+    pub fn summary(&mut self) -> io::Result<String> {
+        self.summary.strings = self.strings.texts();
+        Ok(escape_for_script(&serde_json::to_string(&self.summary)?))
+    }
+
+    /// Writes the columns, uncompressed.
+    ///
+    /// # Errors
+    ///
+    /// If `out` fails.
+    pub fn write_columns(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.columns.write(out)
+    }
+
+    /// Returns whether any block has a stack.
+    fn add_blocks(
+        &mut self,
+        prefix: &str,
+        trace: &Trace,
+        history: &History,
+        folded: Option<&Folded>,
+    ) -> bool {
+        let blocks = history.blocks.iter().enumerate();
+        let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
+        let listed: Vec<&Block> = blocks
+            .filter(|&(index, _)| is_listed(index))
+            .map(|(_, block)| block)
+            .collect();
+        let mut stacks = Stacks::new(&trace.stacks);
+        let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
+            let numbers = listed.iter().map(|block| of(block));
+            self.columns
+                .add_u32(format!("{prefix}blocks/{name}"), numbers);
+        };
+        add_u32("start", &mut |block| block.start);
+        add_u32("held", &mut |block| block.freed - block.start);
+        add_u32("pending", &mut |block| block.end - block.freed);
+        add_u32("stream", &mut |block| block.stream);
+        add_u32("pool", &mut |block| block.pool);
+        add_u32("tag", &mut |block| block.tag);
+        add_u32("stack", &mut |block| stacks.number(block.stack));
+        let mut add_u64 = |name: &str, of: &dyn Fn(&Block) -> u64| {
+            let numbers = listed.iter().map(|block| of(block));
+            self.columns
+                .add_u64(format!("{prefix}blocks/{name}"), numbers);
+        };
+        add_u64("address", &|block| block.address);
+        add_u64("requested", &|block| block.requested.get());
+        add_u64("padding", &|block| (block.size - block.requested).get());
+        stacks.add_to(prefix, &mut self.columns, &mut self.strings)
+    }
+
+    fn add_segments(&mut self, prefix: &str, history: &History) {
+        let segments = || history.segments.iter();
+        let name = |name: &str| format!("{prefix}segments/{name}");
+        let columns = &mut self.columns;
+        columns.add_u32(name("start"), segments().map(|segment| segment.start));
+        columns.add_u32(name("end"), segments().map(|segment| segment.end));
+        columns.add_u32(name("stream"), segments().map(|segment| segment.stream));
+        columns.add_u32(name("pool"), segments().map(|segment| segment.pool));
+        let flags = segments()
+            .map(|segment| u32::from(segment.is_large) | u32::from(segment.is_expandable) << 1);
+        columns.add_u32(name("flags"), flags);
+        columns.add_u64(name("address"), segments().map(|segment| segment.address));
+        columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
+    }
+
+    fn add_curves(&mut self, prefix: &str, history: &History, folded: Option<&Folded>) {
+        let mut add = |curve: &str, least: &[u64], most: &[u64]| {
+            let name = |end: &str| format!("{prefix}curves/{curve}/{end}");
+            self.columns.add_u64(name("min"), least.iter().copied());
+            self.columns.add_u64(name("max"), most.iter().copied());
+        };
+        for (index, curve) in CURVE_NAMES.iter().enumerate() {
+            add(
+                curve,
+                history.levels.least(index),
+                history.levels.most(index),
+            );
+        }
+        if let Some(folded) = folded {
+            for (index, curve) in ["aggregated", "aggregated_size"].iter().enumerate() {
+                add(curve, folded.levels.least(index), folded.levels.most(index));
+            }
+        }
+    }
+
+    /// Adds what each replay held at most in each part.
+    fn add_replayed(&mut self, prefix: &str, history: &History, replayed: &[(String, Outcome)]) {
+        let part_instants = history.levels.part_instants();
+        let parts = history.levels.most(0).len();
+        for (label, outcome) in replayed {
+            let mut most = vec![0; parts];
+            for point in &outcome.timeline {
+                let part = point.event as u64 / part_instants;
+                let most = &mut most[usize::try_from(part).unwrap_or(usize::MAX).min(parts - 1)];
+                *most = point.reserved_bytes.get().max(*most);
+            }
+            fill_forward(&mut most, outcome.timeline.len());
+            let name = format!("{prefix}curves/{label}/reserved/max");
+            self.columns.add_u64(name, most.into_iter());
+        }
+    }
+
+    /// Adds the times of the instants, where the recording has them, and returns how long it is.
+    fn add_times(&mut self, prefix: &str, trace: &Trace) -> Option<u64> {
+        let first_us = trace
+            .events
+            .first()
+            .map(|event| event.time_us)
+            .filter(|&us| us > 0)?;
+        let step = trace.events.len().div_ceil(TIMES_MAX - 1);
+        let last = trace.events.len() - 1;
+        let chosen: Vec<usize> = (0..last).step_by(step).chain([last]).collect();
+        let mut elapsed = 0;
+        let times: Vec<u64> = chosen
+            .iter()
+            // Threads note their events in another order than they take their times.
+            .map(|&index| {
+                let since = trace.events[index].time_us.saturating_sub(first_us);
+                elapsed = elapsed.max(u64::try_from(since).unwrap_or(0));
+                elapsed
+            })
+            .collect();
+        let instants = chosen
+            .iter()
+            .map(|&index| u32::try_from(index + 1).unwrap_or(u32::MAX));
+        self.columns
+            .add_u32(format!("{prefix}events/time_event"), instants);
+        self.columns
+            .add_u64(format!("{prefix}events/time_us"), times.into_iter());
+        Some(elapsed)
+    }
+
+    fn add_annotations(&mut self, prefix: &str, trace: &Trace) {
+        let annotations = || trace.annotations.iter();
+        let name = |name: &str| format!("{prefix}annotations/{name}");
+        let instants = annotations().map(|annotation| {
+            let before = |event: &lowtide_trace::TraceEvent| event.time_us <= annotation.time_us;
+            u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
+        });
+        self.columns.add_u32(name("event"), instants);
+        let strings = &mut self.strings;
+        let names = annotations().map(|annotation| strings.number(&annotation.name));
+        self.columns.add_u32(name("name"), names);
+        let stages = annotations().map(|annotation| match annotation.stage {
+            AnnotationStage::Start => 0,
+            AnnotationStage::End => 1,
+        });
+        self.columns.add_u32(name("stage"), stages);
+    }
+}
+
+/// Returns the instants whose figures the page has exactly.
+fn instants(history: &History) -> Vec<(String, Moment)> {
+    let mut instants = vec![
+        ("peak live".to_owned(), history.peak_live),
+        ("peak reserved".to_owned(), history.peak_reserved),
+    ];
+    let refusals = history.refusals.iter().take(REFUSALS_MAX).enumerate();
+    instants.extend(refusals.map(|(index, refusal)| {
+        let label = match index {
+            0 => "out of memory".to_owned(),
+            _ => format!("out of memory {}", index + 1),
+        };
+        (label, refusal.moment)
+    }));
+    instants.push(("end".to_owned(), history.end));
+    instants
+}
+
+fn ooms(history: &History) -> Vec<Oom> {
+    let refusals = history.refusals.iter();
+    let ooms = refusals.map(|refusal| Oom {
+        event: refusal.moment.instant,
+        requested: refusal.requested.get(),
+    });
+    ooms.collect()
+}
+
+/// Gives the parts in which no step was taken what was held before them. A job that was refused has
+/// nothing after its end.
+fn fill_forward(most: &mut [u64], points: usize) {
+    let end = most
+        .iter()
+        .rposition(|&bytes| bytes > 0)
+        .map_or(0, |last| last + 1);
+    let mut held = 0;
+    for bytes in most.iter_mut().take(if points > 0 { end } else { 0 }) {
+        if *bytes == 0 {
+            *bytes = held;
+        }
+        held = *bytes;
+    }
+}
+
+fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
+    StrategySummary {
+        label: label.clone(),
+        peak_reserved_bytes: outcome.peak_reserved_bytes.get(),
+        ratio: outcome.reserved_ratio,
+        completed: outcome.completed,
+    }
+}
+
+/// Returns the allocator that was recorded, with the settings in force.
+fn recorded_strategy(trace: &Trace) -> String {
+    let config = trace.config_in_force();
+    let config = config.unwrap_or_else(|_| trace.config_without_text());
+    Config::Caching(config).to_string()
+}
+
+/// Returns a stream's handle as people know it: small numbers, and addresses.
+pub(crate) fn stream_text(stream: Stream) -> String {
+    match stream.0 {
+        handle @ 0..=0xffff => handle.to_string(),
+        handle => format!("{handle:#x}"),
+    }
+}
+
+/// Returns what a pool is called.
+pub(crate) fn pool_text(pool: MempoolId) -> String {
+    match pool {
+        MempoolId::DEFAULT => "default".to_owned(),
+        MempoolId(first, second) => format!("({first}, {second})"),
+    }
+}
+
+/// Returns `json`, in which only strings can hold these characters, such that a browser finds neither
+/// an end of the script nor a comment in it.
+pub fn escape_for_script(json: &str) -> String {
+    json.replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+}

@@ -1,0 +1,132 @@
+//! The part of a report's data that is small: names, headline figures, texts.
+
+use lowtide_core::{Bytes, Cause};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use crate::history::Moment;
+
+/// What the page reads first. The names of the keys are an interface between it and the page.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
+    pub(super) version: &'static str,
+    pub(super) traces: Vec<TraceSummary>,
+    /// Texts that columns name by their numbers.
+    pub(super) strings: Vec<String>,
+}
+
+/// What there is to say about one trace.
+#[derive(Debug, Serialize)]
+pub(super) struct TraceSummary {
+    pub(super) name: String,
+    pub(super) device: u32,
+    pub(super) events: u32,
+    pub(super) duration_us: Option<u64>,
+    pub(super) has_stacks: bool,
+    /// `PYTORCH_CUDA_ALLOC_CONF`, as the job had it.
+    pub(super) settings: String,
+    /// The allocator with the settings in force.
+    pub(super) strategy: String,
+    /// `verified` or `estimated`.
+    pub(super) sizes: &'static str,
+    pub(super) main_stream: u32,
+    /// How long the pages of large expandable segments are.
+    pub(super) large_page: u64,
+    pub(super) streams: Vec<String>,
+    pub(super) pools: Vec<String>,
+    pub(super) tags: Vec<String>,
+    pub(super) bucket_events: u64,
+    pub(super) peak_live: Peak,
+    pub(super) peak_reserved: Peak,
+    pub(super) ooms: Vec<Oom>,
+    pub(super) instants: Vec<Instant>,
+    pub(super) aggregated: Option<Aggregated>,
+    pub(super) strategies: Vec<StrategySummary>,
+    pub(super) initial_blocks: usize,
+    pub(super) is_cut_off: bool,
+    pub(super) skipped_events: u64,
+    pub(super) contradictions: u64,
+}
+
+/// Where a curve is highest.
+#[derive(Debug, Serialize)]
+pub(super) struct Peak {
+    event: u32,
+    bytes: u64,
+}
+
+/// A request that was refused.
+#[derive(Debug, Serialize)]
+pub(super) struct Oom {
+    pub(super) event: u32,
+    pub(super) requested: u64,
+}
+
+/// The exact figures of an instant.
+#[derive(Debug, Serialize)]
+pub(super) struct Instant {
+    event: u32,
+    label: String,
+    live: u64,
+    reserved: u64,
+    requested: u64,
+    stream: u32,
+    causes: Causes,
+    pub(super) aggregated: u64,
+    pub(super) aggregated_size: u64,
+}
+
+#[derive(Debug)]
+struct Causes([Bytes; Cause::ALL.len()]);
+
+/// Blocks that are not listed one by one.
+#[derive(Debug, Serialize)]
+pub(super) struct Aggregated {
+    pub(super) blocks: usize,
+    pub(super) size_max: u64,
+    pub(super) events_max: u32,
+}
+
+/// What the job would have taken with a strategy.
+#[derive(Debug, Serialize)]
+pub(super) struct StrategySummary {
+    pub(super) label: String,
+    pub(super) peak_reserved_bytes: u64,
+    pub(super) ratio: f64,
+    pub(super) completed: bool,
+}
+
+impl Peak {
+    pub(super) fn new(moment: &Moment, bytes: Bytes) -> Peak {
+        Peak {
+            event: moment.instant,
+            bytes: bytes.get(),
+        }
+    }
+}
+
+impl Instant {
+    pub(super) fn new(label: String, moment: &Moment, stream: u32) -> Instant {
+        Instant {
+            event: moment.instant,
+            label,
+            live: moment.gap.live.get(),
+            reserved: moment.gap.reserved.get(),
+            requested: moment.requested.get(),
+            stream,
+            causes: Causes(moment.gap.causes),
+            aggregated: 0,
+            aggregated_size: 0,
+        }
+    }
+}
+
+impl Serialize for Causes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (cause, bytes) in Cause::ALL.iter().zip(self.0) {
+            map.serialize_entry(cause.name(), &bytes.get())?;
+        }
+        map.end()
+    }
+}

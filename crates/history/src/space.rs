@@ -1,0 +1,238 @@
+//! The memory that is reserved at an instant, and how much of it is free: kept up to date event by event.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, FreeBytes, Gap, MempoolId, Stream};
+
+/// Whose a segment is, and what it is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Domain {
+    pub(crate) stream: Stream,
+    pub(crate) pool: MempoolId,
+    pub(crate) is_large: bool,
+    pub(crate) is_expandable: bool,
+}
+
+/// What goes back to the driver as a whole: a segment, or a page of an expandable one.
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    end: u64,
+    /// The bytes that lie in blocks.
+    used: u64,
+    /// The number of its domain.
+    domain: usize,
+}
+
+/// What is reserved, by address and by domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Space {
+    /// By where they start. No two overlap.
+    units: BTreeMap<u64, Unit>,
+    /// Each domain's free bytes; there are few.
+    domains: Vec<(Domain, FreeBytes)>,
+    /// The stream whose gap is kept.
+    stream: Stream,
+    /// How long the pages of large expandable segments are.
+    large_page: Bytes,
+    gap: Gap,
+}
+
+impl Space {
+    pub(crate) fn new(stream: Stream, large_page: Bytes) -> Space {
+        Space {
+            units: BTreeMap::new(),
+            domains: Vec::new(),
+            stream,
+            large_page,
+            gap: Gap::default(),
+        }
+    }
+
+    /// Returns the gap as it is: what blocks do to `live`, `rounding` and `waiting_for_events` is for
+    /// the caller to change.
+    pub(crate) fn gap_mut(&mut self) -> &mut Gap {
+        &mut self.gap
+    }
+
+    /// Returns the gap as a request in `stream` sees it.
+    pub(crate) fn gap_for(&self, stream: Stream) -> Gap {
+        let mut gap = self.gap;
+        for (_, free) in &self.domains {
+            count(&mut gap, free, self.stream, |cause, bytes| *cause -= bytes);
+            count(&mut gap, free, stream, |cause, bytes| *cause += bytes);
+        }
+        gap
+    }
+
+    /// Returns the domain of the memory at `address`.
+    pub(crate) fn domain_at(&self, address: u64) -> Option<Domain> {
+        let (_, unit) = self.units.range(..=address).next_back()?;
+        (address < unit.end).then(|| self.domains[unit.domain].0)
+    }
+
+    /// Adds the `size` bytes at `start`, unless some are there already, and returns whether it did.
+    pub(crate) fn insert(&mut self, start: u64, size: Bytes, domain: Domain) -> bool {
+        let end = start.saturating_add(size.get());
+        let before = self.units.range(..end).next_back();
+        if start == end || before.is_some_and(|(_, unit)| unit.end > start) {
+            return false;
+        }
+        let number = self.domain_number(domain);
+        let length = match domain.is_expandable {
+            true if domain.is_large => self.large_page.get(),
+            true => FreeBytes::SMALL_PAGE.get(),
+            false => end - start,
+        };
+        let mut from = start;
+        while from < end {
+            let to = from.saturating_add(length).min(end);
+            let unit = Unit {
+                end: to,
+                used: 0,
+                domain: number,
+            };
+            self.units.insert(from, unit);
+            from = to;
+        }
+        self.gap.reserved += Bytes(end - start);
+        self.change_free(number, |free| {
+            free.free += Bytes(end - start);
+            free.releasable += Bytes(end - start);
+        });
+        true
+    }
+
+    /// Takes away the `size` bytes at `start`, if they are whole units without blocks, and returns
+    /// whether it did.
+    pub(crate) fn remove(&mut self, start: u64, size: Bytes) -> bool {
+        let end = start.saturating_add(size.get());
+        let mut reached = start;
+        let mut domain = None;
+        for (&from, unit) in self.units.range(start..end) {
+            if from != reached || unit.used > 0 || domain.is_some_and(|other| other != unit.domain)
+            {
+                return false;
+            }
+            reached = unit.end;
+            domain = Some(unit.domain);
+        }
+        let Some(domain) = domain.filter(|_| reached == end) else {
+            return false;
+        };
+        while let Some((&from, _)) = self.units.range(start..end).next() {
+            self.units.remove(&from);
+        }
+        self.gap.reserved -= size;
+        self.change_free(domain, |free| {
+            free.free -= size;
+            free.releasable -= size;
+        });
+        true
+    }
+
+    /// Returns how many of the `size` bytes at `address` are one segment's, without a hole.
+    pub(crate) fn covered(&self, address: u64, size: Bytes) -> Bytes {
+        let Some((_, first)) = self.units.range(..=address).next_back() else {
+            return Bytes::ZERO;
+        };
+        let end = address.saturating_add(size.get());
+        let mut reached = first.end;
+        while reached < end
+            && let Some(next) = self.units.get(&reached)
+            && next.domain == first.domain
+            && self.domains[next.domain].0.is_expandable
+        {
+            reached = next.end;
+        }
+        Bytes(reached.min(end).saturating_sub(address))
+    }
+
+    /// Returns how far it is from `address`, which is not reserved, to what is.
+    pub(crate) fn room_at(&self, address: u64) -> Bytes {
+        let next = self.units.range(address..).next();
+        Bytes(next.map_or(u64::MAX, |(&next, _)| next) - address)
+    }
+
+    /// Puts a block where memory is reserved, unless more would lie there than fits, and returns whether
+    /// it did.
+    pub(crate) fn occupy(&mut self, address: u64, size: Bytes) -> bool {
+        self.each_unit(address, size, |length, used, inside| {
+            (used + inside <= length).then(|| used + inside)
+        })
+    }
+
+    /// Takes a block away that was put there.
+    pub(crate) fn vacate(&mut self, address: u64, size: Bytes) {
+        let was_there = self.each_unit(address, size, |_, used, inside| used.checked_sub(inside));
+        debug_assert!(was_there, "a block of {size} at {address:#x}");
+    }
+
+    /// Changes the used bytes of each unit that a block touches, if `change` can, of all of them. It is
+    /// given a unit's length and used bytes, and the bytes of the block in it.
+    fn each_unit(
+        &mut self,
+        address: u64,
+        size: Bytes,
+        change: impl Fn(u64, u64, u64) -> Option<u64>,
+    ) -> bool {
+        let end = address + size.get();
+        let Some((&first, _)) = self.units.range(..=address).next_back() else {
+            return false;
+        };
+        let inside = |start: u64, unit: &Unit| end.min(unit.end) - address.max(start);
+        let changes = |(&start, unit): (&u64, &Unit)| {
+            change(unit.end - start, unit.used, inside(start, unit)).is_some()
+        };
+        if !self.units.range(first..end).all(changes) {
+            return false;
+        }
+        let mut totals = (0, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        for (&start, unit) in self.units.range_mut(first..end) {
+            let length = Bytes(unit.end - start);
+            let (domain, free_before, free_after, whole_before, whole_after) = &mut totals;
+            *domain = unit.domain;
+            *free_before += length - Bytes(unit.used);
+            *whole_before += if unit.used == 0 { length } else { Bytes::ZERO };
+            unit.used = change(length.get(), unit.used, inside(start, unit)).unwrap_or(unit.used);
+            *free_after += length - Bytes(unit.used);
+            *whole_after += if unit.used == 0 { length } else { Bytes::ZERO };
+        }
+        let (domain, free_before, free_after, whole_before, whole_after) = totals;
+        self.change_free(domain, |free| {
+            free.free = free.free + free_after - free_before;
+            free.releasable = free.releasable + whole_after - whole_before;
+        });
+        true
+    }
+
+    /// Changes a domain's free bytes, and the gap with them.
+    fn change_free(&mut self, domain: usize, change: impl FnOnce(&mut FreeBytes)) {
+        let (_, free) = &mut self.domains[domain];
+        let stream = self.stream;
+        count(&mut self.gap, free, stream, |cause, bytes| *cause -= bytes);
+        change(free);
+        count(&mut self.gap, free, stream, |cause, bytes| *cause += bytes);
+    }
+
+    fn domain_number(&mut self, domain: Domain) -> usize {
+        let known = self.domains.iter().position(|(known, _)| *known == domain);
+        known.unwrap_or_else(|| {
+            let free = FreeBytes {
+                stream: domain.stream,
+                pool: domain.pool,
+                is_expandable: domain.is_expandable,
+                free: Bytes::ZERO,
+                releasable: Bytes::ZERO,
+            };
+            self.domains.push((domain, free));
+            self.domains.len() - 1
+        })
+    }
+}
+
+/// Changes the causes for which free bytes count.
+fn count(gap: &mut Gap, free: &FreeBytes, stream: Stream, change: impl Fn(&mut Bytes, Bytes)) {
+    for (cause, bytes) in free.causes(stream) {
+        change(gap.of_cause_mut(cause), bytes);
+    }
+}

@@ -1,0 +1,387 @@
+//! The one walk over a recording's events.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
+use lowtide_trace::{Trace, TraceEvent};
+
+use crate::history::{Block, CURVES, History, Moment, Refusal, SegmentLife, main_stream};
+use crate::levels::Levels;
+use crate::numbering::Numbering;
+use crate::sizes::BlockSizes;
+use crate::space::{Domain, Space};
+
+/// What has no end yet.
+const NEVER: u32 = u32::MAX;
+
+/// A walk under way.
+pub(crate) struct Walk<'a> {
+    trace: &'a Trace,
+    sizes: &'a BlockSizes,
+    space: Space,
+    large_page: Bytes,
+    /// The number of each block that is there, by address.
+    in_use: HashMap<u64, usize>,
+    /// The number of each segment or range that is there, by address.
+    present: BTreeMap<u64, usize>,
+    /// Blocks in no segment, each of which is one of its own.
+    alone: HashMap<u64, Bytes>,
+    streams: Numbering<Stream>,
+    pools: Numbering<MempoolId>,
+    tags: Numbering<&'a str>,
+    blocks: Vec<Block>,
+    segments: Vec<SegmentLife>,
+    /// How many blocks the recording has had so far, those left out included.
+    block_number: usize,
+    now: Moment,
+    peak_live: Moment,
+    peak_reserved: Moment,
+    refusals: Vec<Refusal>,
+    levels: Levels<CURVES>,
+    contradictions: u64,
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) fn new(trace: &'a Trace, sizes: &'a BlockSizes) -> Walk<'a> {
+        let stream = main_stream(trace);
+        let large_page = large_page(trace);
+        let mut pools = Numbering::new();
+        pools.number(MempoolId::DEFAULT);
+        let mut tags = Numbering::new();
+        tags.number("");
+        Walk {
+            trace,
+            sizes,
+            space: Space::new(stream, large_page),
+            large_page,
+            in_use: HashMap::new(),
+            present: BTreeMap::new(),
+            alone: HashMap::new(),
+            streams: Numbering::new(),
+            pools,
+            tags,
+            blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
+            segments: Vec::new(),
+            block_number: 0,
+            now: Moment {
+                stream,
+                ..Moment::default()
+            },
+            peak_live: Moment::default(),
+            peak_reserved: Moment::default(),
+            refusals: Vec::new(),
+            levels: Levels::new(trace.events.len() as u64 + 1),
+            contradictions: 0,
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> History {
+        let events = u32::try_from(self.trace.events.len()).expect("fewer than 2^32 events");
+        assert!(events < NEVER - 1, "instants are numbered in 32 bits");
+        self.begin();
+        for recorded in &self.trace.events {
+            self.now.instant += 1;
+            self.take(recorded);
+            self.note_instant();
+        }
+        self.levels.finish();
+        for block in &mut self.blocks {
+            block.freed = block.freed.min(events + 1);
+            block.end = block.end.min(events + 1);
+        }
+        for segment in &mut self.segments {
+            segment.end = segment.end.min(events + 1);
+        }
+        let tags = self.tags.into_values().into_iter();
+        History {
+            events,
+            blocks: self.blocks,
+            segments: self.segments,
+            streams: self.streams.into_values(),
+            pools: self.pools.into_values(),
+            tags: tags.map(str::to_owned).collect(),
+            main_stream: self.now.stream,
+            peak_live: self.peak_live,
+            peak_reserved: self.peak_reserved,
+            refusals: self.refusals,
+            end: self.now,
+            levels: self.levels,
+            sizes_are_verified: self.sizes.are_verified(),
+            contradictions: self.contradictions,
+        }
+    }
+
+    /// Puts in place what was there before the first event.
+    fn begin(&mut self) {
+        for segment in &self.trace.initial.segments {
+            let domain = Domain {
+                stream: segment.stream,
+                pool: segment.pool.unwrap_or_default(),
+                is_large: segment.is_large,
+                is_expandable: segment.is_expandable,
+            };
+            self.add_segment(segment.address.get(), segment.size, domain);
+        }
+        let blocks = &self.trace.initial.blocks;
+        for (index, block) in blocks.iter().enumerate() {
+            let room = blocks
+                .get(index + 1)
+                .map(|next| next.address.offset_from(block.address));
+            let size = self
+                .sizes
+                .size(self.block_number, block.requested)
+                .max(block.size);
+            let block_in_use = Block {
+                start: 0,
+                freed: NEVER,
+                end: NEVER,
+                stream: self.streams.number(block.stream),
+                pool: self.pools.number(block.pool.unwrap_or_default()),
+                tag: 0,
+                stack: block.stack,
+                address: block.address.get(),
+                size: room.map_or(size, |room| size.min(room)),
+                requested: block.requested,
+            };
+            if self.add_block(block_in_use) && block.status == BlockStatus::PendingFree {
+                self.free_requested(block.address.get());
+            }
+        }
+        self.note_instant();
+    }
+
+    fn take(&mut self, recorded: &TraceEvent) {
+        let Event {
+            action,
+            address,
+            size,
+            ..
+        } = recorded.event;
+        let address = address.get();
+        match action {
+            Action::Alloc => self.alloc(recorded),
+            Action::FreeRequested => self.free_requested(address),
+            Action::FreeCompleted => self.free_completed(address),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let domain = self.domain_of(recorded);
+                self.add_segment(address, size, domain);
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.remove_segment(address, size),
+            Action::OutOfMemory => self.refuse(recorded),
+            Action::Snapshot => {}
+        }
+    }
+
+    fn alloc(&mut self, recorded: &TraceEvent) {
+        let event = recorded.event;
+        let size = self.sizes.size(self.block_number, event.size);
+        let tag = self.trace.stacks.note(recorded.note).user_metadata;
+        let block = Block {
+            start: self.now.instant,
+            freed: NEVER,
+            end: NEVER,
+            stream: self.streams.number(event.stream),
+            pool: self.pools.number(event.pool),
+            tag: self.tags.number(tag.unwrap_or_default()),
+            stack: recorded.stack,
+            address: event.address.get(),
+            size,
+            requested: event.size,
+        };
+        self.add_block(block);
+    }
+
+    /// Adds a block as far as it lies in one segment; where there is none, with one of its own. Returns
+    /// whether it can be there.
+    fn add_block(&mut self, mut block: Block) -> bool {
+        self.block_number += 1;
+        if self.in_use.contains_key(&block.address) || block.size.is_zero() {
+            self.contradictions += u64::from(!block.size.is_zero());
+            return false;
+        }
+        let mut covered = self.space.covered(block.address, block.size);
+        if covered.is_zero() {
+            covered = block.size.min(self.space.room_at(block.address));
+            let domain = Domain {
+                stream: self.streams.get(block.stream),
+                pool: self.pools.get(block.pool),
+                is_large: covered > Bytes::mib(1),
+                is_expandable: false,
+            };
+            self.add_segment(block.address, covered, domain);
+            self.alone.insert(block.address, covered);
+        }
+        block.size = covered;
+        if !self.space.occupy(block.address, block.size) {
+            self.contradictions += 1;
+            return false;
+        }
+        let gap = self.space.gap_mut();
+        gap.live += block.live_bytes();
+        *gap.of_cause_mut(Cause::Rounding) += block.size - block.live_bytes();
+        self.now.requested += block.requested;
+        self.in_use.insert(block.address, self.blocks.len());
+        self.blocks.push(block);
+        true
+    }
+
+    fn free_requested(&mut self, address: u64) {
+        let Some(&index) = self.in_use.get(&address) else {
+            return;
+        };
+        let block = &mut self.blocks[index];
+        if block.freed == NEVER {
+            block.freed = self.now.instant;
+            let block = *block;
+            let gap = self.space.gap_mut();
+            gap.live -= block.live_bytes();
+            let rounding = gap.of_cause_mut(Cause::Rounding);
+            *rounding -= block.size - block.live_bytes();
+            *gap.of_cause_mut(Cause::WaitingForEvents) += block.size;
+            self.now.requested -= block.requested;
+        }
+    }
+
+    fn free_completed(&mut self, address: u64) {
+        self.free_requested(address);
+        let Some(index) = self.in_use.remove(&address) else {
+            return;
+        };
+        let block = &mut self.blocks[index];
+        block.end = self.now.instant;
+        let size = block.size;
+        let waiting = self.space.gap_mut().of_cause_mut(Cause::WaitingForEvents);
+        *waiting -= size;
+        self.space.vacate(address, size);
+        if let Some(size) = self.alone.remove(&address) {
+            self.remove_segment(address, size);
+        }
+    }
+
+    /// Returns whose memory it is that comes with an event.
+    fn domain_of(&self, recorded: &TraceEvent) -> Domain {
+        let event = recorded.event;
+        let (start, end) = (event.address.get(), event.address.get() + event.size.get());
+        let is_expandable = event.action == Action::SegmentMap;
+        let page = if is_expandable {
+            self.large_page
+        } else {
+            Bytes(1)
+        };
+        let domain = Domain {
+            stream: event.stream,
+            pool: event.pool,
+            is_large: event.size > Bytes::mib(2) && (event.size % page).is_zero(),
+            is_expandable,
+        };
+        // Whether pages are for large requests is seen best from those beside them.
+        let beside = [start.checked_sub(1), Some(end)].into_iter().flatten();
+        let mut beside = beside.filter_map(|address| self.space.domain_at(address));
+        let like = |other: &Domain| {
+            Domain {
+                is_large: other.is_large,
+                ..domain
+            } == *other
+        };
+        match beside.find(like) {
+            Some(other) if is_expandable => other,
+            _ => domain,
+        }
+    }
+
+    fn add_segment(&mut self, address: u64, size: Bytes, domain: Domain) {
+        if !self.space.insert(address, size, domain) {
+            self.contradictions += 1;
+            return;
+        }
+        self.present.insert(address, self.segments.len());
+        self.segments.push(SegmentLife {
+            start: self.now.instant,
+            end: NEVER,
+            stream: self.streams.number(domain.stream),
+            pool: self.pools.number(domain.pool),
+            address,
+            size,
+            is_large: domain.is_large,
+            is_expandable: domain.is_expandable,
+        });
+    }
+
+    fn remove_segment(&mut self, address: u64, size: Bytes) {
+        if !self.space.remove(address, size) {
+            self.contradictions += 1;
+            return;
+        }
+        let end = address + size.get();
+        while let Some((&start, &index)) = self.present.range(..end).next_back() {
+            let life = self.segments[index];
+            let life_end = start + life.size.get();
+            if life_end <= address {
+                break;
+            }
+            self.present.remove(&start);
+            self.segments[index].end = self.now.instant;
+            for (from, to) in [(start, address), (end, life_end)] {
+                if from < to {
+                    self.present.insert(from, self.segments.len());
+                    self.segments.push(SegmentLife {
+                        start: self.now.instant,
+                        address: from,
+                        size: Bytes(to - from),
+                        ..life
+                    });
+                }
+            }
+            if start <= address {
+                break;
+            }
+        }
+    }
+
+    fn refuse(&mut self, recorded: &TraceEvent) {
+        let stream = recorded.event.stream;
+        let moment = Moment {
+            gap: self.space.gap_for(stream),
+            stream,
+            ..self.now
+        };
+        self.refusals.push(Refusal {
+            requested: recorded.event.size,
+            moment,
+        });
+    }
+
+    /// Keeps the figures of the instant.
+    fn note_instant(&mut self) {
+        let gap = *self.space.gap_mut();
+        self.now.gap = gap;
+        debug_assert_eq!(gap.live + gap.causes.iter().copied().sum(), gap.reserved);
+        if gap.live > self.peak_live.gap.live {
+            self.peak_live = self.now;
+        }
+        if gap.reserved > self.peak_reserved.gap.reserved {
+            self.peak_reserved = self.now;
+        }
+        self.levels.add(u64::from(self.now.instant), &curves(&gap));
+    }
+}
+
+/// Returns the values of the curves.
+fn curves(gap: &Gap) -> [u64; CURVES] {
+    let mut values = [0; CURVES];
+    values[0] = gap.reserved.get();
+    values[1] = gap.live.get();
+    for (value, bytes) in values[2..].iter_mut().zip(gap.causes) {
+        *value = bytes.get();
+    }
+    values
+}
+
+/// Returns how long the pages of large expandable segments are, as far as the recording shows.
+pub(crate) fn large_page(trace: &Trace) -> Bytes {
+    let config = trace.config_in_force();
+    config
+        .unwrap_or_else(|_| trace.config_without_text())
+        .large_segment_size
+}

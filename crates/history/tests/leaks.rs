@@ -1,0 +1,309 @@
+//! Leaks that are planted are named, and jobs without one are not accused.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_history::{BlockSizes, Difference, Growth, History, Leaks, Site, StepSource};
+use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
+
+const MIB: u64 = 1 << 20;
+
+/// A training job that is written down as it goes.
+struct Job {
+    trace: Trace,
+    stacks: StackTable,
+    has_stacks: bool,
+    next_address: u64,
+    random: u64,
+}
+
+/// A block of a [`Job`].
+#[derive(Clone, Copy)]
+struct Held {
+    address: u64,
+    size: u64,
+}
+
+impl Job {
+    fn new(has_stacks: bool) -> Job {
+        let mut job = Job {
+            trace: Trace::default(),
+            stacks: StackTable::new(),
+            has_stacks,
+            next_address: 1 << 21,
+            random: 1,
+        };
+        job.push(Action::SegmentAlloc, 1 << 21, 1 << 45, StackId::NONE);
+        job
+    }
+
+    fn push(&mut self, action: Action, address: u64, size: u64, stack: StackId) {
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: Stream::DEFAULT,
+        };
+        self.trace.events.push(TraceEvent {
+            event,
+            time_us: 0,
+            stack,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+    }
+
+    fn alloc(&mut self, size: u64, function: &str, line: u32) -> Held {
+        let stack = match self.has_stacks {
+            true => {
+                let frame = |name, line| Frame {
+                    name,
+                    filename: "train.py",
+                    line,
+                };
+                self.stacks
+                    .intern([frame(function, line), frame("main", 1)])
+            }
+            false => StackId::NONE,
+        };
+        let address = self.next_address;
+        self.next_address += size.next_multiple_of(512);
+        self.push(Action::Alloc, address, size, stack);
+        Held { address, size }
+    }
+
+    fn free(&mut self, block: Held) {
+        self.push(
+            Action::FreeRequested,
+            block.address,
+            block.size,
+            StackId::NONE,
+        );
+        self.push(
+            Action::FreeCompleted,
+            block.address,
+            block.size,
+            StackId::NONE,
+        );
+    }
+
+    /// Returns a number below `limit`, always the same ones.
+    fn random(&mut self, limit: u64) -> u64 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.random >> 33) % limit
+    }
+
+    fn into_trace(mut self) -> Trace {
+        self.trace.stacks = Arc::new(self.stacks);
+        self.trace
+    }
+}
+
+/// What a job does beside its work.
+#[derive(Clone, Copy, Default)]
+struct Habits {
+    has_stacks: bool,
+    /// Steps are of another length each.
+    varies: bool,
+    /// Each step keeps a block for good.
+    leaks: bool,
+    /// Caches fill for so many steps.
+    fills_until: u32,
+    /// Every tenth step keeps 50 MB for a while.
+    has_checkpoints: bool,
+}
+
+/// Returns the recording of 30 steps with 5,000 requests each: 40 layers forward and backward, and an
+/// optimizer.
+fn train(habits: Habits) -> Trace {
+    let mut job = Job::new(habits.has_stacks);
+    let weights: Vec<Held> = (0..100)
+        .map(|line| job.alloc(4 * MIB, "init", line))
+        .collect();
+    let mut states = Vec::new();
+    let mut checkpoint = None;
+    for step in 0..30 {
+        let length = if habits.varies {
+            100 + job.random(900)
+        } else {
+            512
+        };
+        let mut activations = Vec::new();
+        let requests =
+            2300 + u32::try_from(if habits.varies { job.random(200) } else { 100 }).unwrap();
+        for request in 0..requests {
+            let size = length * (1000 + u64::from(request % 60) * 512);
+            activations.push(job.alloc(size, "forward", request % 60));
+        }
+        if habits.leaks {
+            job.alloc(MIB, "keep_history", 77);
+        }
+        if step < habits.fills_until {
+            job.alloc(3 * MIB, "cached_mask", 5);
+        }
+        if habits.has_checkpoints && step % 10 == 9 {
+            checkpoint = Some(job.alloc(50 * MIB, "save", 3));
+        } else if let Some(block) = checkpoint.take() {
+            job.free(block);
+        }
+        while let Some(block) = activations.pop() {
+            let line = u32::try_from(activations.len() % 60).unwrap();
+            let gradient = job.alloc(block.size, "backward", line);
+            job.free(block);
+            job.free(gradient);
+        }
+        for (line, weight) in (0..).zip(&weights) {
+            if step == 0 {
+                states.push(job.alloc(weight.size, "step", line));
+            }
+            let update = job.alloc(weight.size, "update", line);
+            job.free(update);
+        }
+    }
+    job.into_trace()
+}
+
+fn find(trace: &Trace) -> (History, Leaks) {
+    let history = History::new(trace, &BlockSizes::estimated(trace));
+    let leaks = Leaks::find(trace, &history);
+    (history, leaks)
+}
+
+/// Checks that `habits` make a job of which exactly the planted leak is named.
+fn check_leak(habits: Habits) {
+    let trace = train(Habits {
+        leaks: true,
+        ..habits
+    });
+    let (_, leaks) = find(&trace);
+    let named: Vec<&Growth> = leaks.leaks().collect();
+    assert_eq!(named.len(), 1, "{:?}", leaks.growths);
+    let leak = named[0];
+    match leak.site {
+        Site::Stack(stack) => {
+            let innermost = trace.stacks.frames(stack).next().unwrap();
+            assert_eq!((innermost.name, innermost.line), ("keep_history", 77));
+        }
+        Site::Size { size_max, .. } => assert_eq!(size_max, Bytes(MIB)),
+    }
+    assert!(leak.confidence > 0.9, "{leak:?}");
+    if !matches!(leaks.steps.source, StepSource::Parts) {
+        assert!(
+            (28..=30).contains(&leaks.steps.len()),
+            "{:?}",
+            leaks.steps.boundaries
+        );
+        #[expect(clippy::cast_precision_loss, reason = "a million")]
+        let expected = MIB as f64;
+        assert!((leak.bytes_per_step - expected).abs() < 1.0, "{leak:?}");
+        assert_eq!(leak.grown_steps, leak.steps);
+    }
+}
+
+#[test]
+fn a_megabyte_a_step_is_named_with_its_stack() {
+    let habits = Habits {
+        has_stacks: true,
+        ..Habits::default()
+    };
+    check_leak(habits);
+    check_leak(Habits {
+        varies: true,
+        ..habits
+    });
+    check_leak(Habits {
+        varies: true,
+        fills_until: 8,
+        has_checkpoints: true,
+        ..habits
+    });
+}
+
+#[test]
+fn without_stacks_the_size_is_named() {
+    check_leak(Habits::default());
+    check_leak(Habits {
+        varies: true,
+        ..Habits::default()
+    });
+    check_leak(Habits {
+        fills_until: 12,
+        has_checkpoints: true,
+        ..Habits::default()
+    });
+}
+
+#[test]
+fn caches_and_checkpoints_are_no_leaks() {
+    for has_stacks in [true, false] {
+        for varies in [true, false] {
+            let trace = train(Habits {
+                has_stacks,
+                varies,
+                leaks: false,
+                fills_until: 20,
+                has_checkpoints: true,
+            });
+            let (_, leaks) = find(&trace);
+            let named: Vec<&Growth> = leaks.leaks().collect();
+            assert_eq!(named, Vec::<&Growth>::new());
+        }
+    }
+}
+
+#[test]
+fn recorded_jobs_are_not_accused() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for name in ["gpt2_train", "llama_varlen", "mnist_mlp"] {
+        let path = root.join(format!("traces/{name}.pickle.zst"));
+        let snapshot = lowtide_trace::read(&path).unwrap();
+        let (_, leaks) = find(&snapshot.traces[0]);
+        let named: Vec<&Growth> = leaks.leaks().collect();
+        assert_eq!(named, Vec::<&Growth>::new(), "{name}");
+        assert!(leaks.steps.len() > 4, "{name}: {:?}", leaks.steps.source);
+    }
+}
+
+#[test]
+fn a_difference_names_what_the_second_has_more_of() {
+    let habits = Habits {
+        has_stacks: true,
+        ..Habits::default()
+    };
+    let before = train(habits);
+    let after = train(Habits {
+        leaks: true,
+        ..habits
+    });
+    let (before_history, _) = find(&before);
+    let (after_history, _) = find(&after);
+    let difference = Difference::new([(&before, &before_history), (&after, &after_history)]);
+    let [first, rest @ ..] = &*difference.sites else {
+        panic!("no site at all");
+    };
+    let [None, Some(Site::Stack(stack))] = first.site else {
+        panic!("{first:?}");
+    };
+    assert_eq!(
+        after.stacks.frames(stack).next().unwrap().name,
+        "keep_history"
+    );
+    assert!(
+        first.growth_bytes() >= 29 * i64::try_from(MIB).unwrap(),
+        "{first:?}"
+    );
+    assert!(first.confidence > 0.9, "{first:?}");
+    assert!(rest.iter().all(|site| site.growth_bytes() == 0));
+    let same = Difference::new([(&before, &before_history), (&before, &before_history)]);
+    let grown = |site: &&lowtide_history::SiteDifference| {
+        site.growth_bytes() != 0 || site.confidence != 0.0
+    };
+    assert_eq!(same.sites.iter().find(grown), None);
+}

@@ -1,0 +1,207 @@
+//! Generated programs: the history of an allocator's events says at every instant what the allocator
+//! itself lists.
+
+use lowtide_core::{
+    Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Gap, MempoolId, Stream,
+};
+use lowtide_history::{BlockSizes, History};
+use lowtide_sim::{SimConfig, SimDriver};
+use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
+use proptest::prelude::*;
+
+const CONFIGS: [&str; 8] = [
+    "caching",
+    "caching:expandable_segments:True",
+    "caching:expandable_segments:True,large_segment_size_mb:40",
+    "caching:max_split_size_mb:20,roundup_power2_divisions:4",
+    "bfc",
+    "buddy",
+    "slab",
+    "direct",
+];
+
+/// A private pool that some requests are for.
+const POOL: MempoolId = MempoolId(0, 7);
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Alloc {
+        size: u64,
+        stream: u64,
+        is_private: bool,
+    },
+    Free {
+        index: usize,
+    },
+    /// Frees a block that another stream still uses.
+    FreeWhileUsed {
+        index: usize,
+    },
+    /// The streams are done with all that was freed.
+    Pass,
+    EmptyCache,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![1_u64..3000, 1_u64..3_000_000, 1_u64..90_000_000];
+    let alloc = (size, 0_u64..3, prop::bool::weighted(0.2));
+    prop_oneof![
+        6 => alloc.prop_map(|(size, stream, is_private)| Op::Alloc { size, stream, is_private }),
+        4 => any::<usize>().prop_map(|index| Op::Free { index }),
+        1 => any::<usize>().prop_map(|index| Op::FreeWhileUsed { index }),
+        1 => Just(Op::Pass),
+        1 => Just(Op::EmptyCache),
+    ]
+}
+
+/// An allocator, and what is noted of it.
+struct Job {
+    allocator: DeviceAllocator<SimDriver>,
+    held: Vec<DeviceAddress>,
+    events: Vec<Event>,
+    sizes: Vec<Bytes>,
+    /// After how many events the allocator listed what, for requests in each stream.
+    listed: Vec<(u32, [Gap; 3])>,
+    large_page: Bytes,
+}
+
+impl Job {
+    fn new(config: &Config) -> Job {
+        let driver = SimDriver::new(SimConfig {
+            capacity: Some(Bytes::gib(1)),
+            ..SimConfig::default()
+        });
+        let mut allocator = DeviceAllocator::new(driver, 0, config);
+        allocator.record_events(true);
+        allocator.create_or_retain_pool(POOL);
+        let large_page = match config {
+            Config::Caching(caching) => caching.large_segment_size,
+            _ => Bytes::mib(20),
+        };
+        Job {
+            allocator,
+            held: Vec::new(),
+            events: Vec::new(),
+            sizes: Vec::new(),
+            listed: Vec::new(),
+            large_page,
+        }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Alloc {
+                size,
+                stream,
+                is_private,
+            } => {
+                let pool = if is_private { POOL } else { MempoolId::DEFAULT };
+                let block = self
+                    .allocator
+                    .allocate_in(pool, Bytes(size), Stream(stream));
+                self.held.extend(block);
+            }
+            Op::Free { index } | Op::FreeWhileUsed { index } if !self.held.is_empty() => {
+                let address = self.held.swap_remove(index % self.held.len());
+                if matches!(op, Op::FreeWhileUsed { .. }) {
+                    self.allocator.driver_mut().hold_stream(Stream(9));
+                    self.allocator
+                        .record_stream(address, Stream(9))
+                        .expect("it is held");
+                }
+                self.allocator.free(address).expect("it is held");
+            }
+            Op::Free { .. } | Op::FreeWhileUsed { .. } => {}
+            Op::Pass => {
+                self.allocator.driver_mut().resume_stream(Stream(9));
+                self.allocator.process_events().expect("the device answers");
+            }
+            Op::EmptyCache => self.allocator.empty_cache().expect("the device answers"),
+        }
+        let events: Vec<Event> = self.allocator.take_events().collect();
+        let block = events.iter().find(|event| event.action == Action::Alloc);
+        if let Some(block) = block {
+            let block = self
+                .allocator
+                .allocation(block.address)
+                .expect("it was just handed out");
+            self.sizes.push(block.size);
+        }
+        self.events.extend(events);
+        let segments = self.allocator.segments();
+        let gaps = [0, 1, 2].map(|stream| Gap::of(&segments, Stream(stream), self.large_page));
+        self.listed
+            .push((u32::try_from(self.events.len()).expect("few events"), gaps));
+    }
+
+    fn trace(&self, config: &Config) -> Trace {
+        let events = self.events.iter().map(|&event| TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+        let mut trace = Trace {
+            events: events.collect(),
+            segments: self.allocator.segments(),
+            ..Trace::default()
+        };
+        if let Config::Caching(_) = config {
+            trace.settings.conf = config.to_conf();
+        }
+        trace
+    }
+}
+
+fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
+    let config: Config = config.parse().expect("a configuration");
+    let mut job = Job::new(&config);
+    for &op in program {
+        job.apply(op);
+    }
+    let trace = job.trace(&config);
+    let history = History::new(&trace, &BlockSizes::known(job.sizes.clone()));
+    prop_assert_eq!(history.contradictions, 0);
+    for &(instant, gaps) in &job.listed {
+        let gap = gaps[usize::try_from(history.main_stream.0).expect("three streams")];
+        let part =
+            usize::try_from(u64::from(instant) / history.levels.part_instants()).expect("few");
+        let mut curves = vec![gap.reserved, gap.live];
+        curves.extend(gap.causes);
+        for (curve, bytes) in curves.into_iter().enumerate() {
+            // So few events are parts of their own.
+            prop_assert_eq!(history.levels.least(curve)[part], bytes.get());
+            prop_assert_eq!(history.levels.most(curve)[part], bytes.get());
+        }
+    }
+    let last = job.listed.last().map(|&(_, gaps)| gaps).unwrap_or_default();
+    prop_assert_eq!(
+        history.end.gap,
+        last[usize::try_from(history.main_stream.0).expect("three")]
+    );
+    for refusal in &history.refusals {
+        let causes: Bytes = refusal.moment.gap.causes.iter().copied().sum();
+        prop_assert_eq!(
+            refusal.moment.gap.live + causes,
+            refusal.moment.gap.reserved
+        );
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        // A failure becomes a test of its own instead.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_history_is_what_the_allocator_lists(program in prop::collection::vec(op(), 1..100)) {
+        for config in CONFIGS {
+            check(config, &program)?;
+        }
+    }
+}
