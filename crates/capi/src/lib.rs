@@ -25,6 +25,7 @@ mod control;
 mod drivers;
 mod error;
 mod events;
+mod explain;
 mod held;
 mod peers;
 mod pluggable;

@@ -16,6 +16,7 @@ use lowtide_core::{Bytes, DeviceAddress, Stream};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
+use crate::explain;
 use crate::registry;
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
@@ -192,8 +193,11 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     let size = Bytes(size as u64);
-    let address = registry::device(device)?.allocate(size, stream_of(stream))?;
-    Ok(pointer_to(address))
+    let allocator = registry::device(device)?;
+    match allocator.allocate(size, stream_of(stream)) {
+        Ok(address) => Ok(pointer_to(address)),
+        Err(error) => Err(explain::in_words(allocator, error)),
+    }
 }
 
 #[inline(always)]

@@ -292,6 +292,57 @@ fn last_out_of_memory() -> Result<OutOfMemory, Status> {
     }
 }
 
+/// Returns what is said after a request for 30 MiB, of which 20 are left, and twice 18 MiB in pieces, as in a
+/// job whose first steps were larger.
+fn run_out_of_pieces() -> String {
+    for memory in [40 << 20, 40 << 20].map(|size| allocate(size, 0).unwrap()) {
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+    }
+    for size in [22 << 20, 22 << 20] {
+        allocate(size, 0).unwrap();
+    }
+    assert_eq!(allocate(30 << 20, 0), Err(Status::OutOfMemory));
+    last_error()
+}
+
+#[test]
+fn running_out_says_where_memory_is_and_what_would_have_fitted() {
+    let test = "running_out_says_where_memory_is_and_what_would_have_fitted";
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
+        let text = run_out_of_pieces();
+        let lines: Vec<_> = text.lines().skip(1).collect();
+        let [holders, gap, fitting] = lines[..] else {
+            panic!("{text}")
+        };
+        assert_eq!(holders, "Biggest holders: 2 x 22.00 MiB.");
+        assert_eq!(
+            gap,
+            "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use."
+        );
+        let expandable = ": PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (";
+        assert!(
+            fitting.starts_with("Would have fitted, ") && fitting.contains(expandable),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn running_out_is_not_explained_where_that_is_not_wanted() {
+    let test = "running_out_is_not_explained_where_that_is_not_wanted";
+    let variables = [
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_EXPLAIN", "0"),
+    ];
+    isolated(test, &variables, |_| {
+        let text = run_out_of_pieces();
+        assert!(
+            text.ends_with("\nBiggest holders: 2 x 22.00 MiB."),
+            "{text}"
+        );
+    });
+}
+
 #[test]
 fn running_out_has_figures_and_names_the_biggest_holders() {
     let test = "running_out_has_figures_and_names_the_biggest_holders";
@@ -301,9 +352,13 @@ fn running_out_has_figures_and_names_the_biggest_holders() {
         assert_eq!(lowtide_set_memory_fraction(0.5, 0), Status::Ok);
         assert_eq!(allocate(61 << 20, 0), Err(Status::OutOfMemory));
         let text = last_error();
-        assert!(
-            text.ends_with("\nBiggest holders: 1 x 30.00 MiB."),
-            "{text}"
+        let (_, explanation) = text.split_once('\n').unwrap();
+        assert_eq!(
+            explanation,
+            "Biggest holders: 1 x 30.00 MiB.\n\
+             Reserved and not live: 0 bytes of 30.00 MiB.\n\
+             Would have fitted: nothing. What is live and this request are 41.00 MiB more than the 50.00 MiB \
+             there are for this process."
         );
         let figures = OutOfMemory {
             device: 0,

@@ -409,6 +409,9 @@ impl<D: Driver> DeviceAllocator<D> {
         let block = &mut self.heap.blocks[id];
         block.state = BlockState::Pending;
         block.used_elsewhere = false;
+        let (address, requested, domain) = (block.address, block.requested, block.domain);
+        let recent = &mut self.heap.log.recent;
+        recent.push(Action::FreeRequested, domain, address, requested);
         Ok(())
     }
 
@@ -536,6 +539,7 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         self.strategy.release(&mut self.heap, index)?;
         if !is_held && self.heap.domains.pool(index).reserved_bytes.current() == 0 {
+            self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);
         }
         Ok(())

@@ -71,6 +71,10 @@ pub struct OutOfMemory {
     pub device: u32,
     /// What the program asked for.
     pub requested: Bytes,
+    /// The stream it is for.
+    pub stream: Stream,
+    /// The pool it is routed to.
+    pub pool: MempoolId,
     /// What the driver would have been asked for: PyTorch's messages name this size.
     pub segment_size: Bytes,
     /// The largest block that is free in the request's pool and stream.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::event::{Action, Event};
+use crate::recent_events::RecentEvents;
 
 /// Is told of each event, in order, by the thread whose call caused it: of memory that leaves before it
 /// does, of all else when the owner of the allocator asks for that.
@@ -18,6 +19,8 @@ pub(crate) struct EventLog {
     /// How many of them, the first ones, the observer was told of already.
     told: usize,
     observer: Option<Observer>,
+    /// Those that are kept whether or not anyone wants them.
+    pub(crate) recent: RecentEvents,
 }
 
 impl fmt::Debug for EventLog {
@@ -32,7 +35,10 @@ impl fmt::Debug for EventLog {
 
 /// A point in a log, for [`EventLog::take_back`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LogMark(usize);
+pub(crate) struct LogMark {
+    events: usize,
+    recent: usize,
+}
 
 impl EventLog {
     /// Has `observer` told of every event from now on, or nobody; then none are kept either.
@@ -68,16 +74,20 @@ impl EventLog {
 
     #[inline]
     pub(crate) fn mark(&self) -> LogMark {
-        LogMark(self.events.len())
+        LogMark {
+            events: self.events.len(),
+            recent: self.recent.count(),
+        }
     }
 
     /// Takes back the events since `mark`, of a call that failed. What the observer was told of already is
     /// corrected, the last event first: what it hears next makes its picture what it was at the mark.
     #[cold]
     pub(crate) fn take_back(&mut self, mark: LogMark) {
-        let told = self.told.max(mark.0);
+        self.recent.take_back(mark.recent);
+        let told = self.told.max(mark.events);
         self.events.truncate(told);
-        for index in (mark.0..told).rev() {
+        for index in (mark.events..told).rev() {
             let event = self.events[index];
             let mut correct = |action| self.events.push(Event { action, ..event });
             match event.action {
@@ -86,7 +96,7 @@ impl EventLog {
                 Action::FreeCompleted => {
                     correct(Action::Alloc);
                     // Where the program's own free stands, the block waits again.
-                    if index == mark.0 {
+                    if index == mark.events {
                         correct(Action::FreeRequested);
                     }
                 }

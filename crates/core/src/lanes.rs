@@ -14,7 +14,7 @@ use std::fmt;
 use crate::allocator::{DeviceAllocator, Request};
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, Holder, OutOfMemory};
-use crate::event::Action;
+use crate::event::{Action, Event};
 use crate::figures::Figures;
 use crate::peaks::Peaks;
 use crate::snapshot::SegmentSnapshot;
@@ -133,9 +133,12 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let lane = &mut *self.lanes[own];
         let info = lane.heap.driver.memory_info()?;
         let heap = &lane.heap;
+        let domain = heap.domains.domain(request.domain);
         let out_of_memory = OutOfMemory {
             device: lane.device,
             requested: request.requested,
+            stream: domain.stream,
+            pool: heap.domains.pool(domain.pool).id,
             segment_size: Strategy::<D>::segment_size(&lane.strategy, request),
             largest_free: lane.strategy.largest_free(heap, request.domain),
             allocated,
@@ -234,6 +237,20 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let mut segments: Vec<_> = lanes.flat_map(|lane| lane.segments()).collect();
         segments.sort_unstable_by_key(|segment| segment.address);
         segments
+    }
+
+    /// Returns the last events of all, oldest first, as far back as they are known of every lane.
+    pub fn recent_events(&self) -> Vec<Event> {
+        let pasts: Vec<_> = self.lanes.iter().map(|lane| lane.recent_past()).collect();
+        let starts = { pasts.iter() }.filter(|past| !past.is_complete);
+        let start = { starts.map(|past| past.events.first().map_or(u64::MAX, |&(time, _)| time)) }
+            .max()
+            .unwrap_or_default();
+        let events = pasts.into_iter().flat_map(|past| past.events);
+        let mut events: Vec<_> = events.filter(|&(time, _)| time >= start).collect();
+        // Those of one lane stay in their order, which their times do not contradict.
+        events.sort_by_key(|&(time, _)| time);
+        events.into_iter().map(|(_, event)| event).collect()
     }
 
     /// Returns what [`DeviceAllocator::segment_numbers`] does, in the order of the addresses. The numbers of

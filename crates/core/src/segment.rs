@@ -617,6 +617,10 @@ impl<D: Driver> Heap<D> {
         address: DeviceAddress,
         size: Bytes,
     ) {
+        // What is complete at once is kept as that alone.
+        if action != Action::FreeRequested {
+            self.log.recent.push(action, domain, address, size);
+        }
         if self.log.enabled {
             self.push_event(action, domain, address, size);
         }

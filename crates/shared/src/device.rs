@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Lanes, MempoolId, Peaks,
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, Lanes, MempoolId, Peaks,
     SegmentSnapshot, Stats,
 };
 
@@ -96,6 +96,17 @@ impl<D: Driver> SharedAllocator<D> {
     /// [`SharedError::Poisoned`].
     pub fn snapshot(&self) -> Result<Vec<SegmentSnapshot>, SharedError> {
         self.with_all(|lanes| lanes.snapshot())
+    }
+
+    /// Returns what is held and the last events that led there, oldest first: some thousands of each lane, as
+    /// far back as they are known of every lane. Those of several lanes take turns in dozens, but for what
+    /// concerns the driver, which is in order.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedError::Poisoned`].
+    pub fn recent_past(&self) -> Result<(Vec<SegmentSnapshot>, Vec<Event>), SharedError> {
+        self.with_all(|lanes| (lanes.segments(), lanes.recent_events()))
     }
 
     /// Gives everything that is not in use back, as [`DeviceAllocator::empty_cache`] does.

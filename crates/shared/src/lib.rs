@@ -54,7 +54,9 @@ use std::mem;
 use std::sync::Arc;
 use std::thread;
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, Stream};
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, EventClock, Stream,
+};
 
 use device::Common;
 pub use driver::SharedDriver;
@@ -176,12 +178,14 @@ impl<D: Driver> SharedAllocator<D> {
         } else {
             1
         };
+        let clock = Arc::new(EventClock::default());
         let lane = |lane| {
             let owner = Owner { device, lane };
             let driver = SharedDriver::new(Arc::clone(&driver), owner, Arc::clone(&owners));
             let mut allocator = DeviceAllocator::new(driver, device.into(), config);
             // The limit that the configuration asks for is the device's.
             allocator.set_limit(None);
+            allocator.keep_recent_events(Arc::clone(&clock));
             Lane {
                 state: LaneLock::new(LaneState {
                     allocator,

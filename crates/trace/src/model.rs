@@ -7,7 +7,10 @@ use lowtide_core::{
     Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
 };
 
+use crate::budget::Budget;
+use crate::error::TraceError;
 use crate::notes::NoteId;
+use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
 
 /// What one file says.
@@ -149,6 +152,28 @@ pub enum AnnotationStage {
 }
 
 impl Trace {
+    /// Returns the recording of `events`, oldest first, that ended in `segments`, with what was there before
+    /// the first. Its settings are not said, and it has no stacks.
+    ///
+    /// O(n log m) for n events and m blocks at once.
+    ///
+    /// # Errors
+    ///
+    /// If the events and the segments contradict each other. The error names the event.
+    pub fn recovered(
+        device: u32,
+        events: Vec<TraceEvent>,
+        segments: Vec<SegmentSnapshot>,
+    ) -> Result<Trace, TraceError> {
+        let mut parts = Parts::default();
+        parts.events = events;
+        segments
+            .into_iter()
+            .for_each(|segment| parts.push_segment(segment));
+        // What is in memory already may take what it needs there.
+        parts.into_trace(device, Arc::default(), &mut Budget::new(u64::MAX))
+    }
+
     /// Returns how many requests were served.
     pub fn allocs(&self) -> usize {
         self.events

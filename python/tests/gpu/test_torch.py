@@ -168,6 +168,27 @@ def test_out_of_memory_is_pytorch_s_error_and_the_next_request_works() -> None:
         bytes_of(1 << 61)
 
 
+def hold_weights() -> torch.Tensor:
+    return bytes_of(96 * MIB)
+
+
+def test_running_out_says_who_holds_memory_and_what_would_have_fitted() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    weights = [hold_weights() for _ in range(3)]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        bytes_of(1 << 50)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    _, by_stack, holders, gap, fitting = str(caught.value).splitlines()[:5]
+    assert by_stack.startswith("Biggest holders by call stack: ")
+    assert "288.00 MiB in 3 blocks" in by_stack
+    assert "hold_weights (" in by_stack
+    assert "test_torch.py:" in by_stack
+    assert holders.startswith("Biggest holders: 3 x 96.00 MiB")
+    assert gap.startswith("Reserved and not live: ")
+    assert fitting.startswith("Would have fitted: nothing. What is live and this request are ")
+    del weights
+
+
 def test_observers_are_told_of_memory_that_ran_out() -> None:
     told: list[tuple[int, int, int, int]] = []
 

@@ -7,7 +7,7 @@ use super::tree::Tree;
 
 /// Which crates each crate may use, all by the name of their directory. A crate that is not here
 /// has no place in the architecture yet.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("core", &[]),
     ("shared", &["core"]),
     ("sim", &["core"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("fakecuda", &[]),
     ("trace", &["core"]),
     ("replay", &["core", "shared", "sim", "cuda", "trace"]),
+    ("explain", &["core", "trace", "replay"]),
     ("history", &["core", "trace", "replay"]),
     (
         "cli",
@@ -25,7 +26,9 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ),
     (
         "capi",
-        &["core", "region", "shared", "sim", "cuda", "trace"],
+        &[
+            "core", "region", "shared", "sim", "cuda", "trace", "explain",
+        ],
     ),
     (
         "bench",

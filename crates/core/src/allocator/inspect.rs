@@ -1,5 +1,7 @@
 //! Limits, figures, events: what is asked about, rather than for, memory.
 
+use std::sync::Arc;
+
 use super::{Allocation, DeviceAllocator};
 use crate::config::Config;
 use crate::driver::Driver;
@@ -8,6 +10,7 @@ use crate::event::Event;
 use crate::event_log::Observer;
 use crate::figures::Gauge;
 use crate::lanes::Lanes;
+use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
 use crate::strategy::Strategy;
@@ -123,6 +126,18 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Starts or stops writing events down.
     pub fn record_events(&mut self, enabled: bool) {
         self.heap.log.enabled = enabled;
+    }
+
+    /// Keeps the last events from now on, some thousands, for [`DeviceAllocator::recent_past`]. Allocators of one
+    /// device have one clock, by which [`Lanes::recent_events`] orders them.
+    pub fn keep_recent_events(&mut self, clock: Arc<EventClock>) {
+        self.heap.log.recent.keep(clock);
+    }
+
+    /// Returns the last events, if they are kept. Of a free that was complete at once it has
+    /// [`Action::FreeCompleted`](crate::Action::FreeCompleted) alone.
+    pub fn recent_past(&self) -> RecentPast {
+        self.heap.log.recent.past(&self.heap.domains)
     }
 
     /// Returns the events since the last call and forgets them.

@@ -526,7 +526,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto status = history_.is_watching() ? take_observed(size, device, stream, &memory)
                                                : lowtide_allocate(size, device, stream, &memory);
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
-      shortage_.refuse(status, size, device);
+      shortage_.refuse(status, size, device, history_);
     }
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       report(memory, device, static_cast<int64_t>(find_allocation(memory).size));

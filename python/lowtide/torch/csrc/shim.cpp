@@ -10,6 +10,7 @@
 //   snapshot.h     what is held
 //   statistics.h   figures
 //   pools.h        memory pools and checkpoints of them
+//   holders.h      who holds the most memory
 //   shortage.h     memory that runs out
 //   workspaces.h   what PyTorch keeps for cuBLAS
 //   status.h       lowtide's answers as exceptions

@@ -1,8 +1,9 @@
 // Memory that runs out: who may free some before, who is told, and the exception.
 #pragma once
 
-#include "status.h"
+#include "holders.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -31,7 +32,7 @@ class Shortage {
 #endif
 
   // Throws why a request was not served, after telling those who want to know of memory that ran out.
-  [[noreturn]] void refuse(lowtide_status status, size_t size, DeviceIndex device) {
+  [[noreturn]] void refuse(lowtide_status status, size_t size, DeviceIndex device, History& history) {
     lowtide_out_of_memory figures{};
     const bool has_run_out =
         status == LOWTIDE_STATUS_OUT_OF_MEMORY && lowtide_last_out_of_memory(&figures) == LOWTIDE_STATUS_OK;
@@ -40,7 +41,8 @@ class Shortage {
       fail(status);
     }
     // Whoever is told may use lowtide, and the text is only kept until a call fails.
-    const std::string text = lowtide_last_error();
+    std::string text = lowtide_last_error();
+    text.insert(std::min(text.find('\n'), text.size()), known_holders(history, device));
     C10_CUDA_CLEAR_ERROR();
     c10::reportOutOfMemoryToProfiler(
         static_cast<int64_t>(size), figures.allocated, figures.reserved, cuda_device(device));
@@ -49,6 +51,15 @@ class Shortage {
   }
 
  private:
+  // What the call stacks say, while they are gathered. The error is what matters: nothing may come in its way.
+  static std::string known_holders(History& history, DeviceIndex device) noexcept {
+    try {
+      return history.is_recording() ? holders_by_stack(history, device) : "";
+    } catch (...) {
+      return "";
+    }
+  }
+
   static bool free_memory(void*, int) noexcept {
     bool has_freed = false;
     try {

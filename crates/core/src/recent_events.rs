@@ -1,0 +1,224 @@
+//! The last events of an allocator, kept for the moment that memory runs out: the job's own past is what an
+//! explanation tries other settings on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::domain::{DomainId, Domains};
+use crate::event::{Action, Event};
+use crate::units::{Bytes, DeviceAddress};
+
+/// How many are kept: some steps of a training job, in 512 KiB.
+const KEPT: usize = 1 << 14;
+
+/// The clock goes on with each so many.
+const PER_TICK: usize = 1 << 6;
+
+/// What the events of several allocators of one device are ordered by.
+///
+/// It goes on with every event that concerns the driver, so that these are in order whatever allocator they are
+/// of, and with some dozens of the others, so that allocators that are busy at the same time take turns.
+#[derive(Debug, Default)]
+pub struct EventClock(AtomicU64);
+
+/// The last events, in 32 bytes each. Of frees that were complete at once, only that is kept.
+#[derive(Debug, Default)]
+pub(crate) struct RecentEvents {
+    /// `None` where no events are kept.
+    clock: Option<Arc<EventClock>>,
+    /// How many there were in all.
+    count: usize,
+    /// The number of the first that is not to be forgotten.
+    oldest: usize,
+    /// The last of them: number `n` at `n % KEPT`.
+    records: Vec<Record>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    time: u64,
+    address: DeviceAddress,
+    size: Bytes,
+    domain: DomainId,
+    action: Action,
+}
+
+/// What is known of the past of one allocator.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct RecentPast {
+    /// The last events, oldest first, and what its [`EventClock`] showed.
+    pub events: Vec<(u64, Event)>,
+    /// Whether there were none before them.
+    pub is_complete: bool,
+}
+
+impl RecentEvents {
+    pub(crate) fn keep(&mut self, clock: Arc<EventClock>) {
+        self.clock = Some(clock);
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(
+        &mut self,
+        action: Action,
+        domain: DomainId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) {
+        let Some(clock) = &self.clock else {
+            return;
+        };
+        self.count += 1;
+        // The lane's lock, and the driver's, put the times in order.
+        let time = match action.is_segment() || self.count.is_multiple_of(PER_TICK) {
+            true => clock.0.fetch_add(1, Ordering::Relaxed) + 1,
+            false => clock.0.load(Ordering::Relaxed),
+        };
+        let record = Record {
+            time,
+            address,
+            size,
+            domain,
+            action,
+        };
+        match self.records.get_mut((self.count - 1) % KEPT) {
+            Some(oldest) => *oldest = record,
+            None => self.records.push(record),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes back those since there were `count`.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        self.oldest = self.first();
+        self.count = count;
+        if self.records.len() < KEPT {
+            self.records.truncate(count);
+        }
+    }
+
+    /// Forgets all: some are about a domain that ends.
+    pub(crate) fn forget(&mut self) {
+        self.oldest = self.count;
+    }
+
+    /// Returns the number of the first that is there.
+    fn first(&self) -> usize {
+        self.oldest.max(self.count.saturating_sub(KEPT))
+    }
+
+    /// Returns what is known of the past.
+    pub(crate) fn past(&self, domains: &Domains) -> RecentPast {
+        let records = (self.first()..self.count).map(|number| self.records[number % KEPT]);
+        let events = records.map(|record| {
+            let domain = domains.domain(record.domain);
+            let event = Event {
+                action: record.action,
+                pool: domains.pool(domain.pool).id,
+                address: record.address,
+                size: record.size,
+                stream: domain.stream,
+            };
+            (record.time, event)
+        });
+        RecentPast {
+            events: events.collect(),
+            is_complete: self.first() == 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recent() -> RecentEvents {
+        let mut recent = RecentEvents::default();
+        recent.keep(Arc::default());
+        recent
+    }
+
+    /// Adds events whose addresses are their numbers.
+    fn push(recent: &mut RecentEvents, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            let address = DeviceAddress(number as u64);
+            recent.push(Action::Alloc, DomainId::DEFAULT, address, Bytes(1));
+        }
+    }
+
+    fn kept(recent: &RecentEvents) -> Vec<usize> {
+        let events = recent.past(&Domains::new()).events.into_iter();
+        { events.map(|(_, event)| usize::try_from(event.address.get())) }
+            .collect::<Result<_, _>>()
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn nothing_is_kept_unless_asked_for() {
+        let mut recent = RecentEvents::default();
+        push(&mut recent, 0..10);
+        assert_eq!(kept(&recent), [0; 0]);
+    }
+
+    #[test]
+    fn the_last_are_kept() {
+        let mut recent = recent();
+        push(&mut recent, 0..100);
+        assert_eq!(kept(&recent), (0..100).collect::<Vec<_>>());
+        assert!(recent.past(&Domains::new()).is_complete);
+        push(&mut recent, 100..3 * KEPT + 7);
+        assert_eq!(
+            kept(&recent),
+            (2 * KEPT + 7..3 * KEPT + 7).collect::<Vec<_>>()
+        );
+        assert!(!recent.past(&Domains::new()).is_complete);
+    }
+
+    #[test]
+    fn the_clock_goes_on_with_dozens_of_events_and_with_each_of_the_driver() {
+        let clock = Arc::new(EventClock::default());
+        let mut busy = RecentEvents::default();
+        busy.keep(Arc::clone(&clock));
+        let mut other = RecentEvents::default();
+        other.keep(clock);
+        push(&mut busy, 0..200);
+        let (action, address) = (Action::SegmentFree, DeviceAddress(1));
+        other.push(action, DomainId::DEFAULT, address, Bytes(1));
+        push(&mut busy, 200..201);
+        let times = |recent: &RecentEvents| {
+            let events = recent.past(&Domains::new()).events;
+            events.into_iter().map(|(time, _)| time).collect::<Vec<_>>()
+        };
+        let counted = |wanted: u64| times(&busy).iter().filter(|&&time| time == wanted).count();
+        assert_eq!([0, 1, 2, 3, 4].map(counted), [63, 64, 64, 9, 1]);
+        assert_eq!(times(&other), [4]);
+    }
+
+    #[test]
+    fn what_is_taken_back_was_never_there() {
+        for before in [10, KEPT - 1, KEPT, 2 * KEPT + 5] {
+            let mut recent = recent();
+            push(&mut recent, 0..before + 3);
+            recent.take_back(before);
+            // The place of the oldest was needed meanwhile.
+            let first = (before + 3).saturating_sub(KEPT);
+            assert_eq!(kept(&recent), (first..before).collect::<Vec<_>>());
+            push(&mut recent, before..before + 2);
+            assert_eq!(kept(&recent), (first..before + 2).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_said_to_be_missing() {
+        let mut recent = recent();
+        push(&mut recent, 0..10);
+        recent.forget();
+        push(&mut recent, 10..12);
+        let past = recent.past(&Domains::new());
+        assert_eq!((past.events.len(), past.is_complete), (2, false));
+    }
+}

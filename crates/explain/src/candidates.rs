@@ -1,0 +1,57 @@
+//! The settings that are tried for a request that failed.
+
+use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
+
+/// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
+/// would set.
+pub(crate) fn of(running: &Config) -> Vec<(String, Config)> {
+    let base = match running {
+        Config::Caching(options) => CachingConfig {
+            // The limit is given with the capacity.
+            per_process_memory_fraction: 1.0,
+            ..options.clone()
+        },
+        _ => CachingConfig::default(),
+    };
+    let of_pytorch = matches!(running, Config::Caching(_));
+    let caching = variants_of(&base).map(Config::Caching);
+    let caching = caching.into_iter().filter(|variant| variant != running);
+    let caching = caching.map(|variant| match of_pytorch {
+        true => (
+            format!("PYTORCH_CUDA_ALLOC_CONF={}", variant.to_conf()),
+            variant,
+        ),
+        false => (format!("--strategy {variant}"), variant),
+    });
+    let others = [
+        Config::Bfc(BfcConfig::default()),
+        Config::Slab(SlabConfig::default()),
+        Config::Pool(PoolConfig::default()),
+    ];
+    let others = { others.into_iter() }.filter(|other| other.name() != running.name());
+    caching
+        .chain(others.map(|other| (format!("--strategy {other}"), other)))
+        .collect()
+}
+
+/// Returns the options of PyTorch's allocator that are worth a try besides those of `base`.
+fn variants_of(base: &CachingConfig) -> [CachingConfig; 4] {
+    [
+        CachingConfig {
+            expandable_segments: true,
+            ..base.clone()
+        },
+        CachingConfig {
+            max_split_size: Some(Bytes::mib(128).max(base.large_segment_size)),
+            ..base.clone()
+        },
+        CachingConfig {
+            garbage_collection_threshold: 0.8,
+            ..base.clone()
+        },
+        CachingConfig {
+            roundup_power2_divisions: [8; 16],
+            ..base.clone()
+        },
+    ]
+}

@@ -1,0 +1,243 @@
+//! Why a request ran out of memory, and what would have served it.
+//!
+//! A [`Shortfall`] is what there was when a request failed; [`Shortfall::explain`] returns the two lines
+//! that the user wants after the first that names the holders: by which causes memory was reserved and not
+//! live, and under which other settings the same events would have found room. The second is no guess: the
+//! last events are replayed on the simulator with each, as `lowtide replay` does with a recording.
+#![forbid(unsafe_code)]
+
+mod candidates;
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use lowtide_core::{
+    Action, Bytes, CachingConfig, Cause, Config, DeviceAddress, Event, Gap, MempoolId,
+    SegmentSnapshot, Stream,
+};
+use lowtide_replay::{Job, Options};
+use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
+
+/// What there was when a request failed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shortfall {
+    /// The device's number.
+    pub device: u32,
+    /// What the program asked for.
+    pub requested: Bytes,
+    /// On which stream.
+    pub stream: Stream,
+    /// In which pool.
+    pub pool: MempoolId,
+    /// The most bytes that could be held from the driver.
+    pub capacity: Bytes,
+    /// What the request was served by.
+    pub config: Config,
+    /// What was held from the driver, by address.
+    pub segments: Vec<SegmentSnapshot>,
+    /// The last events, oldest first, which ended in `segments`; empty where none were kept.
+    pub events: Vec<Event>,
+}
+
+/// Why a request failed, as the lines that follow the error's first.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Explanation {
+    gap: Gap,
+    capacity: Bytes,
+    verdict: Verdict,
+}
+
+/// What became of the request under other settings.
+#[derive(Clone, PartialEq, Debug)]
+enum Verdict {
+    /// What is live and the request are together more than there is, by this much.
+    TooMuchLive(Bytes),
+    /// Each was tried in a replay.
+    Tried(Trial),
+    /// What was kept of the job does not say enough: why.
+    NotTried(String),
+}
+
+/// What replays under other settings came to.
+#[derive(Clone, PartialEq, Default, Debug)]
+struct Trial {
+    /// How many events were replayed; with none, what was held was placed anew.
+    events: usize,
+    /// Those that served the request, and the most that each held.
+    fitting: Vec<(String, Bytes)>,
+    /// How many did not.
+    failing: usize,
+    /// Those that there was no time for.
+    untried: usize,
+}
+
+impl Shortfall {
+    /// Returns why the request failed. Replays begin within `budget`; each takes about a microsecond for an
+    /// event and for a block that was held before the first.
+    pub fn explain(self, budget: Duration) -> Explanation {
+        let gap = Gap::of(&self.segments, self.stream, large_page(&self.config));
+        let capacity = self.capacity;
+        let needed = gap.live.saturating_add(self.requested);
+        let verdict = match needed.saturating_sub(capacity) {
+            Bytes::ZERO => self.replay(budget),
+            excess => Verdict::TooMuchLive(excess),
+        };
+        Explanation {
+            gap,
+            capacity,
+            verdict,
+        }
+    }
+
+    fn replay(self, budget: Duration) -> Verdict {
+        let start = Instant::now();
+        let options = Options {
+            capacity: Some(self.capacity),
+            ..Options::default()
+        };
+        let candidates = candidates::of(&self.config);
+        let mut trial = Trial {
+            events: self.events.len(),
+            ..Trial::default()
+        };
+        let trace = match self.into_trace() {
+            Ok(trace) => trace,
+            Err(error) => return Verdict::NotTried(error.to_string()),
+        };
+        let job = Job::new(&trace);
+        for (label, config) in candidates {
+            if start.elapsed() > budget {
+                trial.untried += 1;
+                continue;
+            }
+            match job.replay(&config, &options, &()) {
+                Ok(outcome) if outcome.completed => {
+                    trial.fitting.push((label, outcome.peak_reserved_bytes));
+                }
+                Ok(_) => trial.failing += 1,
+                Err(error) => return Verdict::NotTried(error.to_string()),
+            }
+        }
+        Verdict::Tried(trial)
+    }
+
+    /// Returns what happened as a recording that ends in the request. Requests before it that failed are left
+    /// out: the program went on without them.
+    fn into_trace(self) -> Result<Trace, lowtide_trace::TraceError> {
+        let request = Event {
+            action: Action::OutOfMemory,
+            pool: self.pool,
+            address: DeviceAddress::NULL,
+            size: self.requested,
+            stream: self.stream,
+        };
+        let events = self.events.into_iter();
+        let events = events
+            .filter(|event| event.action != Action::OutOfMemory)
+            .chain([request])
+            .map(|event| TraceEvent {
+                event,
+                time_us: 0,
+                stack: StackId::NONE,
+                pool_known: true,
+                note: NoteId::NONE,
+            });
+        Trace::recovered(self.device, events.collect(), self.segments)
+    }
+}
+
+/// Returns how long the pages of large expandable segments are.
+fn large_page(config: &Config) -> Bytes {
+    match config {
+        Config::Caching(options) => options.large_segment_size,
+        _ => CachingConfig::default().large_segment_size,
+    }
+}
+
+impl Explanation {
+    /// Returns by which causes memory was reserved and not live.
+    pub fn gap(&self) -> &Gap {
+        &self.gap
+    }
+}
+
+/// Two lines, without a line break at the end.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_gap(f)?;
+        writeln!(f)?;
+        match &self.verdict {
+            Verdict::TooMuchLive(excess) => write!(
+                f,
+                "Would have fitted: nothing. What is live and this request are {excess} more than the \
+                 {} there are for this process.",
+                self.capacity
+            ),
+            Verdict::NotTried(reason) => write!(f, "Would have fitted: not known, as {reason}."),
+            Verdict::Tried(trial) => trial.fmt(f),
+        }
+    }
+}
+
+impl Explanation {
+    fn fmt_gap(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gap { reserved, live, .. } = self.gap;
+        write!(
+            f,
+            "Reserved and not live: {} of {reserved}",
+            reserved.saturating_sub(live)
+        )?;
+        let causes = Cause::ALL.map(|cause| (self.gap.of_cause(cause), cause));
+        let mut causes: Vec<_> = { causes.into_iter() }
+            .filter(|(bytes, _)| !bytes.is_zero())
+            .collect();
+        causes.sort_unstable_by_key(|&(bytes, cause)| (Reverse(bytes), cause));
+        for (index, &(bytes, cause)) in causes.iter().enumerate() {
+            let before = if index == 0 { ": " } else { ", " };
+            write!(f, "{before}{bytes} {}", words(cause))?;
+        }
+        write!(f, ".")
+    }
+}
+
+/// Returns what a cause is called where its bytes stand before it.
+fn words(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Rounding => "in rounding",
+        Cause::WaitingForEvents => "freed but waiting for other streams",
+        Cause::PrivatePools => "free in private pools",
+        Cause::OtherStreams => "free for other streams only",
+        Cause::CachedSegments => "in segments that are wholly free",
+        Cause::PartlyUsedPages => "free on pages that are partly used",
+        Cause::SplitRemainders => "free between blocks of segments in use",
+    }
+}
+
+impl fmt::Display for Trial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.events {
+            0 => write!(f, "Would have fitted, what is held placed anew: ")?,
+            events => write!(
+                f,
+                "Would have fitted, by a replay of the last {events} events: "
+            )?,
+        }
+        if self.fitting.is_empty() {
+            write!(f, "nothing")?;
+        }
+        for (index, (label, reserved)) in self.fitting.iter().enumerate() {
+            let before = if index == 0 { "" } else { ", " };
+            write!(f, "{before}{label} ({reserved} reserved)")?;
+        }
+        match (self.failing, self.fitting.is_empty()) {
+            (0, _) => {}
+            (failing, true) => write!(f, " of {failing} tried")?,
+            (failing, false) => write!(f, "; {failing} others not")?,
+        }
+        if self.untried > 0 {
+            write!(f, "; no time for {} more", self.untried)?;
+        }
+        write!(f, ".")
+    }
+}

@@ -1,0 +1,232 @@
+//! What users read below an error, of allocators that ran out of memory.
+
+#![expect(clippy::unwrap_used, reason = "in what the tests share")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, MempoolId, OutOfMemory,
+    Stream,
+};
+use lowtide_explain::Shortfall;
+use lowtide_shared::SharedAllocator;
+use lowtide_sim::{SimConfig, SimDriver};
+use proptest::prelude::*;
+
+/// An allocator of which every event is kept.
+struct Job {
+    allocator: DeviceAllocator<SimDriver>,
+    capacity: Bytes,
+    config: Config,
+    events: Vec<Event>,
+}
+
+impl Job {
+    fn new(config: &str, capacity: Bytes) -> Job {
+        let config: Config = config.parse().unwrap();
+        let driver = SimDriver::new(SimConfig {
+            capacity: Some(capacity),
+            ..SimConfig::default()
+        });
+        let mut allocator = DeviceAllocator::new(driver, 0, &config);
+        allocator.record_events(true);
+        Job {
+            allocator,
+            capacity,
+            config,
+            events: Vec::new(),
+        }
+    }
+
+    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, Box<OutOfMemory>> {
+        let result = self.allocator.allocate(size, Stream::DEFAULT);
+        self.events.extend(self.allocator.take_events());
+        result.map_err(|error| match error {
+            AllocError::OutOfMemory(figures) => figures,
+            other => panic!("{other}"),
+        })
+    }
+
+    fn free(&mut self, address: DeviceAddress) {
+        self.allocator.free(address).unwrap();
+        self.events.extend(self.allocator.take_events());
+    }
+
+    /// Returns what there was when `error` came, with the last events that led there.
+    fn shortfall(&self, error: &OutOfMemory, events: usize) -> Shortfall {
+        Shortfall {
+            device: error.device,
+            requested: error.requested,
+            stream: error.stream,
+            pool: error.pool,
+            capacity: self.capacity,
+            config: self.config.clone(),
+            segments: self.allocator.segments(),
+            events: self.events[self.events.len() - events.min(self.events.len())..].to_vec(),
+        }
+    }
+}
+
+const NO_HURRY: Duration = Duration::from_secs(3600);
+
+/// Two segments of 40 MiB, each with a block of 22 MiB: 20 MiB are left, and twice 18 MiB that nothing
+/// joins. Where one address follows the other, the third block lies behind the second.
+fn fragmented() -> (Job, Box<OutOfMemory>) {
+    let mut job = Job::new("caching", Bytes::mib(100));
+    let segments = [40, 40].map(|mib| job.allocate(Bytes::mib(mib)).unwrap());
+    segments.into_iter().for_each(|address| job.free(address));
+    for mib in [22, 22] {
+        job.allocate(Bytes::mib(mib)).unwrap();
+    }
+    let error = job.allocate(Bytes::mib(30)).unwrap_err();
+    (job, error)
+}
+
+#[test]
+fn what_would_have_fitted_is_replayed() {
+    let (job, error) = fragmented();
+    let lines = job
+        .shortfall(&error, usize::MAX)
+        .explain(NO_HURRY)
+        .to_string();
+    assert_eq!(
+        lines,
+        "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use.\n\
+         Would have fitted, by a replay of the last 11 events: \
+         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), --strategy pool (92.00 MiB \
+         reserved); 5 others not."
+    );
+}
+
+#[test]
+fn without_events_what_is_held_is_placed_anew() {
+    let (job, error) = fragmented();
+    let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
+    let verdict = lines.lines().last().unwrap();
+    assert!(
+        verdict.starts_with(
+            "Would have fitted, what is held placed anew: \
+             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), "
+        ),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn more_than_there_is_fits_nowhere() {
+    let mut job = Job::new("caching", Bytes::mib(100));
+    job.allocate(Bytes::mib(60)).unwrap();
+    let error = job.allocate(Bytes::mib(41)).unwrap_err();
+    let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
+    assert_eq!(
+        lines,
+        "Reserved and not live: 0 bytes of 60.00 MiB.\n\
+         Would have fitted: nothing. What is live and this request are 1024.00 KiB more than the 100.00 MiB \
+         there are for this process."
+    );
+}
+
+#[test]
+fn what_there_is_no_time_for_is_said() {
+    let (job, error) = fragmented();
+    let lines = job.shortfall(&error, 0).explain(Duration::ZERO).to_string();
+    let untried = ["no time for 7 more.", "no time for 6 more."];
+    assert!(
+        untried.iter().any(|words| lines.ends_with(words)),
+        "{lines}"
+    );
+}
+
+#[test]
+fn a_strategy_that_runs_is_not_proposed() {
+    let mut job = Job::new("bfc", Bytes::mib(100));
+    job.allocate(Bytes::mib(50)).unwrap();
+    let error = job.allocate(Bytes::mib(51)).unwrap_err();
+    let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
+    assert!(!lines.contains(" bfc"), "{lines}");
+}
+
+proptest! {
+    /// Whatever a job did, and wherever what is kept of it begins, there is an answer, and it is not the
+    /// setting under which the request failed.
+    #[test]
+    fn any_part_of_any_job_is_explained(
+        operations in prop::collection::vec((1_u64..24 << 20, any::<prop::sample::Index>(), any::<bool>()), 1..200),
+        kept in 0_usize..600,
+    ) {
+        let mut job = Job::new("caching", Bytes::mib(100));
+        let mut held = Vec::new();
+        for (size, which, frees) in operations {
+            if frees && !held.is_empty() {
+                let address = held.swap_remove(which.index(held.len()));
+                job.free(address);
+                continue;
+            }
+            match job.allocate(Bytes(size)) {
+                Ok(address) => held.push(address),
+                Err(error) => {
+                    let shortfall = job.shortfall(&error, kept);
+                    let lines = shortfall.explain(NO_HURRY).to_string();
+                    prop_assert_eq!(lines.lines().count(), 2);
+                    prop_assert!(!lines.contains("not known"), "{}", lines);
+                }
+            }
+        }
+    }
+
+}
+
+proptest! {
+    // Each is eight replays, some of 16,384 events.
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// What a device of several streams keeps of its past leads to what it holds, however much was lost of it.
+    #[test]
+    fn the_past_that_a_device_keeps_is_replayed(
+        operations in prop::collection::vec(
+            (1_u64..12 << 20, any::<prop::sample::Index>(), any::<bool>(), 0_u64..3),
+            1..300,
+        ),
+        repeats in prop_oneof![4 => Just(1), 1 => Just(60)],
+        config in prop_oneof![Just("caching"), Just("caching:expandable_segments:True"), Just("bfc:retry_ms:0"), Just("slab")],
+    ) {
+        let config: Config = config.parse().unwrap();
+        let driver = SimDriver::new(SimConfig {
+            capacity: Some(Bytes::mib(100)),
+            ..SimConfig::default()
+        });
+        let allocator = SharedAllocator::new(driver, 0, &config, Arc::default());
+        let mut held = Vec::new();
+        for (size, which, frees, stream) in operations.iter().cycle().take(operations.len() * repeats) {
+            if *frees && !held.is_empty() {
+                let address = held.swap_remove(which.index(held.len()));
+                let used = |lane: &mut DeviceAllocator<_>| lane.record_stream(address, Stream(*stream));
+                allocator.with_block(address, used).unwrap();
+                allocator.free(address).unwrap();
+                continue;
+            }
+            match allocator.allocate(Bytes(*size), Stream(*stream)) {
+                Ok(address) => held.push(address),
+                Err(_) if held.len() > 1 => {
+                    let address = held.swap_remove(which.index(held.len()));
+                    allocator.free(address).unwrap();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let (segments, events) = allocator.recent_past().unwrap();
+        let shortfall = Shortfall {
+            device: 0,
+            requested: Bytes(1),
+            stream: Stream(0),
+            pool: MempoolId::DEFAULT,
+            capacity: Bytes::mib(100),
+            config,
+            segments,
+            events,
+        };
+        let lines = shortfall.explain(NO_HURRY).to_string();
+        prop_assert!(!lines.contains("not known"), "{}", lines);
+    }
+}

@@ -1,0 +1,125 @@
+// Who holds the most memory, by the call stacks that asked for it: a line in the text of an error.
+#pragma once
+
+#include "snapshot.h"
+
+#include <torch/csrc/profiler/combined_traceback.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lowtide {
+
+// Blocks whose call stacks are looked up: each costs some microseconds, and the largest say the most.
+constexpr size_t kHoldersMax = 1000;
+
+// Places that are named.
+constexpr size_t kPlacesMax = 3;
+
+struct HeldBlock {
+  uint64_t size;
+  Context context;
+};
+
+// The largest blocks of a device that the program holds and whose call stacks were gathered.
+inline std::vector<HeldBlock> largest_held(History& history, DeviceIndex device) {
+  std::vector<HeldBlock> held;
+  visit_segments(device, [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
+    for (size_t index = 0; index < count; ++index) {
+      if (blocks[index].state != LOWTIDE_BLOCK_STATE_ALLOCATED) {
+        continue;
+      }
+      if (auto context = history.block_context(device, blocks[index].address)) {
+        held.push_back({blocks[index].size, std::move(context)});
+      }
+    }
+  });
+  const auto kept = held.begin() + static_cast<std::ptrdiff_t>(std::min(held.size(), kHoldersMax));
+  std::partial_sort(
+      held.begin(), kept, held.end(), [](const HeldBlock& a, const HeldBlock& b) { return a.size > b.size; });
+  held.erase(kept, held.end());
+  return held;
+}
+
+// Whether a frame is of the program rather than of PyTorch.
+inline bool is_of_program(const torch::unwind::Frame& frame) {
+  const std::string_view file = frame.filename;
+  constexpr std::string_view suffix = ".py";
+  const bool is_python = file.size() >= suffix.size() && file.substr(file.size() - suffix.size()) == suffix;
+  return is_python && file.find("/torch/") == std::string_view::npos;
+}
+
+// The innermost functions of the program in a call stack, or the innermost of all where it has none.
+inline std::string place_of(const std::vector<torch::unwind::Frame>& frames, const std::vector<uint64_t>& stack) {
+  constexpr size_t named_max = 2;
+  std::string place;
+  size_t named = 0;
+  const auto add = [&](const torch::unwind::Frame& frame) {
+    place += named++ == 0 ? "" : " < ";
+    place += frame.funcname + " (" + frame.filename + ":" + std::to_string(frame.lineno) + ")";
+  };
+  for (const uint64_t index : stack) {
+    if (named < named_max && is_of_program(frames.at(index))) {
+      add(frames.at(index));
+    }
+  }
+  if (named == 0 && !stack.empty()) {
+    add(frames.at(stack.front()));
+  }
+  return place;
+}
+
+inline std::string in_words(uint64_t bytes) {
+  const double mebibytes = static_cast<double>(bytes) / (1 << 20);
+  char text[32];
+  std::snprintf(
+      text,
+      sizeof(text),
+      mebibytes < 1024 ? "%.2f MiB" : "%.2f GiB",
+      mebibytes < 1024 ? mebibytes : mebibytes / 1024);
+  return text;
+}
+
+// The line, with a line break before it; nothing where no call stack is known. Takes Python's lock.
+inline std::string holders_by_stack(History& history, DeviceIndex device) {
+  const auto held = largest_held(history, device);
+  std::vector<torch::CapturedTraceback*> contexts;
+  std::vector<uint64_t> sizes;
+  for (const HeldBlock& block : held) {
+    if (auto* context = dynamic_cast<torch::CapturedTraceback*>(block.context.get())) {
+      contexts.push_back(context);
+      sizes.push_back(block.size);
+    }
+  }
+  if (contexts.empty()) {
+    return "";
+  }
+  const auto symbolized = torch::symbolize(contexts);
+  struct Share {
+    uint64_t bytes = 0;
+    size_t blocks = 0;
+  };
+  std::map<std::string, Share> by_place;
+  for (size_t index = 0; index < sizes.size(); ++index) {
+    Share& share = by_place[place_of(symbolized.all_frames, symbolized.tracebacks.at(index))];
+    share.bytes += sizes[index];
+    share.blocks += 1;
+  }
+  std::vector<std::pair<std::string, Share>> places(by_place.begin(), by_place.end());
+  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+  std::string line = "\nBiggest holders by call stack: ";
+  for (size_t index = 0; index < std::min(places.size(), kPlacesMax); ++index) {
+    const auto& [place, share] = places[index];
+    line += index == 0 ? "" : "; ";
+    line += in_words(share.bytes) + " in " + std::to_string(share.blocks) + (share.blocks == 1 ? " block" : " blocks");
+    line += " from " + place;
+  }
+  return line + ".";
+}
+
+}  // namespace lowtide
