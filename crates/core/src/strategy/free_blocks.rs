@@ -19,7 +19,7 @@ const UNIT_BYTES_LOG2: u32 = 8;
 const BINS_PER_OCTAVE_LOG2: u32 = 7;
 
 /// A bin is a vector up to this many blocks. Beyond, moving its elements would cost more than a tree.
-const SHORT_BIN_MAX: usize = 96;
+const SHORT_BIN_MAX: usize = 384;
 
 /// A free block, ordered by size, then address.
 #[derive(Clone, Copy, Debug)]
@@ -378,6 +378,7 @@ impl Bin {
     fn first_at_least(&self, size: Bytes) -> Option<(FreeBlock, usize)> {
         match self {
             Bin::Short(blocks) => {
+                // Where sizes have a bin each, the first is large enough.
                 let least = *blocks.last()?;
                 if least.size >= size {
                     return Some((least, blocks.len() - 1));
