@@ -462,6 +462,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
+    #[inline(never)]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
         if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
@@ -585,10 +586,10 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {
-        let found = self.heap.blocks.find(address);
-        found
-            .filter(|&id| self.heap.blocks[id].state == BlockState::Allocated)
-            .ok_or(AllocError::NotAllocated { address })
+        match self.heap.blocks.find(address) {
+            Some(id) if self.heap.blocks[id].state == BlockState::Allocated => Ok(id),
+            _ => Err(AllocError::NotAllocated { address }),
+        }
     }
 }
 

@@ -1,4 +1,8 @@
 //! The table of blocks: every part of a segment that a strategy keeps track of.
+#![expect(
+    clippy::inline_always,
+    reason = "a record passed to a call goes through memory"
+)]
 
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
@@ -35,7 +39,7 @@ pub(crate) enum BlockState {
 /// A range of device addresses inside one segment.
 ///
 /// One cache line: a request that hits touches one or two of these and nothing else that is cold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Block {
     pub(crate) address: DeviceAddress,
@@ -131,25 +135,28 @@ impl BlockTable {
     }
 
     /// Puts a block in and returns its number. Constant time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.blocks[id.index()] = block;
                 id
             }
-            None => {
-                let number = u32::try_from(self.blocks.len())
-                    .ok()
-                    .and_then(NonZeroU32::new);
-                self.blocks.push(block);
-                BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
-            }
+            None => self.push(block),
         };
         if !self.lists_when_handed_out {
             self.list(id);
         }
         id
+    }
+
+    #[cold]
+    fn push(&mut self, block: Block) -> BlockId {
+        let number = u32::try_from(self.blocks.len())
+            .ok()
+            .and_then(NonZeroU32::new);
+        self.blocks.push(block);
+        BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
     }
 
     /// Makes a block found by its address, if it is not already. Constant time.
@@ -199,11 +206,13 @@ impl BlockTable {
         let first = &mut self[id];
         debug_assert!(!size.is_zero() && size < first.size);
         let next = first.next;
-        let mut rest = first.clone();
-        rest.address = first.address + size;
-        rest.size = first.size - size;
-        rest.previous = Some(id);
-        rest.is_listed = false;
+        let rest = Block {
+            address: first.address + size,
+            size: first.size - size,
+            previous: Some(id),
+            is_listed: false,
+            ..*first
+        };
         first.size = size;
         let rest = self.insert(rest);
         self[id].next = Some(rest);

@@ -1,5 +1,6 @@
 //! A hash table of numbers that stand for something kept elsewhere.
 
+use std::hint::select_unpredictable;
 use std::num::NonZeroU32;
 
 /// The least number of slots: 128 bytes.
@@ -34,7 +35,25 @@ impl NumberTable {
     /// Returns the number whose hash is `hash` and that `is_it` accepts. Constant time.
     #[inline]
     pub(crate) fn find(&self, hash: u32, is_it: impl Fn(NonZeroU32) -> bool) -> Option<NonZeroU32> {
-        let mut slot = self.first_slot(hash);
+        let slot = self.first_slot(hash);
+        // One of two slots is chosen without a branch: which one holds the number cannot be predicted, and
+        // would be known only once both came from a cache far away.
+        let (first, second) = (self.slots[slot], self.slots[self.after(slot)]);
+        let likely = select_unpredictable(parts(first).1 == hash, first, second);
+        match parts(likely) {
+            (Some(number), found) if found == hash && is_it(number) => Some(number),
+            _ => self.find_from(slot, hash, is_it),
+        }
+    }
+
+    /// Looks through the slots one by one.
+    #[inline(never)]
+    fn find_from(
+        &self,
+        mut slot: usize,
+        hash: u32,
+        is_it: impl Fn(NonZeroU32) -> bool,
+    ) -> Option<NonZeroU32> {
         loop {
             let (number, found) = parts(self.slots[slot]);
             let number = number?;

@@ -14,12 +14,12 @@ use crate::units::{Bytes, DeviceAddress};
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
 const UNIT_BYTES_LOG2: u32 = 8;
 
-/// Each power of two is divided into this many bins, so that a bin holds sizes at most 3 % apart, and
-/// sizes below 16 KiB have a bin each.
-const BINS_PER_OCTAVE_LOG2: u32 = 5;
+/// Each power of two is divided into this many bins, so that a bin holds sizes at most 1 % apart, and
+/// sizes below 64 KiB have a bin each: the first of a bin is then most often what is looked for.
+const BINS_PER_OCTAVE_LOG2: u32 = 7;
 
 /// A bin is a vector up to this many blocks. Beyond, moving its elements would cost more than a tree.
-const SHORT_BIN_MAX: usize = 96;
+const SHORT_BIN_MAX: usize = 384;
 
 /// A free block, ordered by size, then address.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl PartialOrd for FreeBlock {
 
 /// A set of [`FreeBlock`]s in order.
 ///
-/// The order is divided into bins by size, each power of two in 32 steps, with a bit for each bin
+/// The order is divided into bins by size, each power of two in 128 steps, with a bit for each bin
 /// that holds anything: finding the first block of at least a size looks at one bin and, if that has
 /// none, at the next bin whose bit is set. Constant time while bins are short; a bin with many blocks
 /// of about the same size is a tree, so that the worst case is logarithmic.
@@ -328,12 +328,16 @@ impl Bin {
     }
 
     /// Takes out a block that is at a position, as the bin has told it.
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, block: FreeBlock, position: usize) {
         match self {
             Bin::Short(blocks) => {
                 assert_eq!(blocks[position], block, "only free blocks are removed");
-                blocks.remove(position);
+                if position + 1 == blocks.len() {
+                    blocks.pop();
+                } else {
+                    blocks.remove(position);
+                }
             }
             Bin::Long(blocks) => {
                 assert!(blocks.remove(&block), "only free blocks are removed");
@@ -354,7 +358,7 @@ impl Bin {
     }
 
     /// Returns the first block and its position.
-    #[inline]
+    #[inline(always)]
     fn first(&self) -> Option<(FreeBlock, usize)> {
         match self {
             Bin::Short(blocks) => Some((*blocks.last()?, blocks.len() - 1)),
@@ -370,10 +374,15 @@ impl Bin {
     }
 
     /// Returns the first block of at least `size` and its position.
-    #[inline]
+    #[inline(always)]
     fn first_at_least(&self, size: Bytes) -> Option<(FreeBlock, usize)> {
         match self {
             Bin::Short(blocks) => {
+                // Where sizes have a bin each, the first is large enough.
+                let least = *blocks.last()?;
+                if least.size >= size {
+                    return Some((least, blocks.len() - 1));
+                }
                 let fitting = count_from(blocks, u128::from(size.get()) << 64);
                 let position = fitting.checked_sub(1)?;
                 Some((blocks[position], position))

@@ -90,6 +90,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     fn domain(&mut self, domain: DomainId) -> &mut SizeLists {
         if domain.index() >= self.domains.len() {
             self.domains.resize_with(domain.index() + 1, SizeLists::new);
