@@ -6,6 +6,7 @@
 mod common;
 
 mod failures;
+mod meanwhile;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
