@@ -286,9 +286,10 @@ impl<D: Driver> Heap<D> {
             return Err(DriverError::OutOfMemory);
         }
         let stream = self.domains.domain(domain).stream;
+        let is_limited = self.limit.is_some();
         let address = match self.domains.source_of(domain) {
             Some(source) => {
-                let address = source.allocate(size, stream);
+                let address = source.allocate(size, stream, is_limited);
                 let address = address.ok_or(DriverError::OutOfMemory)?;
                 self.driver.lend(address, size);
                 address
