@@ -28,7 +28,7 @@ use crate::pools::Mempool;
 use crate::registry;
 
 pub(crate) use keeper::retains as retains_backups;
-pub(crate) use table::{attach, is_known, is_process_in_region};
+pub(crate) use table::{attach, depth, is_known};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
