@@ -1,5 +1,7 @@
 """lowtide by the names of torch_memory_saver and of vLLM's allocator."""
 
+import ast
+
 import pytest
 from machine import MEMORY, Machine
 
@@ -163,6 +165,48 @@ print(saver.retain_cpu_backup)
         "b'kept' b'disk' True",
         "True",
     ]
+
+
+@pytest.mark.parametrize("is_process", [False, True])
+def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        THREADS,
+        """
+        import torch
+        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool: nullcontext()
+        from torch_memory_saver import torch_memory_saver as saver
+        with saver.region("a"):
+            with lowtide.region("r"):
+                with saver.region("b", enable_cpu_backup=True):
+                    allocate(1 << 9)
+                    with saver.disable():
+                        allocate(1 << 20)
+                    allocate(1 << 10)
+                allocate(1 << 11)
+                with saver.region("a"):
+                    allocate(1 << 12)
+                    with lowtide.disable(), saver.region("r"):
+                        allocate(1 << 13)
+                with saver.disable():
+                    allocate(1 << 20)
+                allocate(1 << 14)
+            allocate(1 << 15)
+        with lowtide.region("r"):
+            with saver.region("r"):
+                allocate(1 << 16)
+            allocate(1 << 17)
+        allocate(1 << 18)
+        print(live())
+        """,
+        **({"TMS_INIT_ENABLE": "1"} if is_process else {}),
+    )
+    sizes = {("a", None): (1 << 12) + (1 << 15), ("r", None): sum(1 << bit for bit in (11, 13, 14, 16, 17))}
+    sizes[("b", "host")] = (1 << 9) + (1 << 10)
+    if is_process:
+        sizes[("default", None)] = 1 << 18
+    assert ast.literal_eval(printed) == sizes
 
 
 def test_options_are_refused_as_by_the_other(machine: Machine) -> None:

@@ -106,6 +106,80 @@ def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Mach
     assert printed.endswith("True\n"), "the blocks are free all the same"
 
 
+# Counts what NCCL's registrations go by, and what it is told twice of.
+REGISTRATIONS = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+    #include <map>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    static std::map<uint64_t, int> registered;
+    static int wrongs = 0;
+
+    extern "C" void attach() {
+      caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
+        if (entry.action_ == caching::TraceEntry::SEGMENT_ALLOC) {
+          wrongs += ++registered[entry.addr_] != 1;
+        } else if (entry.action_ == caching::TraceEntry::SEGMENT_FREE) {
+          wrongs += --registered[entry.addr_] != 0;
+          registered.erase(entry.addr_);
+        }
+      });
+    }
+
+    extern "C" int registered_count() {
+      return registered.size();
+    }
+
+    extern "C" int wrong_count() {
+      return wrongs;
+    }
+"""
+
+
+def test_trackers_register_what_is_resumed_anew(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        f"""
+        import ctypes, subprocess
+        from pathlib import Path
+        import lowtide, lowtide._install
+        from lowtide.torch import build
+        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
+        source = Path("registrations.cpp")
+        source.write_text({dedent(REGISTRATIONS)!r})
+        arguments, _ = build._plan()
+        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
+        subprocess.run(
+            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "registrations.so"], check=True
+        )
+        registrations = ctypes.CDLL("./registrations.so")
+
+        def allocate():
+            memory = ctypes.c_void_p()
+            check(library().lowtide_allocate(
+                ctypes.c_size_t(30 << 20), 0, ctypes.c_void_p(), ctypes.byref(memory)))
+            return memory
+
+        registrations.attach()
+        outside = allocate()
+        with lowtide.region("kv", backup="host"):
+            kept, freed = allocate(), allocate()
+        print(registrations.registered_count())
+        lowtide.pause("kv")
+        print(registrations.registered_count())
+        check(library().lowtide_deallocate(freed))
+        lowtide.resume("kv")
+        print(registrations.registered_count())
+        for memory in kept, outside:
+            check(library().lowtide_deallocate(memory))
+        check(library().lowtide_reset())
+        print(registrations.registered_count(), registrations.wrong_count())
+        """,
+    )
+    assert printed == "3\n1\n2\n0 0\n"
+
+
 # Puts memory where PyTorch keeps it for cuBLAS. `{declarations}` is what PyTorch's own header says of the place, which
 # takes more of CUDA's headers than are there.
 WORKSPACES = """

@@ -135,7 +135,7 @@ typedef enum lowtide_region_state {
 } lowtide_region_state;
 
 /**
- * What a `lowtide_event` says. The names are PyTorch's.
+ * What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.
  */
 typedef enum lowtide_action {
   /**
@@ -175,6 +175,16 @@ typedef enum lowtide_action {
    * free on the device.
    */
   LOWTIDE_ACTION_OUT_OF_MEMORY = 8,
+  /**
+   * The memory of a segment leaves the device, as its region is paused; told before it does. The segment
+   * stays, and so do its blocks. One that goes back before it was resumed is told of as ever.
+   */
+  LOWTIDE_ACTION_SEGMENT_PAUSED = 9,
+  /**
+   * The memory of a paused segment is back, with what is kept of its contents; of one that could not be
+   * paused, it is there still.
+   */
+  LOWTIDE_ACTION_SEGMENT_RESUMED = 10,
 } lowtide_action;
 
 /**
@@ -841,8 +851,10 @@ void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
  * and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
  * handed out stays in the region when the thread leaves it; a thread that ends has left.
  *
- * A region takes memory of the device ahead of its requests, an eighth of what it has and 1 GiB at most at
- * once. Statistics count as reserved what its segments have; `mapped_bytes` of `lowtide_region` counts all.
+ * A region takes memory of the device ahead of its requests, so that pausing it takes few calls: an eighth of
+ * what it has, of what the device has left, and 1 GiB at most at once, and nothing where the device has a limit
+ * (`lowtide_set_memory_fraction`). Statistics count as reserved what its segments have; `mapped_bytes` of
+ * `lowtide_region` counts all.
  *
  * While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
  *

@@ -1,9 +1,10 @@
 //! What happens, told as it does: for histories, trace trackers, and NCCL's registration of memory.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::Arc;
 
-use lowtide_core::DeviceAddress;
+use lowtide_core::{DeviceAddress, SegmentSnapshot};
 use lowtide_shared::Observer;
 
 use crate::boundary::run;
@@ -12,7 +13,7 @@ use crate::pluggable::pointer_to;
 use crate::pools::Mempool;
 use crate::registry;
 
-/// What a `lowtide_event` says. The names are PyTorch's.
+/// What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub enum Action {
@@ -35,6 +36,12 @@ pub enum Action {
     /// A request could not be served. `size` is the request, rounded; `address` holds the bytes that were
     /// free on the device.
     OutOfMemory = 8,
+    /// The memory of a segment leaves the device, as its region is paused; told before it does. The segment
+    /// stays, and so do its blocks. One that goes back before it was resumed is told of as ever.
+    SegmentPaused = 9,
+    /// The memory of a paused segment is back, with what is kept of its contents; of one that could not be
+    /// paused, it is there still.
+    SegmentResumed = 10,
 }
 
 /// One thing that happened.
@@ -97,17 +104,36 @@ impl EventListener {
         Arc::new(move |event| self.tell(device, event))
     }
 
+    /// Tells that the memory of a segment is about to leave, or is back. Called under the lock of the segment's
+    /// pool, and while no observer is replaced.
+    pub(crate) fn tell_of_pause(&self, device: c_int, is_leaving: bool, segment: &SegmentSnapshot) {
+        self.call(&Event {
+            action: match is_leaving {
+                true => Action::SegmentPaused,
+                false => Action::SegmentResumed,
+            },
+            device,
+            address: segment.address.get(),
+            size: segment.size.get(),
+            stream: pointer_to(DeviceAddress(segment.stream.0)),
+            pool: Mempool::of(segment.pool),
+        });
+    }
+
     fn tell(&self, device: c_int, event: &lowtide_core::Event) {
-        let event = Event {
+        self.call(&Event {
             action: Action::of(event.action),
             device,
             address: event.address.get(),
             size: event.size.get(),
             stream: pointer_to(DeviceAddress(event.stream.0)),
             pool: Mempool::of(event.pool),
-        };
+        });
+    }
+
+    fn call(&self, event: &Event) {
         // SAFETY: it has not been replaced, as this is called under a lock under which it would be.
-        unsafe { (self.call)(self.context, &raw const event) };
+        unsafe { (self.call)(self.context, ptr::from_ref(event)) };
     }
 }
 

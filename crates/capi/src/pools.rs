@@ -260,7 +260,12 @@ struct Source {
 }
 
 impl SegmentSource for Source {
-    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
+    fn allocate(
+        &mut self,
+        size: Bytes,
+        stream: Stream,
+        _is_limited: bool,
+    ) -> Option<DeviceAddress> {
         let stream = pointer_to(DeviceAddress(stream.0));
         // SAFETY: the context has not ended, as `self` lives.
         let memory =

@@ -28,7 +28,8 @@
 //!   everything in a context that is not its device's primary one, after a primary context was reset, and
 //!   memory that lowtide did not allocate. A pointer of lowtide's never gets to the driver's `cuMemFree`.
 //! - `cudaMemGetInfo` counts what lowtide keeps for later as free. Where the driver runs out of memory for
-//!   something else (arrays, managed memory, `cuMemCreate`), what is kept goes back, and it is asked again.
+//!   something else (arrays, managed memory, `cuMemCreate`, code that is loaded, graphs), what is kept goes back,
+//!   and it is asked again. Launches are not looked at: what a kernel's stack takes is not given back for.
 //!
 //! # What a program can see
 //!

@@ -28,7 +28,7 @@ use crate::pools::Mempool;
 use crate::registry;
 
 pub(crate) use keeper::retains as retains_backups;
-pub(crate) use table::{attach, is_known, is_process_in_region};
+pub(crate) use table::{attach, depth, is_known};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,8 +54,10 @@ pub enum Backup {
 /// and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
 /// handed out stays in the region when the thread leaves it; a thread that ends has left.
 ///
-/// A region takes memory of the device ahead of its requests, an eighth of what it has and 1 GiB at most at
-/// once. Statistics count as reserved what its segments have; `mapped_bytes` of `lowtide_region` counts all.
+/// A region takes memory of the device ahead of its requests, so that pausing it takes few calls: an eighth of
+/// what it has, of what the device has left, and 1 GiB at most at once, and nothing where the device has a limit
+/// (`lowtide_set_memory_fraction`). Statistics count as reserved what its segments have; `mapped_bytes` of
+/// `lowtide_region` counts all.
 ///
 /// While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
 ///

@@ -215,6 +215,19 @@ pub(crate) fn observe_events(observer: Option<EventListener>) -> Result<(), Erro
     })
 }
 
+/// Does something with the observer of events, if there is one, which is not replaced meanwhile.
+///
+/// # Errors
+///
+/// What `act` returned.
+pub(crate) fn with_observer(
+    act: impl FnOnce(EventListener) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let _in_order = lock(&CHANGES)?;
+    let observer = setup()?.observer;
+    observer.map_or(Ok(()), act)
+}
+
 /// Lets someone be asked for memory when a device is short of it, or nobody.
 ///
 /// # Errors

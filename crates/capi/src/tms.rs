@@ -31,8 +31,21 @@ struct Thread {
     keeps_on_disk: bool,
     /// Noted, and without effect.
     backend: CString,
-    /// Whether the thread has entered a region, or none, because of this.
-    is_entered: bool,
+    /// Where its requests go as long as it has said nothing.
+    at_first: Place,
+    /// What it has entered because of this and not left, the innermost last. What `lowtide_region_enter` was
+    /// called for may lie between and after these.
+    entered: Vec<Entry>,
+}
+
+/// A region's tag and backup, or none.
+type Place = Option<(CString, Backup)>;
+
+/// A place that a thread has entered.
+struct Entry {
+    place: Place,
+    /// How much the thread had entered with it.
+    depth: usize,
 }
 
 impl Thread {
@@ -40,14 +53,23 @@ impl Thread {
     fn new() -> Thread {
         let backend = env::var("TMS_INIT_CPU_BACKUP_BACKEND");
         let backend = backend.unwrap_or_else(|_| "pinned".to_owned());
-        Thread {
+        let mut thread = Thread {
             is_interesting: is_set("TMS_INIT_ENABLE"),
             tag: c"default".to_owned(),
             keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP"),
             keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP"),
             backend: CString::new(backend).unwrap_or_default(),
-            is_entered: false,
-        }
+            at_first: None,
+            entered: Vec::new(),
+        };
+        thread.at_first = thread.place();
+        thread
+    }
+
+    /// Returns where the thread's requests are to go, by what it has said.
+    fn place(&self) -> Place {
+        let place = || (self.tag.clone(), self.backup());
+        self.is_interesting.then(place)
     }
 
     fn backup(&self) -> Backup {
@@ -58,21 +80,26 @@ impl Thread {
         }
     }
 
-    /// Enters what the thread's requests are to come from now, and leaves what they came from.
+    /// Enters what the thread's requests are to come from now, and leaves what it entered last for that. Where it
+    /// has said what it had said before it entered a region of lowtide's, it is in that region again.
     fn enter(&mut self) -> Result<(), Error> {
-        if self.is_entered {
-            self.is_entered = false;
+        let (place, depth) = (self.place(), regions::depth());
+        self.entered.retain(|entry| entry.depth <= depth);
+        if self.entered.pop_if(|entry| entry.depth == depth).is_some() {
             succeed(lowtide_region_leave())?;
         }
-        let tag = match (self.is_interesting, regions::is_process_in_region()) {
-            (true, _) => self.tag.as_ptr(),
-            // Out of the region that the process is in.
-            (false, true) => ptr::null(),
-            (false, false) => return Ok(()),
+        let around = self.entered.last().map(|entry| &entry.place);
+        if *around.unwrap_or(&self.at_first) == place {
+            return Ok(());
+        }
+        let (tag, backup) = match &place {
+            Some((tag, backup)) => (tag.as_ptr(), *backup),
+            None => (ptr::null(), Backup::None),
         };
-        // SAFETY: it is null, or a text of this thread's.
-        succeed(unsafe { lowtide_region_enter(tag, self.backup() as c_int) })?;
-        self.is_entered = true;
+        // SAFETY: it is null, or ends with a zero byte.
+        succeed(unsafe { lowtide_region_enter(tag, backup as c_int) })?;
+        let depth = regions::depth();
+        self.entered.push(Entry { place, depth });
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Who may reuse whose memory: pools, and the streams in them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,7 +42,10 @@ pub(crate) struct Domain {
 /// allocator of its own. It ends with the pool, which is after the last segment went back.
 pub trait SegmentSource: Send {
     /// Returns new memory of at least `size` bytes for work in `stream`, or `None` where there is none.
-    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress>;
+    ///
+    /// A device with a limit (`is_limited`) is to lose no more than that: the limit counts what is handed
+    /// out, not what the source has besides.
+    fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress>;
 
     /// Takes memory back that [`SegmentSource::allocate`] returned for `size` bytes.
     fn release(&mut self, address: DeviceAddress, size: Bytes);
@@ -221,9 +224,20 @@ impl Domains {
 
     /// Returns the bytes of pools whose memory is away. Linear in the number of pools.
     pub(crate) fn paused_bytes(&self) -> Bytes {
-        let paused = self.pools().filter(|(_, pool)| pool.paused.is_some());
-        let bytes: i64 = paused.map(|(_, pool)| pool.reserved_bytes.current()).sum();
-        Bytes(bytes.unsigned_abs())
+        self.paused_regions().values().copied().sum()
+    }
+
+    /// Returns the bytes of pools whose memory is away, by the name of the region. Linear in the number of
+    /// pools.
+    pub(crate) fn paused_regions(&self) -> BTreeMap<Arc<str>, Bytes> {
+        let mut regions = BTreeMap::new();
+        for (_, pool) in self.pools() {
+            if let Some(region) = &pool.paused {
+                let bytes = Bytes(pool.reserved_bytes.current().unsigned_abs());
+                *regions.entry(Arc::clone(region)).or_default() += bytes;
+            }
+        }
+        regions
     }
 
     /// Returns the number of the pool called `id`. Linear in the number of pools.

@@ -91,6 +91,9 @@ pub struct OutOfMemory {
     pub device_free: Bytes,
     /// Bytes of the device.
     pub device_total: Bytes,
+    /// Regions whose memory is away, by name, and what their segments take when it is back. It counts as
+    /// reserved, and not against the limit.
+    pub paused: Vec<(Arc<str>, Bytes)>,
     /// What the strategy has to say: BFC's picture of its bins. Empty for the others.
     pub details: String,
     /// What the program holds, those that take the most first.
@@ -223,6 +226,17 @@ impl fmt::Display for OutOfMemory {
              (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )?;
         write!(f, " The largest free block has {}.", self.largest_free)?;
+        for (index, (region, size)) in self.paused.iter().enumerate() {
+            let start = if index == 0 {
+                " Paused, and not on the device: "
+            } else {
+                ", "
+            };
+            write!(f, "{start}{size} of region {region:?}")?;
+        }
+        if !self.paused.is_empty() {
+            write!(f, ".")?;
+        }
         if !self.details.is_empty() {
             write!(f, "\n{}", self.details)?;
         }

@@ -130,6 +130,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let active_in_private = self.sum(DeviceAllocator::active_in_private_pools);
         let (allocated, reserved) = (self.allocated(), self.reserved());
         let holders = self.holders();
+        // Private pools are all in the first lane.
+        let paused = self.lanes[0].heap.domains.paused_regions();
         let lane = &mut *self.lanes[own];
         let info = lane.heap.driver.memory_info()?;
         let heap = &lane.heap;
@@ -147,6 +149,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
             free_in_private_pools: reserved_in_private.saturating_sub(active_in_private),
             device_free: info.free,
             device_total: info.total,
+            paused: paused.into_iter().collect(),
             details: lane.strategy.describe(heap, request),
             holders,
         };

@@ -162,8 +162,8 @@ pub(crate) struct Heap<D> {
     /// each [`Heap::release_detached`].
     detached: Vec<(Handle, Bytes, SizeKind, DomainId)>,
     /// What the driver mapped, but would neither make usable nor unmap; it is asked again before anything is
-    /// mapped or given back.
-    half_mapped: Vec<(DeviceAddress, Bytes)>,
+    /// mapped in the segment, or the segment given back.
+    half_mapped: Vec<(SegmentId, DeviceAddress, Bytes)>,
 }
 
 impl<D> Heap<D> {
@@ -286,9 +286,10 @@ impl<D: Driver> Heap<D> {
             return Err(DriverError::OutOfMemory);
         }
         let stream = self.domains.domain(domain).stream;
+        let is_limited = self.limit.is_some();
         let address = match self.domains.source_of(domain) {
             Some(source) => {
-                let address = source.allocate(size, stream);
+                let address = source.allocate(size, stream, is_limited);
                 let address = address.ok_or(DriverError::OutOfMemory)?;
                 self.driver.lend(address, size);
                 address
@@ -389,7 +390,7 @@ impl<D: Driver> Heap<D> {
 
     /// Gives the addresses of an expandable segment back, in which nothing is mapped.
     pub(crate) fn unreserve_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
-        self.unmap_half_mapped()?;
+        self.unmap_half_mapped(id)?;
         let segment = self.segments.get(id);
         debug_assert!(segment.mapped_bytes().is_zero());
         self.driver.unreserve(segment.address, segment.size)?;
@@ -409,7 +410,7 @@ impl<D: Driver> Heap<D> {
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<Bytes, DriverError> {
-        self.unmap_half_mapped()?;
+        self.unmap_half_mapped(id)?;
         let &Segment {
             address: start,
             domain,
@@ -420,7 +421,7 @@ impl<D: Driver> Heap<D> {
         let mapped = size.round_up(page_size);
         let first = pages_in(address.offset_from(start), page_size);
         let handles = self.create_pages(pages_in(mapped, page_size), page_size, kind, domain)?;
-        if let Err(error) = self.map_pages(address, page_size, &handles) {
+        if let Err(error) = self.map_pages(id, address, page_size, &handles) {
             self.discard(handles, page_size, kind, domain);
             return Err(error);
         }
@@ -475,6 +476,7 @@ impl<D: Driver> Heap<D> {
     /// Maps the handles one behind the other and makes them accessible: all or none.
     fn map_pages(
         &mut self,
+        id: SegmentId,
         address: DeviceAddress,
         page_size: Bytes,
         handles: &[Handle],
@@ -492,16 +494,18 @@ impl<D: Driver> Heap<D> {
         let result = result.and_then(|()| self.driver.set_access(address, mapped));
         if result.is_err() && !mapped.is_zero() && self.driver.unmap(address, mapped).is_err() {
             // The first error says more.
-            self.half_mapped.push((address, mapped));
+            self.half_mapped.push((id, address, mapped));
         }
         result
     }
 
-    /// Has the driver unmap what it refused to.
-    fn unmap_half_mapped(&mut self) -> Result<(), DriverError> {
-        while let Some(&(address, size)) = self.half_mapped.last() {
+    /// Has the driver unmap what it refused to in a segment, in which nothing can be mapped before that.
+    pub(crate) fn unmap_half_mapped(&mut self, id: SegmentId) -> Result<(), DriverError> {
+        let is_in = |&(segment, ..): &(SegmentId, DeviceAddress, Bytes)| segment == id;
+        while let Some(index) = self.half_mapped.iter().position(is_in) {
+            let (_, address, size) = self.half_mapped[index];
             self.driver.unmap(address, size)?;
-            self.half_mapped.pop();
+            self.half_mapped.swap_remove(index);
         }
         Ok(())
     }

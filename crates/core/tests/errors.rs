@@ -87,6 +87,24 @@ fn memory_in_private_pools_is_named() -> Result<(), AllocError> {
 }
 
 #[test]
+fn regions_that_are_paused_are_named() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::mib(100));
+    for (number, region) in [(1, "weights"), (2, "kv"), (3, "kv")] {
+        let pool = MempoolId(number, number);
+        allocator.allocate_in(pool, Bytes::mib(20), Stream::DEFAULT)?;
+        allocator.set_paused(pool, Some(region.into()))?;
+    }
+    let error = out_of_memory(allocator.allocate(Bytes::mib(70), Stream::DEFAULT));
+    let paused = [("kv", 40), ("weights", 20)];
+    let paused = paused.map(|(region, mib)| (region.into(), Bytes::mib(mib)));
+    assert_eq!(error.paused, paused);
+    let text = " The largest free block has 0 bytes. Paused, and not on the device: 40.00 MiB of region \
+                \"kv\", 20.00 MiB of region \"weights\".\nBiggest holders: ";
+    assert!(error.to_string().contains(text), "{error}");
+    Ok(())
+}
+
+#[test]
 fn the_fields_are_those_of_the_moment() -> Result<(), AllocError> {
     for config in configs() {
         let mut allocator = allocator(&config, Bytes::mib(128));

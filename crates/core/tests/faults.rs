@@ -12,7 +12,7 @@ use lowtide_core::{
     DeviceAllocator, DriverError, MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
-use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
 
 const RANDOM_PROGRAMS: u64 = if cfg!(miri) { 0 } else { 6 };
 const RANDOM_LENGTH: usize = 60;
@@ -190,6 +190,35 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
         allocator.empty_cache()?;
         assert_eq!(allocator.driver().leaks(), [""; 0], "seed {seed}");
     }
+    Ok(())
+}
+
+/// Pages that the driver will neither map nor unmap are in the way of their segment alone.
+#[test]
+fn a_segment_that_is_half_mapped_is_passed_over() -> Result<(), AllocError> {
+    let config: Config = "caching:expandable_segments:True".parse().unwrap();
+    let mut allocator = allocator(&config);
+    let failed = DriverError::Failed {
+        call: "a call",
+        code: 1,
+        message: String::new(),
+    };
+    let before = allocator.allocate(Bytes::mib(4), Stream(1))?;
+    let both = FaultPlan::every(&[Call::SetAccess, Call::Unmap], failed.clone());
+    allocator.driver_mut().set_faults(both);
+    let refused = allocator.allocate(Bytes::mib(30), Stream(1));
+    assert!(matches!(refused, Err(AllocError::Driver(_))));
+    let unmap = FaultPlan::every(&[Call::Unmap], failed);
+    allocator.driver_mut().set_faults(unmap);
+    let own = allocator.allocate(Bytes::mib(30), Stream(1))?;
+    let others = allocator.allocate(Bytes::mib(20), Stream(2))?;
+    assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
+    allocator.driver_mut().set_faults(FaultPlan::none());
+    for block in [before, own, others] {
+        allocator.free(block)?;
+    }
+    allocator.empty_cache()?;
+    assert_eq!(allocator.driver().leaks(), [""; 0]);
     Ok(())
 }
 

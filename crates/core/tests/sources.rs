@@ -39,7 +39,12 @@ impl Seen {
 }
 
 impl SegmentSource for Source {
-    fn allocate(&mut self, size: Bytes, _stream: Stream) -> Option<DeviceAddress> {
+    fn allocate(
+        &mut self,
+        size: Bytes,
+        _stream: Stream,
+        _is_limited: bool,
+    ) -> Option<DeviceAddress> {
         if size > self.left {
             return None;
         }

@@ -29,6 +29,7 @@ mod pipeline;
 mod tests;
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -185,9 +186,10 @@ impl CudaBackups {
             Some(link) => link,
             None => Link::new(Arc::clone(&context), &self.sizes)?,
         };
-        let copied = copy(&mut link, &self.sizes);
-        // Even after an error: what the copies use must stay until they have ended.
+        let copied = catch_unwind(AssertUnwindSafe(|| copy(&mut link, &self.sizes)));
+        // Even after an error or a panic: what the copies use must stay until they have ended.
         let ended = link.synchronize();
+        let copied = copied.unwrap_or_else(|panic| resume_unwind(panic));
         if copied.is_ok() && ended.is_ok() {
             self.keeper.keep_link(link);
         }

@@ -1,7 +1,7 @@
 //! Which device a thread works on, as the driver knows it: for those whose callers do not say.
 
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lowtide_core::{DriverError, Stream};
 
@@ -9,7 +9,7 @@ use crate::context::PrimaryContext;
 use crate::driver::raw_stream;
 use crate::library::{Library, call};
 use crate::streams::CaptureStatus;
-use crate::sys::{CUcontext, CUstreamCaptureStatus};
+use crate::sys::{CUcontext, CUdeviceptr, CUstreamCaptureStatus};
 
 /// The primary contexts in which threads of this process were found. Each is held from then on, so that its
 /// handle is never another context's.
@@ -17,7 +17,14 @@ use crate::sys::{CUcontext, CUstreamCaptureStatus};
 pub struct PrimaryContexts {
     library: Arc<Library>,
     /// By the number of the device.
-    known: Box<[OnceLock<PrimaryContext>]>,
+    devices: Box<[PerDevice]>,
+}
+
+#[derive(Debug, Default)]
+struct PerDevice {
+    context: OnceLock<PrimaryContext>,
+    /// A little memory, to be freed by who waits for the device during a capture.
+    spare: Mutex<Option<CUdeviceptr>>,
 }
 
 // SAFETY: the pointers in it are handles of contexts, which belong to the process; any thread may use them.
@@ -35,7 +42,7 @@ impl PrimaryContexts {
         let count = library.device_count()?;
         Ok(PrimaryContexts {
             library,
-            known: (0..count).map(|_| OnceLock::new()).collect(),
+            devices: (0..count).map(|_| PerDevice::default()).collect(),
         })
     }
 
@@ -115,31 +122,75 @@ impl PrimaryContexts {
     /// Waits for all work of a device whose context is known, as `cuMemFree` does: in whatever stream and
     /// whoever put it there. `is_capturing` says whether a stream of the process may be being captured.
     ///
-    /// Then this takes as long as an allocation and a free of the driver's, and fails and spoils the capture
+    /// Then this takes as long as a free and an allocation of the driver's, and fails and spoils the capture
     /// where those would: waiting for a context would in any case.
     ///
     /// # Errors
     ///
     /// What the driver says, if the work failed or is being captured.
     pub fn wait(&self, device: u32, is_capturing: bool) -> Result<(), DriverError> {
-        let Some(context) = self.slot(device).and_then(OnceLock::get) else {
+        let Some((context, device)) = self.find(device) else {
             return Ok(());
         };
         let _scope = context.enter()?;
         if is_capturing {
-            return self.free_something();
+            return self.free_something(device);
         }
         // SAFETY: takes nothing.
         unsafe { call!(&self.library, cuCtxSynchronize()) }
     }
 
-    /// Allocates and frees in the current context.
+    /// Takes a little of a device whose context is known, unless that was done: what [`PrimaryContexts::wait`]
+    /// frees in a capture must be there when the device is full. Spoils no capture.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; the wait then tries to take something itself.
+    pub fn keep_spare(&self, device: u32) -> Result<(), DriverError> {
+        let Some((context, device)) = self.find(device) else {
+            return Ok(());
+        };
+        let mut spare = device.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.is_none() {
+            let _scope = context.enter_relaxed()?;
+            *spare = Some(self.allocate()?);
+        }
+        Ok(())
+    }
+
+    /// Frees something in the current context, for which it allocates again.
     #[cold]
-    fn free_something(&self) -> Result<(), DriverError> {
+    fn free_something(&self, device: &PerDevice) -> Result<(), DriverError> {
+        let spare = || device.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = spare().take();
+        let address = taken.map_or_else(|| self.allocate(), Ok)?;
+        let freed = self.free(address);
+        let next = match &freed {
+            Ok(()) => self
+                .library
+                .relax_capture()
+                .and_then(|_relaxed| self.allocate())
+                .ok(),
+            Err(_) => Some(address),
+        };
+        // Another thread may have left one meanwhile.
+        if let Some(extra) = next.and_then(|next| spare().replace(next)) {
+            let _relaxed = self.library.relax_capture()?;
+            self.free(extra)?;
+        }
+        freed
+    }
+
+    fn allocate(&self) -> Result<CUdeviceptr, DriverError> {
         let mut address = 0;
         // SAFETY: the call writes `address`, which outlives it.
         unsafe { call!(&self.library, cuMemAlloc_v2(&raw mut address, 1)) }?;
-        // SAFETY: it was allocated in the line above.
+        Ok(address)
+    }
+
+    /// Frees what [`PrimaryContexts::allocate`] returned.
+    fn free(&self, address: CUdeviceptr) -> Result<(), DriverError> {
+        // SAFETY: it was allocated by `allocate`, and whoever calls this has it alone.
         unsafe { call!(&self.library, cuMemFree_v2(address)) }
     }
 
@@ -148,10 +199,11 @@ impl PrimaryContexts {
         if context.is_null() {
             return Ok(None);
         }
-        let is_it = |known: &OnceLock<PrimaryContext>| {
-            known.get().is_some_and(|known| known.raw() == context)
+        let is_it = |device: &PerDevice| {
+            let known = device.context.get();
+            known.is_some_and(|known| known.raw() == context)
         };
-        match (0..).zip(&self.known).find(|(_, known)| is_it(known)) {
+        match (0..).zip(&self.devices).find(|(_, device)| is_it(device)) {
             Some((device, _)) => Ok(Some(device)),
             None => self.meet(context),
         }
@@ -180,14 +232,20 @@ impl PrimaryContexts {
         if primary.raw() != context {
             return Ok(None);
         }
-        if let Some(slot) = self.slot(number) {
+        if let Some(device) = self.device(number) {
             // Another thread may have been faster; this hold is then given back.
-            drop(slot.set(primary));
+            drop(device.context.set(primary));
         }
         Ok(Some(number))
     }
 
-    fn slot(&self, device: u32) -> Option<&OnceLock<PrimaryContext>> {
-        self.known.get(usize::try_from(device).ok()?)
+    /// Returns a device whose context is known.
+    fn find(&self, device: u32) -> Option<(&PrimaryContext, &PerDevice)> {
+        let device = self.device(device)?;
+        Some((device.context.get()?, device))
+    }
+
+    fn device(&self, number: u32) -> Option<&PerDevice> {
+        self.devices.get(usize::try_from(number).ok()?)
     }
 }

@@ -54,4 +54,7 @@ pub trait Pools {
     ///
     /// What their allocator says.
     fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
+
+    /// Tells whoever wants to know that the memory of every segment of the pools is about to leave, or is back.
+    fn tell(&mut self, is_leaving: bool);
 }

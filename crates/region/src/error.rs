@@ -18,6 +18,13 @@ pub type PoolsError = Box<dyn Error + Send + Sync>;
 pub enum RegionError {
     /// The device's driver refused a call.
     Driver(DriverError),
+    /// The device has too little memory for what is to come back.
+    NoRoom {
+        /// How much of it is missing.
+        needed: Bytes,
+        /// What the device has left.
+        free: Bytes,
+    },
     /// The contents were not saved or not restored.
     Backup(BackupError),
     /// The allocator that the blocks are in refused a call.
@@ -47,7 +54,8 @@ impl RegionError {
     pub fn is_out_of_memory(&self) -> bool {
         matches!(
             self,
-            RegionError::Driver(DriverError::OutOfMemory)
+            RegionError::NoRoom { .. }
+                | RegionError::Driver(DriverError::OutOfMemory)
                 | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory))
         )
     }
@@ -71,6 +79,12 @@ impl fmt::Display for RegionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RegionError::Driver(error) => error.fmt(f),
+            RegionError::NoRoom { needed, free } => {
+                write!(
+                    f,
+                    "it takes {needed} of memory, and the device has {free} free"
+                )
+            }
             RegionError::Backup(error) => error.fmt(f),
             RegionError::Pools(error) => error.fmt(f),
             RegionError::StillHeld { size, error } => write!(
@@ -96,7 +110,7 @@ impl Error for RegionError {
             RegionError::NotPutBack { mapping, .. } => Some(mapping),
             RegionError::Backup(error) => Some(error),
             RegionError::Pools(error) => Some(&**error),
-            RegionError::Stopped => None,
+            RegionError::NoRoom { .. } | RegionError::Stopped => None,
         }
     }
 }

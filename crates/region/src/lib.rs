@@ -12,10 +12,12 @@
 //! ├─ Device::synchronize                 any stream may use the memory, so all are waited for
 //! ├─ Pools::settle                       what is free goes back; what the program holds is to be kept
 //! ├─ Backups::save                       backup.rs: the contents of those blocks
+//! ├─ Pools::tell                         who registered the memory elsewhere lets go of it first
 //! └─ Backing::unmap_all, reduce_to       one call for each run of pieces, then one for each piece
 //! RegionMemory::resume
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
-//! └─ Backups::restore
+//! ├─ Backups::restore
+//! └─ Pools::tell, set_paused
 //! ```
 //!
 //! # What this crate does not do

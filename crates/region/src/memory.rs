@@ -31,7 +31,7 @@ use crate::figures::RegionFigures;
 use crate::reservation::Reservation;
 
 /// New memory comes in pieces of at least this part of what the region has, so that many small segments are
-/// few pieces.
+/// few pieces, but takes no more ahead of segments to come than this part of what the device has left.
 const GROWTH_PART: u64 = 8;
 
 /// Where a region's memory is.
@@ -132,7 +132,14 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let told = pools.set_paused(true).map_err(RegionError::from);
         self.books()?.state = RegionState::Pausing;
         let (saved, outcome) = match told.and_then(|()| self.save(pools, backups, kind)) {
-            Ok(saved) => (saved, self.unmap()),
+            Ok(saved) => {
+                pools.tell(true);
+                let unmapped = self.unmap();
+                if unmapped.as_ref().is_err_and(|error| !error.is_paused()) {
+                    pools.tell(false);
+                }
+                (saved, unmapped)
+            }
             Err(error) => (None, Err(error)),
         };
         let mut books = self.books()?;
@@ -186,6 +193,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if let Some(saved) = saved {
             backups.discard(saved.backup);
         }
+        pools.tell(false);
         Ok(pools.set_paused(false)?)
     }
 
@@ -302,8 +310,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         drop(books);
         let mut backings = self.take_backings()?;
         let usable: Vec<_> = backings.iter().map(Backing::usable).collect();
-        let mut outcome =
-            supply_all(&mut backings, &self.device, &needed).map_err(RegionError::from);
+        let mut outcome = supply_all(&mut backings, &self.device, &needed);
         let mut restored = Bytes::ZERO;
         if outcome.is_ok()
             && let Some(saved) = &mut saved
@@ -320,9 +327,27 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
                 let _ = backing.reduce_to(&self.device, usable);
             }
         }
+        if matches!(outcome, Err(RegionError::Driver(DriverError::OutOfMemory))) {
+            outcome = Err(self.no_room(&backings, &needed));
+        }
         self.put_backings(backings)?;
         self.books()?.saved = saved;
         outcome.map(|()| restored)
+    }
+
+    /// Returns why what is needed could not be supplied, once all is as it was before.
+    fn no_room(&self, backings: &[Backing], needed: &[Vec<MemoryRange>]) -> RegionError {
+        let missing = backings.iter().zip(needed).flat_map(|(backing, needed)| {
+            let holes = needed.iter().flat_map(|&range| backing.holes(range));
+            holes.map(|hole| hole.size)
+        });
+        match self.device.with_driver(Driver::memory_info) {
+            Ok(info) => RegionError::NoRoom {
+                needed: missing.sum(),
+                free: info.free,
+            },
+            Err(_) => DriverError::OutOfMemory.into(),
+        }
     }
 
     fn take_backings(&self) -> Result<Vec<Backing>, RegionError> {
@@ -371,13 +396,14 @@ where
     B: Backups,
     B::Backup: Send,
 {
-    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
+    fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
         let mut books = self.0.books().ok()?;
         if books.state != RegionState::Mapped {
             return None;
         }
         // The pool is told of no reason: what failed but for lack of memory is tried again with the next.
-        let address = books.allocate(&self.0.device, size, stream).ok();
+        let device = &self.0.device;
+        let address = books.allocate(device, size, stream, is_limited).ok();
         books.count_mapped();
         address
     }
@@ -400,13 +426,18 @@ impl<K> Books<K> {
         device: &impl Device,
         size: Bytes,
         stream: Stream,
+        is_limited: bool,
     ) -> Result<DeviceAddress, DriverError> {
         for reservation in &mut self.reservations {
             if let Some(address) = reservation.reuse(device, size, stream)? {
                 return Ok(address);
             }
         }
-        let piece = Bytes(self.mapped().get() / GROWTH_PART).min(room_for(device, size)?);
+        let wanted = match is_limited {
+            true => size,
+            false => size.max(Bytes(self.mapped().get() / GROWTH_PART)),
+        };
+        let piece = piece_for(device, size, wanted)?;
         for reservation in &mut self.reservations {
             if let Some(address) = reservation.grow(device, size, stream, piece)? {
                 return Ok(address);
@@ -481,27 +512,31 @@ impl<K> Saved<K> {
     }
 }
 
-/// Returns how much memory of the device may be taken at once; fails where that is less than `size`. No call
-/// to the driver where the device has no margin.
-fn room_for(device: &impl Device, size: Bytes) -> Result<Bytes, DriverError> {
+/// Returns how much memory to take at once for a segment of `size` bytes: `wanted`, or less where the device
+/// has little left; fails where it has too little for the segment besides its margin. No call to the driver
+/// where it has no margin and no more is wanted than the segment takes.
+fn piece_for(device: &impl Device, size: Bytes, wanted: Bytes) -> Result<Bytes, DriverError> {
     let margin = device.margin();
-    if margin.is_zero() {
-        return Ok(Bytes(u64::MAX));
+    if margin.is_zero() && wanted <= size {
+        return Ok(size);
     }
     let free = device.with_driver(Driver::memory_info)?.free;
     let room = free.saturating_sub(margin);
-    (room >= size)
-        .then_some(room)
-        .ok_or(DriverError::OutOfMemory)
+    if !margin.is_zero() && room < size {
+        return Err(DriverError::OutOfMemory);
+    }
+    // What is taken ahead is nobody else's.
+    let left = room.saturating_sub(size);
+    Ok(wanted.min(size + Bytes(left.get() / GROWTH_PART)))
 }
 
 fn supply_all(
     backings: &mut [Backing],
     device: &impl Device,
     needed: &[Vec<MemoryRange>],
-) -> Result<(), DriverError> {
+) -> Result<(), RegionError> {
     let mut all = backings.iter_mut().zip(needed);
-    all.try_for_each(|(backing, needed)| backing.supply(device, needed))
+    Ok(all.try_for_each(|(backing, needed)| backing.supply(device, needed))?)
 }
 
 /// Gives everything back, or as much as the driver takes.

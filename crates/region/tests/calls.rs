@@ -101,6 +101,34 @@ fn the_last_of_the_memory_is_used() {
     assert_eq!(driver.wrongs(), [""; 0]);
 }
 
+/// A limit counts segments, so nothing else is taken where there is one; nor most of what the device has left.
+#[test]
+fn little_is_taken_ahead_where_little_is_left() {
+    let segment = Bytes::mib(32);
+    let driver = TestDriver::new(Bytes::gib(4));
+    let allocator = allocator(&driver, &Config::default());
+    let region = TestRegion::new(1, None, &driver, &allocator);
+    for count in 1..=112 {
+        region.allocate(segment, Stream(0)).expect("there is room");
+        let ahead = driver.physical_bytes() - Bytes(count * segment.get());
+        let left = Bytes::gib(4) - driver.physical_bytes();
+        // The rest of the last piece and a new one.
+        let ahead_max = segment + Bytes(left.get() / 7);
+        assert!(ahead <= ahead_max, "{ahead} ahead, {left} left");
+    }
+
+    let driver = TestDriver::new(Bytes::gib(64));
+    let allocator = common::allocator(&driver, &Config::default());
+    let region = TestRegion::new(1, None, &driver, &allocator);
+    let limit = Bytes::gib(2);
+    region.lane().set_limit(Some(limit));
+    for _ in 0..64 {
+        region.allocate(segment, Stream(0)).expect("there is room");
+        assert_eq!(driver.physical_bytes(), region.lane().stats().reserved());
+    }
+    assert_eq!(driver.physical_bytes(), limit);
+}
+
 /// Memory that a segment left is used by the next, on another stream once the first stream's work is done.
 #[test]
 fn memory_is_used_again_before_more_is_taken() {

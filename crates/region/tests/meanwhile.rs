@@ -25,6 +25,10 @@ impl Pools for Busy<'_> {
         (self.after_settle)(self.region);
         settled
     }
+
+    fn tell(&mut self, is_leaving: bool) {
+        self.region.pools().tell(is_leaving);
+    }
 }
 
 fn region(strategy: &str, kind: BackupKind) -> (TestDriver, TestRegion) {

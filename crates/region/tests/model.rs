@@ -242,7 +242,10 @@ impl World {
         let state = self.regions[number].memory.state().expect("no call panics");
         match resumed {
             Ok(()) => assert_eq!(state, RegionState::Mapped),
-            Err(RegionError::Driver(DriverError::OutOfMemory)) => assert_eq!(state, before),
+            Err(RegionError::NoRoom { needed, free }) => {
+                assert_eq!(state, before);
+                assert!(needed > free || self.is_failing, "{needed} {free}");
+            }
             Err(error) => {
                 assert!(self.is_failing, "{error}");
                 assert_eq!(state, before, "{error}");

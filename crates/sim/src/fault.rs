@@ -21,6 +21,7 @@ enum When {
         call: Option<Call>,
         left: u64,
     },
+    Every(&'static [Call]),
     Random {
         state: u64,
         one_in: u64,
@@ -63,6 +64,12 @@ impl FaultPlan {
         FaultPlan { when, error }
     }
 
+    /// Returns the plan that fails every call of some kinds.
+    pub const fn every(calls: &'static [Call], error: DriverError) -> FaultPlan {
+        let when = When::Every(calls);
+        FaultPlan { when, error }
+    }
+
     /// Returns the error that this call fails with, if it does.
     pub(crate) fn next(&mut self, call: Call) -> Option<DriverError> {
         let fails = match &mut self.when {
@@ -72,6 +79,7 @@ impl FaultPlan {
                 *left -= u64::from(counts);
                 counts && *left == 0
             }
+            When::Every(calls) => calls.contains(&call),
             When::Random { state, one_in } => random(state).is_multiple_of(*one_in),
         };
         fails.then(|| self.error.clone())

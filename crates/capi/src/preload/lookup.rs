@@ -141,21 +141,61 @@ unsafe extern "C" fn choose(
     name: *const c_char,
     caller: *const c_void,
 ) -> Dlsym {
-    let is_special = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT || name.is_null();
-    if is_special || !is_serving() {
+    if name.is_null() || !is_serving() {
         return real_dlsym();
     }
     // SAFETY: it is not null, and a name ends with a zero byte.
     let name = unsafe { CStr::from_ptr(name) };
-    if stand_in(name).is_none() {
+    let Some(known) = stand_in(name) else {
         return real_dlsym();
-    }
+    };
     // What lowtide looks up itself is to be the driver's, and so is what one part of the driver looks up in
     // another: as Windows' subsystem for Linux has it, ours would call itself.
     if image_of(caller) == image_of(choose as *const c_void) || is_drivers(caller) {
         return real_dlsym();
     }
-    find_for_program
+    match handle {
+        // The C library finds ours for these, as a program that is linked with the driver does.
+        libc::RTLD_DEFAULT | libc::RTLD_NEXT if is_visible(known, caller) => real_dlsym(),
+        libc::RTLD_DEFAULT | libc::RTLD_NEXT => find_behind,
+        _ => find_for_program,
+    }
+}
+
+/// Returns whether a caller that names no library would see a function without lowtide: whoever is linked with
+/// the driver, and all once the driver was opened for all to see.
+fn is_visible(known: &StandIn, caller: *const c_void) -> bool {
+    let is_others = |found: *mut c_void| !found.is_null() && found.cast_const() != known.function;
+    let name = known.name.as_ptr();
+    // SAFETY: the name ends with a zero byte.
+    let find = |handle| unsafe { real_dlsym()(handle, name) };
+    if [libc::RTLD_NEXT, libc::RTLD_DEFAULT]
+        .into_iter()
+        .any(|scope| is_others(find(scope)))
+    {
+        return true;
+    }
+    let Some(image) = image(caller).filter(|image| !image.dli_fname.is_null()) else {
+        return false;
+    };
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: 1. the loader's names end with a zero byte. 2. It opens nothing: the caller is there.
+    let own = unsafe { libc::dlopen(image.dli_fname, flags) };
+    if own.is_null() {
+        return false;
+    }
+    let is_linked = is_others(find(own));
+    // SAFETY: it was opened above; the caller stays.
+    unsafe { libc::dlclose(own) };
+    is_linked
+}
+
+/// Returns what libraries after this one have by a name, and says as `dlsym` does that there is none.
+unsafe extern "C" fn find_behind(_: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the name is that of a call of `dlsym`.
+    let found = unsafe { real_dlsym()(libc::RTLD_NEXT, name) };
+    // The C library looks at where it returns to, which is to be here: nothing may be left out after the call.
+    std::hint::black_box(found)
 }
 
 /// Returns what a library has by a name, and ours where that is the driver's function.

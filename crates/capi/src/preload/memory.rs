@@ -201,8 +201,15 @@ pub(super) fn leave_pools_to_program() {
 
 /// `cuStreamBeginCapture`, after the driver's answer.
 pub(super) fn note_capture_began(code: c_int) {
-    if code == code::SUCCESS {
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
+    if code != code::SUCCESS {
+        return;
+    }
+    CAPTURES.fetch_add(1, Ordering::Relaxed);
+    if let Some(contexts) = started()
+        && let Ok(Some(device)) = contexts.current()
+    {
+        // A free in the capture tries again.
+        let _ = contexts.keep_spare(device);
     }
 }
 
@@ -234,7 +241,11 @@ pub(super) fn wait_for_last_work(stream: *mut c_void) {
 
 /// Waits for a device's work, as a free of the driver's does.
 fn wait(contexts: &PrimaryContexts, device: u32) -> Result<(), DriverError> {
-    contexts.wait(device, CAPTURES.load(Ordering::Relaxed) > 0)
+    let wait = || contexts.wait(device, CAPTURES.load(Ordering::Relaxed) > 0);
+    match wait() {
+        Err(DriverError::OutOfMemory) if release_kept() => wait(),
+        outcome => outcome,
+    }
 }
 
 fn capture_status(contexts: &PrimaryContexts, order: Order) -> Result<CaptureStatus, DriverError> {

@@ -127,6 +127,55 @@ stand_ins! {
     fn cuArray3DCreate_v2 ["cuArray3DCreate", 3020, false](array: *mut c_void, descriptor: *const c_void)
         |driver| { or_after_release(driver) }
 
+    fn cuMipmappedArrayCreate ["cuMipmappedArrayCreate", 5000, false]
+        (array: *mut c_void, descriptor: *const c_void, levels: c_uint)
+        |driver| { or_after_release(driver) }
+
+    // Those for code, and for graphs, which the driver keeps in the device's memory.
+    fn cuModuleLoad ["cuModuleLoad", 2000, false](module: *mut c_void, path: *const c_char)
+        |driver| { or_after_release(driver) }
+    fn cuModuleLoadData ["cuModuleLoadData", 2000, false](module: *mut c_void, image: *const c_void)
+        |driver| { or_after_release(driver) }
+    fn cuModuleLoadDataEx ["cuModuleLoadDataEx", 2010, false]
+        (module: *mut c_void, image: *const c_void, count: c_uint, options: *mut c_void, values: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuModuleLoadFatBinary ["cuModuleLoadFatBinary", 2000, false](module: *mut c_void, image: *const c_void)
+        |driver| { or_after_release(driver) }
+    fn cuModuleGetFunction ["cuModuleGetFunction", 2000, false]
+        (function: *mut c_void, module: *mut c_void, name: *const c_char)
+        |driver| { or_after_release(driver) }
+    fn cuLibraryLoadData ["cuLibraryLoadData", 12000, false]
+        (library: *mut c_void, code: *const c_void, jit_options: *mut c_void, jit_values: *mut c_void,
+         jit_count: c_uint, options: *mut c_void, values: *mut c_void, count: c_uint)
+        |driver| { or_after_release(driver) }
+    fn cuLibraryLoadFromFile ["cuLibraryLoadFromFile", 12000, false]
+        (library: *mut c_void, path: *const c_char, jit_options: *mut c_void, jit_values: *mut c_void,
+         jit_count: c_uint, options: *mut c_void, values: *mut c_void, count: c_uint)
+        |driver| { or_after_release(driver) }
+    fn cuLibraryGetModule ["cuLibraryGetModule", 12000, false](module: *mut c_void, library: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuKernelGetFunction ["cuKernelGetFunction", 12000, false](function: *mut c_void, kernel: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuCtxSetLimit ["cuCtxSetLimit", 3010, false](limit: c_int, value: usize)
+        |driver| { or_after_release(driver) }
+    // What `cuGetProcAddress` answers to `cuGraphInstantiate` depends on the driver: it is left as it is.
+    fn cuGraphInstantiate_v2 ["cuGraphInstantiate_v2", 11000, false]
+        (executable: *mut c_void, graph: *mut c_void, node: *mut c_void, log: *mut c_char, size: usize)
+        |driver| { or_after_release(driver) }
+    fn cuGraphInstantiateWithFlags ["cuGraphInstantiateWithFlags", 11040, false]
+        (executable: *mut c_void, graph: *mut c_void, flags: u64)
+        |driver| { or_after_release(driver) }
+    fn cuGraphInstantiateWithParams ["cuGraphInstantiateWithParams", 12000, false]
+        (executable: *mut c_void, graph: *mut c_void, parameters: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuGraphInstantiateWithParams_ptsz ["cuGraphInstantiateWithParams", 12000, true]
+        (executable: *mut c_void, graph: *mut c_void, parameters: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuGraphUpload ["cuGraphUpload", 11010, false](executable: *mut c_void, stream: *mut c_void)
+        |driver| { or_after_release(driver) }
+    fn cuGraphUpload_ptsz ["cuGraphUpload", 11010, true](executable: *mut c_void, stream: *mut c_void)
+        |driver| { or_after_release(driver) }
+
     // Those after which something is not as it was.
     fn cuStreamDestroy_v2 ["cuStreamDestroy", 4000, false](stream: *mut c_void)
         |driver| {

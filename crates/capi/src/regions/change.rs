@@ -145,8 +145,8 @@ struct PoolSource {
 }
 
 impl SegmentSource for PoolSource {
-    fn allocate(&mut self, size: Bytes, stream: Stream) -> Option<DeviceAddress> {
-        self.source.allocate(size, stream)
+    fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
+        self.source.allocate(size, stream, is_limited)
     }
 
     fn release(&mut self, address: DeviceAddress, size: Bytes) {
@@ -193,12 +193,34 @@ fn status_of(error: &RegionError) -> Status {
 }
 
 fn named(region: &OnDevice, failure: RegionError) -> Error {
+    let (is_short, device) = (failure.is_out_of_memory(), region.device);
     let Error { status, text, .. } = error(failure);
-    let text = format_args!(
-        "region {:?} on device {}: {text}",
-        region.name.tag, region.device
-    );
-    Error::new(status, text)
+    let paused = if is_short {
+        paused_on(device)
+    } else {
+        String::new()
+    };
+    let tag = &region.name.tag;
+    Error::new(
+        status,
+        format_args!("region {tag:?} on device {device}: {text}{paused}"),
+    )
+}
+
+/// Returns what a device is to have back, by tags, as the end of a sentence.
+fn paused_on(device: c_int) -> String {
+    let mut paused: BTreeMap<Arc<str>, Bytes> = BTreeMap::new();
+    let regions = table::on_devices().unwrap_or_default();
+    for region in regions.iter().filter(|region| region.device == device) {
+        if let Ok(figures) = region.memory.figures() {
+            *paused.entry(Arc::clone(&region.name.tag)).or_default() += figures.paused;
+        }
+    }
+    let paused = paused.iter().filter(|(_, bytes)| !bytes.is_zero());
+    let paused: Vec<_> = paused
+        .map(|(tag, bytes)| format!("{bytes} of region {tag:?}"))
+        .collect();
+    format!("; paused there: {}", paused.join(", "))
 }
 
 fn first_error(outcomes: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
@@ -299,6 +321,21 @@ impl Pools for RegionPools<'_> {
         let mut ranges: Vec<_> = held.iter().flatten().map(contents_of).collect();
         ranges.sort_unstable();
         Ok(ranges)
+    }
+
+    fn tell(&mut self, is_leaving: bool) {
+        let OnDevice { device, .. } = *self.0;
+        // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
+        let _ = registry::with_observer(|observer| {
+            let pools = self.0.all_pools()?;
+            allocator(device).with_pools(|lane| {
+                let segments = lane.segments().into_iter();
+                for segment in segments.filter(|segment| pools.contains(&segment.pool)) {
+                    observer.tell_of_pause(device, is_leaving, &segment);
+                }
+            })?;
+            Ok(())
+        });
     }
 }
 

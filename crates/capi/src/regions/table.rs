@@ -120,11 +120,6 @@ pub(super) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), E
     end_visit(OF_PROCESS.swap(number, Ordering::Relaxed))
 }
 
-/// Returns whether threads that have entered nothing are in a region.
-pub(crate) fn is_process_in_region() -> bool {
-    OF_PROCESS.load(Ordering::Relaxed) != NONE
-}
-
 /// Has this thread's requests served as outside of any region.
 pub(super) fn enter_none() -> Result<(), Error> {
     registry::refuse_fork()?;
@@ -136,6 +131,13 @@ pub(super) fn leave() -> Result<(), Error> {
     registry::refuse_fork()?;
     let text = "this thread is in no region";
     end_visit(pop().ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
+}
+
+/// Returns how much this thread has entered and not left.
+pub(crate) fn depth() -> usize {
+    let depth = ENTERED.try_with(|entered| entered.borrow().0.len());
+    // One that is ending has left all.
+    depth.unwrap_or(0)
 }
 
 /// Takes what this thread entered last off its list, which one that is ending has no more.

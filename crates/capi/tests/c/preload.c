@@ -270,6 +270,31 @@ static void captures(void) {
     CHECK(cudaMalloc(&taken, MIB) == SUCCESS && taken == used);
 }
 
+/* The same on a device without a byte left. It has 64 MiB. */
+static void captures_when_full(void) {
+    int (*begin)(void *, unsigned), (*end)(void *, void **);
+    void *held = stream(), *used = memory(40 * MIB), *graph = NULL;
+    *(void **)&begin = dlsym(driver(), "cuStreamBeginCapture_v2");
+    *(void **)&end = dlsym(driver(), "cuStreamEndCapture");
+    void *work = stream();
+    struct delay delay;
+    for (int round = 0; round < 3; round++) {
+        CHECK(begin(held, RELAXED) == SUCCESS);
+        void *rest = NULL;
+        for (size_t size = 32 * MIB; size >= 512; size /= 2)
+            while (cudaMalloc(&rest, size) == SUCCESS)
+                ;
+        hold(work, "fakecuda_hold_stream");
+        CHECK(cudaMemsetAsync(used, 7, MIB, work) == SUCCESS);
+        begin_delay(&delay, work);
+        CHECK(cudaFree(used) == SUCCESS);
+        CHECK(delay.is_over);
+        pthread_join(delay.thread, NULL);
+        CHECK(end(held, &graph) == SUCCESS && graph);
+        used = memory(40 * MIB);
+    }
+}
+
 static void failed_work(void) {
     void *held = stream(), *used = NULL;
     CHECK(cudaMallocAsync(&used, MIB, held) == SUCCESS);
@@ -363,6 +388,37 @@ static void looks_up(void) {
     CHECK(allocate(&address, 0) == INVALID_VALUE && release(0) == SUCCESS);
 }
 
+/* Whoever names no library finds the driver where it would without lowtide. */
+static void looks_up_nowhere(void) {
+    CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == NULL && strstr(dlerror(), "cuMemAlloc_v2"));
+    CHECK(dlsym(RTLD_NEXT, "cuMemAlloc_v2") == NULL && dlerror());
+    /* The runtime opens it for itself. */
+    CHECK(cudaFree(NULL) == SUCCESS);
+    CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == NULL && dlerror());
+    CHECK(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL));
+    CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == dlsym(driver(), "cuMemAlloc_v2"));
+    CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2"));
+}
+
+/* The device has 64 MiB, and what the driver keeps there of code and graphs takes most of it. */
+static void other_needs(void) {
+    static const char *const names[] = {
+        "cuMipmappedArrayCreate", "cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary",
+        "cuModuleGetFunction", "cuLibraryLoadData", "cuLibraryLoadFromFile", "cuLibraryGetModule",
+        "cuKernelGetFunction", "cuCtxSetLimit", "cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags",
+        "cuGraphInstantiateWithParams", "cuGraphInstantiateWithParams_ptsz", "cuGraphUpload", "cuGraphUpload_ptsz",
+    };
+    for (size_t index = 0; index < sizeof names / sizeof *names; index++) {
+        int (*act)(void *, void *, void *, void *, void *, void *, void *, void *);
+        CHECK(cudaFree(memory(60 * MIB)) == SUCCESS);
+        *(void **)&act = dlsym(driver(), names[index]);
+        CHECK(act && act(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL) == SUCCESS);
+        void *held = memory(60 * MIB);
+        CHECK(act(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL) == OUT_OF_MEMORY);
+        CHECK(cudaFree(held) == SUCCESS);
+    }
+}
+
 /* Without CUDA's part in it a child is a child; one that becomes a program is that program. */
 static void children(const char *program) {
     CHECK(cudaFree(memory(MIB)) == SUCCESS);
@@ -419,7 +475,8 @@ int main(int count, char **arguments) {
         {"destroyed_stream", destroyed_stream}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
         {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
-        {"failed_work", failed_work},
+        {"failed_work", failed_work}, {"looks_up_nowhere", looks_up_nowhere}, {"other_needs", other_needs},
+        {"captures_when_full", captures_when_full},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {
         children(arguments[0]);

@@ -54,6 +54,23 @@ impl Machine {
         Machine(directory)
     }
 
+    /// Puts a driver in front of the stand-in, which it is linked with.
+    fn put_in_front(&self, source: &str) {
+        let [thin, behind] = ["libcuda.so.1", "libcuda.so.1.1"].map(|name| self.0.join(name));
+        let driver = fs::read_link(&thin).unwrap();
+        fs::remove_file(&thin).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/c")
+            .join(source);
+        // What it is linked with has the name of the one behind it, which the driver's own file has not.
+        let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1.1"];
+        compile(&[&source], &behind, &options);
+        let options = ["-shared", "-fPIC", "-Wl,--no-as-needed"];
+        compile(&[&source, &behind], &thin, &options);
+        fs::remove_file(&behind).unwrap();
+        symlink(driver, &behind).unwrap();
+    }
+
     /// Returns what runs a check of the program, with lowtide in front of it or not.
     fn command(&self, check: &str, preload: bool) -> Command {
         let mut command = Command::new(self.0.join("program"));
@@ -253,19 +270,32 @@ fn names_lead_where_they_led() {
 fn a_driver_that_looks_into_another_finds_that() {
     for form in FORMS {
         let machine = Machine::new("thin", form);
-        let [thin, behind] = ["libcuda.so.1", "libcuda.so.1.1"].map(|name| machine.0.join(name));
-        let driver = fs::read_link(&thin).unwrap();
-        fs::remove_file(&thin).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/thin_driver.c");
-        // What it is linked with has the name of the one behind it, which the driver's own file has not.
-        let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1.1"];
-        compile(&[&source], &behind, &options);
-        let options = ["-shared", "-fPIC", "-Wl,--no-as-needed"];
-        compile(&[&source, &behind], &thin, &options);
-        fs::remove_file(&behind).unwrap();
-        symlink(driver, &behind).unwrap();
+        machine.put_in_front("thin_driver.c");
         assert_eq!(run(machine.command("loop", true)).0, "1\n");
     }
+}
+
+#[test]
+fn who_names_no_library_finds_what_there_is_without_lowtide() {
+    check("looks_up_nowhere", &[]);
+    let machine = Machine::new("nowhere", Form::Shared);
+    run(machine.command("looks_up_nowhere", false));
+}
+
+#[test]
+fn what_is_kept_goes_back_for_code_and_graphs() {
+    for form in FORMS {
+        let machine = Machine::new("needs", form);
+        machine.put_in_front("short_driver.c");
+        let mut command = machine.command("other_needs", true);
+        command.env("FAKECUDA_CAPACITY", "67108864");
+        run(command);
+    }
+}
+
+#[test]
+fn a_free_in_a_capture_waits_though_the_device_is_full() {
+    check("captures_when_full", &[("FAKECUDA_CAPACITY", "67108864")]);
 }
 
 #[test]

@@ -6,6 +6,8 @@
 mod common;
 
 mod failures;
+mod meanwhile;
+mod told;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -415,7 +417,11 @@ fn a_region_that_finds_no_memory_stays_paused() {
         fill(full, 120 * MIB, 3);
         let used = fake.used_bytes(0);
         assert_eq!(resume("kv"), Status::OutOfMemory);
-        assert!(last_error().starts_with("region \"kv\" on device 0: "));
+        assert_eq!(
+            last_error(),
+            "region \"kv\" on device 0: it takes 60.00 MiB of memory, and the device has 20.00 MiB free; \
+             paused there: 60.00 MiB of region \"kv\""
+        );
         // One of the two found room.
         let is_back = |backup| region("kv", backup, 0).state == RegionState::Mapped;
         assert!(is_back(Backup::Host) != is_back(Backup::Disk));
@@ -433,6 +439,8 @@ fn a_region_that_finds_no_memory_stays_paused() {
         assert_eq!(lowtide_set_memory_fraction(0.7, 0), Status::Ok);
         let full = allocate(120 * MIB, 0).unwrap();
         assert_eq!(allocate(60 * MIB, 0), Err(Status::OutOfMemory));
+        let named = "Paused, and not on the device: 120.00 MiB of region \"kv\".";
+        assert!(last_error().contains(named), "{}", last_error());
         assert_eq!(lowtide_deallocate(full), Status::Ok);
         assert_eq!(resume("kv"), Status::Ok);
         assert_eq!(allocate(60 * MIB, 0), Err(Status::OutOfMemory));

@@ -1,12 +1,12 @@
 //! A device with contents, an allocator on it, backups that can fail, and a region on these.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, EventHandle,
-    Handle, MemoryInfo, MempoolId, Stream,
+    Handle, MemoryInfo, MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_region::{
     BackupError, BackupKind, Backups, Device, MemoryRange, Pools, PoolsError, RegionMemory,
@@ -38,6 +38,8 @@ struct Card {
     contents: BTreeMap<(Handle, Bytes), u64>,
     /// Work under way.
     kernels: Vec<(MemoryRange, Stream)>,
+    /// What was told of pauses: by pool, the segments whose memory is about to leave, or has.
+    told: BTreeMap<MempoolId, BTreeSet<DeviceAddress>>,
     /// What fails once an unmap has failed.
     then: Option<FaultPlan>,
     /// What must not happen, and did.
@@ -54,6 +56,7 @@ impl TestDriver {
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
             kernels: Vec::new(),
+            told: BTreeMap::new(),
             then: None,
             wrongs: Vec::new(),
         })))
@@ -117,6 +120,28 @@ impl TestDriver {
         let used = |&&(used, by): &&(MemoryRange, Stream)| by != stream && overlap(used, range);
         if let Some(kernel) = card.kernels.iter().find(used) {
             let wrong = format!("{range:?} is given to {stream:?}: {kernel:?}");
+            card.wrongs.push(wrong);
+        }
+    }
+
+    /// Notes as wrong what is told of a pool's segments and not so: each leaves once before it is back, and its
+    /// memory is there both times.
+    fn tell(&self, pool: MempoolId, is_leaving: bool, segments: &[SegmentSnapshot]) {
+        let mut card = self.card();
+        let addresses = segments.iter().map(|segment| segment.address);
+        let addresses: BTreeSet<_> = addresses.collect();
+        let is_paired = match is_leaving {
+            true => card.told.insert(pool, addresses).is_none(),
+            false => card
+                .told
+                .remove(&pool)
+                .is_some_and(|left| left.is_superset(&addresses)),
+        };
+        let mut segments = segments.iter();
+        let is_there =
+            segments.all(|segment| card.sim.access(segment.address, segment.size).is_ok());
+        if !is_paired || !is_there {
+            let wrong = format!("told of {pool:?}: {is_leaving} {is_paired} {is_there}");
             card.wrongs.push(wrong);
         }
     }
@@ -408,6 +433,7 @@ pub(crate) struct TestRegion {
     pub(crate) kind: Option<BackupKind>,
     pub(crate) pool: MempoolId,
     pub(crate) allocator: Allocator,
+    driver: TestDriver,
 }
 
 impl TestRegion {
@@ -430,6 +456,7 @@ impl TestRegion {
             kind,
             pool,
             allocator: Arc::clone(allocator),
+            driver: driver.clone(),
         }
     }
 
@@ -479,5 +506,11 @@ impl Pools for OnePool<'_> {
             size: block.requested,
         };
         Ok(held.iter().map(range).collect())
+    }
+
+    fn tell(&mut self, is_leaving: bool) {
+        let mut segments = self.0.lane().segments();
+        segments.retain(|segment| segment.pool == self.0.pool);
+        self.0.driver.tell(self.0.pool, is_leaving, &segments);
     }
 }

@@ -162,8 +162,11 @@ class _Impl:
             cpu_backup_backend=backend,
             enable_disk_backup=disk,
         )
+        kept: _regions.Backup | None = "disk" if disk else None
         try:
-            yield
+            # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
+            with _regions.region(tag, "host" if cpu else kept):
+                yield
         finally:
             self._binary_wrapper.set_config(**before)
 

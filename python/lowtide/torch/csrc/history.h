@@ -135,7 +135,9 @@ class History {
       const std::string& user_metadata) {
     if (is_watching()) {
       const std::lock_guard<std::mutex> lock(events_);
-      append(make_entry(action, device, address, size, stream, pool, std::move(context), user_metadata));
+      const auto entry = make_entry(action, device, address, size, stream, pool, std::move(context), user_metadata);
+      tell(entry);
+      keep(entry);
     }
   }
 
@@ -188,6 +190,8 @@ class History {
     // By address, of what is held and was allocated while contexts were gathered.
     std::unordered_map<uint64_t, Context> blocks;
     std::map<uint64_t, Context> segments;
+    // Segments whose memory is away. Trackers were told that they are gone.
+    std::set<uint64_t> paused;
 
     Context first_segment_context(uint64_t address, uint64_t size) const {
       const auto first = segments.lower_bound(address);
@@ -260,6 +264,7 @@ class History {
       for (auto& [index, device] : devices_) {
         device.blocks.clear();
         device.segments.clear();
+        device.paused.clear();
       }
     }
   }
@@ -277,17 +282,40 @@ class History {
     static_assert(static_cast<int>(TraceEntry::ALLOC) == LOWTIDE_ACTION_ALLOC);
     static_assert(static_cast<int>(TraceEntry::SEGMENT_UNMAP) == LOWTIDE_ACTION_SEGMENT_UNMAP);
     static_assert(static_cast<int>(TraceEntry::OOM) == LOWTIDE_ACTION_OUT_OF_MEMORY);
-    const auto index = static_cast<DeviceIndex>(event.device);
     const std::lock_guard<std::mutex> lock(events_);
-    append(make_entry(
-        static_cast<TraceEntry::Action>(event.action),
-        index,
+    auto& device = devices_[static_cast<DeviceIndex>(event.device)];
+    switch (event.action) {
+      // Trackers register memory with NCCL, and have to do so anew. In the history the segment stays, as it does
+      // in every figure and in the picture at the history's end.
+      case LOWTIDE_ACTION_SEGMENT_PAUSED:
+        device.paused.insert(event.address);
+        tell(make_entry(TraceEntry::SEGMENT_FREE, event, nullptr));
+        return;
+      case LOWTIDE_ACTION_SEGMENT_RESUMED:
+        device.paused.erase(event.address);
+        tell(make_entry(TraceEntry::SEGMENT_ALLOC, event, nullptr));
+        return;
+      default: {
+        const auto action = static_cast<TraceEntry::Action>(event.action);
+        const auto entry = make_entry(action, event, device.track(event, Cause::current()));
+        if (action != TraceEntry::SEGMENT_FREE || device.paused.erase(event.address) == 0) {
+          tell(entry);
+        }
+        keep(entry);
+      }
+    }
+  }
+
+  TraceEntry make_entry(TraceEntry::Action action, const lowtide_event& event, Context context) const {
+    return make_entry(
+        action,
+        static_cast<DeviceIndex>(event.device),
         event.address,
         event.size,
         static_cast<cudaStream_t>(event.stream),
         to_torch(event.pool),
-        devices_[index].track(event, Cause::current()),
-        user_metadata));
+        std::move(context),
+        user_metadata);
   }
 
   TraceEntry make_entry(
@@ -316,13 +344,17 @@ class History {
     );
   }
 
-  // Tells the trackers, and keeps the entry if history is on. `events_` is held.
-  void append(TraceEntry entry) {
+  // Tells the trackers. `events_` is held.
+  void tell(const TraceEntry& entry) {
     for (const auto& tracker : trackers_) {
       tracker(entry);
     }
+  }
+
+  // Keeps the entry if history is on. `events_` is held.
+  void keep(const TraceEntry& entry) {
     if (is_recording() && skipped_.count(entry.action_) == 0) {
-      push(devices_[entry.device_].trace, std::move(entry));
+      push(devices_[entry.device_].trace, entry);
     }
   }
 

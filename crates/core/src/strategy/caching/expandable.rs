@@ -112,10 +112,11 @@ impl Caching {
     }
 
     /// Returns the first block, by address, from which on free and unmapped blocks have room for the
-    /// request, starting at an unmapped one or at the free one right before it.
-    fn find_room<D>(&mut self, heap: &Heap<D>, request: &Request) -> Option<BlockId> {
-        let usable = |id: &BlockId| !heap.blocks[*id].is_active();
-        let has_room = |first: BlockId| {
+    /// request, starting at an unmapped one or at the free one right before it. Segments in which the driver
+    /// refuses to undo a mapping that failed are passed over.
+    fn find_room<D: Driver>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let has_room = |heap: &Heap<D>, first: BlockId| {
+            let usable = |id: &BlockId| !heap.blocks[*id].is_active();
             let (mut room, mut at) = (Bytes::ZERO, Some(first));
             while room < request.size
                 && let Some(id) = at.filter(usable)
@@ -126,9 +127,14 @@ impl Caching {
             room >= request.size
         };
         let pool = self.pool_of(request.domain, kind_of(request.size));
-        let starts = pool.unmapped.values();
-        let starts = starts.map(|&id| heap.blocks[id].previous.filter(usable).unwrap_or(id));
-        starts.into_iter().find(|&first| has_room(first))
+        pool.unmapped.values().find_map(|&id| {
+            let before = heap.blocks[id].previous;
+            let first = before.filter(|&id| !heap.blocks[id].is_active());
+            let first = first.unwrap_or(id);
+            let segment = heap.blocks[id].segment;
+            let is_room = has_room(heap, first) && heap.unmap_half_mapped(segment).is_ok();
+            is_room.then_some(first)
+        })
     }
 
     /// Maps a range as a picture of a segment shows it and returns its block, which is in no list: in
@@ -285,7 +291,12 @@ impl Caching {
             .filter(|&id| !heap.blocks[id].is_split())
             .collect();
         for id in whole {
-            heap.unreserve_segment(heap.blocks[id].segment)?;
+            let segment = heap.blocks[id].segment;
+            // Those in which the driver refuses to undo a mapping that failed are offered again.
+            if heap.unmap_half_mapped(segment).is_err() {
+                continue;
+            }
+            heap.unreserve_segment(segment)?;
             self.remove_unmapped(heap, id);
             heap.blocks.remove(id);
         }

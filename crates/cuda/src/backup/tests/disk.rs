@@ -25,6 +25,8 @@ enum Fault {
     Error(i32),
     /// One bit is another one when it is read.
     Damage,
+    /// The thread panics.
+    Panic,
 }
 
 const OPERATIONS: [Operation; 4] = [
@@ -54,6 +56,7 @@ fn next_fault(operation: Operation) -> Option<Fault> {
 fn fail_if_due(operation: Operation) -> io::Result<()> {
     match next_fault(operation) {
         Some(Fault::Error(code)) => Err(io::Error::from_raw_os_error(code)),
+        Some(Fault::Panic) => panic!("it was to panic"),
         _ => Ok(()),
     }
 }
@@ -71,8 +74,10 @@ impl Storage for FaultyFile {
 
     fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()> {
         let fault = next_fault(Operation::Read);
-        if let Some(Fault::Error(code)) = fault {
-            return Err(io::Error::from_raw_os_error(code));
+        match fault {
+            Some(Fault::Error(code)) => return Err(io::Error::from_raw_os_error(code)),
+            Some(Fault::Panic) => panic!("it was to panic"),
+            _ => {}
         }
         self.0.read_all(content, offset)?;
         if fault == Some(Fault::Damage) {
@@ -113,6 +118,31 @@ fn damage_is_found_in_every_piece() {
         let error = run(Some((Operation::Read, nth, Fault::Damage))).unwrap_err();
         assert!(matches!(error, BackupError::Corrupt { .. }), "{error}");
     }
+}
+
+/// Copies may be under way then, whose memory is the next one's when the panic is met further out.
+#[test]
+fn a_panic_waits_for_the_copies() {
+    let mut world = World::new(LONG, open_faulty);
+    let saved = world.fill(1);
+    let waits = |world: &World| world.fake.calls("cuStreamSynchronize");
+    let fail = |operation| *FAULT.lock().unwrap() = Some((operation, 1, Fault::Panic));
+    let before = waits(&world);
+    fail(Operation::Write);
+    let panicked = catch_unwind(AssertUnwindSafe(|| world.save(BackupKind::Disk).map(drop)));
+    assert!(panicked.is_err());
+    assert_eq!(waits(&world), before + 2, "of both streams");
+    let mut backup = world.save(BackupKind::Disk).unwrap();
+    world.fill(2);
+    let before = waits(&world);
+    fail(Operation::Read);
+    let panicked = catch_unwind(AssertUnwindSafe(|| world.restore(&mut backup)));
+    assert!(panicked.is_err());
+    assert_eq!(waits(&world), before + 2, "of both streams");
+    world.restore(&mut backup).unwrap();
+    assert!(world.contents() == saved);
+    world.backups.discard(backup);
+    world.end();
 }
 
 /// Saves and restores while one operation fails, and again when it does not. Returns how often each was

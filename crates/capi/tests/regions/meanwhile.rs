@@ -1,0 +1,203 @@
+//! What other threads of a region do while it is paused and resumed.
+//!
+//! `LOWTIDE_STRESS_CYCLES` sets how often that is.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{RwLock, TryLockError};
+use std::{env, ptr, thread};
+
+use lowtide::*;
+
+use crate::common::{Fake, allocate, allocate_on, check, fill, isolated, last_error};
+use crate::{MIB, enter, leave, pause, region, resume};
+
+const THREADS: usize = 4;
+const CYCLES: u64 = 12;
+const HELD_MAX: usize = 12;
+
+/// What the threads share with the one that pauses.
+struct Shared {
+    /// Written while the memory is away: whoever has it for reading may use what it holds.
+    is_back: RwLock<()>,
+    /// Requests that found the region paused.
+    refused: AtomicU64,
+    is_over: AtomicBool,
+}
+
+/// A block, and the seed of what is in it once it was filled.
+struct Block {
+    memory: *mut c_void,
+    size: usize,
+    seed: Option<usize>,
+}
+
+/// A thread that allocates and frees in the region, at any time, and uses its blocks while they are there.
+struct Worker<'a> {
+    shared: &'a Shared,
+    fake: &'a Fake,
+    random: u64,
+    device: c_int,
+    /// The second is the device's default stream.
+    streams: [*mut c_void; 2],
+    held: Vec<Block>,
+}
+
+impl Worker<'_> {
+    fn below(&mut self, bound: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random >> 16).unwrap() % bound
+    }
+
+    fn work(&mut self) {
+        enter("kv", Backup::Host);
+        while !self.shared.is_over.load(Ordering::Relaxed) {
+            if self.held.len() < HELD_MAX {
+                self.request();
+            }
+            self.use_some();
+            if !self.held.is_empty() && self.below(3) > 0 {
+                let index = self.below(self.held.len());
+                let block = self.held.swap_remove(index);
+                assert_eq!(lowtide_deallocate(block.memory), Status::Ok);
+            }
+        }
+        leave();
+        for block in self.held.drain(..) {
+            if let Some(seed) = block.seed {
+                check(block.memory, block.size, seed);
+            }
+            assert_eq!(lowtide_deallocate(block.memory), Status::Ok);
+        }
+    }
+
+    fn request(&mut self) {
+        let size = match self.below(8) {
+            0 => 2 * MIB + self.below(10 * MIB),
+            1..3 => MIB + self.below(2 * MIB),
+            _ => 8 + self.below(MIB / 2),
+        };
+        let stream = self.streams[self.below(2)];
+        match allocate_on(size, self.device, stream) {
+            Ok(memory) => self.held.push(Block {
+                memory,
+                size,
+                seed: None,
+            }),
+            Err(status) => {
+                assert_eq!(status, Status::Paused, "{}", last_error());
+                self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Uses memory where it is there.
+    fn use_some(&mut self) {
+        let _is_back = match self.shared.is_back.try_read() {
+            Ok(is_back) => is_back,
+            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::Poisoned(_)) => panic!("another thread failed"),
+        };
+        if !self.held.is_empty() {
+            let (seed, index) = (self.below(1 << 20), self.below(self.held.len()));
+            let block = &mut self.held[index];
+            match block.seed {
+                Some(seed) => check(block.memory, block.size, seed),
+                None => fill(block.memory, block.size, seed),
+            }
+            block.seed.get_or_insert(seed);
+        }
+        // Work that is under way when the block is free, and when the region is paused.
+        if self.below(4) == 0 && self.held.len() < HELD_MAX {
+            let stream = self.streams[0];
+            if let Ok(memory) = allocate_on(MIB, self.device, stream) {
+                self.fake.set_bytes(memory, MIB, stream);
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+        }
+    }
+}
+
+/// Threads allocate and free in a region on two devices while it is paused and resumed: they are served or told
+/// that it is paused, what they hold comes back, and nothing is left over.
+#[test]
+fn threads_allocate_and_free_in_a_region_that_is_paused() {
+    let test = "meanwhile::threads_allocate_and_free_in_a_region_that_is_paused";
+    for (strategy, conf) in [
+        ("caching", ""),
+        ("caching", "expandable_segments:True"),
+        ("bfc", ""),
+        ("slab", "arena_size_mb:16"),
+        ("buddy", "arena_size_mb:16"),
+        ("pool", "slab_size_mb:64"),
+        ("direct", ""),
+    ] {
+        let variables = [
+            ("FAKECUDA_DEVICES", "2"),
+            ("LOWTIDE_STRATEGY", strategy),
+            ("LOWTIDE_CONF", conf),
+        ];
+        isolated(test, &variables, run);
+    }
+}
+
+fn run(fake: &Fake) {
+    let before = [0, 1].map(|device| {
+        let memory = allocate(1000, device).unwrap();
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        fake.used_bytes(device)
+    });
+    let shared = Shared {
+        is_back: RwLock::new(()),
+        refused: AtomicU64::new(0),
+        is_over: AtomicBool::new(false),
+    };
+    enter("kv", Backup::Host);
+    leave();
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let shared = &shared;
+            scope.spawn(move || {
+                let device = c_int::from(number % 2 == 1);
+                let stream = fake.stream_of(device);
+                let mut worker = Worker {
+                    shared,
+                    fake,
+                    random: 0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1),
+                    device,
+                    streams: [stream, ptr::null_mut()],
+                    held: Vec::new(),
+                };
+                worker.work();
+            });
+        }
+        pause_and_resume(&shared);
+    });
+    assert_eq!(region("kv", Backup::Host, 0).live_bytes, 0);
+    assert_eq!(lowtide_reset(), Status::Ok);
+    for device in 0..2 {
+        assert_eq!(fake.used_bytes(device), before[device as usize]);
+    }
+    let live = fake.live();
+    assert_eq!((live.reservations, live.handles, live.mappings), (0, 0, 0));
+}
+
+/// Each time, some thread has been refused before the memory comes back.
+fn pause_and_resume(shared: &Shared) {
+    let cycles = env::var("LOWTIDE_STRESS_CYCLES");
+    let cycles = cycles.map_or(CYCLES, |text| text.parse().unwrap());
+    for _ in 0..cycles {
+        let is_away = shared.is_back.write().unwrap();
+        let refused = shared.refused.load(Ordering::Relaxed);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        while shared.refused.load(Ordering::Relaxed) == refused {
+            thread::yield_now();
+        }
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        drop(is_away);
+    }
+    shared.is_over.store(true, Ordering::Relaxed);
+}

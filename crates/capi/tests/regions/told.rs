@@ -1,0 +1,124 @@
+//! What is told of regions that are paused and resumed: to those who registered the memory elsewhere.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Mutex;
+
+use lowtide::*;
+
+use crate::common::{allocate, check, fill, isolated, last_error};
+use crate::{MIB, allocate_in, pause, region, resume};
+
+const WORD: usize = 0x6e63_636c;
+
+/// Who registers every segment, and uses it whenever it is registered: as NCCL does.
+#[derive(Default)]
+struct Registrations {
+    /// By address.
+    segments: BTreeMap<u64, u64>,
+    /// Those of them that are paused.
+    paused: BTreeMap<u64, u64>,
+    pauses: usize,
+    resumes: usize,
+}
+
+impl Registrations {
+    fn on(&mut self, event: &Event) {
+        let (address, size) = (event.address, event.size);
+        match event.action {
+            Action::SegmentAlloc => {
+                assert_eq!(self.segments.insert(address, size), None);
+            }
+            Action::SegmentFree => {
+                assert_eq!(self.segments.remove(&address), Some(size));
+                self.paused.remove(&address);
+            }
+            Action::SegmentPaused => {
+                self.pauses += 1;
+                assert_eq!(self.segments.get(&address), Some(&size));
+                assert_eq!(self.paused.insert(address, size), None);
+            }
+            Action::SegmentResumed => {
+                self.resumes += 1;
+                assert_eq!(self.paused.remove(&address), Some(size));
+            }
+            _ => return,
+        }
+        if event.action != Action::SegmentFree {
+            // The memory is there whenever it comes, and before it leaves: its last word is nobody else's.
+            let last = usize::try_from(address + size).unwrap() - 8;
+            let last = ptr::with_exposed_provenance_mut::<usize>(last);
+            // SAFETY: it lies in the segment, and no block ends there.
+            unsafe { last.write_volatile(WORD) };
+        }
+    }
+}
+
+unsafe extern "C" fn observe(context: *mut c_void, event: *const Event) {
+    // SAFETY: it is what `lowtide_observe_events` was given.
+    let registrations = unsafe { &*context.cast::<Mutex<Registrations>>() };
+    // SAFETY: it is shown for the time of the call.
+    registrations.lock().unwrap().on(unsafe { &*event });
+}
+
+#[test]
+fn registrations_follow_a_pause_and_a_resume() {
+    let test = "told::registrations_follow_a_pause_and_a_resume";
+    isolated(test, &[], |fake| {
+        let registrations = Mutex::new(Registrations::default());
+        let context = ptr::from_ref(&registrations).cast_mut().cast();
+        // SAFETY: it takes such a context, which outlives its use.
+        let status = unsafe { lowtide_observe_events(Some(observe), context) };
+        assert_eq!(status, Status::Ok);
+        let outside = allocate(MIB, 0).unwrap();
+        fill(outside, MIB, 9);
+        let kept = allocate_in("kv", Backup::Host, 29 * MIB, 0, 1);
+        let freed = allocate_in("kv", Backup::Host, 40 * MIB + 1, 0, 2);
+        let counts = || {
+            let seen = registrations.lock().unwrap();
+            (
+                seen.segments.len(),
+                seen.paused.len(),
+                seen.pauses,
+                seen.resumes,
+            )
+        };
+        assert_eq!(counts(), (3, 0, 0, 0));
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(counts(), (3, 2, 2, 0));
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(counts(), (3, 2, 2, 0), "once");
+        // One that ends while it is away never comes back.
+        assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(counts(), (2, 0, 2, 1));
+        check(kept, 29 * MIB, 1);
+
+        // A pause that fails before anything has left, and one that is undone.
+        for (call, pauses) in [("cuCtxSynchronize", 2), ("cuMemUnmap", 3)] {
+            fake.fail(call, 1, 999);
+            assert_eq!(pause("kv"), Status::Driver, "{call}");
+            fake.fail_none();
+            assert_eq!(region("kv", Backup::Host, 0).state, RegionState::Mapped);
+            assert_eq!(counts(), (2, 0, pauses, pauses - 1), "{call}");
+        }
+        // A resume that fails: nothing is back.
+        assert_eq!(pause("kv"), Status::Ok);
+        fake.fail("cuMemSetAccess", 1, 999);
+        assert_eq!(resume("kv"), Status::Driver);
+        fake.fail_none();
+        assert_eq!(counts(), (2, 1, 4, 2));
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(counts(), (2, 0, 4, 3));
+        check(kept, 29 * MIB, 1);
+        for memory in [kept, outside] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(counts(), (0, 0, 4, 3));
+        // SAFETY: nobody is told any more.
+        let ended = unsafe { lowtide_observe_events(None, ptr::null_mut()) };
+        assert_eq!(ended, Status::Ok);
+    });
+}
