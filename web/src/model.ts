@@ -1,0 +1,176 @@
+// The traces with what is worked out of them, each thing once for as long as it holds.
+
+import type { Container } from "./data/container.ts";
+import { Curves } from "./data/curves.ts";
+import { type Gap, gapAt } from "./data/gap.ts";
+import { Filter } from "./data/rows.ts";
+import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
+import { rowsAt, Trace } from "./data/trace.ts";
+import { type Tree, treeOf } from "./data/tree.ts";
+import type { State, Store } from "./state.ts";
+
+export class Model {
+  readonly summary: Summary;
+  readonly store: Store;
+  readonly #container: Container;
+  readonly #kept = new Map<string, unknown>();
+
+  constructor(summary: Summary, container: Container, store: Store) {
+    this.summary = summary;
+    this.store = store;
+    this.#container = container;
+  }
+
+  get state(): Readonly<State> {
+    return this.store.state;
+  }
+
+  /** The chosen trace. */
+  get trace(): Trace {
+    return this.traceOf(this.state.trace);
+  }
+
+  get instant(): number {
+    return this.state.instants[this.state.trace];
+  }
+
+  get second(): number | null {
+    return this.state.seconds[this.state.trace];
+  }
+
+  /** The instants from the first to the second chosen one, the earlier first; all of the trace without a second. */
+  get range(): [number, number] {
+    const { instant, second } = this;
+    if (second === null) return [0, this.trace.end];
+    return second < instant ? [second, instant] : [instant, second];
+  }
+
+  traceOf(index: number): Trace {
+    const { traces, strings } = this.summary;
+    return this.#keep(`trace ${index}`, () => new Trace(this.#container, index, traces[index], strings));
+  }
+
+  get curves(): Curves {
+    return this.#keep(`curves ${this.state.trace}`, () => new Curves(this.trace));
+  }
+
+  treeOf(index: number): Tree {
+    return this.#keep(`tree ${index}`, () => treeOf(this.traceOf(index)));
+  }
+
+  /** The moments that the report names: peaks, failures, the end. */
+  named(instant: number): NamedInstant | null {
+    return this.trace.summary.instants.find(({ event }) => event === instant) ?? null;
+  }
+
+  /** Whose gap is shown at an instant: at a failure the failing request's, else the stream with most bytes. */
+  streamAt(instant: number): number {
+    return this.named(instant)?.stream ?? this.trace.summary.main_stream;
+  }
+
+  /** Between how many live bytes an instant has that are in the curves only. */
+  foldedAt(instant: number): { min: number; max: number } {
+    const curve = this.trace.curve("aggregated");
+    if (curve === null) return { min: 0, max: 0 };
+    const bucket = Math.floor(instant / this.trace.summary.bucket_events);
+    return { min: curve.min[bucket], max: curve.max[bucket] };
+  }
+
+  gapAt(instant: number): Gap {
+    return this.#keepLast("gap", `${this.state.trace} ${instant}`, () => {
+      const named = this.named(instant);
+      const { aggregated } = this.trace.summary;
+      const gap = gapAt(this.trace, instant, this.streamAt(instant));
+      // Where blocks are missing from the columns, named moments still have the whole truth.
+      return named === null || aggregated === null ? gap : { ...gap, ...sumsOf(named) };
+    });
+  }
+
+  /** The blocks of the chosen trace that are there at an instant. */
+  blocksAt(instant: number): Uint32Array {
+    return this.#keepLast("blocks", `${this.state.trace} ${instant}`, () =>
+      rowsAt(this.trace.blocks, instant),
+    );
+  }
+
+  get filter(): Filter {
+    const { trace, filter } = this.state;
+    return this.#keepLast("filter", `${trace} ${filter}`, () => {
+      return new Filter(this.trace, filter, () => this.#stackTexts(trace));
+    });
+  }
+
+  /** Returns the frame by which a person knows a stack: the innermost that is not PyTorch's own. */
+  stackTitle(stack: number): string {
+    const titles = this.#keep(`titles ${this.state.trace}`, () => new Map<number, string>());
+    let title = titles.get(stack);
+    if (title === undefined) {
+      title = titleOf(this.trace, stack);
+      titles.set(stack, title);
+    }
+    return title;
+  }
+
+  /** Every stack of a trace as one text in small letters, to be searched. */
+  #stackTexts(index: number): string[] {
+    return this.#keep(`stack texts ${index}`, () => {
+      const trace = this.traceOf(index);
+      const frames = Array.from({ length: trace.frameCount }, (_, i) => {
+        const frame = trace.frame(i);
+        return `${frame.function} ${frame.file}:${frame.line}`.toLowerCase();
+      });
+      return Array.from({ length: trace.stackCount }, (_, stack) =>
+        Array.from(trace.stackFrames(stack), (frame) => frames[frame]).join("\n"),
+      );
+    });
+  }
+
+  /** Returns what was worked out before under the same key. */
+  #keep<T>(key: string, make: () => T): T {
+    if (!this.#kept.has(key)) this.#kept.set(key, make());
+    return this.#kept.get(key) as T;
+  }
+
+  /** As `#keep`, but forgets what another key of the same kind gave, except for the one before. */
+  #keepLast<T>(kind: string, key: string, make: () => T): T {
+    const kept = this.#keep(`last ${kind}`, () => [] as { key: string; value: T }[]);
+    const known = kept.find((entry) => entry.key === key);
+    if (known !== undefined) return known.value;
+    const value = make();
+    kept.unshift({ key, value });
+    kept.splice(2);
+    return value;
+  }
+}
+
+/** Files whose frames say how something was allocated, and not what for. */
+const MACHINERY = /(^|\/)(torch|c10|aten)\/|\.(cpp|cc|h|c)$|\.so|^\?\?|<built-in>|<frozen/;
+
+function titleOf(trace: Trace, stack: number): string {
+  const frames = Array.from(trace.stackFrames(stack), (number) => trace.frame(number));
+  const frame = frames.find(({ file }) => file !== "" && !MACHINERY.test(file)) ?? frames[0];
+  if (frame === undefined) return "no stack";
+  return `${frame.function} (${frame.file.split("/").slice(-2).join("/")}:${frame.line})`;
+}
+
+function sumsOf({ live, reserved, requested, causes }: NamedInstant): Omit<Gap, "blocks" | "segments"> {
+  const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
+  return { live, reserved, requested, causes, difference };
+}
+
+/** Returns what the page shows first: the trace's highest point. */
+export function initialState(traces: TraceSummary[]): State {
+  const [first] = traces;
+  return {
+    trace: 0,
+    other: traces.length > 1 ? 1 : 0,
+    instants: traces.map((trace) => trace.peak_reserved.event),
+    seconds: traces.map(() => null),
+    view: null,
+    curves: ["live", "reserved", ...first.strategies.map(({ label }) => `${label}/reserved`)],
+    coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
+    stackView: "instant",
+    table: "holders",
+    filter: "",
+  };
+}

@@ -1,0 +1,141 @@
+// The bar that stays at the top: which instant everything shows, and which it is compared with.
+
+import { bytesOf, changeOf, fill, h } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import { within } from "../state.ts";
+
+export class InstantBar implements View {
+  readonly element: HTMLElement;
+  readonly shows = ["trace", "instants", "seconds"] as const;
+  readonly #model: Model;
+  readonly #input = h("input", {
+    type: "number",
+    min: 0,
+    id: "instant",
+    "aria-describedby": "instant-of",
+    change: () => this.choose(Number(this.#input.value)),
+  });
+  readonly #of = h("span", { class: "quiet", id: "instant-of" });
+  readonly #jump = h("select", {
+    "aria-label": "Go to",
+    change: () => {
+      if (this.#jump.value !== "") this.choose(Number(this.#jump.value));
+    },
+  });
+  readonly #readout = h("dl", { class: "readout" });
+  readonly #second = h("div", { class: "second" });
+
+  constructor(model: Model) {
+    this.#model = model;
+    const step = (by: number, label: string, text: string) =>
+      h(
+        "button",
+        { type: "button", "aria-label": label, click: () => this.choose(model.instant + by) },
+        text,
+      );
+    this.element = h(
+      "div",
+      { class: "instant", role: "region", "aria-label": "The chosen instant" },
+      h(
+        "div",
+        { class: "pick" },
+        h("label", { for: "instant" }, "Instant"),
+        step(-1, "One event back", "‹"),
+        this.#input,
+        step(1, "One event on", "›"),
+        this.#of,
+        this.#jump,
+      ),
+      this.#readout,
+      this.#second,
+    );
+  }
+
+  /** Makes an instant of the chosen trace the one that everything shows. */
+  choose(instant: number): void {
+    const { state, trace, store } = this.#model;
+    const chosen = within(Number.isFinite(instant) ? instant : this.#model.instant, trace.end);
+    store.set({ instants: state.instants.with(state.trace, chosen) });
+  }
+
+  chooseSecond(instant: number | null): void {
+    const { state, trace, store } = this.#model;
+    const chosen = instant === null ? null : within(instant, trace.end);
+    store.set({ seconds: state.seconds.with(state.trace, chosen) });
+  }
+
+  draw(): void {
+    const { trace, instant, second } = this.#model;
+    const gap = this.#model.gapAt(instant);
+    this.#input.max = String(trace.end);
+    this.#input.value = String(instant);
+    const time = trace.timeAt(instant);
+    this.#of.textContent =
+      `of ${format.whole(trace.end)} events` + (time === null ? "" : `, at ${format.duration(time)}`);
+    this.#drawJumps();
+    const figure = (name: string, value: number) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, bytesOf(value)));
+    fill(
+      this.#readout,
+      figure("Live", gap.live),
+      figure("Reserved", gap.reserved),
+      figure("Gap", gap.reserved - gap.live),
+    );
+    if (second === null) this.#drawNoSecond();
+    else this.#drawSecond(second, gap.live);
+  }
+
+  #drawJumps(): void {
+    const { trace, instant } = this.#model;
+    const options = trace.summary.instants.map(({ event, label }) => {
+      const option = h("option", { value: event }, `${label} (${format.whole(event)})`);
+      option.selected = event === instant;
+      return option;
+    });
+    const none = h("option", { value: "" }, "Go to…");
+    fill(this.#jump, none, ...options);
+    if (!options.some((option) => option.selected)) none.selected = true;
+  }
+
+  #drawNoSecond(): void {
+    const set = () => {
+      this.chooseSecond(this.#model.instant);
+      this.element.querySelector<HTMLInputElement>("#second")?.focus();
+    };
+    fill(
+      this.#second,
+      h("button", { type: "button", click: set, id: "set-second" }, "Compare with a second instant"),
+    );
+  }
+
+  #drawSecond(second: number, live: number): void {
+    const { trace, instant } = this.#model;
+    const input = h("input", {
+      type: "number",
+      id: "second",
+      min: 0,
+      max: trace.end,
+      value: second,
+      change: () => this.chooseSecond(Number(input.value)),
+    });
+    const swap = () => {
+      this.chooseSecond(instant);
+      this.choose(second);
+    };
+    fill(
+      this.#second,
+      h("label", { for: "second" }, "Second"),
+      input,
+      h("span", { class: "quiet" }, "live"),
+      changeOf(this.#model.gapAt(second).live - live),
+      h("button", { type: "button", click: swap, "aria-label": "Swap the two instants" }, "⇄"),
+      h(
+        "button",
+        { type: "button", click: () => this.chooseSecond(null), "aria-label": "Without a second instant" },
+        "×",
+      ),
+    );
+  }
+}
