@@ -47,7 +47,7 @@ export function sizeClass(exponent: number): string {
   return `${bytes(2 ** exponent)} to ${bytes(2 ** (exponent + 1))}`;
 }
 
-/** Returns "1 block" or "12 blocks". */
+/** Returns "1 block", "12 blocks" or "7 strategies". */
 export function counted(count: number, noun: string): string {
-  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+  return `${whole(count)} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 }

@@ -14,6 +14,7 @@ import { GapView } from "./views/gap.ts";
 import { Icicle } from "./views/icicle.ts";
 import { InstantBar } from "./views/instant.ts";
 import { Overview } from "./views/overview.ts";
+import { Strategies } from "./views/strategies.ts";
 import { Tables } from "./views/tables.ts";
 import { Timeline } from "./views/timeline.ts";
 import { Traces } from "./views/traces.ts";
@@ -70,13 +71,15 @@ function show(model: Model): void {
     new Overview(model),
     new Traces(model),
     new Timeline(model, bar),
+    new Strategies(model),
     new GapView(model),
     new AddressView(model, tooltip),
     new Icicle(model, tooltip),
     new Tables(model),
   ];
   const [, ...below] = views;
-  document.title = `${model.summary.traces.map(({ name }) => name).join(", ")} · lowtide report`;
+  const names = model.summary.traces.map((_, i) => model.nameOf(i));
+  document.title = `${names.join(", ")} · lowtide report`;
   fill(
     place,
     h("button", { type: "button", class: "skip", click: skip }, "Skip to the chart"),
@@ -111,8 +114,8 @@ function traceChoice(model: Model): HTMLElement[] {
   const drawOptions = () =>
     fill(
       select,
-      ...traces.map(({ name }, i) => {
-        const option = h("option", { value: i }, name);
+      ...traces.map((_, i) => {
+        const option = h("option", { value: i }, model.nameOf(i));
         option.selected = i === model.state.trace;
         return option;
       }),

@@ -25,6 +25,11 @@ export class Model {
     return this.store.state;
   }
 
+  /** Returns what a trace is called here. */
+  nameOf(index: number): string {
+    return this.#keep("names", () => shortNames(this.summary.traces.map(({ name }) => name)))[index];
+  }
+
   /** The chosen trace. */
   get trace(): Trace {
     return this.traceOf(this.state.trace);
@@ -158,16 +163,30 @@ function sumsOf({ live, reserved, requested, causes }: NamedInstant): Omit<Gap, 
   return { live, reserved, requested, causes, difference };
 }
 
-/** Returns what the page shows first: the trace's highest point. */
+/** Returns the traces' names without the directories that all have in common. */
+export function shortNames(paths: string[]): string[] {
+  const parts = paths.map((path) => path.split("/"));
+  const shortest = Math.min(...parts.map(({ length }) => length));
+  let common = 0;
+  while (common < shortest - 1 && parts.every((part) => part[common] === parts[0][common])) common++;
+  return parts.map((part) => part.slice(common).join("/"));
+}
+
+/** Returns what the page shows first: the first failure, else the peak. */
 export function initialState(traces: TraceSummary[]): State {
   const [first] = traces;
+  // `direct` is the live curve once more, and what needs more than was recorded would make all else small.
+  const better = first.strategies.filter(
+    ({ label, completed, peak_reserved_bytes }) =>
+      completed && label !== "direct" && peak_reserved_bytes < first.peak_reserved.bytes,
+  );
   return {
     trace: 0,
     other: traces.length > 1 ? 1 : 0,
-    instants: traces.map((trace) => trace.peak_reserved.event),
+    instants: traces.map(({ ooms, peak_live }) => ooms[0]?.event ?? peak_live.event),
     seconds: traces.map(() => null),
     view: null,
-    curves: ["live", "reserved", ...first.strategies.map(({ label }) => `${label}/reserved`)],
+    curves: ["live", "reserved", ...better.map(({ label }) => `${label}/reserved`)],
     coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
     stackView: "instant",
     table: "holders",

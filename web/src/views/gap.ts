@@ -97,7 +97,7 @@ export class GapView implements View {
       const bytes = value(gap);
       return h(
         "tr",
-        { class: kind },
+        { class: bytes === 0 ? `${kind} none` : kind },
         h("th", { scope: "row" }, key, title),
         h("td", { class: "text" }, meaning),
         h("td", { "data-cell": title }, bytesOf(bytes), exact(bytes)),
@@ -139,7 +139,7 @@ export class GapView implements View {
           row("sum", key("--reserved"), "Reserved", "The sizes of all segments.", (sums) => sums.reserved),
         ),
       ),
-      h("p", { class: gap.difference === 0 ? "adds-up" : "adds-up bad", role: "status" }, this.#check(gap)),
+      h("p", { class: gap.difference === 0 ? "adds-up" : "adds-up bad" }, this.#check(gap)),
     );
   }
 

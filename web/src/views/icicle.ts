@@ -149,7 +149,7 @@ export class Icicle implements View {
   }
 
   #againstOther(tree: Tree, own: Float64Array): Picture {
-    const { state, summary } = this.#model;
+    const { state } = this.#model;
     const other = this.#model.traceOf(state.other);
     const otherTree = this.#model.treeOf(state.other);
     const moment = state.instants[state.other];
@@ -164,15 +164,15 @@ export class Icicle implements View {
       after[both.nodeOfSecond[node]] += bytes;
     });
     const name = (index: number) =>
-      `${summary.traces[index].name} at event ${format.whole(state.instants[index])}`;
+      `${this.#model.nameOf(index)} at event ${format.whole(state.instants[index])}`;
     return difference(both.tree, before, after, `Live, from ${name(state.trace)} to ${name(state.other)}`);
   }
 
   #drawOther(): void {
     const { state, summary } = this.#model;
     this.#other.hidden = state.stackView !== "traces";
-    const options = summary.traces.map(({ name }, i) => {
-      const option = h("option", { value: i }, name);
+    const options = summary.traces.map((_, i) => {
+      const option = h("option", { value: i }, this.#model.nameOf(i));
       option.selected = i === state.other;
       return option;
     });

@@ -73,7 +73,7 @@ export class InstantBar implements View {
     this.#input.value = String(instant);
     const time = trace.timeAt(instant);
     this.#of.textContent =
-      `of ${format.whole(trace.end)} events` + (time === null ? "" : `, at ${format.duration(time)}`);
+      `of ${format.whole(trace.end)}` + (time === null ? "" : ` · ${format.duration(time)}`);
     this.#drawJumps();
     const figure = (name: string, value: number) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, bytesOf(value)));
@@ -90,7 +90,7 @@ export class InstantBar implements View {
   #drawJumps(): void {
     const { trace, instant } = this.#model;
     const options = trace.summary.instants.map(({ event, label }) => {
-      const option = h("option", { value: event }, `${label} (${format.whole(event)})`);
+      const option = h("option", { value: event }, `${capital(label)} (${format.whole(event)})`);
       option.selected = event === instant;
       return option;
     });
@@ -106,7 +106,11 @@ export class InstantBar implements View {
     };
     fill(
       this.#second,
-      h("button", { type: "button", click: set, id: "set-second" }, "Compare with a second instant"),
+      h(
+        "button",
+        { type: "button", click: set, id: "set-second", title: "Choose a second instant" },
+        "Compare…",
+      ),
     );
   }
 
@@ -138,4 +142,8 @@ export class InstantBar implements View {
       ),
     );
   }
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }

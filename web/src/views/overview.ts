@@ -20,7 +20,7 @@ export class Overview implements View {
     const { summary } = this.#model.trace;
     fill(
       this.element,
-      h("h1", {}, summary.name),
+      h("h1", { title: summary.name }, this.#model.nameOf(this.#model.state.trace)),
       h("p", { class: "quiet" }, subtitle(summary)),
       h("dl", { class: "facts" }, ...this.#facts()),
       ...notes(summary, this.#model.trace.segments.count === 0),
@@ -31,7 +31,7 @@ export class Overview implements View {
     const { summary, blocks } = this.#model.trace;
     const { peak_live, peak_reserved, ooms } = summary;
     const ratio = peak_reserved.bytes / peak_live.bytes;
-    const at = this.#model.named(peak_reserved.event);
+    const at = this.#model.named(peak_live.event);
     const fact = (name: string, value: Node, more: string, event?: number) =>
       h(
         "div",
@@ -43,14 +43,18 @@ export class Overview implements View {
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
-      fact("Reserved ratio", copyable(ratio.toFixed(3), String(ratio)), "peak reserved / peak live"),
+      fact("Reserved ratio", copyable(ratio.toFixed(3), String(ratio)), "reserved / live, at peaks"),
       at === null
         ? null
-        : fact("Gap at that peak", bytesOf(at.reserved - at.live), format.percent(1 - at.live / at.reserved)),
+        : fact(
+            "Gap at peak live",
+            bytesOf(at.reserved - at.live),
+            `${format.percent(1 - at.live / at.reserved)} of reserved`,
+          ),
       fact(
         "Blocks",
         countOf(blocks.count + (summary.aggregated?.blocks ?? 0)),
-        `${format.whole(summary.initial_blocks)} from before the recording`,
+        `${format.whole(summary.initial_blocks)} from before it began`,
       ),
       ooms.length === 0
         ? fact("Out of memory", h("span", {}, "never"), "no request failed")

@@ -175,13 +175,25 @@ export class Tables implements View {
   #holderColumns(): Column[] {
     const group = (row: number) => this.#groups[row];
     const grown = (row: number) => (this.#later.get(group(row).key) ?? 0) - group(row).live;
+    const isBySize = !this.#model.trace.summary.has_stacks;
+    const largest: Column = {
+      title: "Largest",
+      key: (row) => group(row).largest,
+      cell: (row) => bytesOf(group(row).largest),
+    };
+    const share: Column = {
+      title: "Of all live",
+      key: (row) => group(row).live,
+      cell: (row) =>
+        format.percent(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
+    };
     const change: Column = { title: "Change", key: grown, cell: (row) => changeOf(grown(row)) };
     return [
       { title: "Live", key: (row) => group(row).live, cell: (row) => bytesOf(group(row).live) },
-      ...(this.#model.second === null ? [] : [change]),
+      ...(this.#model.second === null ? [share] : [change]),
       { title: "Blocks", key: (row) => group(row).blocks, cell: (row) => countOf(group(row).blocks) },
-      { title: "Largest", key: (row) => group(row).largest, cell: (row) => bytesOf(group(row).largest) },
-      ...this.#whereColumns((row) => group(row).block, !this.#model.trace.summary.has_stacks),
+      ...(isBySize ? [] : [largest]),
+      ...this.#whereColumns((row) => group(row).block, isBySize),
     ];
   }
 

@@ -21,7 +21,11 @@ export class Timeline implements View, Gestures {
   readonly shows = ["trace", "view", "curves", "instants", "seconds"] as const;
   readonly #model: Model;
   readonly #bar: InstantBar;
-  readonly #legend = h("ul", { class: "legend", "aria-label": "Curves; press to show or hide" });
+  readonly #legend = h("div", {
+    class: "curves",
+    role: "group",
+    "aria-label": "Curves; press to show or hide",
+  });
   readonly #plotPlace = h("div", {
     class: "plot",
     tabindex: 0,
@@ -175,8 +179,10 @@ export class Timeline implements View, Gestures {
       const stroke = () => color(colorOf(this.#model, name));
       const paths = uPlot.paths.stepped?.({ align: 1 });
       const common = { stroke, points: { show: false }, ...(paths === undefined ? {} : { paths }) };
+      // Under live there is only memory that is in use.
+      const area = name === "live" ? { fill: () => `${color("--live")}22` } : {};
       series.push({ ...common, width: name === "live" ? 1.5 : 1.25 });
-      series.push({ ...common, width: 0 });
+      series.push({ ...common, ...area, width: 0 });
       const top = series.length - 2;
       bands.push({ series: [top, top + 1], fill: () => color(colorOf(this.#model, name)) + "38" });
     }
@@ -220,7 +226,9 @@ export class Timeline implements View, Gestures {
   }
 
   #shown(): string[] {
-    return this.#model.curves.names.filter((name) => this.#model.state.curves.includes(name));
+    // Live is drawn last, over those that would hide it.
+    const shown = this.#model.curves.names.filter((name) => this.#model.state.curves.includes(name));
+    return shown.reverse();
   }
 
   #dataOf(steps: Steps): uPlot.AlignedData {
@@ -257,12 +265,15 @@ export class Timeline implements View, Gestures {
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
+    ctx.textAlign = "left";
     let free = Number.NEGATIVE_INFINITY;
     const mark = (event: number, text: string, name: string) => {
       if (event < from || event > to) return;
       const x = plot.valToPos(event, "x", true);
       ctx.fillStyle = color(name);
+      ctx.globalAlpha = name === "--bad" ? 1 : 0.3;
       ctx.fillRect(x, bbox.top, ratio, bbox.height);
+      ctx.globalAlpha = 1;
       const width = ctx.measureText(text).width;
       if (x < free || x + width + 8 * ratio > bbox.left + bbox.width) return;
       ctx.fillText(text, x + 4 * ratio, bbox.top + 2 * ratio);
@@ -314,7 +325,7 @@ export class Timeline implements View, Gestures {
 
   #drawLegend(): void {
     const { store, curves } = this.#model;
-    const items = curves.names.map((name) => {
+    const button = (name: string) => {
       const isShown = this.#model.state.curves.includes(name);
       const toggle = () => {
         const now = this.#model.state.curves;
@@ -327,7 +338,21 @@ export class Timeline implements View, Gestures {
         {},
         h("button", { type: "button", "aria-pressed": String(isShown), click: toggle }, key, text),
       );
-    });
+    };
+    const isCause = (name: string) => (CAUSES as readonly string[]).includes(name);
+    const groups = [
+      ["Recorded", curves.names.filter((name) => name === "live" || name === "reserved")],
+      ["The gap", curves.names.filter(isCause)],
+      ["Replayed", curves.names.filter((name) => name.endsWith("/reserved"))],
+    ] as const;
+    const items = groups.flatMap(([title, names]) =>
+      names.length === 0
+        ? []
+        : [
+            h("span", { class: "quiet" }, title),
+            h("ul", { class: "legend", "aria-label": title }, ...names.map(button)),
+          ],
+    );
     const focused = [...this.#legend.querySelectorAll("button")].indexOf(
       document.activeElement as HTMLButtonElement,
     );
@@ -390,8 +415,8 @@ function nameOf(name: string): string {
   const cause = CAUSES.find((cause) => cause === name);
   if (cause !== undefined) return CAUSE_TEXTS[cause].title;
   if (name === "live") return "Live";
-  if (name === "reserved") return "Reserved, as recorded";
-  return `Reserved by ${name.slice(0, name.lastIndexOf("/"))}`;
+  if (name === "reserved") return "Reserved";
+  return name.slice(0, name.lastIndexOf("/"));
 }
 
 /** Returns the style sheet's name for a curve's colour. */

@@ -1,9 +1,10 @@
 // All traces of the report beside each other: ranks, or before and after.
 
-import { bytesOf, fill, h, section } from "../dom.ts";
+import { bytesOf, h, section } from "../dom.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
+import { meter } from "./meter.ts";
 
 export class Traces implements View {
   readonly element: HTMLElement;
@@ -46,7 +47,7 @@ export class Traces implements View {
         cell: (row) => String(traces[row].ooms.length),
       },
       {
-        title: "Reserved, live",
+        title: "Live, reserved",
         key: (row) => traces[row].peak_reserved.bytes,
         cell: (row) => meter(traces[row].peak_live.bytes / most, traces[row].peak_reserved.bytes / most),
       },
@@ -68,14 +69,4 @@ export class Traces implements View {
 
 function ratio(trace: { peak_live: { bytes: number }; peak_reserved: { bytes: number } }): number {
   return trace.peak_reserved.bytes / trace.peak_live.bytes;
-}
-
-function meter(live: number, reserved: number): HTMLElement {
-  const bar = h("div", { class: "meter", "aria-hidden": "true" });
-  fill(
-    bar,
-    h("i", { style: `width: ${reserved * 100}%; background: var(--reserved-soft)` }),
-    h("i", { style: `width: ${live * 100}%; background: var(--live)` }),
-  );
-  return bar;
 }
