@@ -37,10 +37,32 @@ export function paletteOf(model: Model, coloring: Coloring): Palette {
     case "pool":
       return categories(summary.pools, (block) => blocks.pool[block]);
     case "tag":
-      return ranked(model, blocks.tag, (tag) => summary.tags[tag] || "no tag");
+      return ranked(
+        model,
+        (block) => blocks.tag[block],
+        (tag) => summary.tags[tag] || "no tag",
+      );
     case "stack":
-      return ranked(model, blocks.stack, (stack) => model.stackTitle(stack));
+      return titles(model);
   }
+}
+
+/** Stacks that a person knows by the same frame have the same colour. */
+function titles(model: Model): Palette {
+  const { trace } = model;
+  const numbers = new Map<string, number>();
+  const titleOfStack = Uint32Array.from({ length: Math.max(1, trace.stackCount) }, (_, stack) => {
+    const title = model.stackTitle(stack);
+    const number = numbers.get(title) ?? numbers.size;
+    numbers.set(title, number);
+    return number;
+  });
+  const names = [...numbers.keys()];
+  return ranked(
+    model,
+    (block) => titleOfStack[trace.blocks.stack[block]],
+    (title) => names[title],
+  );
 }
 
 function agesAt(model: Model): Palette {
@@ -64,20 +86,20 @@ function categories(names: string[], of: Palette["of"]): Palette {
   return {
     of: (block) => Math.min(of(block), CATEGORY_COLORS),
     names: [...shown, ...rest],
-    colors: [...shown.map((_, i) => `--c${i}`), ...rest.map(() => "--rest")],
+    colors: [...shown.map((_, i) => `--fill-${i}`), ...rest.map(() => "--rest")],
   };
 }
 
 /** Colours by bytes over the whole recording, so that a category keeps its colour at every instant. */
-function ranked(model: Model, column: Uint32Array, nameOf: (value: number) => string): Palette {
+function ranked(model: Model, keyOf: (block: number) => number, nameOf: (value: number) => string): Palette {
   const { trace } = model;
   const bytes = new Map<number, number>();
   const { count, start, end } = trace.blocks;
   for (let block = 0; block < count; block++) {
     const weight = liveBytes(trace.blocks, block) * (end[block] - start[block]);
-    bytes.set(column[block], (bytes.get(column[block]) ?? 0) + weight);
+    bytes.set(keyOf(block), (bytes.get(keyOf(block)) ?? 0) + weight);
   }
   const order = [...bytes.keys()].sort((a, b) => (bytes.get(b) ?? 0) - (bytes.get(a) ?? 0));
   const place = new Map(order.map((value, i) => [value, i]));
-  return categories(order.map(nameOf), (block) => place.get(column[block]) ?? CATEGORY_COLORS);
+  return categories(order.map(nameOf), (block) => place.get(keyOf(block)) ?? CATEGORY_COLORS);
 }

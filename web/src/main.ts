@@ -68,9 +68,9 @@ function show(model: Model): void {
   const bar = new InstantBar(model);
   const views = [
     bar,
-    new Overview(model),
+    new Overview(model, bar),
     new Traces(model),
-    new Timeline(model, bar),
+    new Timeline(model, bar, tooltip),
     new Strategies(model),
     new GapView(model),
     new AddressView(model, tooltip),

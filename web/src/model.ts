@@ -7,6 +7,7 @@ import { Filter } from "./data/rows.ts";
 import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
 import { rowsAt, Trace } from "./data/trace.ts";
 import { type Tree, treeOf } from "./data/tree.ts";
+import { shortNames, titleOf } from "./names.ts";
 import type { State, Store } from "./state.ts";
 
 export class Model {
@@ -110,7 +111,7 @@ export class Model {
     const titles = this.#keep(`titles ${this.state.trace}`, () => new Map<number, string>());
     let title = titles.get(stack);
     if (title === undefined) {
-      title = titleOf(this.trace, stack);
+      title = titleOf(Array.from(this.trace.stackFrames(stack), (number) => this.trace.frame(number)));
       titles.set(stack, title);
     }
     return title;
@@ -148,28 +149,9 @@ export class Model {
   }
 }
 
-/** Files whose frames say how something was allocated, and not what for. */
-const MACHINERY = /(^|\/)(torch|c10|aten)\/|\.(cpp|cc|h|c)$|\.so|^\?\?|<built-in>|<frozen/;
-
-function titleOf(trace: Trace, stack: number): string {
-  const frames = Array.from(trace.stackFrames(stack), (number) => trace.frame(number));
-  const frame = frames.find(({ file }) => file !== "" && !MACHINERY.test(file)) ?? frames[0];
-  if (frame === undefined) return "no stack";
-  return `${frame.function} (${frame.file.split("/").slice(-2).join("/")}:${frame.line})`;
-}
-
 function sumsOf({ live, reserved, requested, causes }: NamedInstant): Omit<Gap, "blocks" | "segments"> {
   const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
   return { live, reserved, requested, causes, difference };
-}
-
-/** Returns the traces' names without the directories that all have in common. */
-export function shortNames(paths: string[]): string[] {
-  const parts = paths.map((path) => path.split("/"));
-  const shortest = Math.min(...parts.map(({ length }) => length));
-  let common = 0;
-  while (common < shortest - 1 && parts.every((part) => part[common] === parts[0][common])) common++;
-  return parts.map((part) => part.slice(common).join("/"));
 }
 
 /** Returns what the page shows first: the first failure, else the peak. */

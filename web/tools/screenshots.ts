@@ -19,7 +19,7 @@ interface Shot {
 
 const usual = { page: "gpt2_train", fragment: "", theme: "light", width: 1280 } as const;
 /** In the fifth step of the job, and a step later. */
-const steps = "#at=0%3A60000&to=0%3A90000";
+const steps = "#at=0%3A8000&to=0%3A14000";
 
 const SHOTS: Shot[] = [
   { ...usual, name: "overview", section: null },
@@ -37,9 +37,15 @@ const SHOTS: Shot[] = [
       for (let i = 0; i < 6; i++) await page.keyboard.press("ArrowDown");
     },
   },
-  { ...usual, name: "stacks", section: "#stacks", page: "stacks" },
-  { ...usual, name: "stacks-dark", section: "#stacks", page: "stacks", theme: "dark" },
-  { ...usual, name: "difference", section: "#stacks", fragment: `${steps}&stacks=difference`, page: "stacks" },
+  { ...usual, name: "stacks", section: "#stacks" },
+  { ...usual, name: "stacks-dark", section: "#stacks", theme: "dark" },
+  {
+    ...usual,
+    name: "difference",
+    section: "#stacks",
+    fragment: `${steps}&stacks=difference`,
+    page: "stacks",
+  },
   { ...usual, name: "tables", section: "#tables", fragment: "#table=lifetimes" },
   { ...usual, name: "traces", section: "#traces", page: "two_jobs" },
 ];
@@ -49,7 +55,9 @@ const out = join("..", "docs", "report");
 mkdirSync(out, { recursive: true });
 const session = await Session.start();
 for (const { name, page: file, fragment, section, theme, width, prepare } of SHOTS) {
-  const options = { colorScheme: theme, viewport: { width, height: 900 }, reducedMotion: "reduce" } as const;
+  // So high that the bar at the window's top lies over no section.
+  const height = section === null ? 900 : 4500;
+  const options = { colorScheme: theme, viewport: { width, height }, reducedMotion: "reduce" } as const;
   const page = await session.openFile(join(pages, `${file}.html`), fragment, options);
   await prepare?.(page);
   await settled(page);

@@ -15,7 +15,7 @@ const INSTALLED: &str = "web/node_modules/lowtide-package-lock.json";
 /// The reports that the documents show: the file's name, and the recordings in it.
 const REPORTS: [(&str, &[&str]); 3] = [
     ("llama_varlen", &["traces/llama_varlen.pickle.zst"]),
-    ("gpt2_train", &["traces/gpt2_train.pickle.zst"]),
+    ("gpt2_train", &["traces/gpt2_train.stacks.pickle.zst"]),
     (
         "two_jobs",
         &[

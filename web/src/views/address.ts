@@ -48,6 +48,7 @@ export class AddressView implements View {
   #palette: Palette = { of: () => 0, names: [], colors: [] };
   #picked: number | null = null;
   #place = "";
+  #colored = "";
 
   constructor(model: Model, tooltip: Tooltip) {
     this.#model = model;
@@ -100,7 +101,12 @@ export class AddressView implements View {
       if (this.#picked !== null && !this.#blocks.includes(this.#picked)) this.#picked = null;
     }
     this.#coloring.show(state.coloring, available(summary));
-    this.#palette = paletteOf(this.#model, state.coloring);
+    // Colours hold for a whole trace, but for those of ages.
+    const colored = `${state.trace} ${state.coloring} ${state.coloring === "age" ? instant : ""}`;
+    if (colored !== this.#colored) {
+      this.#colored = colored;
+      this.#palette = paletteOf(this.#model, state.coloring);
+    }
     this.#lay();
     this.#drawLegend();
     this.#drawPicked();

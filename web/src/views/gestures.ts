@@ -13,6 +13,9 @@ export interface Gestures {
   show(from: number, to: number): void;
   zoom(factor: number, around?: number): void;
   pan(by: number): void;
+  /** Tells what is at a distance from the left edge of `over`, beside the pointer. */
+  hover(x: number, pointerX: number, pointerY: number): void;
+  leave(): void;
   /** Shows what a drag has covered so far. */
   select(left: number, width: number): void;
 }
@@ -41,10 +44,16 @@ function installPointer(place: HTMLElement, chart: Gestures): void {
     place.setPointerCapture(event.pointerId);
   });
   place.addEventListener("pointermove", (event) => {
-    if (start === null) return;
+    if (start === null) {
+      if (chart.over?.contains(event.target as Node)) chart.hover(x(event), event.clientX, event.clientY);
+      else chart.leave();
+      return;
+    }
+    chart.leave();
     const now = x(event);
     chart.select(Math.min(start, now), Math.abs(now - start));
   });
+  place.addEventListener("pointerleave", () => chart.leave());
   const finish = (event: PointerEvent, isCancelled: boolean) => {
     if (start === null) return;
     const [from, to] = [Math.min(start, x(event)), Math.max(start, x(event))];

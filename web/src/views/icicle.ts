@@ -221,17 +221,11 @@ export class Icicle implements View {
       const label = picture.tree.labels[picture.tree.label[box.node]];
       const text = `${label.text} ${label.place}`.toLowerCase();
       const isDim = box.y < rootY || (words.length > 0 && !words.some((word) => text.includes(word)));
-      this.#paintBox(context, picture, box, label.text, isDim);
+      this.#paintBox(context, picture, box, isDim);
     }
   }
 
-  #paintBox(
-    context: CanvasRenderingContext2D,
-    picture: Picture,
-    box: Box,
-    text: string,
-    isDim: boolean,
-  ): void {
+  #paintBox(context: CanvasRenderingContext2D, picture: Picture, box: Box, isDim: boolean): void {
     const { node, x, y, width } = box;
     context.globalAlpha = isDim ? 0.4 : 1;
     context.fillStyle = picture.isDifference ? changeColor(picture, node) : boxColor(picture.tree, node);
@@ -242,18 +236,24 @@ export class Icicle implements View {
       context.strokeRect(x + 1, y + 1, Math.max(1, width - 3), ROW_HEIGHT - 3);
     }
     if (width < 34) return;
+    const label = picture.tree.labels[picture.tree.label[node]];
     context.fillStyle = color("--on-box");
     const bytes = picture.isDifference
       ? format.change(picture.after[node] - picture.before[node])
       : format.bytes(picture.after[node]);
-    const shown = node === 0 ? `${picture.isDifference ? "change" : "all"}  ${bytes}` : text;
+    const shown = node === 0 ? `${picture.isDifference ? "change" : "all"}  ${bytes}` : label.text;
     context.fillText(shortened(context, shown, width - 10), x + 5, y + ROW_HEIGHT / 2);
-    const used = context.measureText(shown).width;
+    if (node === 0) return;
+    // Where there is room, also where that is, and how much.
+    context.globalAlpha *= 0.65;
+    let room = width - context.measureText(shown).width - 30;
     const needed = context.measureText(bytes).width;
-    if (node !== 0 && used + needed + 30 < width) {
-      context.globalAlpha *= 0.7;
-      context.fillText(bytes, x + width - needed - 6, y + ROW_HEIGHT / 2);
-    }
+    if (needed > room) return;
+    context.fillText(bytes, x + width - needed - 6, y + ROW_HEIGHT / 2);
+    room -= needed + 12;
+    const place = label.place.split("/").slice(-1)[0];
+    if (place === "" || context.measureText(place).width > room) return;
+    context.fillText(place, x + 13 + context.measureText(shown).width, y + ROW_HEIGHT / 2);
   }
 
   #boxUnder(event: MouseEvent): Box | null {
@@ -497,7 +497,7 @@ function changeColor(picture: Picture, node: number): string {
   const net = picture.after[node] - picture.before[node];
   const share = Math.abs(net) / Math.max(1, picture.width[node]);
   const name = net > 0 ? "--grown" : "--shrunk";
-  return `color-mix(in srgb, ${color(name)} ${Math.round(25 + 75 * share)}%, ${color("--box-root")})`;
+  return `color-mix(in srgb, ${color(name)} ${Math.round(12 + 50 * share)}%, ${color("--box-root")})`;
 }
 
 function shortened(context: CanvasRenderingContext2D, text: string, width: number): string {

@@ -53,11 +53,13 @@ export class InstantBar implements View {
     );
   }
 
-  /** Makes an instant of the chosen trace the one that everything shows. */
+  /** Makes an instant of the chosen trace the one that everything shows; the chart follows it. */
   choose(instant: number): void {
     const { state, trace, store } = this.#model;
     const chosen = within(Number.isFinite(instant) ? instant : this.#model.instant, trace.end);
-    store.set({ instants: state.instants.with(state.trace, chosen) });
+    const instants = state.instants.with(state.trace, chosen);
+    if (state.view === null || (chosen >= state.view[0] && chosen <= state.view[1])) store.set({ instants });
+    else store.set({ instants, view: centered(state.view[1] - state.view[0], chosen, trace.end) });
   }
 
   chooseSecond(instant: number | null): void {
@@ -142,6 +144,12 @@ export class InstantBar implements View {
       ),
     );
   }
+}
+
+/** Returns the stretch of a trace of so many events that has an instant in its middle, or nearly. */
+function centered(span: number, instant: number, end: number): [number, number] {
+  const from = Math.max(0, Math.min(end - span, Math.round(instant - span / 2)));
+  return [from, from + span];
 }
 
 function capital(text: string): string {

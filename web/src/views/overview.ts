@@ -6,14 +6,17 @@ import { bytesOf, type Child, copyable, countOf, fill, h } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
+import type { InstantBar } from "./instant.ts";
 
 export class Overview implements View {
   readonly element = h("section", { id: "overview", class: "plain", "aria-label": "Overview" });
   readonly shows = ["trace"] as const;
   readonly #model: Model;
+  readonly #bar: InstantBar;
 
-  constructor(model: Model) {
+  constructor(model: Model, bar: InstantBar) {
     this.#model = model;
+    this.#bar = bar;
   }
 
   draw(): void {
@@ -43,7 +46,7 @@ export class Overview implements View {
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
-      fact("Reserved ratio", copyable(ratio.toFixed(3), String(ratio)), "reserved / live, at peaks"),
+      fact("Reserved ratio", copyable(ratio.toFixed(3), String(ratio)), "of the two peaks"),
       at === null
         ? null
         : fact(
@@ -63,8 +66,7 @@ export class Overview implements View {
   }
 
   #goTo(event: number, text: string): HTMLElement {
-    const { store, state } = this.#model;
-    const go = () => store.set({ instants: state.instants.with(this.#model.state.trace, event) });
+    const go = () => this.#bar.choose(event);
     return h("dd", { class: "more" }, h("button", { type: "button", class: "link", click: go }, text));
   }
 }

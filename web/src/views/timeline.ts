@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import type { Steps } from "../data/curves.ts";
 import { CAUSES } from "../data/summary.ts";
-import { bytesOf, fill, h, section } from "../dom.ts";
+import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -21,6 +21,7 @@ export class Timeline implements View, Gestures {
   readonly shows = ["trace", "view", "curves", "instants", "seconds"] as const;
   readonly #model: Model;
   readonly #bar: InstantBar;
+  readonly #tooltip: Tooltip;
   readonly #legend = h("div", {
     class: "curves",
     role: "group",
@@ -35,6 +36,7 @@ export class Timeline implements View, Gestures {
     "aria-describedby": "timeline-keys",
   });
   readonly #level = h("p", { class: "quiet level", id: "timeline-level", "aria-live": "polite" });
+  readonly #details = h("details");
   readonly #table = h("div", { class: "scroll" });
   readonly #at = h("div", { class: "mark" });
   readonly #to = h("div", { class: "mark second" });
@@ -43,9 +45,10 @@ export class Timeline implements View, Gestures {
   #drawnCurves = "";
   #drawnData = "";
 
-  constructor(model: Model, bar: InstantBar) {
+  constructor(model: Model, bar: InstantBar, tooltip: Tooltip) {
     this.#model = model;
     this.#bar = bar;
+    this.#tooltip = tooltip;
     const tool = (text: string, label: string, click: () => void) =>
       h("button", { type: "button", "aria-label": label, click }, text);
     this.element = section(
@@ -66,11 +69,13 @@ export class Timeline implements View, Gestures {
       h(
         "p",
         { class: "quiet keys", id: "timeline-keys" },
-        "Click for an instant, drag to zoom, Shift+drag for a range, wheel (after a click, or with Ctrl) to zoom. " +
-          "Keys: arrows move, with Shift by one event; + − 0 zoom; Page Up and Down pan; Home, End; S second instant.",
+        "Click: an instant. Drag: zoom. Shift+drag: a range. Wheel after a click, or with Ctrl: zoom. Keys: ← → move, " +
+          "with Shift by one event; + − 0 zoom; Page Up and Down, Home, End; S: second instant.",
       ),
-      h("details", {}, h("summary", {}, "Curves as a table"), this.#table),
+      this.#details,
     );
+    this.#details.append(h("summary", {}, "Curves as a table"), this.#table);
+    this.#details.addEventListener("toggle", () => this.#drawTable());
     installGestures(this.#plotPlace, this);
     onThemeChange(() => {
       this.#drawLegend();
@@ -104,7 +109,7 @@ export class Timeline implements View, Gestures {
       this.#showLevel(steps);
     }
     this.#placeMarks();
-    if (this.#table.isConnected && this.#table.closest("details")?.open !== false) this.#drawTable();
+    this.#drawTable();
     this.#plotPlace.setAttribute(
       "aria-label",
       `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
@@ -128,9 +133,6 @@ export class Timeline implements View, Gestures {
 
   choose(instant: number): void {
     this.#bar.choose(Math.floor(instant));
-    const [from, to] = this.view;
-    const chosen = this.#model.instant;
-    if (chosen < from || chosen > to) this.pan(chosen - (from + to) / 2);
   }
 
   move(by: number): void {
@@ -167,6 +169,26 @@ export class Timeline implements View, Gestures {
 
   select(left: number, width: number): void {
     this.#plot?.setSelect({ left, width, top: 0, height: this.over?.clientHeight ?? 0 }, false);
+  }
+
+  hover(x: number, pointerX: number, pointerY: number): void {
+    const instant = Math.max(0, Math.min(this.#model.trace.end, Math.floor(this.instantAt(x))));
+    const time = this.#model.trace.timeAt(instant);
+    const here = this.#model.curves.steps(instant, instant, 1);
+    const lines = this.#shown()
+      .reverse()
+      .map((name) => {
+        const { min, max } = this.#model.curves.envelope(name, here);
+        const least = min[0] === max[0] ? "" : `${format.bytes(min[0])} to `;
+        const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
+        return h("div", { class: "line" }, key, nameOf(name), h("b", {}, `${least}${format.bytes(max[0])}`));
+      });
+    const title = `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}`;
+    this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
+  }
+
+  leave(): void {
+    this.#tooltip.hide();
   }
 
   // ---- the chart ----
@@ -368,6 +390,7 @@ export class Timeline implements View, Gestures {
 
   /** The same as numbers: every curve at the chosen instant and at the highest point of what is shown. */
   #drawTable(): void {
+    if (!this.#details.open) return;
     const { curves, instant } = this.#model;
     const [from, to] = this.view;
     const here = curves.steps(instant, instant, 1);
