@@ -23,8 +23,14 @@ export function whole(value: number): string {
   return WHOLE.format(value);
 }
 
+/** Returns a share of 1 as "45.7 %"; of nothing there is none. */
 export function percent(share: number): string {
-  return `${(share * 100).toFixed(1)} %`;
+  return Number.isFinite(share) ? `${(share * 100).toFixed(1)} %` : "–";
+}
+
+/** Returns a ratio to three digits; of nothing there is none. */
+export function ratio(value: number): string {
+  return Number.isFinite(value) ? value.toFixed(3) : "–";
 }
 
 /** Returns a time to three or four figures: "812 µs", "3.214 s", "2 min 5 s". */

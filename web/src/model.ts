@@ -57,7 +57,11 @@ export class Model {
   }
 
   get curves(): Curves {
-    return this.#keep(`curves ${this.state.trace}`, () => new Curves(this.trace));
+    return this.curvesOf(this.state.trace);
+  }
+
+  curvesOf(index: number): Curves {
+    return this.#keep(`curves ${index}`, () => new Curves(this.traceOf(index)));
   }
 
   treeOf(index: number): Tree {

@@ -69,6 +69,12 @@ export class Curves {
     };
   }
 
+  /** As `envelope`, but by buckets alone, so that a trace's columns need not be read. */
+  overview(name: string, steps: Steps): Envelope | null {
+    const buckets = this.#trace.curve(name);
+    return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
+  }
+
   /** Returns `live` or `reserved` at every instant, from the columns. */
   exact(name: string): Float64Array {
     let values = this.#exact.get(name);

@@ -67,7 +67,6 @@ export function layOut(
       const drawn = fits ? Math.max(from === run.address ? WIDTH_MIN : 1, rest) : width - x;
       line.pieces.push({ run: index, from, to, x, width: drawn });
       x += drawn + (to === run.end ? RUN_GAP : 0);
-      if (to < run.end) line = breakLine();
       from = to;
     }
   });

@@ -50,55 +50,35 @@ export interface Annotation {
 
 export class Trace {
   readonly summary: TraceSummary;
-  readonly blocks: Blocks;
-  readonly segments: Segments;
   readonly annotations: Annotation[];
   readonly #container: Container;
   readonly #prefix: string;
   readonly #strings: string[];
+  #blocks: Blocks | null = null;
+  #segments: Segments | null = null;
 
   constructor(container: Container, index: number, summary: TraceSummary, strings: string[]) {
     this.summary = summary;
     this.#container = container;
     this.#prefix = `${index}/`;
     this.#strings = strings;
-    const u32 = (name: string) => container.u32(this.#prefix + name);
-    const u64 = (name: string) => container.u64(this.#prefix + name);
-    // Stored as what they are more than another column, which gzip cannot see.
-    const start = u32("blocks/start");
-    const requested = u64("blocks/requested");
-    const [held, pending, padding] = [u32("blocks/held"), u32("blocks/pending"), u64("blocks/padding")];
-    const freed = start.map((value, i) => value + held[i]);
-    this.blocks = {
-      count: start.length,
-      start,
-      freed,
-      end: freed.map((value, i) => value + pending[i]),
-      address: u64("blocks/address"),
-      size: requested.map((value, i) => value + padding[i]),
-      requested,
-      stream: u32("blocks/stream"),
-      pool: u32("blocks/pool"),
-      stack: u32("blocks/stack"),
-      tag: u32("blocks/tag"),
-    };
-    this.segments = {
-      count: u32("segments/start").length,
-      start: u32("segments/start"),
-      end: u32("segments/end"),
-      address: u64("segments/address"),
-      size: u64("segments/size"),
-      stream: u32("segments/stream"),
-      pool: u32("segments/pool"),
-      flags: u32("segments/flags"),
-    };
-    const names = u32("annotations/name");
-    const stages = u32("annotations/stage");
-    this.annotations = Array.from(u32("annotations/event"), (event, i) => ({
+    const names = this.#u32("annotations/name");
+    const stages = this.#u32("annotations/stage");
+    this.annotations = Array.from(this.#u32("annotations/event"), (event, i) => ({
       event,
       name: strings[names[i]],
       stage: stages[i],
     }));
+  }
+
+  get blocks(): Blocks {
+    this.#blocks ??= this.#readBlocks();
+    return this.#blocks;
+  }
+
+  get segments(): Segments {
+    this.#segments ??= this.#readSegments();
+    return this.#segments;
   }
 
   /** Returns the last instant: how many events there are. */
@@ -115,25 +95,25 @@ export class Trace {
   }
 
   get stackCount(): number {
-    return this.#container.u32(this.#prefix + "stacks/ends").length;
+    return this.#u32("stacks/ends").length;
   }
 
   get frameCount(): number {
-    return this.#container.u32(this.#prefix + "frames/function").length;
+    return this.#u32("frames/function").length;
   }
 
   /** Returns the numbers of a stack's frames, innermost first. */
   stackFrames(stack: number): Uint32Array {
-    const ends = this.#container.u32(this.#prefix + "stacks/ends");
-    const frames = this.#container.u32(this.#prefix + "stacks/frames");
+    const ends = this.#u32("stacks/ends");
+    const frames = this.#u32("stacks/frames");
     return frames.subarray(stack === 0 ? 0 : ends[stack - 1], ends[stack] ?? 0);
   }
 
   frame(number: number): Frame {
     return {
-      function: this.#strings[this.#container.u32(this.#prefix + "frames/function")[number]],
-      file: this.#strings[this.#container.u32(this.#prefix + "frames/file")[number]],
-      line: this.#container.u32(this.#prefix + "frames/line")[number],
+      function: this.#strings[this.#u32("frames/function")[number]],
+      file: this.#strings[this.#u32("frames/file")[number]],
+      line: this.#u32("frames/line")[number],
     };
   }
 
@@ -143,8 +123,8 @@ export class Trace {
 
   /** Returns microseconds since the first event, between recorded points in proportion; `null` without times. */
   timeAt(instant: number): number | null {
-    const times = this.#container.u64(this.#prefix + "events/time_us");
-    const events = this.#container.u32(this.#prefix + "events/time_event");
+    const times = this.#u64("events/time_us");
+    const events = this.#u32("events/time_event");
     if (times.length === 0) return null;
     const after = upperBound(events, instant);
     if (after === 0) return times[0];
@@ -152,6 +132,51 @@ export class Trace {
     const span = events[after] - events[after - 1];
     const share = span === 0 ? 0 : (instant - events[after - 1]) / span;
     return times[after - 1] + share * (times[after] - times[after - 1]);
+  }
+
+  #readBlocks(): Blocks {
+    // Stored as what they are more than another column, which gzip cannot see.
+    const start = this.#u32("blocks/start");
+    const requested = this.#u64("blocks/requested");
+    const held = this.#u32("blocks/held");
+    const pending = this.#u32("blocks/pending");
+    const padding = this.#u64("blocks/padding");
+    const freed = start.map((value, i) => value + held[i]);
+    return {
+      count: start.length,
+      start,
+      freed,
+      end: freed.map((value, i) => value + pending[i]),
+      address: this.#u64("blocks/address"),
+      size: requested.map((value, i) => value + padding[i]),
+      requested,
+      stream: this.#u32("blocks/stream"),
+      pool: this.#u32("blocks/pool"),
+      stack: this.#u32("blocks/stack"),
+      tag: this.#u32("blocks/tag"),
+    };
+  }
+
+  #readSegments(): Segments {
+    const start = this.#u32("segments/start");
+    return {
+      count: start.length,
+      start,
+      end: this.#u32("segments/end"),
+      address: this.#u64("segments/address"),
+      size: this.#u64("segments/size"),
+      stream: this.#u32("segments/stream"),
+      pool: this.#u32("segments/pool"),
+      flags: this.#u32("segments/flags"),
+    };
+  }
+
+  #u32(name: string): Uint32Array {
+    return this.#container.u32(this.#prefix + name);
+  }
+
+  #u64(name: string): Float64Array {
+    return this.#container.u64(this.#prefix + name);
   }
 }
 

@@ -1,7 +1,16 @@
 // Who holds the bytes: an icicle of call stacks (or of streams and sizes), at one instant or between two.
 
-import { liveBytes, rowsAt, type Trace } from "../data/trace.ts";
-import { merged, type Tree, totals } from "../data/tree.ts";
+import {
+  allocatedIn,
+  difference,
+  find,
+  type Picture,
+  pathNodes,
+  pathOf,
+  single,
+  weightsAt,
+} from "../data/picture.ts";
+import { merged, type Tree } from "../data/tree.ts";
 import { bytesOf, changeOf, choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -22,18 +31,6 @@ const VIEW_TEXTS: readonly (readonly [StackView, string])[] = [
   ["difference", "First to second instant"],
   ["traces", "Against another trace"],
 ];
-
-/** What is drawn: a tree, and for each node its bytes before and after; `before` is 0 where nothing is compared. */
-interface Picture {
-  tree: Tree;
-  title: string;
-  isDifference: boolean;
-  before: Float64Array;
-  after: Float64Array;
-  /** How wide a node is: the bytes, or of a difference all that grew and all that shrank below it. */
-  width: Float64Array;
-  childrenOf: (node: number) => number[];
-}
 
 interface Box {
   node: number;
@@ -84,7 +81,7 @@ export class Icicle implements View {
         "p",
         { class: "quiet keys", id: "stacks-keys" },
         "Click a box to see it over the whole width, and the topmost to come back. Keys: arrows go through the boxes, " +
-          "Enter widens, Escape comes back.",
+          "Enter widens, Escape comes back. The filter of the tables dims what it does not find.",
       ),
       this.#table,
     );
@@ -402,85 +399,6 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
     h("summary", {}, h("b", {}, first.text), ` ${first.place}`),
     h("ol", { class: "frames" }, ...labels.map(item)),
   );
-}
-
-function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Array {
-  const own = new Float64Array(tree.parent.length);
-  for (const block of rowsAt(trace.blocks, instant)) {
-    if (instant < trace.blocks.freed[block]) own[tree.nodeOfBlock(block)] += liveBytes(trace.blocks, block);
-  }
-  return own;
-}
-
-/** Returns what was allocated after one instant and up to another. */
-function allocatedIn(trace: Trace, tree: Tree, from: number, to: number): Float64Array {
-  const own = new Float64Array(tree.parent.length);
-  const { count, start } = trace.blocks;
-  for (let block = 0; block < count; block++) {
-    if (start[block] > from && start[block] <= to)
-      own[tree.nodeOfBlock(block)] += liveBytes(trace.blocks, block);
-  }
-  return own;
-}
-
-function single(tree: Tree, own: Float64Array, title: string): Picture {
-  const after = totals(tree, own);
-  const before = new Float64Array(after.length);
-  return { tree, title, isDifference: false, before, after, width: after, childrenOf: children(tree, after) };
-}
-
-function difference(tree: Tree, first: Float64Array, second: Float64Array, title: string): Picture {
-  // What grew and what shrank under one node must not hide each other: both have their width.
-  const width = totals(
-    tree,
-    first.map((bytes, node) => Math.abs(second[node] - bytes)),
-  );
-  const [before, after] = [totals(tree, first), totals(tree, second)];
-  return { tree, title, isDifference: true, before, after, width, childrenOf: children(tree, width) };
-}
-
-/** Returns a function to the children of a node that have any width, the widest first. */
-function children(tree: Tree, width: Float64Array): (node: number) => number[] {
-  const known = new Map<number, number[]>();
-  for (let node = 1; node < width.length; node++) {
-    if (width[node] === 0) continue;
-    const siblings = known.get(tree.parent[node]);
-    if (siblings === undefined) known.set(tree.parent[node], [node]);
-    else siblings.push(node);
-  }
-  for (const siblings of known.values()) siblings.sort((a, b) => width[b] - width[a]);
-  return (node) => known.get(node) ?? [];
-}
-
-/** Returns a node and all above it, the root first. */
-function pathNodes(tree: Tree, node: number): number[] {
-  const path = [node];
-  for (let at = node; at !== 0; ) {
-    at = tree.parent[at];
-    path.push(at);
-  }
-  return path.reverse();
-}
-
-function pathOf(tree: Tree, node: number): string[] {
-  return pathNodes(tree, node)
-    .slice(1)
-    .map((step) => tree.labels[tree.label[step]])
-    .map(({ text, place }) => `${text}\n${place}`);
-}
-
-/** Returns the node at the end of a path of labels; the root if the picture has no such path. */
-function find(picture: Picture, path: string[]): number {
-  let node = 0;
-  for (const wanted of path) {
-    const next = picture.childrenOf(node).find((child) => {
-      const { text, place } = picture.tree.labels[picture.tree.label[child]];
-      return `${text}\n${place}` === wanted;
-    });
-    if (next === undefined) return 0;
-    node = next;
-  }
-  return node;
 }
 
 /** Boxes of the same place in the sources have the same colour. */

@@ -46,7 +46,7 @@ export class Overview implements View {
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
-      fact("Reserved ratio", copyable(ratio.toFixed(3), String(ratio)), "of the two peaks"),
+      fact("Reserved ratio", copyable(format.ratio(ratio), String(ratio)), "of the two peaks"),
       at === null
         ? null
         : fact(

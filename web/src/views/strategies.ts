@@ -1,6 +1,7 @@
 // What other strategies would have reserved for the same job.
 
 import { bytesOf, h, section } from "../dom.ts";
+import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -46,7 +47,7 @@ export class Strategies implements View {
         key: (row) => (strategy(row).completed ? bytes(row) : Number.POSITIVE_INFINITY),
         cell: (row) => (strategy(row).completed ? bytesOf(bytes(row)) : "does not fit"),
       },
-      { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => strategy(row).ratio.toFixed(3) },
+      { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => format.ratio(strategy(row).ratio) },
       {
         title: "Less than recorded",
         key: (row) => this.#saved(row),

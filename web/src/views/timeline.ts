@@ -2,17 +2,18 @@
 
 import uPlot from "uplot";
 import type { Steps } from "../data/curves.ts";
-import { CAUSES } from "../data/summary.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
-import { CATEGORY_COLORS, color, onThemeChange } from "../theme.ts";
-import { CAUSE_TEXTS } from "./gap.ts";
+import { color, onThemeChange } from "../theme.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
 import type { InstantBar } from "./instant.ts";
+import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
 
 const HEIGHT = 340;
+/** More annotations than this are marked at the top only: lines would hide the curves. */
+const WHOLE_MARKS_MAX = 8;
 /** No closer than this many events from edge to edge. */
 const SPAN_MIN = 8;
 
@@ -22,11 +23,7 @@ export class Timeline implements View, Gestures {
   readonly #model: Model;
   readonly #bar: InstantBar;
   readonly #tooltip: Tooltip;
-  readonly #legend = h("div", {
-    class: "curves",
-    role: "group",
-    "aria-label": "Curves; press to show or hide",
-  });
+  readonly #legend: Legend;
   readonly #plotPlace = h("div", {
     class: "plot",
     tabindex: 0,
@@ -49,6 +46,7 @@ export class Timeline implements View, Gestures {
     this.#model = model;
     this.#bar = bar;
     this.#tooltip = tooltip;
+    this.#legend = new Legend(model);
     const tool = (text: string, label: string, click: () => void) =>
       h("button", { type: "button", "aria-label": label, click }, text);
     this.element = section(
@@ -63,7 +61,7 @@ export class Timeline implements View, Gestures {
           tool("All", "Show the whole recording", () => this.#model.store.set({ view: null })),
         ),
       ],
-      this.#legend,
+      this.#legend.element,
       this.#plotPlace,
       this.#level,
       h(
@@ -78,7 +76,7 @@ export class Timeline implements View, Gestures {
     this.#details.addEventListener("toggle", () => this.#drawTable());
     installGestures(this.#plotPlace, this);
     onThemeChange(() => {
-      this.#drawLegend();
+      this.#legend.draw();
       this.#plot?.redraw(false);
     });
   }
@@ -88,7 +86,7 @@ export class Timeline implements View, Gestures {
     const curves = `${state.trace} ${state.curves.join(" ")}`;
     if (curves !== this.#drawnCurves) {
       this.#drawnCurves = curves;
-      this.#drawLegend();
+      this.#legend.draw();
       this.#rebuild();
       this.#drawnData = "";
     }
@@ -197,6 +195,9 @@ export class Timeline implements View, Gestures {
     this.#plot?.destroy();
     const series: uPlot.Series[] = [{}];
     const bands: uPlot.Band[] = [];
+    for (const _ of this.#others()) {
+      series.push({ stroke: () => `${color("--ink-3")}90`, width: 0.75, points: { show: false } });
+    }
     for (const name of this.#shown()) {
       const stroke = () => color(colorOf(this.#model, name));
       const paths = uPlot.paths.stepped?.({ align: 1 });
@@ -256,7 +257,10 @@ export class Timeline implements View, Gestures {
   #dataOf(steps: Steps): uPlot.AlignedData {
     const x = new Float64Array(steps.count + 1);
     for (let i = 0; i <= steps.count; i++) x[i] = steps.first + i * steps.width;
-    const data: (Float64Array | number[])[] = [x];
+    const data: (Float64Array | (number | null)[])[] = [
+      x,
+      ...this.#others().map((other) => this.#dataOfOther(other, steps)),
+    ];
     for (const name of this.#shown()) {
       const { min, max } = this.#model.curves.envelope(name, steps);
       // The last value holds to the right edge.
@@ -265,8 +269,28 @@ export class Timeline implements View, Gestures {
     return data as uPlot.AlignedData;
   }
 
+  /** The same curve of every other trace, if that is asked for. */
+  #others(): { index: number; name: string }[] {
+    const { state, summary } = this.#model;
+    const indices = [...summary.traces.keys()].filter((index) => index !== state.trace);
+    return OTHERS.filter(({ key }) => state.curves.includes(key)).flatMap(({ name }) =>
+      indices.map((index) => ({ index, name })),
+    );
+  }
+
+  #dataOfOther({ index, name }: { index: number; name: string }, steps: Steps): (number | null)[] {
+    const { end } = this.#model.traceOf(index);
+    const found = this.#model.curvesOf(index).overview(name, steps);
+    const at = (step: number) => (steps.first + step * steps.width > end ? null : (found?.max[step] ?? null));
+    return Array.from({ length: steps.count + 1 }, (_, step) => at(Math.min(step, steps.count - 1)));
+  }
+
   #highest(steps: Steps): number {
     let highest = 1;
+    for (const other of this.#others()) {
+      for (const value of this.#dataOfOther(other, steps))
+        if (value !== null && value > highest) highest = value;
+    }
     for (const name of this.#shown()) {
       for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
     }
@@ -288,13 +312,15 @@ export class Timeline implements View, Gestures {
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
     ctx.textAlign = "left";
+    const within = annotations.filter(({ event }) => event >= from && event <= to);
     let free = Number.NEGATIVE_INFINITY;
     const mark = (event: number, text: string, name: string) => {
       if (event < from || event > to) return;
       const x = plot.valToPos(event, "x", true);
       ctx.fillStyle = color(name);
-      ctx.globalAlpha = name === "--bad" ? 1 : 0.3;
-      ctx.fillRect(x, bbox.top, ratio, bbox.height);
+      const isWhole = name === "--bad" || within.length <= WHOLE_MARKS_MAX;
+      ctx.globalAlpha = name === "--bad" ? 1 : 0.35;
+      ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 8 * ratio);
       ctx.globalAlpha = 1;
       const width = ctx.measureText(text).width;
       if (x < free || x + width + 8 * ratio > bbox.left + bbox.width) return;
@@ -304,12 +330,9 @@ export class Timeline implements View, Gestures {
     for (const { event, requested } of summary.ooms) {
       mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");
     }
-    const within = annotations.filter(({ event }) => event >= from && event <= to);
-    // More lines than this would hide the curves.
-    if (within.length <= 200)
-      for (const { event, name, stage } of within) {
-        mark(event, stage === 1 ? `${name} ends` : name, "--ink-3");
-      }
+    for (const { event, name, stage } of within) {
+      mark(event, stage === 1 ? `${name} ends` : name, "--ink-3");
+    }
     ctx.restore();
   }
 
@@ -343,49 +366,6 @@ export class Timeline implements View, Gestures {
       (others && steps.width < bucket_events && bucket_events > 1
         ? ` Curves other than live and reserved: least and most of ${format.whole(bucket_events)} events.`
         : "");
-  }
-
-  #drawLegend(): void {
-    const { store, curves } = this.#model;
-    const button = (name: string) => {
-      const isShown = this.#model.state.curves.includes(name);
-      const toggle = () => {
-        const now = this.#model.state.curves;
-        store.set({ curves: isShown ? now.filter((other) => other !== name) : [...now, name] });
-      };
-      const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
-      const text = nameOf(name) + this.#ratioText(name);
-      return h(
-        "li",
-        {},
-        h("button", { type: "button", "aria-pressed": String(isShown), click: toggle }, key, text),
-      );
-    };
-    const isCause = (name: string) => (CAUSES as readonly string[]).includes(name);
-    const groups = [
-      ["Recorded", curves.names.filter((name) => name === "live" || name === "reserved")],
-      ["The gap", curves.names.filter(isCause)],
-      ["Replayed", curves.names.filter((name) => name.endsWith("/reserved"))],
-    ] as const;
-    const items = groups.flatMap(([title, names]) =>
-      names.length === 0
-        ? []
-        : [
-            h("span", { class: "quiet" }, title),
-            h("ul", { class: "legend", "aria-label": title }, ...names.map(button)),
-          ],
-    );
-    const focused = [...this.#legend.querySelectorAll("button")].indexOf(
-      document.activeElement as HTMLButtonElement,
-    );
-    fill(this.#legend, ...items);
-    if (focused >= 0) this.#legend.querySelectorAll("button")[focused]?.focus();
-  }
-
-  #ratioText(name: string): string {
-    const found = this.#model.trace.summary.strategies.find(({ label }) => `${label}/reserved` === name);
-    if (found === undefined) return "";
-    return found.completed ? ` ${found.ratio.toFixed(3)}×` : " (does not fit)";
   }
 
   /** The same as numbers: every curve at the chosen instant and at the highest point of what is shown. */
@@ -432,23 +412,4 @@ function extended(values: Float64Array): Float64Array {
   longer.set(values);
   longer[values.length] = values[values.length - 1];
   return longer;
-}
-
-function nameOf(name: string): string {
-  const cause = CAUSES.find((cause) => cause === name);
-  if (cause !== undefined) return CAUSE_TEXTS[cause].title;
-  if (name === "live") return "Live";
-  if (name === "reserved") return "Reserved";
-  return name.slice(0, name.lastIndexOf("/"));
-}
-
-/** Returns the style sheet's name for a curve's colour. */
-function colorOf(model: Model, name: string): string {
-  if (name === "live") return "--live";
-  if (name === "reserved") return "--reserved";
-  const cause = (CAUSES as readonly string[]).indexOf(name);
-  if (cause >= 0) return `--cause-${cause}`;
-  const strategy = model.trace.summary.strategies.findIndex(({ label }) => `${label}/reserved` === name);
-  // The first colour looks like that of live bytes.
-  return `--c${1 + (strategy % (CATEGORY_COLORS - 1))}`;
 }

@@ -1,6 +1,7 @@
 // All traces of the report beside each other: ranks, or before and after.
 
 import { bytesOf, h, section } from "../dom.ts";
+import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -39,7 +40,7 @@ export class Traces implements View {
       {
         title: "Ratio",
         key: (row) => ratio(traces[row]),
-        cell: (row) => ratio(traces[row]).toFixed(3),
+        cell: (row) => format.ratio(ratio(traces[row])),
       },
       {
         title: "Out of memory",

@@ -93,6 +93,7 @@ async function rowsOf(page: Page, selector: string): Promise<string[][]> {
 test("opens from a file, asks for nothing, and starts at the failure", async () => {
   const page = await session.open([first]);
   assert.equal(await shownInstant(page), first.ooms[0].event);
+  assert.doesNotMatch(await page.locator("body").innerText(), /NaN|Infinity|undefined/);
   assert.match(await page.title(), /before\.pickle/);
   await assertSums(page, first);
   assertQuiet();
@@ -325,6 +326,50 @@ test("every control and picture has a name, and no id is given twice", async () 
     return ids.filter((id, i) => ids.indexOf(id) !== i);
   });
   assert.deepEqual(twice, []);
+  assertQuiet();
+});
+
+test("what is aggregated says so, and the named instants stay exact", async () => {
+  const folded = { ...first, folded_below: 64 * 1024, bucket_events: 16 };
+  const hidden = first.blocks.filter(({ requested }) => requested < 64 * 1024);
+  const page = await session.open([folded]);
+  const said = `${hidden.length.toLocaleString("en-US")} block`;
+  assert.ok((await page.locator(".notes").innerText()).includes(`Aggregated: ${said}`));
+  assert.match(await page.locator("#tables > p").innerText(), /aggregated blocks not listed/);
+  await assertSums(page, folded);
+  // One event further nothing is known of them but their bounds.
+  await page.getByRole("button", { name: "One event on" }).click();
+  const shown = await shownSums(page);
+  const instant = await shownInstant(page);
+  assert.equal(shown.Sum, shown.Reserved);
+  const [least, most] = await page
+    .locator(".adds-up")
+    .innerText()
+    .then((text) => /between ([\d.]+ \w+) and ([\d.]+ \w+) of live/.exec(text)?.slice(1) ?? []);
+  assert.ok(least !== undefined && most !== undefined);
+  assert.ok(shown.Live <= count(first, instant).live);
+  assertQuiet();
+});
+
+test("a recording of nothing is shown as that", async () => {
+  const nothing = {
+    ...first,
+    events: 0,
+    blocks: [],
+    segments: [],
+    ooms: [],
+    annotations: [],
+    bucket_events: 1,
+  };
+  const page = await session.open([nothing]);
+  assert.deepEqual(await shownSums(page), {
+    ...Object.fromEntries(TITLES.map((title) => [title, 0])),
+    Live: 0,
+    Sum: 0,
+    Reserved: 0,
+  });
+  assert.match(await page.locator("#tables").innerText(), /no blocks/);
+  assert.doesNotMatch(await page.locator("body").innerText(), /NaN|Infinity|undefined/);
   assertQuiet();
 });
 

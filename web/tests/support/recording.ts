@@ -43,6 +43,12 @@ export interface Recording {
   ooms: { event: number; requested: number }[];
   annotations: { event: number; name: string; stage: number }[];
   bucket_events: number;
+  /** Blocks of smaller requests are in the curves and the named instants only. */
+  folded_below?: number;
+}
+
+function isFolded({ folded_below = 0 }: Recording, { requested }: Block): boolean {
+  return requested < folded_below;
 }
 
 export interface Counted {
@@ -88,7 +94,8 @@ export function traceOf(recording: Recording): Trace {
 }
 
 function addRows(columns: Record<string, Values>, prefix: string, recording: Recording): void {
-  const blocks = recording.blocks.slice().sort((a, b) => a.start - b.start);
+  const blocks = recording.blocks.filter((block) => !isFolded(recording, block));
+  blocks.sort((a, b) => a.start - b.start);
   const segments = recording.segments.slice().sort((a, b) => a.start - b.start);
   columns[`${prefix}blocks/start`] = u32(blocks.map(({ start }) => start));
   columns[`${prefix}blocks/held`] = u32(blocks.map(({ start, freed }) => freed - start));
@@ -138,6 +145,8 @@ function addStacks(
 
 function summaryOf(recording: Recording): TraceSummary {
   const curves = pointsOf(recording);
+  const hidden = recording.blocks.filter((block) => isFolded(recording, block));
+  const folded = pointsOf({ ...recording, blocks: hidden });
   const peak = (name: "live" | "reserved") => {
     const event = curves[name].indexOf(curves[name].reduce((a, b) => Math.max(a, b)));
     return { event, bytes: curves[name][event] };
@@ -147,8 +156,8 @@ function summaryOf(recording: Recording): TraceSummary {
     label,
     ...count(recording, event),
     stream: 0,
-    aggregated: 0,
-    aggregated_size: 0,
+    aggregated: folded.live[event],
+    aggregated_size: folded.live[event],
   });
   return {
     name: recording.name,
@@ -174,7 +183,10 @@ function summaryOf(recording: Recording): TraceSummary {
       ...recording.ooms.map(({ event }) => named("Out of memory", event)),
       named("End", recording.events),
     ],
-    aggregated: null,
+    aggregated:
+      recording.folded_below === undefined
+        ? null
+        : { blocks: hidden.length, size_max: recording.folded_below, events_max: recording.events },
     strategies: [],
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
     is_cut_off: false,
@@ -239,16 +251,20 @@ function pointsOf(recording: Recording): { live: number[]; reserved: number[] } 
 }
 
 function curvesOf(recording: Recording): Record<string, { min: number[]; max: number[] }> {
-  const curves: Record<string, { min: number[]; max: number[] }> = {};
-  for (const [name, values] of Object.entries(pointsOf(recording))) {
-    const min: number[] = [];
-    const max: number[] = [];
-    for (let i = 0; i < values.length; i += recording.bucket_events) {
-      const bucket = values.slice(i, i + recording.bucket_events);
-      min.push(bucket.reduce((a, b) => Math.min(a, b)));
-      max.push(bucket.reduce((a, b) => Math.max(a, b)));
-    }
-    curves[name] = { min, max };
+  const curves: Record<string, number[]> = { ...pointsOf(recording) };
+  if (recording.folded_below !== undefined) {
+    const hidden = recording.blocks.filter((block) => isFolded(recording, block));
+    curves.aggregated = pointsOf({ ...recording, blocks: hidden }).live;
   }
-  return curves;
+  return Object.fromEntries(
+    Object.entries(curves).map(([name, values]) => {
+      const buckets: number[][] = [];
+      for (let i = 0; i < values.length; i += recording.bucket_events) {
+        buckets.push(values.slice(i, i + recording.bucket_events));
+      }
+      const min = buckets.map((bucket) => bucket.reduce((a, b) => Math.min(a, b)));
+      const max = buckets.map((bucket) => bucket.reduce((a, b) => Math.max(a, b)));
+      return [name, { min, max }];
+    }),
+  );
 }

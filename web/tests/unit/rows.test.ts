@@ -24,6 +24,12 @@ test("the first rows are those of a whole sort", () => {
   }
 });
 
+test("the first rows are found where a sample of the rows misleads", () => {
+  const rows = Uint32Array.from({ length: 20_000 }, (_, i) => i);
+  const found = firstRows(rows, (row) => (row % 4 === 0 ? row : 1e9), false, 10);
+  assert.deepEqual([...found], [0, 4, 8, 12, 16, 20, 24, 28, 32, 36]);
+});
+
 test("groups add up to what they were made of", () => {
   const groups = grouped(trace, all, (block) => trace.blocks.stack[block]);
   assert.equal(
