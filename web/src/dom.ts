@@ -42,11 +42,17 @@ export function countOf(value: number): HTMLElement {
   return copyable(format.whole(value), String(value));
 }
 
-/** Returns a text of which a click, or Enter where it has the focus, copies `copied`. */
+/** Returns a text that has a place in the order of focus, of which a click or Enter copies `copied`. */
 export function copyable(text: string, copied: string, title?: string): HTMLElement {
   return h(
     "data",
-    { value: copied, "data-copy": copied, title: title === undefined ? "copy" : `${title} · click to copy` },
+    {
+      value: copied,
+      "data-copy": copied,
+      tabindex: 0,
+      role: "button",
+      title: title === undefined ? "copy" : `${title} · click to copy`,
+    },
     text,
   );
 }

@@ -18,6 +18,7 @@ export class Schedule {
   readonly #visible = new Set<Element>();
   readonly #views: View[];
   #isFrameAsked = false;
+  #isIdleAsked = false;
 
   constructor(views: View[], store: Store) {
     this.#views = views;
@@ -60,8 +61,11 @@ export class Schedule {
   }
 
   #drawWhenIdle(): void {
+    if (this.#isIdleAsked) return;
+    this.#isIdleAsked = true;
     const idle = window.requestIdleCallback ?? ((draw: () => void) => setTimeout(draw, 50));
     idle(() => {
+      this.#isIdleAsked = false;
       const [next] = this.#due;
       if (next !== undefined) this.#draw(next);
       if (this.#due.size > 0) this.#drawWhenIdle();

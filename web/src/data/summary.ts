@@ -48,7 +48,9 @@ export interface TraceSummary {
   events: number;
   duration_us: number | null;
   has_stacks: boolean;
+  /** `PYTORCH_CUDA_ALLOC_CONF`, as the job had it. */
   settings: string;
+  /** The allocator with the settings in force. */
   strategy: string;
   /** Whether a replay agreed with every recorded address, so that the sizes of blocks are known. */
   sizes: "verified" | "estimated";
@@ -72,6 +74,10 @@ export interface TraceSummary {
   initial_blocks: number;
   /** The recording does not begin at the job's beginning, or events are missing from it. */
   is_cut_off: boolean;
+  /** Entries that say nothing about memory, or that this version does not know. */
+  skipped_events: number;
+  /** Events that could not be, for instance blocks that overlap; what they say is left out. */
+  contradictions: number;
 }
 
 export interface Summary {

@@ -91,9 +91,22 @@ export class Grid {
         ),
       ),
     );
+    const [x, y] = this.#focused();
     fill(this.#body, ...rows);
-    this.#body.querySelector("td")?.setAttribute("tabindex", "0");
+    // The table is one stop in the order of focus; in it, arrows go on.
+    for (const number of this.#body.querySelectorAll("[data-copy]")) number.setAttribute("tabindex", "-1");
+    const cell = this.#body.rows[Math.max(0, y)]?.cells[Math.max(0, x)];
+    cell?.setAttribute("tabindex", "0");
+    if (y >= 0) cell?.focus();
     this.#drawMore(this.#rows.length - shown.length);
+  }
+
+  /** Returns the place of the cell that has the focus; -1 if none has. */
+  #focused(): [number, number] {
+    const cell = document.activeElement?.closest("td") ?? null;
+    const row = cell?.parentElement;
+    if (cell === null || !(row instanceof HTMLTableRowElement) || !this.#body.contains(row)) return [-1, -1];
+    return [cell.cellIndex, row.sectionRowIndex];
   }
 
   #drawMore(rest: number): void {

@@ -25,7 +25,32 @@ export class InstantBar implements View {
     },
   });
   readonly #readout = h("dl", { class: "readout" });
-  readonly #second = h("div", { class: "second" });
+  readonly #set = h(
+    "button",
+    { type: "button", title: "Choose a second instant", click: () => this.#openSecond() },
+    "Compare…",
+  );
+  readonly #secondInput = h("input", {
+    type: "number",
+    id: "second",
+    min: 0,
+    change: () => this.chooseSecond(Number(this.#secondInput.value)),
+  });
+  readonly #grown = h("span");
+  readonly #second = h(
+    "div",
+    { class: "second" },
+    h("label", { for: "second" }, "Second"),
+    this.#secondInput,
+    h("span", { class: "quiet" }, "live"),
+    this.#grown,
+    h("button", { type: "button", "aria-label": "Swap the two instants", click: () => this.#swap() }, "⇄"),
+    h(
+      "button",
+      { type: "button", "aria-label": "Without a second instant", click: () => this.chooseSecond(null) },
+      "×",
+    ),
+  );
 
   constructor(model: Model) {
     this.#model = model;
@@ -49,6 +74,7 @@ export class InstantBar implements View {
         this.#jump,
       ),
       this.#readout,
+      this.#set,
       this.#second,
     );
   }
@@ -85,8 +111,12 @@ export class InstantBar implements View {
       figure("Reserved", gap.reserved),
       figure("Gap", gap.reserved - gap.live),
     );
-    if (second === null) this.#drawNoSecond();
-    else this.#drawSecond(second, gap.live);
+    this.#set.hidden = second !== null;
+    this.#second.hidden = second === null;
+    if (second === null) return;
+    this.#secondInput.max = String(trace.end);
+    this.#secondInput.value = String(second);
+    fill(this.#grown, changeOf(this.#model.gapAt(second).live - gap.live));
   }
 
   #drawJumps(): void {
@@ -101,48 +131,16 @@ export class InstantBar implements View {
     if (!options.some((option) => option.selected)) none.selected = true;
   }
 
-  #drawNoSecond(): void {
-    const set = () => {
-      this.chooseSecond(this.#model.instant);
-      this.element.querySelector<HTMLInputElement>("#second")?.focus();
-    };
-    fill(
-      this.#second,
-      h(
-        "button",
-        { type: "button", click: set, id: "set-second", title: "Choose a second instant" },
-        "Compare…",
-      ),
-    );
+  #openSecond(): void {
+    this.chooseSecond(this.#model.instant);
+    this.draw();
+    this.#secondInput.focus();
   }
 
-  #drawSecond(second: number, live: number): void {
-    const { trace, instant } = this.#model;
-    const input = h("input", {
-      type: "number",
-      id: "second",
-      min: 0,
-      max: trace.end,
-      value: second,
-      change: () => this.chooseSecond(Number(input.value)),
-    });
-    const swap = () => {
-      this.chooseSecond(instant);
-      this.choose(second);
-    };
-    fill(
-      this.#second,
-      h("label", { for: "second" }, "Second"),
-      input,
-      h("span", { class: "quiet" }, "live"),
-      changeOf(this.#model.gapAt(second).live - live),
-      h("button", { type: "button", click: swap, "aria-label": "Swap the two instants" }, "⇄"),
-      h(
-        "button",
-        { type: "button", click: () => this.chooseSecond(null), "aria-label": "Without a second instant" },
-        "×",
-      ),
-    );
+  #swap(): void {
+    const { instant, second } = this.#model;
+    this.chooseSecond(instant);
+    if (second !== null) this.choose(second);
   }
 }
 

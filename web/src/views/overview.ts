@@ -74,7 +74,9 @@ export class Overview implements View {
 function subtitle(summary: TraceSummary): string {
   return [
     `cuda:${summary.device}`,
-    summary.settings === "" ? summary.strategy : `${summary.strategy} with ${summary.settings}`,
+    summary.strategy,
+    // Its settings in force may be others than what it was told.
+    ...(summary.settings === "" ? [] : [`PYTORCH_CUDA_ALLOC_CONF=${summary.settings}`]),
     format.counted(summary.events, "event"),
     summary.duration_us === null ? "no times recorded" : format.duration(summary.duration_us),
     format.counted(summary.streams.length, "stream"),
@@ -102,6 +104,12 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
   if (summary.is_cut_off) {
     lines.push(
       "The recording is cut off: events from its beginning are missing, so blocks made then have no stack and no age.",
+    );
+  }
+  if (summary.contradictions > 0) {
+    lines.push(
+      `The recording contradicts itself in ${format.counted(summary.contradictions, "event")}, which are left out: ` +
+        "memory that went back with blocks in it, or blocks that overlap.",
     );
   }
   if (isWithoutSegments) lines.push("The recording has no segments, so nothing is known of reserved memory.");

@@ -1,6 +1,6 @@
 // What other strategies would have reserved for the same job.
 
-import { bytesOf, h, section } from "../dom.ts";
+import { bytesOf, changeOf, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -49,9 +49,9 @@ export class Strategies implements View {
       },
       { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => format.ratio(strategy(row).ratio) },
       {
-        title: "Less than recorded",
-        key: (row) => this.#saved(row),
-        cell: (row) => bytesOf(this.#saved(row)),
+        title: "Against recorded",
+        key: (row) => this.#more(row),
+        cell: (row) => changeOf(this.#more(row)),
       },
       {
         title: "Live, reserved",
@@ -61,8 +61,8 @@ export class Strategies implements View {
     ];
   }
 
-  #saved(row: number): number {
+  #more(row: number): number {
     const { strategies, peak_reserved } = this.#model.trace.summary;
-    return peak_reserved.bytes - strategies[row].peak_reserved_bytes;
+    return strategies[row].peak_reserved_bytes - peak_reserved.bytes;
   }
 }

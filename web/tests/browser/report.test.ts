@@ -173,6 +173,12 @@ test("the keyboard reaches everything that the pointer does", async () => {
   await page.keyboard.press("ArrowDown");
   assert.match(await page.locator("#stacks .path").innerText(), /<module> train\.py:131/);
 
+  await page.locator("#gap td[data-cell=Reserved] data").focus();
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(
+    (text) => document.querySelector(".spoken")?.textContent === text,
+    `Copied ${count(first, first.events).reserved}`,
+  );
   await page.locator("#tables tbody td").first().focus();
   await page.keyboard.press("ArrowDown");
   await page.keyboard.press("Enter");

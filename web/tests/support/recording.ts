@@ -190,6 +190,8 @@ function summaryOf(recording: Recording): TraceSummary {
     strategies: [],
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
     is_cut_off: false,
+    skipped_events: 0,
+    contradictions: 0,
   };
 }
 
