@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{self, Stdio};
 
-use crate::{header, python, tidy, tsan};
+use crate::{header, python, tidy, tsan, web};
 
 /// How many requests each thread makes under ThreadSanitizer where it is not said: some minutes' worth.
 const OPERATIONS: u32 = 100_000;
@@ -15,6 +15,8 @@ pub(crate) enum Command {
     Test,
     Tidy,
     Header,
+    Web,
+    Screenshots,
     Fuzz { minutes: u32 },
     Miri,
     Tsan { operations: u32 },
@@ -66,6 +68,8 @@ impl Command {
             "test" => Self::Test,
             "tidy" => Self::Tidy,
             "header" => Self::Header,
+            "web" => Self::Web,
+            "screenshots" => Self::Screenshots,
             "miri" => Self::Miri,
             "wheel" => Self::Wheel,
             "help" | "--help" | "-h" => Self::Help,
@@ -84,6 +88,8 @@ impl Command {
             Self::Test => test(root),
             Self::Tidy => tidy::run(root),
             Self::Header => header::write(root),
+            Self::Web => web::write(root),
+            Self::Screenshots => web::screenshots(root),
             Self::Fuzz { minutes } => fuzz(root, *minutes),
             Self::Miri => miri(root),
             Self::Tsan { operations } => tsan::run(root, *operations),
@@ -118,6 +124,7 @@ fn test(root: &Path) -> Result<(), Stop> {
         documentation.env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     python::test(root)?;
+    web::test(root)?;
     // Before the tests, because nextest does not run examples of the documentation.
     let arguments = ["test", "--workspace", "--doc", "--no-fail-fast"];
     step("documentation examples", &mut cargo(root, &arguments))?;
@@ -258,6 +265,8 @@ mod tests {
         assert_eq!(parse("test"), Ok(Command::Test));
         assert_eq!(parse("tidy"), Ok(Command::Tidy));
         assert_eq!(parse("header"), Ok(Command::Header));
+        assert_eq!(parse("web"), Ok(Command::Web));
+        assert_eq!(parse("screenshots"), Ok(Command::Screenshots));
         assert_eq!(parse("miri"), Ok(Command::Miri));
         assert_eq!(parse("--help"), Ok(Command::Help));
         assert_eq!(parse("fuzz"), Ok(Command::Fuzz { minutes: 1 }));

@@ -1,7 +1,7 @@
-//! The project's own commands: `cargo xtask test | tidy | header | wheel | gpu | fuzz | miri | tsan | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | fuzz | miri | tsan | bench`.
 //!
-//! `test` needs what rustup installs, and Python; a tool that another command needs and does not find is
-//! named in one line. Nothing is ever installed from here, but Python's tools among what cargo builds.
+//! `test` needs what rustup installs, Python and Node.js; a tool that a command needs and does not find is named in
+//! one line. Nothing is ever installed from here, but Python's tools among what cargo builds, and Node's in `web`.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -9,6 +9,7 @@ mod header;
 mod python;
 mod tidy;
 mod tsan;
+mod web;
 
 use std::env;
 use std::path::PathBuf;
@@ -19,9 +20,11 @@ use command::{Command, Stop};
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test                   formatting, tidy, clippy, documentation, the Python package, then all tests
+  test                   formatting, tidy, clippy, documentation, the Python package, the report's page, then all tests
   tidy                   the project's own rules, which no other tool checks
   header                 writes crates/capi/include/lowtide.h, which `test` checks, from the source
+  web                    makes the page of `lowtide report`, which `test` checks, from its sources in `web`
+  screenshots            pictures of that page's views into `docs/report`; needs chromium
   wheel                  builds the Python package into `dist`
   gpu [ARGS]             tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
   fuzz [--minutes N]     every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz

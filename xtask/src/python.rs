@@ -146,7 +146,7 @@ impl Tools {
 }
 
 /// Returns where cargo puts what it builds, this program for one.
-fn target() -> Result<PathBuf, Stop> {
+pub(crate) fn target() -> Result<PathBuf, Stop> {
     let program = env::current_exe().ok();
     let target = program
         .as_deref()

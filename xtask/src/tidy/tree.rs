@@ -17,7 +17,7 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Reads every file under `root` but for what is generated: directories that a tool has marked
-    /// as a cache (cargo marks `target`), what is hidden and not ours, and what fuzzing leaves.
+    /// as a cache (cargo marks `target`), what npm installs, what is hidden and not ours, and what fuzzing leaves.
     pub(super) fn read(root: &Path) -> io::Result<Self> {
         let mut tree = Self::default();
         tree.read_directory(root, "")?;
@@ -100,6 +100,7 @@ fn is_generated(location: &Path, path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let is_ours = [".cargo", ".ci", ".config", ".github", ".gitignore"].contains(&name);
     (name.starts_with('.') && !is_ours)
+        || name == "node_modules"
         || ["fuzz/artifacts", "fuzz/corpus", "fuzz/coverage"].contains(&path)
         || location.join("CACHEDIR.TAG").exists()
 }

@@ -1,0 +1,153 @@
+// Curves over the instants, as the chart draws them: exact where it is zoomed in, otherwise the smallest and
+// largest value of each step.
+
+import { CAUSES } from "./summary.ts";
+import { liveBytes, type Trace } from "./trace.ts";
+
+/** The smallest and largest value of a curve in each step. */
+export interface Envelope {
+  min: Float64Array;
+  max: Float64Array;
+}
+
+/** The steps into which a stretch of instants is cut: step i covers `first + i * width` and on. */
+export interface Steps {
+  first: number;
+  width: number;
+  count: number;
+}
+
+export class Curves {
+  readonly #trace: Trace;
+  readonly #exact = new Map<string, Float64Array>();
+
+  constructor(trace: Trace) {
+    this.#trace = trace;
+  }
+
+  /** Returns the names of the curves there are: `live`, `reserved`, causes, and a path for each strategy. */
+  get names(): string[] {
+    const strategies = this.#trace.summary.strategies.map(({ label }) => `${label}/reserved`);
+    return ["live", "reserved", ...CAUSES, ...strategies].filter(
+      (name) => name === "live" || name === "reserved" || this.#trace.curve(name) !== null,
+    );
+  }
+
+  /** Returns steps that cover the instants from `from` to `to`, at most about `wanted` of them. */
+  steps(from: number, to: number, wanted: number): Steps {
+    const end = this.#trace.end;
+    const low = Math.max(0, Math.floor(from));
+    const high = Math.min(end, Math.ceil(to));
+    const bucket = Math.max(1, this.#trace.summary.bucket_events);
+    let width = Math.max(1, Math.ceil((high - low + 1) / wanted));
+    // Steps that are whole buckets are read off the buckets.
+    if (width > bucket) width = Math.ceil(width / bucket) * bucket;
+    const first = Math.floor(low / width) * width;
+    return { first, width, count: Math.floor((high - first) / width) + 1 };
+  }
+
+  /** Returns whether steps of this width show the curve's own values, and not those of a bucket. */
+  isExact(name: string): boolean {
+    return (name === "live" || name === "reserved") && this.#trace.summary.aggregated === null;
+  }
+
+  envelope(name: string, steps: Steps): Envelope {
+    const buckets = this.#trace.curve(name);
+    const bucket = Math.max(1, this.#trace.summary.bucket_events);
+    const isKept = name === "live" || name === "reserved";
+    if (buckets !== null && (!isKept || steps.width % bucket === 0)) {
+      return overBuckets(buckets, bucket, steps);
+    }
+    const found = overValues(this.exact(name), steps);
+    const folded = name === "live" ? this.#trace.curve("aggregated") : null;
+    if (folded === null) return found;
+    // What was folded is known by its bucket only.
+    const more = overBuckets(folded, bucket, steps);
+    return {
+      min: found.min.map((value, i) => value + more.min[i]),
+      max: found.max.map((value, i) => value + more.max[i]),
+    };
+  }
+
+  /** As `envelope`, but by buckets alone, so that a trace's columns need not be read. */
+  overview(name: string, steps: Steps): Envelope | null {
+    const buckets = this.#trace.curve(name);
+    return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
+  }
+
+  /** Returns `live` or `reserved` at every instant, from the columns. */
+  exact(name: string): Float64Array {
+    let values = this.#exact.get(name);
+    if (values === undefined) {
+      values = name === "live" ? liveCurve(this.#trace) : reservedCurve(this.#trace);
+      this.#exact.set(name, values);
+    }
+    return values;
+  }
+}
+
+function liveCurve(trace: Trace): Float64Array {
+  const { count, start, freed } = trace.blocks;
+  const values = new Float64Array(trace.end + 2);
+  for (let i = 0; i < count; i++) {
+    const bytes = liveBytes(trace.blocks, i);
+    values[start[i]] += bytes;
+    values[Math.min(freed[i], trace.end + 1)] -= bytes;
+  }
+  return summed(values);
+}
+
+function reservedCurve(trace: Trace): Float64Array {
+  const { count, start, end, size } = trace.segments;
+  const values = new Float64Array(trace.end + 2);
+  for (let i = 0; i < count; i++) {
+    values[start[i]] += size[i];
+    values[Math.min(end[i], trace.end + 1)] -= size[i];
+  }
+  return summed(values);
+}
+
+/** Turns changes into values, in place; the last one is no instant and is left out. */
+function summed(changes: Float64Array): Float64Array {
+  let value = 0;
+  for (let i = 0; i < changes.length; i++) changes[i] = value += changes[i];
+  return changes.subarray(0, changes.length - 1);
+}
+
+function overValues(values: Float64Array, { first, width, count }: Steps): Envelope {
+  const min = new Float64Array(count);
+  const max = new Float64Array(count);
+  for (let step = 0; step < count; step++) {
+    const from = first + step * width;
+    const to = Math.min(values.length, from + width);
+    let low = values[from];
+    let high = low;
+    for (let i = from + 1; i < to; i++) {
+      const value = values[i];
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    min[step] = low;
+    max[step] = high;
+  }
+  return { min, max };
+}
+
+function overBuckets(buckets: Envelope, bucket: number, { first, width, count }: Steps): Envelope {
+  const min = new Float64Array(count);
+  const max = new Float64Array(count);
+  const last = buckets.max.length - 1;
+  for (let step = 0; step < count; step++) {
+    const from = Math.min(last, Math.floor((first + step * width) / bucket));
+    const to = Math.min(last, Math.floor((first + (step + 1) * width - 1) / bucket));
+    let low = buckets.min[from];
+    let high = buckets.max[from];
+    for (let i = from + 1; i <= to; i++) {
+      low = Math.min(low, buckets.min[i]);
+      high = Math.max(high, buckets.max[i]);
+    }
+    min[step] = low;
+    max[step] = high;
+  }
+  return { min, max };
+}

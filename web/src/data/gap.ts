@@ -1,0 +1,133 @@
+// The gap between reserved and live bytes at one instant, by cause.
+//
+// Every reserved byte is looked at once: it belongs to an allocated block, to one that waits for events, or to
+// no block, and then the first cause that applies takes it. So live and the causes add up to reserved.
+
+import { CAUSES, type Cause } from "./summary.ts";
+import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
+
+/** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
+const SMALL_UNIT_BYTES = 2 * 2 ** 20;
+
+export interface Gap {
+  reserved: number;
+  live: number;
+  requested: number;
+  causes: Record<Cause, number>;
+  /** Reserved less live less the causes: 0, unless the data contradicts itself. */
+  difference: number;
+  blocks: number;
+  segments: number;
+}
+
+/** A stretch of addresses in which free neighbours merge: a segment, or adjacent mapped ranges of one. */
+export interface Run {
+  address: number;
+  end: number;
+  stream: number;
+  pool: number;
+  flags: number;
+}
+
+/**
+ * Returns the causes at an instant as `stream` sees them. Linear in the blocks before it; sorts those that are
+ * there. Blocks that are in the curves only are not counted, and their memory is as good as free.
+ */
+export function gapAt(trace: Trace, instant: number, stream: number): Gap {
+  const { blocks } = trace;
+  const alive = byAddress(rowsAt(blocks, instant), blocks.address);
+  const runs = runsAt(trace, instant);
+  const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
+  let live = 0;
+  let requested = 0;
+  for (const block of alive) {
+    const size = blocks.size[block];
+    if (instant >= blocks.freed[block]) {
+      causes.waiting_for_events += size;
+      continue;
+    }
+    const rounded = liveBytes(blocks, block);
+    requested += blocks.requested[block];
+    live += rounded;
+    causes.rounding += size - rounded;
+  }
+
+  let reserved = 0;
+  let next = 0;
+  for (const run of runs) {
+    reserved += run.end - run.address;
+    const first = next;
+    while (next < alive.length && blocks.address[alive[next]] < run.end) next++;
+    addFree(causes, trace, stream, run, alive.subarray(first, next));
+  }
+  const total = CAUSES.reduce((sum, cause) => sum + causes[cause], live);
+  return {
+    reserved,
+    live,
+    requested,
+    causes,
+    difference: reserved - total,
+    blocks: alive.length,
+    segments: rowsAt(trace.segments, instant).length,
+  };
+}
+
+/** Adds the free bytes of one run to their causes; `inside` are its blocks by address. */
+function addFree(
+  causes: Record<Cause, number>,
+  trace: Trace,
+  stream: number,
+  run: Run,
+  inside: Uint32Array,
+): void {
+  const { address, size } = trace.blocks;
+  const isExpandable = (run.flags & EXPANDABLE) !== 0;
+  const unit = (run.flags & LARGE) !== 0 ? trace.summary.large_page : SMALL_UNIT_BYTES;
+  const add = (from: number, to: number): void => {
+    if (to <= from) return;
+    const bytes = to - from;
+    if (run.pool !== 0) causes.private_pools += bytes;
+    else if (run.stream !== stream) causes.other_streams += bytes;
+    else if (isExpandable) {
+      const firstUnit = Math.ceil((from - run.address) / unit);
+      const lastUnit = Math.floor((to - run.address) / unit);
+      const whole = Math.max(0, lastUnit - firstUnit) * unit;
+      causes.cached_segments += whole;
+      causes.partly_used_pages += bytes - whole;
+    } else if (inside.length === 0) causes.cached_segments += bytes;
+    else causes.split_remainders += bytes;
+  };
+  let from = run.address;
+  for (const block of inside) {
+    add(from, address[block]);
+    from = address[block] + size[block];
+  }
+  add(from, run.end);
+}
+
+/** Returns the runs at an instant, by address. */
+export function runsAt(trace: Trace, instant: number): Run[] {
+  const { segments } = trace;
+  const runs: Run[] = [];
+  for (const row of byAddress(rowsAt(segments, instant), segments.address)) {
+    const address = segments.address[row];
+    const end = address + segments.size[row];
+    const [stream, pool, flags] = [segments.stream[row], segments.pool[row], segments.flags[row]];
+    const last = runs.at(-1);
+    const continues =
+      last !== undefined &&
+      (flags & EXPANDABLE) !== 0 &&
+      last.end === address &&
+      last.stream === stream &&
+      last.pool === pool &&
+      last.flags === flags;
+    if (continues) last.end = end;
+    else runs.push({ address, end, stream, pool, flags });
+  }
+  return runs;
+}
+
+/** Sorts rows by their address, in place. */
+export function byAddress(rows: Uint32Array, address: Float64Array): Uint32Array {
+  return rows.sort((a, b) => address[a] - address[b]);
+}

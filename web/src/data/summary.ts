@@ -1,0 +1,87 @@
+// What the page is told in words and single numbers: the JSON beside the columns.
+//
+// Every event number is an instant: instant k is what there is after k events, so 0 lies before the first
+// event and `events` after the last. Bytes are bytes.
+
+/** Why reserved bytes are not live, in the order in which the causes are looked for. */
+export const CAUSES = [
+  "rounding",
+  "waiting_for_events",
+  "private_pools",
+  "other_streams",
+  "cached_segments",
+  "partly_used_pages",
+  "split_remainders",
+] as const;
+
+export type Cause = (typeof CAUSES)[number];
+
+export interface Point {
+  event: number;
+  bytes: number;
+}
+
+export interface NamedInstant {
+  event: number;
+  label: string;
+  live: number;
+  reserved: number;
+  requested: number;
+  causes: Record<Cause, number>;
+  /** Whose gap it is: other streams' free memory is a cause. An index into `streams`. */
+  stream: number;
+  /** The live bytes, and the bytes with rounding, of blocks that are in the curves only. */
+  aggregated: number;
+  aggregated_size: number;
+}
+
+export interface Strategy {
+  label: string;
+  peak_reserved_bytes: number;
+  ratio: number;
+  completed: boolean;
+}
+
+export interface TraceSummary {
+  name: string;
+  device: number;
+  events: number;
+  duration_us: number | null;
+  has_stacks: boolean;
+  /** `PYTORCH_CUDA_ALLOC_CONF`, as the job had it. */
+  settings: string;
+  /** The allocator with the settings in force. */
+  strategy: string;
+  /** Whether a replay agreed with every recorded address, so that the sizes of blocks are known. */
+  sizes: "verified" | "estimated";
+  /** An index into `streams`. */
+  main_stream: number;
+  streams: string[];
+  /** The first is the default pool. */
+  pools: string[];
+  /** The first is "", for blocks without one. */
+  tags: string[];
+  /** How much an expandable segment of large blocks maps and unmaps at a time. */
+  large_page: number;
+  bucket_events: number;
+  peak_live: Point;
+  peak_reserved: Point;
+  ooms: { event: number; requested: number }[];
+  instants: NamedInstant[];
+  /** Blocks that are in the curves only. */
+  aggregated: { blocks: number; size_max: number; events_max: number } | null;
+  strategies: Strategy[];
+  initial_blocks: number;
+  /** The recording does not begin at the job's beginning, or events are missing from it. */
+  is_cut_off: boolean;
+  /** Entries that say nothing about memory, or that this version does not know. */
+  skipped_events: number;
+  /** Events that could not be, for instance blocks that overlap; what they say is left out. */
+  contradictions: number;
+}
+
+export interface Summary {
+  version: string;
+  traces: TraceSummary[];
+  strings: string[];
+}

@@ -1,0 +1,211 @@
+// One recording: its blocks and segments as columns, and what is read off them directly.
+
+import type { Container } from "./container.ts";
+import type { TraceSummary } from "./summary.ts";
+
+/** One life of each block: there at instants `start <= k < end`, and asked back at `freed`. */
+export interface Blocks {
+  count: number;
+  start: Uint32Array;
+  freed: Uint32Array;
+  end: Uint32Array;
+  address: Float64Array;
+  size: Float64Array;
+  requested: Float64Array;
+  stream: Uint32Array;
+  pool: Uint32Array;
+  stack: Uint32Array;
+  tag: Uint32Array;
+}
+
+/** Ranges from the driver; an expandable segment is as many as it has mapped ranges. */
+export interface Segments {
+  count: number;
+  start: Uint32Array;
+  end: Uint32Array;
+  address: Float64Array;
+  size: Float64Array;
+  stream: Uint32Array;
+  pool: Uint32Array;
+  flags: Uint32Array;
+}
+
+export const LARGE = 1;
+export const EXPANDABLE = 2;
+
+/** Live bytes count each request rounded up to this. */
+const GRANULE_BYTES = 512;
+
+export interface Frame {
+  function: string;
+  file: string;
+  line: number;
+}
+
+export interface Annotation {
+  event: number;
+  name: string;
+  stage: number;
+}
+
+export class Trace {
+  readonly summary: TraceSummary;
+  readonly annotations: Annotation[];
+  readonly #container: Container;
+  readonly #prefix: string;
+  readonly #strings: string[];
+  #blocks: Blocks | null = null;
+  #segments: Segments | null = null;
+
+  constructor(container: Container, index: number, summary: TraceSummary, strings: string[]) {
+    this.summary = summary;
+    this.#container = container;
+    this.#prefix = `${index}/`;
+    this.#strings = strings;
+    const names = this.#u32("annotations/name");
+    const stages = this.#u32("annotations/stage");
+    this.annotations = Array.from(this.#u32("annotations/event"), (event, i) => ({
+      event,
+      name: strings[names[i]],
+      stage: stages[i],
+    }));
+  }
+
+  get blocks(): Blocks {
+    this.#blocks ??= this.#readBlocks();
+    return this.#blocks;
+  }
+
+  get segments(): Segments {
+    this.#segments ??= this.#readSegments();
+    return this.#segments;
+  }
+
+  /** Returns the last instant: how many events there are. */
+  get end(): number {
+    return this.summary.events;
+  }
+
+  /** Returns the smallest and largest value of a curve in each bucket; `null` if there is no such curve. */
+  curve(name: string): { min: Float64Array; max: Float64Array } | null {
+    const path = `${this.#prefix}curves/${name}/`;
+    if (!this.#container.has(path + "max")) return null;
+    const max = this.#container.u64(path + "max");
+    return { min: this.#container.has(path + "min") ? this.#container.u64(path + "min") : max, max };
+  }
+
+  get stackCount(): number {
+    return this.#u32("stacks/ends").length;
+  }
+
+  get frameCount(): number {
+    return this.#u32("frames/function").length;
+  }
+
+  /** Returns the numbers of a stack's frames, innermost first. */
+  stackFrames(stack: number): Uint32Array {
+    const ends = this.#u32("stacks/ends");
+    const frames = this.#u32("stacks/frames");
+    return frames.subarray(stack === 0 ? 0 : ends[stack - 1], ends[stack] ?? 0);
+  }
+
+  frame(number: number): Frame {
+    return {
+      function: this.#strings[this.#u32("frames/function")[number]],
+      file: this.#strings[this.#u32("frames/file")[number]],
+      line: this.#u32("frames/line")[number],
+    };
+  }
+
+  get hasTimes(): boolean {
+    return this.#container.has(this.#prefix + "events/time_us");
+  }
+
+  /** Returns microseconds since the first event, between recorded points in proportion; `null` without times. */
+  timeAt(instant: number): number | null {
+    const times = this.#u64("events/time_us");
+    const events = this.#u32("events/time_event");
+    if (times.length === 0) return null;
+    const after = upperBound(events, instant);
+    if (after === 0) return times[0];
+    if (after === events.length) return times[after - 1];
+    const span = events[after] - events[after - 1];
+    const share = span === 0 ? 0 : (instant - events[after - 1]) / span;
+    return times[after - 1] + share * (times[after] - times[after - 1]);
+  }
+
+  #readBlocks(): Blocks {
+    // Stored as what they are more than another column, which gzip cannot see.
+    const start = this.#u32("blocks/start");
+    const requested = this.#u64("blocks/requested");
+    const held = this.#u32("blocks/held");
+    const pending = this.#u32("blocks/pending");
+    const padding = this.#u64("blocks/padding");
+    const freed = start.map((value, i) => value + held[i]);
+    return {
+      count: start.length,
+      start,
+      freed,
+      end: freed.map((value, i) => value + pending[i]),
+      address: this.#u64("blocks/address"),
+      size: requested.map((value, i) => value + padding[i]),
+      requested,
+      stream: this.#u32("blocks/stream"),
+      pool: this.#u32("blocks/pool"),
+      stack: this.#u32("blocks/stack"),
+      tag: this.#u32("blocks/tag"),
+    };
+  }
+
+  #readSegments(): Segments {
+    const start = this.#u32("segments/start");
+    return {
+      count: start.length,
+      start,
+      end: this.#u32("segments/end"),
+      address: this.#u64("segments/address"),
+      size: this.#u64("segments/size"),
+      stream: this.#u32("segments/stream"),
+      pool: this.#u32("segments/pool"),
+      flags: this.#u32("segments/flags"),
+    };
+  }
+
+  #u32(name: string): Uint32Array {
+    return this.#container.u32(this.#prefix + name);
+  }
+
+  #u64(name: string): Float64Array {
+    return this.#container.u64(this.#prefix + name);
+  }
+}
+
+/** Returns a block's request as live bytes count it: rounded up, but to no more than the block has. */
+export function liveBytes(blocks: Blocks, block: number): number {
+  const rounded = Math.ceil(blocks.requested[block] / GRANULE_BYTES) * GRANULE_BYTES;
+  return Math.min(rounded, blocks.size[block]);
+}
+
+/** Returns the numbers of the rows that are there at an instant, in order of their start. */
+export function rowsAt(rows: { start: Uint32Array; end: Uint32Array }, instant: number): Uint32Array {
+  const last = upperBound(rows.start, instant);
+  const { end } = rows;
+  let count = 0;
+  for (let i = 0; i < last; i++) if (end[i] > instant) count++;
+  const found = new Uint32Array(count);
+  let next = 0;
+  for (let i = 0; i < last; i++) if (end[i] > instant) found[next++] = i;
+  return found;
+}
+
+/** Returns how many of the sorted values are at most `value`. */
+export function upperBound(values: Uint32Array, value: number): number {
+  let low = 0;
+  let high = values.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (values[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

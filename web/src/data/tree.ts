@@ -1,0 +1,133 @@
+// Who asked for the memory, as a tree: call stacks with the outermost frame first or, where a recording has no
+// stacks, the stream, then the class of sizes, then the size.
+//
+// A tree's shape belongs to a trace and is built once; what changes from instant to instant is how many bytes
+// each node has. A parent's number is below its children's, so one pass backwards sums them.
+
+import * as format from "../format.ts";
+import type { Trace } from "./trace.ts";
+
+export interface Tree {
+  /** Of each node; the root, node 0, is its own. */
+  parent: Uint32Array;
+  /** What each node is called: an index into `labels`. */
+  label: Uint32Array;
+  labels: Label[];
+  /** The node of each block. */
+  nodeOfBlock: (block: number) => number;
+}
+
+export interface Label {
+  text: string;
+  /** Where that is: a file and a line, or nothing. */
+  place: string;
+}
+
+/** A tree under construction: nodes are found again by their parent and label. */
+class Builder {
+  readonly labels: Label[] = [{ text: "all", place: "" }];
+  readonly #parent: number[] = [0];
+  readonly #label: number[] = [0];
+  readonly #children = new Map<number, number>();
+  readonly #labelNumbers = new Map<string, number>();
+
+  labelOf(text: string, place: string): number {
+    const key = `${text}\n${place}`;
+    let number = this.#labelNumbers.get(key);
+    if (number === undefined) {
+      number = this.labels.push({ text, place }) - 1;
+      this.#labelNumbers.set(key, number);
+    }
+    return number;
+  }
+
+  child(parent: number, label: number): number {
+    const key = parent * 2 ** 24 + label;
+    let node = this.#children.get(key);
+    if (node === undefined) {
+      node = this.#parent.push(parent) - 1;
+      this.#label.push(label);
+      this.#children.set(key, node);
+    }
+    return node;
+  }
+
+  finish(nodeOfBlock: (block: number) => number): Tree {
+    return {
+      parent: Uint32Array.from(this.#parent),
+      label: Uint32Array.from(this.#label),
+      labels: this.labels,
+      nodeOfBlock,
+    };
+  }
+}
+
+export function treeOf(trace: Trace): Tree {
+  return trace.summary.has_stacks ? treeOfStacks(trace) : treeOfSizes(trace);
+}
+
+function treeOfStacks(trace: Trace): Tree {
+  const builder = new Builder();
+  const labelOfFrame = new Uint32Array(trace.frameCount);
+  for (let i = 0; i < labelOfFrame.length; i++) {
+    const frame = trace.frame(i);
+    labelOfFrame[i] = builder.labelOf(frame.function, `${frame.file}:${frame.line}`);
+  }
+  const without = builder.labelOf("no stack recorded", "");
+  const nodeOfStack = new Uint32Array(Math.max(1, trace.stackCount));
+  for (let stack = 0; stack < nodeOfStack.length; stack++) {
+    const frames = trace.stackFrames(stack);
+    let node = frames.length === 0 ? builder.child(0, without) : 0;
+    for (let i = frames.length - 1; i >= 0; i--) node = builder.child(node, labelOfFrame[frames[i]]);
+    nodeOfStack[stack] = node;
+  }
+  const { stack } = trace.blocks;
+  return builder.finish((block) => nodeOfStack[stack[block]]);
+}
+
+function treeOfSizes(trace: Trace): Tree {
+  const builder = new Builder();
+  const { count, stream, requested } = trace.blocks;
+  const nodes = new Uint32Array(count);
+  const known = trace.summary.streams.map(() => new Map<number, number>());
+  for (let block = 0; block < count; block++) {
+    const size = requested[block];
+    let node = known[stream[block]].get(size);
+    if (node === undefined) {
+      const exponent = size === 0 ? 0 : Math.floor(Math.log2(size));
+      node = builder.child(0, builder.labelOf(`stream ${trace.summary.streams[stream[block]]}`, ""));
+      node = builder.child(node, builder.labelOf(format.sizeClass(exponent), ""));
+      node = builder.child(node, builder.labelOf(format.bytes(size), `${format.whole(size)} bytes`));
+      known[stream[block]].set(size, node);
+    }
+    nodes[block] = node;
+  }
+  return builder.finish((block) => nodes[block]);
+}
+
+/** Returns one tree that has the nodes of both, and where each node of either is in it. */
+export function merged(
+  first: Tree,
+  second: Tree,
+): { tree: Tree; nodeOfFirst: Uint32Array; nodeOfSecond: Uint32Array } {
+  const builder = new Builder();
+  const copy = (tree: Tree): Uint32Array => {
+    const labels = tree.labels.map(({ text, place }, i) => (i === 0 ? 0 : builder.labelOf(text, place)));
+    const nodes = new Uint32Array(tree.parent.length);
+    for (let node = 1; node < nodes.length; node++) {
+      nodes[node] = builder.child(nodes[tree.parent[node]], labels[tree.label[node]]);
+    }
+    return nodes;
+  };
+  const nodeOfFirst = copy(first);
+  const nodeOfSecond = copy(second);
+  const tree = builder.finish((block) => nodeOfFirst[first.nodeOfBlock(block)]);
+  return { tree, nodeOfFirst, nodeOfSecond };
+}
+
+/** Returns for each node the sum over itself and all below it. */
+export function totals(tree: Tree, own: Float64Array): Float64Array {
+  const total = own.slice();
+  for (let node = total.length - 1; node > 0; node--) total[tree.parent[node]] += total[node];
+  return total;
+}

@@ -1,0 +1,174 @@
+// Elements, and what every view does with them. Texts of a recording reach the page as text nodes only.
+
+import * as format from "./format.ts";
+
+type Attributes = Record<string, string | number | boolean | ((event: never) => void) | null>;
+export type Child = Node | string | null;
+
+/** Returns an element; an attribute that is a function listens to the event of its name. */
+export function h<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value as EventListener);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null) element.setAttribute(name, String(value));
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+/** Replaces what an element holds. */
+export function fill(element: Element, ...children: Child[]): void {
+  element.replaceChildren(...children.filter((child) => child !== null));
+}
+
+/** Returns bytes as people read them; a click copies them to the byte. */
+export function bytesOf(value: number, text = format.bytes(value)): HTMLElement {
+  return copyable(text, String(value), `${format.whole(value)} bytes`);
+}
+
+/** Returns a change of bytes with its sign; a click copies it to the byte. */
+export function changeOf(value: number): HTMLElement {
+  const element = bytesOf(value, format.change(value));
+  element.classList.add(value > 0 ? "grown" : value < 0 ? "shrunk" : "same");
+  return element;
+}
+
+export function countOf(value: number): HTMLElement {
+  return copyable(format.whole(value), String(value));
+}
+
+/** Returns a text that has a place in the order of focus, of which a click or Enter copies `copied`. */
+export function copyable(text: string, copied: string, title?: string): HTMLElement {
+  return h(
+    "data",
+    {
+      value: copied,
+      "data-copy": copied,
+      tabindex: 0,
+      role: "button",
+      title: title === undefined ? "copy" : `${title} · click to copy`,
+    },
+    text,
+  );
+}
+
+/** Makes every element with `data-copy` copy it by click or Enter, and says so to everyone. */
+export function installCopying(root: HTMLElement, spoken: HTMLElement): void {
+  const copy = async (target: EventTarget | null): Promise<boolean> => {
+    const element = target instanceof Element ? target.closest<HTMLElement>("[data-copy]") : null;
+    const text = element?.dataset.copy;
+    if (element === null || text === undefined) return false;
+    await write(text);
+    spoken.textContent = `Copied ${text}`;
+    element.classList.add("copied");
+    setTimeout(() => element.classList.remove("copied"), 900);
+    return true;
+  };
+  root.addEventListener("click", (event) => {
+    // A text that is being selected is not to be copied over.
+    if (document.getSelection()?.isCollapsed !== false) void copy(event.target);
+  });
+  root.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.target instanceof Element)) return;
+    const target = event.target.matches("[data-copy]")
+      ? event.target
+      : event.target.querySelector("td > [data-copy]");
+    void copy(target);
+  });
+}
+
+async function write(text: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Where the browser gives a file no clipboard, the older way still works.
+    const area = h("textarea", { "aria-hidden": "true", style: "position:fixed;opacity:0" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+/** A row of buttons of which one is chosen. */
+export function choice<T extends string>(
+  label: string,
+  options: readonly (readonly [T, string])[],
+  choose: (value: T) => void,
+): { element: HTMLElement; show(chosen: T, available?: readonly T[]): void } {
+  const buttons = options.map(([value, text]) =>
+    h(
+      "button",
+      { type: "button", "aria-pressed": "false", "data-value": value, click: () => choose(value) },
+      text,
+    ),
+  );
+  return {
+    element: h("div", { class: "choice", role: "group", "aria-label": label }, ...buttons),
+    show(chosen, available) {
+      options.forEach(([value], i) => {
+        buttons[i].setAttribute("aria-pressed", String(value === chosen));
+        buttons[i].hidden = available !== undefined && !available.includes(value);
+      });
+    },
+  };
+}
+
+/** Returns a section of the page with its heading. */
+export function section(id: string, title: string, tools: Child[], ...children: Child[]): HTMLElement {
+  return h(
+    "section",
+    { id, "aria-labelledby": `${id}-title` },
+    h("div", { class: "head" }, h("h2", { id: `${id}-title` }, title), ...tools),
+    ...children,
+  );
+}
+
+/** A canvas as wide as its place, sharp on every screen. */
+export function fitCanvas(
+  canvas: HTMLCanvasElement,
+  width: number,
+  height: number,
+): CanvasRenderingContext2D {
+  const ratio = window.devicePixelRatio || 1;
+  const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  if (context === null) throw new Error("this browser draws no canvas");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/** What floats beside the pointer. */
+export class Tooltip {
+  readonly #element = h("div", { class: "tooltip", "aria-hidden": "true", hidden: true });
+
+  constructor() {
+    document.body.append(this.#element);
+  }
+
+  show(x: number, y: number, ...children: Child[]): void {
+    fill(this.#element, ...children);
+    this.#element.hidden = false;
+    const { width, height } = this.#element.getBoundingClientRect();
+    const left = x + 16 + width > window.innerWidth - 8 ? x - 16 - width : x + 16;
+    const top = Math.max(8, Math.min(y + 12, window.innerHeight - height - 8));
+    this.#element.style.transform = `translate(${Math.max(8, left)}px, ${top}px)`;
+  }
+
+  hide(): void {
+    this.#element.hidden = true;
+  }
+}

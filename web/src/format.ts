@@ -1,0 +1,59 @@
+// Numbers as people read them.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+/** Returns bytes to four figures: "1.531 GiB", "-20 MiB", "512 B". */
+export function bytes(value: number): string {
+  const size = Math.abs(value);
+  let unit = 0;
+  while (unit < UNITS.length - 1 && size >= 1024 ** (unit + 1)) unit++;
+  const scaled = size / 1024 ** unit;
+  const digits = unit === 0 || Number.isInteger(scaled) ? 0 : scaled < 10 ? 3 : scaled < 100 ? 2 : 1;
+  return `${value < 0 ? "−" : ""}${scaled.toFixed(digits)} ${UNITS[unit]}`;
+}
+
+/** Returns a change of bytes with its sign. */
+export function change(value: number): string {
+  return value > 0 ? `+${bytes(value)}` : bytes(value);
+}
+
+/** Returns a whole number with its thousands set apart. */
+export function whole(value: number): string {
+  return WHOLE.format(value);
+}
+
+/** Returns a share of 1 as "45.7 %"; of nothing there is none. */
+export function percent(share: number): string {
+  return Number.isFinite(share) ? `${(share * 100).toFixed(1)} %` : "–";
+}
+
+/** Returns a ratio to three digits; of nothing there is none. */
+export function ratio(value: number): string {
+  return Number.isFinite(value) ? value.toFixed(3) : "–";
+}
+
+/** Returns a time to three or four figures: "812 µs", "3.214 s", "2 min 5 s". */
+export function duration(microseconds: number): string {
+  const value = Math.abs(microseconds);
+  if (value < 1000) return `${Math.round(microseconds)} µs`;
+  if (value < 1e6) return `${(microseconds / 1e3).toPrecision(3)} ms`;
+  if (value < 6e7) return `${(microseconds / 1e6).toPrecision(4)} s`;
+  const seconds = Math.round(value / 1e6);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+export function address(value: number): string {
+  return `0x${value.toString(16)}`;
+}
+
+/** Returns a power-of-two class of sizes: "1 MiB to 2 MiB". */
+export function sizeClass(exponent: number): string {
+  return `${bytes(2 ** exponent)} to ${bytes(2 ** (exponent + 1))}`;
+}
+
+/** Returns "1 block", "12 blocks" or "7 strategies". */
+export function counted(count: number, noun: string): string {
+  return `${whole(count)} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
+}

@@ -1,0 +1,181 @@
+// The traces with what is worked out of them, each thing once for as long as it holds.
+
+import type { Container } from "./data/container.ts";
+import { Curves } from "./data/curves.ts";
+import { type Gap, gapAt } from "./data/gap.ts";
+import { Filter } from "./data/rows.ts";
+import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
+import { rowsAt, Trace } from "./data/trace.ts";
+import { type Tree, treeOf } from "./data/tree.ts";
+import { shortNames, titleOf } from "./names.ts";
+import type { State, Store } from "./state.ts";
+
+export class Model {
+  readonly summary: Summary;
+  readonly store: Store;
+  readonly #container: Container;
+  readonly #kept = new Map<string, unknown>();
+
+  constructor(summary: Summary, container: Container, store: Store) {
+    this.summary = summary;
+    this.store = store;
+    this.#container = container;
+  }
+
+  get state(): Readonly<State> {
+    return this.store.state;
+  }
+
+  /** Returns what a trace is called here. */
+  nameOf(index: number): string {
+    return this.#keep("names", () => shortNames(this.summary.traces.map(({ name }) => name)))[index];
+  }
+
+  /** The chosen trace. */
+  get trace(): Trace {
+    return this.traceOf(this.state.trace);
+  }
+
+  get instant(): number {
+    return this.state.instants[this.state.trace];
+  }
+
+  get second(): number | null {
+    return this.state.seconds[this.state.trace];
+  }
+
+  /** The instants from the first to the second chosen one, the earlier first; all of the trace without a second. */
+  get range(): [number, number] {
+    const { instant, second } = this;
+    if (second === null) return [0, this.trace.end];
+    return second < instant ? [second, instant] : [instant, second];
+  }
+
+  traceOf(index: number): Trace {
+    const { traces, strings } = this.summary;
+    return this.#keep(`trace ${index}`, () => new Trace(this.#container, index, traces[index], strings));
+  }
+
+  get curves(): Curves {
+    return this.curvesOf(this.state.trace);
+  }
+
+  curvesOf(index: number): Curves {
+    return this.#keep(`curves ${index}`, () => new Curves(this.traceOf(index)));
+  }
+
+  treeOf(index: number): Tree {
+    return this.#keep(`tree ${index}`, () => treeOf(this.traceOf(index)));
+  }
+
+  /** The moments that the report names: peaks, failures, the end. */
+  named(instant: number): NamedInstant | null {
+    return this.trace.summary.instants.find(({ event }) => event === instant) ?? null;
+  }
+
+  /** Whose gap is shown at an instant: at a failure the failing request's, else the stream with most bytes. */
+  streamAt(instant: number): number {
+    return this.named(instant)?.stream ?? this.trace.summary.main_stream;
+  }
+
+  /** Between how many live bytes an instant has that are in the curves only. */
+  foldedAt(instant: number): { min: number; max: number } {
+    const curve = this.trace.curve("aggregated");
+    if (curve === null) return { min: 0, max: 0 };
+    const bucket = Math.floor(instant / this.trace.summary.bucket_events);
+    return { min: curve.min[bucket], max: curve.max[bucket] };
+  }
+
+  gapAt(instant: number): Gap {
+    return this.#keepLast("gap", `${this.state.trace} ${instant}`, () => {
+      const named = this.named(instant);
+      const { aggregated } = this.trace.summary;
+      const gap = gapAt(this.trace, instant, this.streamAt(instant));
+      // Where blocks are missing from the columns, named moments still have the whole truth.
+      return named === null || aggregated === null ? gap : { ...gap, ...sumsOf(named) };
+    });
+  }
+
+  /** The blocks of the chosen trace that are there at an instant. */
+  blocksAt(instant: number): Uint32Array {
+    return this.#keepLast("blocks", `${this.state.trace} ${instant}`, () =>
+      rowsAt(this.trace.blocks, instant),
+    );
+  }
+
+  get filter(): Filter {
+    const { trace, filter } = this.state;
+    return this.#keepLast("filter", `${trace} ${filter}`, () => {
+      return new Filter(this.trace, filter, () => this.#stackTexts(trace));
+    });
+  }
+
+  /** Returns the frame by which a person knows a stack: the innermost that is not PyTorch's own. */
+  stackTitle(stack: number): string {
+    const titles = this.#keep(`titles ${this.state.trace}`, () => new Map<number, string>());
+    let title = titles.get(stack);
+    if (title === undefined) {
+      title = titleOf(Array.from(this.trace.stackFrames(stack), (number) => this.trace.frame(number)));
+      titles.set(stack, title);
+    }
+    return title;
+  }
+
+  /** Every stack of a trace as one text in small letters, to be searched. */
+  #stackTexts(index: number): string[] {
+    return this.#keep(`stack texts ${index}`, () => {
+      const trace = this.traceOf(index);
+      const frames = Array.from({ length: trace.frameCount }, (_, i) => {
+        const frame = trace.frame(i);
+        return `${frame.function} ${frame.file}:${frame.line}`.toLowerCase();
+      });
+      return Array.from({ length: trace.stackCount }, (_, stack) =>
+        Array.from(trace.stackFrames(stack), (frame) => frames[frame]).join("\n"),
+      );
+    });
+  }
+
+  /** Returns what was worked out before under the same key. */
+  #keep<T>(key: string, make: () => T): T {
+    if (!this.#kept.has(key)) this.#kept.set(key, make());
+    return this.#kept.get(key) as T;
+  }
+
+  /** As `#keep`, but forgets what another key of the same kind gave, except for the one before. */
+  #keepLast<T>(kind: string, key: string, make: () => T): T {
+    const kept = this.#keep(`last ${kind}`, () => [] as { key: string; value: T }[]);
+    const known = kept.find((entry) => entry.key === key);
+    if (known !== undefined) return known.value;
+    const value = make();
+    kept.unshift({ key, value });
+    kept.splice(2);
+    return value;
+  }
+}
+
+function sumsOf({ live, reserved, requested, causes }: NamedInstant): Omit<Gap, "blocks" | "segments"> {
+  const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
+  return { live, reserved, requested, causes, difference };
+}
+
+/** Returns what the page shows first: the first failure, else the peak. */
+export function initialState(traces: TraceSummary[]): State {
+  const [first] = traces;
+  // `direct` is the live curve once more, and what needs more than was recorded would make all else small.
+  const better = first.strategies.filter(
+    ({ label, completed, peak_reserved_bytes }) =>
+      completed && label !== "direct" && peak_reserved_bytes < first.peak_reserved.bytes,
+  );
+  return {
+    trace: 0,
+    other: traces.length > 1 ? 1 : 0,
+    instants: traces.map(({ ooms, peak_live }) => ooms[0]?.event ?? peak_live.event),
+    seconds: traces.map(() => null),
+    view: null,
+    curves: ["live", "reserved", ...better.map(({ label }) => `${label}/reserved`)],
+    coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
+    stackView: "instant",
+    table: "holders",
+    filter: "",
+  };
+}

@@ -1,0 +1,80 @@
+// When views are drawn: those in sight with the next frame, the others when the browser has time. So dragging
+// through instants costs what is seen of it, and everything is right soon after.
+
+import type { Key, Store } from "./state.ts";
+
+export interface View {
+  element: HTMLElement;
+  /** What of the state it shows. */
+  shows: readonly Key[];
+  draw(): void;
+}
+
+/** How far outside the window a view is drawn at once, so that scrolling finds it ready. */
+const MARGIN = "200px";
+
+export class Schedule {
+  readonly #due = new Set<View>();
+  readonly #visible = new Set<Element>();
+  readonly #views: View[];
+  #isFrameAsked = false;
+  #isIdleAsked = false;
+
+  constructor(views: View[], store: Store) {
+    this.#views = views;
+    const observer = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
+          if (isIntersecting) this.#visible.add(target);
+          else this.#visible.delete(target);
+        }
+        this.#ask();
+      },
+      { rootMargin: MARGIN },
+    );
+    for (const view of views) observer.observe(view.element);
+    store.listen((changed) => this.#mark(views.filter(({ shows }) => shows.some((key) => changed.has(key)))));
+    window.addEventListener("resize", () => this.all());
+  }
+
+  /** Has everything drawn again. */
+  all(): void {
+    this.#mark(this.#views);
+  }
+
+  #mark(views: View[]): void {
+    for (const view of views) {
+      this.#due.add(view);
+      view.element.setAttribute("aria-busy", "true");
+    }
+    this.#ask();
+  }
+
+  #ask(): void {
+    if (this.#isFrameAsked || this.#due.size === 0) return;
+    this.#isFrameAsked = true;
+    requestAnimationFrame(() => {
+      this.#isFrameAsked = false;
+      for (const view of this.#due) if (this.#visible.has(view.element)) this.#draw(view);
+      if (this.#due.size > 0) this.#drawWhenIdle();
+    });
+  }
+
+  #drawWhenIdle(): void {
+    if (this.#isIdleAsked) return;
+    this.#isIdleAsked = true;
+    const idle = window.requestIdleCallback ?? ((draw: () => void) => setTimeout(draw, 50));
+    idle(() => {
+      this.#isIdleAsked = false;
+      const [next] = this.#due;
+      if (next !== undefined) this.#draw(next);
+      if (this.#due.size > 0) this.#drawWhenIdle();
+    });
+  }
+
+  #draw(view: View): void {
+    this.#due.delete(view);
+    view.draw();
+    view.element.removeAttribute("aria-busy");
+  }
+}

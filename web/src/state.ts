@@ -1,0 +1,124 @@
+// What the reader has chosen. All of it stands in the address's fragment, so that a link or a reload shows the
+// same picture.
+
+export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
+export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
+export const TABLES = ["holders", "sizes", "lifetimes", "blocks"] as const;
+
+export type Coloring = (typeof COLORINGS)[number];
+export type StackView = (typeof STACK_VIEWS)[number];
+export type TableName = (typeof TABLES)[number];
+
+export interface State {
+  /** Which trace everything shows. */
+  trace: number;
+  /** Which trace it is compared with. */
+  other: number;
+  /** The chosen instant of each trace. */
+  instants: number[];
+  /** The second instant of each trace, if one is chosen. */
+  seconds: (number | null)[];
+  /** The instants between which the chart shows the trace; `null` for all. */
+  view: [number, number] | null;
+  /** Names of the curves that are drawn. */
+  curves: string[];
+  coloring: Coloring;
+  stackView: StackView;
+  table: TableName;
+  filter: string;
+}
+
+export type Key = keyof State;
+
+/** Returns the state as a fragment; what is as at first is left out. */
+export function toFragment(state: State, initial: State): string {
+  const fields = new URLSearchParams();
+  const put = (name: string, value: string, usual: string) => {
+    if (value !== usual) fields.set(name, value);
+  };
+  const perTrace = (values: (number | null)[], usual: (number | null)[]) =>
+    values.flatMap((value, i) => (value === usual[i] || value === null ? [] : [`${i}:${value}`])).join(",");
+  put("trace", String(state.trace), String(initial.trace));
+  put("other", String(state.other), String(initial.other));
+  put("at", perTrace(state.instants, initial.instants), "");
+  put("to", perTrace(state.seconds, initial.seconds), "");
+  put("view", state.view?.join("-") ?? "", "");
+  put("curves", state.curves.join(","), initial.curves.join(","));
+  put("color", state.coloring, initial.coloring);
+  put("stacks", state.stackView, initial.stackView);
+  put("table", state.table, initial.table);
+  put("filter", state.filter, "");
+  return fields.toString();
+}
+
+/** Returns the state that a fragment describes; what makes no sense in it is taken as at first. */
+export function fromFragment(fragment: string, initial: State, ends: number[]): State {
+  const fields = new URLSearchParams(fragment.replace(/^#/, ""));
+  const oneOf = <T extends string>(name: string, values: readonly T[], usual: T): T =>
+    values.find((value) => value === fields.get(name)) ?? usual;
+  const trace = (name: string, usual: number) => {
+    const index = Number.parseInt(fields.get(name) ?? "", 10);
+    return index in ends ? index : usual;
+  };
+  const perTrace = <T extends number | null>(name: string, usual: T[]): (T | number)[] => {
+    const values: (T | number)[] = [...usual];
+    for (const item of (fields.get(name) ?? "").split(",")) {
+      const [index, instant] = item.split(":").map(Number);
+      if (index in ends && Number.isInteger(instant)) values[index] = within(instant, ends[index]);
+    }
+    return values;
+  };
+  const chosen = trace("trace", initial.trace);
+  const curves = fields.get("curves");
+  return {
+    trace: chosen,
+    other: trace("other", initial.other),
+    instants: perTrace("at", initial.instants),
+    seconds: perTrace("to", initial.seconds),
+    view: viewOf(fields.get("view"), ends[chosen]),
+    curves: curves === null ? initial.curves : curves.split(",").filter(Boolean),
+    coloring: oneOf("color", COLORINGS, initial.coloring),
+    stackView: oneOf("stacks", STACK_VIEWS, initial.stackView),
+    table: oneOf("table", TABLES, initial.table),
+    filter: fields.get("filter") ?? "",
+  };
+}
+
+function viewOf(text: string | null, end: number): [number, number] | null {
+  const [from, to] = (text ?? "").split("-").map(Number);
+  if (!(from < to)) return null;
+  return [within(from, end), within(to, end)];
+}
+
+/** Returns the instant of a trace that is nearest to a number. */
+export function within(instant: number, end: number): number {
+  return Math.max(0, Math.min(end, Math.round(instant)));
+}
+
+/** The one place where the state lives: changes are told to all who listen. */
+export class Store {
+  #state: State;
+  readonly #listeners: ((changed: ReadonlySet<Key>) => void)[] = [];
+
+  constructor(state: State) {
+    this.#state = state;
+  }
+
+  get state(): Readonly<State> {
+    return this.#state;
+  }
+
+  set(changes: Partial<State>): void {
+    const changed = new Set<Key>();
+    for (const key of Object.keys(changes) as Key[]) {
+      if (JSON.stringify(changes[key]) !== JSON.stringify(this.#state[key])) changed.add(key);
+    }
+    if (changed.size === 0) return;
+    this.#state = { ...this.#state, ...changes };
+    for (const listener of this.#listeners) listener(changed);
+  }
+
+  listen(listener: (changed: ReadonlySet<Key>) => void): void {
+    this.#listeners.push(listener);
+  }
+}

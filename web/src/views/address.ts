@@ -1,0 +1,401 @@
+// The address space at the chosen instant: segments to scale, with their blocks.
+
+import { type Palette, paletteOf } from "../coloring.ts";
+import { byAddress, type Run, runsAt } from "../data/gap.ts";
+import { fittingScale, type Layout, LINE_HEIGHT, lastAtMost, layOut, type Piece } from "../data/layout.ts";
+import { liveBytes } from "../data/trace.ts";
+import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import type { Coloring } from "../state.ts";
+import { color, onThemeChange } from "../theme.ts";
+import { ageText, blockDetails, stateAt } from "./block.ts";
+
+const HEIGHT_MAX = 420;
+const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
+  ["size", "Size"],
+  ["age", "Age"],
+  ["stream", "Stream"],
+  ["pool", "Pool"],
+  ["tag", "Tag"],
+  ["stack", "Stack"],
+];
+
+export class AddressView implements View {
+  readonly element: HTMLElement;
+  readonly shows = ["trace", "instants", "coloring", "filter"] as const;
+  readonly #model: Model;
+  readonly #tooltip: Tooltip;
+  readonly #coloring;
+  readonly #canvas = h("canvas", { "aria-hidden": "true" });
+  readonly #space = h("div", { class: "space" });
+  readonly #scroll = h("div", {
+    class: "canvas-scroll",
+    tabindex: 0,
+    role: "application",
+    "aria-roledescription": "map of memory",
+    "aria-describedby": "address-keys",
+  });
+  readonly #legend = h("ul", { class: "legend still", "aria-label": "Colours" });
+  readonly #details = h("div", { class: "picked", "aria-live": "polite" });
+  #zoom = 1;
+  #layout: Layout = { lines: [], height: 0 };
+  #runs: Run[] = [];
+  /** The blocks at the instant by address, and their addresses. */
+  #blocks: Uint32Array = new Uint32Array(0);
+  #addresses: Float64Array = new Float64Array(0);
+  #palette: Palette = { of: () => 0, names: [], colors: [] };
+  #picked: number | null = null;
+  #place = "";
+  #colored = "";
+
+  constructor(model: Model, tooltip: Tooltip) {
+    this.#model = model;
+    this.#tooltip = tooltip;
+    this.#coloring = choice("Colour blocks by", COLORING_TEXTS, (coloring) => model.store.set({ coloring }));
+    const tool = (text: string, label: string, factor: number) =>
+      h("button", { type: "button", "aria-label": label, click: () => this.#zoomBy(factor) }, text);
+    this.element = section(
+      "address",
+      "Address space",
+      [
+        h("span", { class: "quiet" }, "Colour by"),
+        this.#coloring.element,
+        h("div", { class: "tools" }, tool("+", "Larger", 2), tool("−", "Smaller", 0.5)),
+      ],
+      this.#legend,
+      this.#scroll,
+      h(
+        "p",
+        { class: "quiet keys", id: "address-keys" },
+        "Click a block to keep it below. Keys: arrows go from block to block and from line to line, + − change the " +
+          "scale. Every block is also in the table “Blocks at the instant”.",
+      ),
+      this.#details,
+    );
+    this.#space.append(this.#canvas);
+    this.#scroll.append(this.#space);
+    this.#scroll.addEventListener("scroll", () => requestAnimationFrame(() => this.#paint()));
+    this.#scroll.addEventListener("pointermove", (event) => this.#hover(event));
+    this.#scroll.addEventListener("pointerleave", () => tooltip.hide());
+    this.#scroll.addEventListener("click", (event) => this.#pick(this.#blockUnder(event)));
+    this.#scroll.addEventListener("keydown", (event) => {
+      if (this.#press(event.key)) event.preventDefault();
+    });
+    this.#scroll.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    onThemeChange(() => this.#paint());
+  }
+
+  draw(): void {
+    const { trace, instant, state } = this.#model;
+    const { summary } = trace;
+    const place = `${state.trace} ${instant}`;
+    if (place !== this.#place) {
+      this.#place = place;
+      this.#runs = runsAt(trace, instant).sort(
+        (a, b) => a.pool - b.pool || a.stream - b.stream || a.address - b.address,
+      );
+      this.#blocks = byAddress(this.#model.blocksAt(instant).slice(), trace.blocks.address);
+      this.#addresses = Float64Array.from(this.#blocks, (block) => trace.blocks.address[block]);
+      if (this.#picked !== null && !this.#blocks.includes(this.#picked)) this.#picked = null;
+    }
+    this.#coloring.show(state.coloring, available(summary));
+    // Colours hold for a whole trace, but for those of ages.
+    const colored = `${state.trace} ${state.coloring} ${state.coloring === "age" ? instant : ""}`;
+    if (colored !== this.#colored) {
+      this.#colored = colored;
+      this.#palette = paletteOf(this.#model, state.coloring);
+    }
+    this.#lay();
+    this.#drawLegend();
+    this.#drawPicked();
+    this.#scroll.setAttribute(
+      "aria-label",
+      `Address space at event ${format.whole(instant)}: ${format.counted(this.#runs.length, "segment")}, ` +
+        format.counted(this.#blocks.length, "block"),
+    );
+  }
+
+  #lay(): void {
+    const width = this.#scroll.clientWidth - 2;
+    const headings = this.#headings();
+    const scale = fittingScale(this.#runs, headings.size, width, HEIGHT_MAX - 40) / this.#zoom;
+    this.#layout = layOut(this.#runs, (run) => headings.get(groupOf(run)) ?? "", width, scale);
+    this.#scroll.style.height = `${Math.min(HEIGHT_MAX, this.#layout.height + 4)}px`;
+    this.#space.style.height = `${this.#layout.height}px`;
+    this.#paint();
+  }
+
+  /** Returns what stands above the segments of each pool and stream. */
+  #headings(): Map<string, string> {
+    const { streams, pools } = this.#model.trace.summary;
+    const sums = new Map<string, { run: Run; count: number; bytes: number }>();
+    for (const run of this.#runs) {
+      const sum = sums.get(groupOf(run)) ?? { run, count: 0, bytes: 0 };
+      sum.count++;
+      sum.bytes += run.end - run.address;
+      sums.set(groupOf(run), sum);
+    }
+    return new Map(
+      Array.from(sums, ([group, { run, count, bytes }]) => [
+        group,
+        `${pools[run.pool]} · stream ${streams[run.stream]} · ` +
+          `${format.counted(count, "segment")}, ${format.bytes(bytes)}`,
+      ]),
+    );
+  }
+
+  #paint(): void {
+    const { clientWidth, clientHeight, scrollTop } = this.#scroll;
+    if (clientWidth === 0) return;
+    const context = fitCanvas(this.#canvas, clientWidth, clientHeight);
+    this.#canvas.style.transform = `translateY(${scrollTop}px)`;
+    context.font = "12px system-ui, sans-serif";
+    const colors = this.#palette.colors.map(color);
+    for (const line of this.#layout.lines) {
+      const y = line.y - scrollTop;
+      if (y > clientHeight + LINE_HEIGHT || y < -2 * LINE_HEIGHT) continue;
+      if (line.heading !== null) {
+        context.globalAlpha = 1;
+        context.fillStyle = color("--ink-2");
+        context.fillText(line.heading, 0, y - 7);
+      }
+      for (const piece of line.pieces) this.#paintPiece(context, piece, y, colors);
+    }
+  }
+
+  #paintPiece(context: CanvasRenderingContext2D, piece: Piece, y: number, colors: string[]): void {
+    const { blocks } = this.#model.trace;
+    const { instant, filter } = this.#model;
+    context.globalAlpha = 1;
+    context.fillStyle = color("--free");
+    context.fillRect(piece.x, y, piece.width, LINE_HEIGHT);
+    const scale = piece.width / (piece.to - piece.from);
+    let drawnTo = Number.NEGATIVE_INFINITY;
+    for (let i = Math.max(0, lastAtMost(this.#addresses, piece.from)); i < this.#blocks.length; i++) {
+      const block = this.#blocks[i];
+      const start = Math.max(piece.from, blocks.address[block]);
+      const end = Math.min(piece.to, blocks.address[block] + blocks.size[block]);
+      if (start >= piece.to) break;
+      if (end <= start) continue;
+      const x = piece.x + (start - piece.from) * scale;
+      const right = piece.x + (end - piece.from) * scale;
+      // Many blocks may share a pixel: the first has it.
+      if (right < drawnTo + 0.5) continue;
+      drawnTo = right;
+      const isPicked = block === this.#picked;
+      context.globalAlpha = filter.isEmpty || filter.has(block) || isPicked ? 1 : 0.15;
+      context.fillStyle = colors[this.#palette.of(block)];
+      // A hair of the segment's colour between neighbours, where there is room for one.
+      const width = Math.max(0.75, right - x - (right - x > 3 ? 0.75 : 0));
+      if (instant >= blocks.freed[block]) {
+        context.globalAlpha *= 0.4;
+        context.fillRect(x, y, width, LINE_HEIGHT);
+        continue;
+      }
+      context.fillRect(x, y, width, LINE_HEIGHT);
+      const rounding = (blocks.size[block] - liveBytes(blocks, block)) * scale;
+      if (rounding > 1 && end === blocks.address[block] + blocks.size[block]) {
+        context.globalAlpha = 0.55;
+        context.fillStyle = color("--free");
+        context.fillRect(x + width - rounding, y, rounding, LINE_HEIGHT);
+      }
+      if (isPicked) {
+        context.globalAlpha = 1;
+        context.strokeStyle = color("--ink");
+        context.lineWidth = 2;
+        context.strokeRect(x + 1, y + 1, Math.max(1, width - 2), LINE_HEIGHT - 2);
+      }
+    }
+  }
+
+  #drawLegend(): void {
+    const bytes = this.#palette.names.map(() => 0);
+    const { blocks } = this.#model.trace;
+    for (const block of this.#blocks) bytes[this.#palette.of(block)] += blocks.size[block];
+    const items = this.#palette.names.flatMap((name, i) =>
+      bytes[i] === 0
+        ? []
+        : [
+            h(
+              "li",
+              {},
+              h("i", { class: "key", style: `background: var(${this.#palette.colors[i]})` }),
+              name,
+              h("span", { class: "quiet" }, ` ${format.bytes(bytes[i])}`),
+            ),
+          ],
+    );
+    fill(this.#legend, ...items, h("li", {}, h("i", { class: "key free" }), "free"));
+  }
+
+  // ---- hover, pick, keys ----
+
+  #blockUnder(event: PointerEvent | MouseEvent): number | null {
+    const address = this.#addressUnder(event);
+    if (address === null) return null;
+    const place = lastAtMost(this.#addresses, address);
+    if (place < 0) return null;
+    const block = this.#blocks[place];
+    const { blocks } = this.#model.trace;
+    return address < blocks.address[block] + blocks.size[block] ? block : null;
+  }
+
+  #addressUnder(event: MouseEvent): number | null {
+    const box = this.#scroll.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top + this.#scroll.scrollTop;
+    const line = this.#layout.lines.find((line) => y >= line.y && y < line.y + LINE_HEIGHT);
+    const piece = line?.pieces.find((piece) => x >= piece.x && x < piece.x + piece.width);
+    if (piece === undefined) return null;
+    return piece.from + ((x - piece.x) / piece.width) * (piece.to - piece.from);
+  }
+
+  #hover(event: PointerEvent): void {
+    const block = this.#blockUnder(event);
+    const address = this.#addressUnder(event);
+    if (address === null) {
+      this.#tooltip.hide();
+      return;
+    }
+    const { trace, instant } = this.#model;
+    const { blocks, summary } = trace;
+    if (block === null) {
+      this.#tooltip.show(event.clientX, event.clientY, h("b", {}, "free"), this.#freeText(address));
+      return;
+    }
+    const tag = summary.tags[blocks.tag[block]];
+    const more = [
+      `${stateAt(trace, block, instant)}, ${ageText(trace, block, instant)}`,
+      `stream ${summary.streams[blocks.stream[block]]}, ${summary.pools[blocks.pool[block]]}${tag ? `, ${tag}` : ""}`,
+      ...(summary.has_stacks ? [this.#model.stackTitle(blocks.stack[block])] : []),
+    ];
+    this.#tooltip.show(
+      event.clientX,
+      event.clientY,
+      h("b", {}, `${format.bytes(blocks.requested[block])} in ${format.bytes(blocks.size[block])}`),
+      ...more.map((line) => h("div", {}, line)),
+    );
+  }
+
+  #freeText(address: number): HTMLElement {
+    const { blocks } = this.#model.trace;
+    const run = this.#runs.find((run) => address >= run.address && address < run.end);
+    const place = lastAtMost(this.#addresses, address);
+    const before = place < 0 ? 0 : blocks.address[this.#blocks[place]] + blocks.size[this.#blocks[place]];
+    const from = Math.max(run?.address ?? 0, before);
+    const to = Math.min(run?.end ?? 0, this.#addresses[place + 1] ?? Number.POSITIVE_INFINITY);
+    return h("div", {}, `${format.bytes(to - from)} at ${format.address(from)}`);
+  }
+
+  #pick(block: number | null): void {
+    this.#picked = block;
+    this.#paint();
+    this.#drawPicked();
+  }
+
+  #drawPicked(): void {
+    if (this.#picked === null) fill(this.#details);
+    else fill(this.#details, ...blockDetails(this.#model, this.#picked, this.#model.instant));
+  }
+
+  #press(key: string): boolean {
+    switch (key) {
+      case "ArrowRight":
+      case "ArrowLeft":
+        this.#step(key === "ArrowRight" ? 1 : -1);
+        return true;
+      case "ArrowDown":
+      case "ArrowUp":
+        this.#stepLine(key === "ArrowDown" ? 1 : -1);
+        return true;
+      case "+":
+      case "=":
+        this.#zoomBy(2);
+        return true;
+      case "-":
+        this.#zoomBy(0.5);
+        return true;
+      case "Escape":
+        this.#pick(null);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  /** The blocks in the order in which the eye meets them. */
+  #inOrder(): number[] {
+    const found: number[] = [];
+    for (const run of this.#runs) {
+      for (let i = lastAtMost(this.#addresses, run.address - 1) + 1; this.#addresses[i] < run.end; i++) {
+        found.push(this.#blocks[i]);
+      }
+    }
+    return found;
+  }
+
+  #step(by: number): void {
+    const order = this.#inOrder();
+    const at = this.#picked === null ? -1 : order.indexOf(this.#picked);
+    this.#pickInSight(order[Math.max(0, Math.min(order.length - 1, at < 0 ? 0 : at + by))]);
+  }
+
+  #stepLine(by: number): void {
+    const address = this.#picked === null ? null : this.#model.trace.blocks.address[this.#picked];
+    const { lines } = this.#layout;
+    const here = lines.findIndex(({ pieces }) =>
+      pieces.some(({ from, to }) => address !== null && address >= from && address < to),
+    );
+    for (let i = here < 0 ? 0 : here + by; i >= 0 && i < lines.length; i += by) {
+      for (const piece of lines[i].pieces) {
+        const place = lastAtMost(this.#addresses, piece.from - 1) + 1;
+        if (this.#addresses[place] < piece.to) {
+          this.#pickInSight(this.#blocks[place]);
+          return;
+        }
+      }
+    }
+  }
+
+  #pickInSight(block: number | undefined): void {
+    if (block === undefined) return;
+    const address = this.#model.trace.blocks.address[block];
+    const line = this.#layout.lines.find(({ pieces }) =>
+      pieces.some(({ from, to }) => address >= from && address < to),
+    );
+    const { scrollTop, clientHeight } = this.#scroll;
+    if (line !== undefined && (line.y < scrollTop || line.y + LINE_HEIGHT > scrollTop + clientHeight)) {
+      this.#scroll.scrollTop = line.y - clientHeight / 2;
+    }
+    this.#pick(block);
+  }
+
+  #wheel(event: WheelEvent): void {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    this.#zoomBy(2 ** (-event.deltaY / 240));
+  }
+
+  #zoomBy(factor: number): void {
+    const before = this.#layout.height;
+    const middle = (this.#scroll.scrollTop + this.#scroll.clientHeight / 2) / Math.max(1, before);
+    this.#zoom = Math.max(1 / 4, Math.min(256, this.#zoom * factor));
+    this.#lay();
+    this.#scroll.scrollTop = middle * this.#layout.height - this.#scroll.clientHeight / 2;
+    this.#paint();
+  }
+}
+
+function groupOf({ pool, stream }: Run): string {
+  return `${pool} ${stream}`;
+}
+
+function available(summary: { tags: string[]; has_stacks: boolean }): Coloring[] {
+  const all = COLORING_TEXTS.map(([coloring]) => coloring);
+  return all.filter(
+    (coloring) =>
+      (coloring !== "tag" || summary.tags.length > 1) && (coloring !== "stack" || summary.has_stacks),
+  );
+}

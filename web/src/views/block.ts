@@ -1,0 +1,56 @@
+// One block in words: the same wherever a block is shown.
+
+import type { Trace } from "../data/trace.ts";
+import { bytesOf, type Child, copyable, h } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+
+/** Returns how long a block has been there, in events and, where times are recorded, in time. */
+export function ageText(trace: Trace, block: number, instant: number): string {
+  return spanText(trace, trace.blocks.start[block], instant, trace.blocks.start[block] === 0);
+}
+
+export function spanText(trace: Trace, start: number, end: number, isLonger: boolean): string {
+  const [from, to] = [trace.timeAt(start), trace.timeAt(end)];
+  const time = from === null || to === null ? "" : `, ${format.duration(to - from)}`;
+  return `${isLonger ? "over " : ""}${format.counted(end - start, "event")}${time}`;
+}
+
+export function stateAt(trace: Trace, block: number, instant: number): string {
+  return instant < trace.blocks.freed[block] ? "allocated" : "waiting for events";
+}
+
+/** Returns the frames of a stack, innermost first, as a list. */
+export function stackList(trace: Trace, stack: number): HTMLElement {
+  const frames = Array.from(trace.stackFrames(stack), (number) => {
+    const frame = trace.frame(number);
+    return h("li", {}, h("b", {}, frame.function), h("span", {}, ` ${frame.file}:${frame.line}`));
+  });
+  if (frames.length === 0) return h("p", { class: "quiet" }, "No stack was recorded for this block.");
+  return h("ol", { class: "frames" }, ...frames);
+}
+
+/** Returns everything that is known of a block at an instant. */
+export function blockDetails(model: Model, block: number, instant: number): Child[] {
+  const { trace } = model;
+  const { blocks, summary } = trace;
+  const item = (name: string, value: Child) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  const address = format.address(blocks.address[block]);
+  const freed = blocks.freed[block];
+  return [
+    h(
+      "dl",
+      { class: "details" },
+      item("Requested", bytesOf(blocks.requested[block])),
+      item("Size", bytesOf(blocks.size[block])),
+      item("Address", copyable(address, address)),
+      item("State", stateAt(trace, block, instant)),
+      item("Age", ageText(trace, block, instant)),
+      item("Freed", freed > trace.end ? "never" : copyable(`at event ${format.whole(freed)}`, String(freed))),
+      item("Stream", summary.streams[blocks.stream[block]]),
+      item("Pool", summary.pools[blocks.pool[block]]),
+      item("Tag", summary.tags[blocks.tag[block]] || "none"),
+    ),
+    summary.has_stacks ? stackList(trace, blocks.stack[block]) : null,
+  ];
+}

@@ -1,0 +1,153 @@
+// A table that is sorted by its headings and walked through by the arrow keys; what it does not show, it counts.
+
+import { firstRows } from "../data/rows.ts";
+import { type Child, fill, h } from "../dom.ts";
+import * as format from "../format.ts";
+
+export interface Column {
+  title: string;
+  /** What rows are sorted by. */
+  key: (row: number) => number;
+  cell: (row: number) => Child;
+  isText?: boolean;
+}
+
+export interface Sorting {
+  column: number;
+  isDescending: boolean;
+}
+
+const ROWS_FIRST = 25;
+const ROWS_MORE = 200;
+
+export class Grid {
+  readonly element = h("div", { class: "grid" });
+  readonly #caption: string;
+  readonly #noun: string;
+  readonly #columns: Column[];
+  readonly #table: HTMLTableElement;
+  readonly #body = h("tbody");
+  readonly #more = h("p", { class: "more-rows", role: "status" });
+  #sorting: Sorting;
+  #limit = ROWS_FIRST;
+  #rows: Uint32Array = new Uint32Array(0);
+
+  constructor(caption: string, noun: string, columns: Column[], sorting: Sorting) {
+    this.#caption = caption;
+    this.#noun = noun;
+    this.#columns = columns;
+    this.#sorting = sorting;
+    this.#table = h("table", {
+      role: "grid",
+      "aria-label": caption,
+      keydown: (event: KeyboardEvent) => this.#press(event),
+    });
+    this.element.append(h("div", { class: "scroll" }, this.#table), this.#more);
+    this.#drawHead();
+  }
+
+  /** Shows these rows, as many as there is room for. */
+  show(rows: Uint32Array): void {
+    this.#rows = rows;
+    this.#draw();
+  }
+
+  #drawHead(): void {
+    const cells = this.#columns.map(({ title, isText }, i) => {
+      const isSorted = i === this.#sorting.column;
+      const order = isSorted ? (this.#sorting.isDescending ? "descending" : "ascending") : "none";
+      const sign = isSorted ? (this.#sorting.isDescending ? " ↓" : " ↑") : "";
+      const button = h(
+        "button",
+        { type: "button", click: () => this.#sortBy(i) },
+        title,
+        h("span", { "aria-hidden": "true" }, sign),
+      );
+      return h("th", { scope: "col", "aria-sort": order, class: isText === true ? "text" : "" }, button);
+    });
+    fill(this.#table, h("thead", {}, h("tr", {}, ...cells)), this.#body);
+  }
+
+  #sortBy(column: number): void {
+    const { column: before, isDescending } = this.#sorting;
+    this.#sorting = {
+      column,
+      isDescending: column === before ? !isDescending : this.#columns[column].isText !== true,
+    };
+    this.#drawHead();
+    this.#draw();
+    this.#table.querySelectorAll<HTMLElement>("th button")[column].focus();
+  }
+
+  #draw(): void {
+    const { column, isDescending } = this.#sorting;
+    const shown = firstRows(this.#rows, this.#columns[column].key, isDescending, this.#limit);
+    const rows = Array.from(shown, (row) =>
+      h(
+        "tr",
+        {},
+        ...this.#columns.map(({ cell, isText }) =>
+          h("td", { tabindex: -1, class: isText === true ? "text" : "" }, cell(row)),
+        ),
+      ),
+    );
+    const [x, y] = this.#focused();
+    fill(this.#body, ...rows);
+    // The table is one stop in the order of focus; in it, arrows go on.
+    for (const number of this.#body.querySelectorAll("[data-copy]")) number.setAttribute("tabindex", "-1");
+    const cell = this.#body.rows[Math.max(0, y)]?.cells[Math.max(0, x)];
+    cell?.setAttribute("tabindex", "0");
+    if (y >= 0) cell?.focus();
+    this.#drawMore(this.#rows.length - shown.length);
+  }
+
+  /** Returns the place of the cell that has the focus; -1 if none has. */
+  #focused(): [number, number] {
+    const cell = document.activeElement?.closest("td") ?? null;
+    const row = cell?.parentElement;
+    if (cell === null || !(row instanceof HTMLTableRowElement) || !this.#body.contains(row)) return [-1, -1];
+    return [cell.cellIndex, row.sectionRowIndex];
+  }
+
+  #drawMore(rest: number): void {
+    const total = format.counted(this.#rows.length, this.#noun);
+    if (rest === 0) {
+      fill(this.#more, this.#rows.length === 0 ? `${this.#caption}: none` : `${total}, all shown`);
+      return;
+    }
+    const show = () => {
+      this.#limit += ROWS_MORE;
+      this.#draw();
+    };
+    fill(
+      this.#more,
+      `${format.whole(rest)} more of ${total}. `,
+      h("button", { type: "button", click: show }, `Show ${format.whole(Math.min(rest, ROWS_MORE))} more`),
+    );
+  }
+
+  /** One cell is in the page's order of focus; the arrows go from cell to cell. */
+  #press(event: KeyboardEvent): void {
+    const cell = event.target instanceof HTMLElement ? event.target.closest("td") : null;
+    const row = cell?.parentElement;
+    if (cell === null || !(row instanceof HTMLTableRowElement) || event.target !== cell) return;
+    const body = row.parentElement as HTMLTableSectionElement;
+    const [x, y] = [cell.cellIndex, row.sectionRowIndex];
+    const targets: Record<string, [number, number] | undefined> = {
+      ArrowLeft: [x - 1, y],
+      ArrowRight: [x + 1, y],
+      ArrowUp: [x, y - 1],
+      ArrowDown: [x, y + 1],
+      Home: [0, y],
+      End: [row.cells.length - 1, y],
+    };
+    const target = targets[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    const next = body.rows[target[1]]?.cells[target[0]];
+    if (next === undefined) return;
+    cell.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+}

@@ -1,0 +1,155 @@
+// The bar that stays at the top: which instant everything shows, and which it is compared with.
+
+import { bytesOf, changeOf, fill, h } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import { within } from "../state.ts";
+
+export class InstantBar implements View {
+  readonly element: HTMLElement;
+  readonly shows = ["trace", "instants", "seconds"] as const;
+  readonly #model: Model;
+  readonly #input = h("input", {
+    type: "number",
+    min: 0,
+    id: "instant",
+    "aria-describedby": "instant-of",
+    change: () => this.choose(Number(this.#input.value)),
+  });
+  readonly #of = h("span", { class: "quiet", id: "instant-of" });
+  readonly #jump = h("select", {
+    "aria-label": "Go to",
+    change: () => {
+      if (this.#jump.value !== "") this.choose(Number(this.#jump.value));
+    },
+  });
+  readonly #readout = h("dl", { class: "readout" });
+  readonly #set = h(
+    "button",
+    { type: "button", title: "Choose a second instant", click: () => this.#openSecond() },
+    "Compare…",
+  );
+  readonly #secondInput = h("input", {
+    type: "number",
+    id: "second",
+    min: 0,
+    change: () => this.chooseSecond(Number(this.#secondInput.value)),
+  });
+  readonly #grown = h("span");
+  readonly #second = h(
+    "div",
+    { class: "second" },
+    h("label", { for: "second" }, "Second"),
+    this.#secondInput,
+    h("span", { class: "quiet" }, "live"),
+    this.#grown,
+    h("button", { type: "button", "aria-label": "Swap the two instants", click: () => this.#swap() }, "⇄"),
+    h(
+      "button",
+      { type: "button", "aria-label": "Without a second instant", click: () => this.chooseSecond(null) },
+      "×",
+    ),
+  );
+
+  constructor(model: Model) {
+    this.#model = model;
+    const step = (by: number, label: string, text: string) =>
+      h(
+        "button",
+        { type: "button", "aria-label": label, click: () => this.choose(model.instant + by) },
+        text,
+      );
+    this.element = h(
+      "div",
+      { class: "instant", role: "region", "aria-label": "The chosen instant" },
+      h(
+        "div",
+        { class: "pick" },
+        h("label", { for: "instant" }, "Instant"),
+        step(-1, "One event back", "‹"),
+        this.#input,
+        step(1, "One event on", "›"),
+        this.#of,
+        this.#jump,
+      ),
+      this.#readout,
+      this.#set,
+      this.#second,
+    );
+  }
+
+  /** Makes an instant of the chosen trace the one that everything shows; the chart follows it. */
+  choose(instant: number): void {
+    const { state, trace, store } = this.#model;
+    const chosen = within(Number.isFinite(instant) ? instant : this.#model.instant, trace.end);
+    const instants = state.instants.with(state.trace, chosen);
+    if (state.view === null || (chosen >= state.view[0] && chosen <= state.view[1])) store.set({ instants });
+    else store.set({ instants, view: centered(state.view[1] - state.view[0], chosen, trace.end) });
+  }
+
+  chooseSecond(instant: number | null): void {
+    const { state, trace, store } = this.#model;
+    const chosen = instant === null ? null : within(instant, trace.end);
+    store.set({ seconds: state.seconds.with(state.trace, chosen) });
+  }
+
+  draw(): void {
+    const { trace, instant, second } = this.#model;
+    const gap = this.#model.gapAt(instant);
+    this.#input.max = String(trace.end);
+    this.#input.value = String(instant);
+    const time = trace.timeAt(instant);
+    this.#of.textContent =
+      `of ${format.whole(trace.end)}` + (time === null ? "" : ` · ${format.duration(time)}`);
+    this.#drawJumps();
+    const figure = (name: string, value: number) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, bytesOf(value)));
+    fill(
+      this.#readout,
+      figure("Live", gap.live),
+      figure("Reserved", gap.reserved),
+      figure("Gap", gap.reserved - gap.live),
+    );
+    this.#set.hidden = second !== null;
+    this.#second.hidden = second === null;
+    if (second === null) return;
+    this.#secondInput.max = String(trace.end);
+    this.#secondInput.value = String(second);
+    fill(this.#grown, changeOf(this.#model.gapAt(second).live - gap.live));
+  }
+
+  #drawJumps(): void {
+    const { trace, instant } = this.#model;
+    const options = trace.summary.instants.map(({ event, label }) => {
+      const option = h("option", { value: event }, `${capital(label)} (${format.whole(event)})`);
+      option.selected = event === instant;
+      return option;
+    });
+    const none = h("option", { value: "" }, "Go to…");
+    fill(this.#jump, none, ...options);
+    if (!options.some((option) => option.selected)) none.selected = true;
+  }
+
+  #openSecond(): void {
+    this.chooseSecond(this.#model.instant);
+    this.draw();
+    this.#secondInput.focus();
+  }
+
+  #swap(): void {
+    const { instant, second } = this.#model;
+    this.chooseSecond(instant);
+    if (second !== null) this.choose(second);
+  }
+}
+
+/** Returns the stretch of a trace of so many events that has an instant in its middle, or nearly. */
+function centered(span: number, instant: number, end: number): [number, number] {
+  const from = Math.max(0, Math.min(end - span, Math.round(instant - span / 2)));
+  return [from, from + span];
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

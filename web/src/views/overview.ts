@@ -1,0 +1,124 @@
+// What a trace comes to: its name, its highest points, what other strategies would have needed, and what is to
+// be known about the numbers.
+
+import type { TraceSummary } from "../data/summary.ts";
+import { bytesOf, type Child, copyable, countOf, fill, h } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import type { InstantBar } from "./instant.ts";
+
+export class Overview implements View {
+  readonly element = h("section", { id: "overview", class: "plain", "aria-label": "Overview" });
+  readonly shows = ["trace"] as const;
+  readonly #model: Model;
+  readonly #bar: InstantBar;
+
+  constructor(model: Model, bar: InstantBar) {
+    this.#model = model;
+    this.#bar = bar;
+  }
+
+  draw(): void {
+    const { summary } = this.#model.trace;
+    fill(
+      this.element,
+      h("h1", { title: summary.name }, this.#model.nameOf(this.#model.state.trace)),
+      h("p", { class: "quiet" }, subtitle(summary)),
+      h("dl", { class: "facts" }, ...this.#facts()),
+      ...notes(summary, this.#model.trace.segments.count === 0),
+    );
+  }
+
+  #facts(): Child[] {
+    const { summary, blocks } = this.#model.trace;
+    const { peak_live, peak_reserved, ooms } = summary;
+    const ratio = peak_reserved.bytes / peak_live.bytes;
+    const at = this.#model.named(peak_live.event);
+    const fact = (name: string, value: Node, more: string, event?: number) =>
+      h(
+        "div",
+        {},
+        h("dt", {}, name),
+        h("dd", {}, value),
+        event === undefined ? h("dd", { class: "more" }, more) : this.#goTo(event, more),
+      );
+    return [
+      fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
+      fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
+      fact("Reserved ratio", copyable(format.ratio(ratio), String(ratio)), "of the two peaks"),
+      at === null
+        ? null
+        : fact(
+            "Gap at peak live",
+            bytesOf(at.reserved - at.live),
+            `${format.percent(1 - at.live / at.reserved)} of reserved`,
+          ),
+      fact(
+        "Blocks",
+        countOf(blocks.count + (summary.aggregated?.blocks ?? 0)),
+        `${format.whole(summary.initial_blocks)} from before it began`,
+      ),
+      ooms.length === 0
+        ? fact("Out of memory", h("span", {}, "never"), "no request failed")
+        : fact("Out of memory", countOf(ooms.length), "show the first", ooms[0].event),
+    ];
+  }
+
+  #goTo(event: number, text: string): HTMLElement {
+    const go = () => this.#bar.choose(event);
+    return h("dd", { class: "more" }, h("button", { type: "button", class: "link", click: go }, text));
+  }
+}
+
+function subtitle(summary: TraceSummary): string {
+  return [
+    `cuda:${summary.device}`,
+    summary.strategy,
+    // Its settings in force may be others than what it was told.
+    ...(summary.settings === "" ? [] : [`PYTORCH_CUDA_ALLOC_CONF=${summary.settings}`]),
+    format.counted(summary.events, "event"),
+    summary.duration_us === null ? "no times recorded" : format.duration(summary.duration_us),
+    format.counted(summary.streams.length, "stream"),
+    summary.has_stacks ? "with stacks" : "no stacks recorded",
+  ].join(" · ");
+}
+
+/** Says what the numbers leave open; nothing if they leave nothing open. */
+function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
+  const { aggregated } = summary;
+  const lines: string[] = [];
+  if (aggregated !== null) {
+    lines.push(
+      `Aggregated: ${format.counted(aggregated.blocks, "block")} of up to ${format.bytes(aggregated.size_max)}, ` +
+        `each live for at most ${format.counted(aggregated.events_max, "event")}, are in the curves and in the sums ` +
+        "of the named instants, but are not listed or drawn one by one.",
+    );
+  }
+  if (summary.sizes === "estimated") {
+    lines.push(
+      "Sizes of blocks are estimated: a replay did not agree with every recorded address, so a block whose size " +
+        "is not recorded counts as its request rounded up to 512 bytes.",
+    );
+  }
+  if (summary.is_cut_off) {
+    lines.push(
+      "The recording is cut off: events from its beginning are missing, so blocks made then have no stack and no age.",
+    );
+  }
+  if (summary.contradictions > 0) {
+    lines.push(
+      `The recording contradicts itself in ${format.counted(summary.contradictions, "event")}, which are left out: ` +
+        "memory that went back with blocks in it, or blocks that overlap.",
+    );
+  }
+  if (isWithoutSegments) lines.push("The recording has no segments, so nothing is known of reserved memory.");
+  if (lines.length === 0) return [];
+  return [
+    h(
+      "ul",
+      { class: "notes", "aria-label": "About these numbers" },
+      ...lines.map((line) => h("li", {}, line)),
+    ),
+  ];
+}

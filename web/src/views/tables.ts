@@ -1,0 +1,304 @@
+// The largest holders, the most frequent sizes, the longest-lived blocks and the blocks at the instant.
+
+import { type Group, grouped } from "../data/rows.ts";
+import { bytesOf, type Child, changeOf, choice, copyable, countOf, fill, h, section } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import type { TableName } from "../state.ts";
+import { spanText, stackList, stateAt } from "./block.ts";
+import { type Column, Grid } from "./grid.ts";
+
+const TABLE_TEXTS: readonly (readonly [TableName, string])[] = [
+  ["holders", "Largest holders"],
+  ["sizes", "Most frequent sizes"],
+  ["lifetimes", "Longest-lived"],
+  ["blocks", "Blocks at the instant"],
+];
+
+export class Tables implements View {
+  readonly element: HTMLElement;
+  readonly shows = ["trace", "instants", "seconds", "table", "filter"] as const;
+  readonly #model: Model;
+  readonly #choice;
+  readonly #filter: HTMLInputElement;
+  readonly #about = h("p", { class: "quiet" });
+  readonly #place = h("div");
+  #grid: Grid | null = null;
+  #kind = "";
+  #groups: Group[] = [];
+  /** What the second instant has of each group. */
+  #later = new Map<number, number>();
+
+  constructor(model: Model) {
+    this.#model = model;
+    this.#choice = choice("Table", TABLE_TEXTS, (table) => model.store.set({ table }));
+    this.#filter = h("input", {
+      type: "search",
+      id: "filter",
+      placeholder: "frame, tag, stream, pool",
+      spellcheck: "false",
+      autocomplete: "off",
+      "aria-label": "Filter by frame, tag, stream or pool",
+      input: () => model.store.set({ filter: this.#filter.value }),
+    });
+    this.element = section(
+      "tables",
+      "Tables",
+      [this.#choice.element, h("label", { class: "filter" }, "Filter ", this.#filter)],
+      this.#about,
+      this.#place,
+    );
+  }
+
+  draw(): void {
+    const { state, trace } = this.#model;
+    this.#choice.show(state.table);
+    if (this.#filter.value !== state.filter) this.#filter.value = state.filter;
+    const hasSecond = this.#model.second !== null;
+    const kind = `${state.table} ${state.trace} ${hasSecond}`;
+    const rows = this.#rows();
+    if (kind !== this.#kind || this.#grid === null) {
+      this.#kind = kind;
+      this.#grid = this.#gridOf(state.table);
+      fill(this.#place, this.#grid.element);
+    }
+    this.#about.textContent = this.#aboutText();
+    this.#grid.show(rows);
+    if (trace.blocks.count === 0) this.#about.textContent = "The recording has no blocks.";
+  }
+
+  #aboutText(): string {
+    const { state, instant, second, trace } = this.#model;
+    const [from, to] = this.#model.range;
+    const range =
+      second === null ? "the whole recording" : `events ${format.whole(from)} to ${format.whole(to)}`;
+    const texts: Record<TableName, string> = {
+      holders:
+        `Live bytes at event ${format.whole(instant)}, by ${trace.summary.has_stacks ? "stack" : "size"}, stream, pool and tag` +
+        (second === null ? "." : `, and how they change until event ${format.whole(second)}.`),
+      sizes: `Requests by their size in ${range}.`,
+      lifetimes: `Blocks by how long they were held, in ${range}.`,
+      blocks: `Blocks that are there at event ${format.whole(instant)}.`,
+    };
+    return texts[state.table] + (state.filter === "" ? "" : " Filtered.") + this.#foldedText();
+  }
+
+  #foldedText(): string {
+    const { aggregated } = this.#model.trace.summary;
+    return aggregated === null ? "" : ` ${format.counted(aggregated.blocks, "aggregated block")} not listed.`;
+  }
+
+  /** Works out what the chosen table has, and returns its rows: blocks, or places in `#groups`. */
+  #rows(): Uint32Array {
+    const { state, trace, instant, second, filter } = this.#model;
+    switch (state.table) {
+      case "holders":
+        this.#groups = grouped(trace, filter.of(this.#allocatedAt(instant)), this.#holderKey());
+        this.#later = new Map();
+        if (second !== null) this.#addLater(second);
+        return Uint32Array.from(this.#groups.keys());
+      case "sizes":
+        this.#groups = grouped(
+          trace,
+          filter.of(this.#madeInRange()),
+          (block) => trace.blocks.requested[block],
+        );
+        return Uint32Array.from(this.#groups.keys());
+      case "lifetimes":
+        return filter.of(this.#madeInRange());
+      case "blocks":
+        return filter.of(this.#model.blocksAt(instant));
+    }
+  }
+
+  #allocatedAt(instant: number): Uint32Array {
+    const { freed } = this.#model.trace.blocks;
+    return this.#model.blocksAt(instant).filter((block) => instant < freed[block]);
+  }
+
+  /** The second instant's holders are listed too where the first has nothing of them. */
+  #addLater(second: number): void {
+    const { trace, filter } = this.#model;
+    const known = new Set(this.#groups.map(({ key }) => key));
+    for (const group of grouped(trace, filter.of(this.#allocatedAt(second)), this.#holderKey())) {
+      this.#later.set(group.key, group.live);
+      if (!known.has(group.key)) this.#groups.push({ ...group, blocks: 0, live: 0, largest: 0 });
+    }
+  }
+
+  #holderKey(): (block: number) => number {
+    const { blocks, summary } = this.#model.trace;
+    const { streams, pools, tags } = summary;
+    const first = summary.has_stacks ? blocks.stack : blocks.requested;
+    return (block) =>
+      ((first[block] * streams.length + blocks.stream[block]) * pools.length + blocks.pool[block]) *
+        tags.length +
+      blocks.tag[block];
+  }
+
+  #madeInRange(): Uint32Array {
+    const { start } = this.#model.trace.blocks;
+    const [from, to] = this.#model.range;
+    const all = Uint32Array.from(start.keys());
+    if (from === 0 && to >= this.#model.trace.end) return all;
+    return all.filter((block) => start[block] > from && start[block] <= to);
+  }
+
+  // ---- columns ----
+
+  #gridOf(table: TableName): Grid {
+    switch (table) {
+      case "holders":
+        return new Grid("Largest holders", "holder", this.#holderColumns(), {
+          column: this.#model.second === null ? 0 : 1,
+          isDescending: true,
+        });
+      case "sizes":
+        return new Grid("Most frequent sizes", "size", this.#sizeColumns(), {
+          column: 1,
+          isDescending: true,
+        });
+      case "lifetimes":
+        return new Grid("Longest-lived blocks", "block", this.#lifetimeColumns(), {
+          column: 0,
+          isDescending: true,
+        });
+      case "blocks":
+        return new Grid("Blocks at the instant", "block", this.#blockColumns(), {
+          column: 0,
+          isDescending: true,
+        });
+    }
+  }
+
+  #holderColumns(): Column[] {
+    const group = (row: number) => this.#groups[row];
+    const grown = (row: number) => (this.#later.get(group(row).key) ?? 0) - group(row).live;
+    const isBySize = !this.#model.trace.summary.has_stacks;
+    const largest: Column = {
+      title: "Largest",
+      key: (row) => group(row).largest,
+      cell: (row) => bytesOf(group(row).largest),
+    };
+    const share: Column = {
+      title: "Of all live",
+      key: (row) => group(row).live,
+      cell: (row) =>
+        format.percent(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
+    };
+    const change: Column = { title: "Change", key: grown, cell: (row) => changeOf(grown(row)) };
+    return [
+      { title: "Live", key: (row) => group(row).live, cell: (row) => bytesOf(group(row).live) },
+      ...(this.#model.second === null ? [share] : [change]),
+      { title: "Blocks", key: (row) => group(row).blocks, cell: (row) => countOf(group(row).blocks) },
+      ...(isBySize ? [] : [largest]),
+      ...this.#whereColumns((row) => group(row).block, isBySize),
+    ];
+  }
+
+  #sizeColumns(): Column[] {
+    const group = (row: number) => this.#groups[row];
+    return [
+      { title: "Request", key: (row) => group(row).key, cell: (row) => bytesOf(group(row).key) },
+      { title: "Requests", key: (row) => group(row).blocks, cell: (row) => countOf(group(row).blocks) },
+      { title: "All together", key: (row) => group(row).live, cell: (row) => bytesOf(group(row).live) },
+      {
+        title: "Exact request",
+        key: (row) => group(row).key,
+        cell: (row) => copyable(`${format.whole(group(row).key)} bytes`, String(group(row).key)),
+      },
+    ];
+  }
+
+  #lifetimeColumns(): Column[] {
+    const { trace } = this.#model;
+    const { start, freed } = trace.blocks;
+    const held = (block: number) => Math.min(freed[block], trace.end) - start[block];
+    const isOpen = (block: number) => start[block] === 0 || freed[block] > trace.end;
+    const event = (value: number) =>
+      value > trace.end ? "never" : copyable(format.whole(value), String(value));
+    return [
+      {
+        title: "Held for",
+        key: held,
+        cell: (block) => spanText(trace, start[block], Math.min(freed[block], trace.end), isOpen(block)),
+      },
+      this.#requestColumn(),
+      {
+        title: "Made at",
+        key: (block) => start[block],
+        cell: (block) => (start[block] === 0 ? "before" : event(start[block])),
+      },
+      { title: "Freed at", key: (block) => freed[block], cell: (block) => event(freed[block]) },
+      ...this.#whereColumns((block) => block, false),
+    ];
+  }
+
+  #blockColumns(): Column[] {
+    const { trace } = this.#model;
+    const { blocks } = trace;
+    const address = (block: number) => format.address(blocks.address[block]);
+    return [
+      this.#requestColumn(),
+      { title: "Size", key: (block) => blocks.size[block], cell: (block) => bytesOf(blocks.size[block]) },
+      {
+        title: "Address",
+        key: (block) => blocks.address[block],
+        cell: (block) => copyable(address(block), address(block)),
+      },
+      {
+        title: "Age",
+        key: (block) => -blocks.start[block],
+        cell: (block) => spanText(trace, blocks.start[block], this.#model.instant, blocks.start[block] === 0),
+      },
+      {
+        title: "State",
+        key: (block) => Math.sign(this.#model.instant - blocks.freed[block]),
+        cell: (block) => stateAt(trace, block, this.#model.instant),
+        isText: true,
+      },
+      ...this.#whereColumns((block) => block, false),
+    ];
+  }
+
+  #requestColumn(): Column {
+    const { blocks } = this.#model.trace;
+    return {
+      title: "Request",
+      key: (block) => blocks.requested[block],
+      cell: (block) => bytesOf(blocks.requested[block]),
+    };
+  }
+
+  /** Whose a row's block is: what is the same for all blocks of the trace is left out. */
+  #whereColumns(blockOf: (row: number) => number, isBySize: boolean): Column[] {
+    const { blocks, summary } = this.#model.trace;
+    const text = (title: string, column: Uint32Array, name: (value: number) => Child): Column => ({
+      title,
+      key: (row) => column[blockOf(row)],
+      cell: (row) => name(column[blockOf(row)]),
+      isText: true,
+    });
+    const columns: Column[] = [];
+    if (isBySize) {
+      const size = (row: number) => blocks.requested[blockOf(row)];
+      columns.push({ title: "Request", key: size, cell: (row) => bytesOf(size(row)) });
+    }
+    if (summary.streams.length > 1)
+      columns.push(text("Stream", blocks.stream, (stream) => summary.streams[stream]));
+    if (summary.pools.length > 1) columns.push(text("Pool", blocks.pool, (pool) => summary.pools[pool]));
+    if (summary.tags.length > 1) columns.push(text("Tag", blocks.tag, (tag) => summary.tags[tag]));
+    if (summary.has_stacks) columns.push(text("Stack", blocks.stack, (stack) => this.#stackCell(stack)));
+    return columns;
+  }
+
+  #stackCell(stack: number): Child {
+    const { trace } = this.#model;
+    if (trace.stackFrames(stack).length === 0) return "no stack";
+    const details = h("details", { class: "frames-of" }, h("summary", {}, this.#model.stackTitle(stack)));
+    // A list for each of some hundred rows is made when somebody wants it.
+    details.addEventListener("toggle", () => details.append(stackList(trace, stack)), { once: true });
+    return details;
+  }
+}

@@ -1,0 +1,415 @@
+// Memory over the trace's instants: from the whole recording down to single events.
+
+import uPlot from "uplot";
+import type { Steps } from "../data/curves.ts";
+import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
+import * as format from "../format.ts";
+import type { Model } from "../model.ts";
+import type { View } from "../schedule.ts";
+import { color, onThemeChange } from "../theme.ts";
+import { type Gestures, installGestures } from "./gestures.ts";
+import type { InstantBar } from "./instant.ts";
+import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
+
+const HEIGHT = 340;
+/** More annotations than this are marked at the top only: lines would hide the curves. */
+const WHOLE_MARKS_MAX = 8;
+/** No closer than this many events from edge to edge. */
+const SPAN_MIN = 8;
+
+export class Timeline implements View, Gestures {
+  readonly element: HTMLElement;
+  readonly shows = ["trace", "view", "curves", "instants", "seconds"] as const;
+  readonly #model: Model;
+  readonly #bar: InstantBar;
+  readonly #tooltip: Tooltip;
+  readonly #legend: Legend;
+  readonly #plotPlace = h("div", {
+    class: "plot",
+    tabindex: 0,
+    role: "application",
+    "aria-roledescription": "chart",
+    "aria-label": "Memory over time",
+    "aria-describedby": "timeline-keys",
+  });
+  readonly #level = h("p", { class: "quiet level", id: "timeline-level", "aria-live": "polite" });
+  readonly #details = h("details");
+  readonly #table = h("div", { class: "scroll" });
+  readonly #at = h("div", { class: "mark" });
+  readonly #to = h("div", { class: "mark second" });
+  readonly #between = h("div", { class: "between" });
+  #plot: uPlot | null = null;
+  #drawnCurves = "";
+  #drawnData = "";
+
+  constructor(model: Model, bar: InstantBar, tooltip: Tooltip) {
+    this.#model = model;
+    this.#bar = bar;
+    this.#tooltip = tooltip;
+    this.#legend = new Legend(model);
+    const tool = (text: string, label: string, click: () => void) =>
+      h("button", { type: "button", "aria-label": label, click }, text);
+    this.element = section(
+      "timeline",
+      "Memory over time",
+      [
+        h(
+          "div",
+          { class: "tools" },
+          tool("+", "Zoom in", () => this.zoom(0.5, this.#model.instant)),
+          tool("−", "Zoom out", () => this.zoom(2, this.#model.instant)),
+          tool("All", "Show the whole recording", () => this.#model.store.set({ view: null })),
+        ),
+      ],
+      this.#legend.element,
+      this.#plotPlace,
+      this.#level,
+      h(
+        "p",
+        { class: "quiet keys", id: "timeline-keys" },
+        "Click: an instant. Drag: zoom. Shift+drag: a range. Wheel after a click, or with Ctrl: zoom. Keys: ← → move, " +
+          "with Shift by one event; + − 0 zoom; Page Up and Down, Home, End; S: second instant.",
+      ),
+      this.#details,
+    );
+    this.#details.append(h("summary", {}, "Curves as a table"), this.#table);
+    this.#details.addEventListener("toggle", () => this.#drawTable());
+    installGestures(this.#plotPlace, this);
+    onThemeChange(() => {
+      this.#legend.draw();
+      this.#plot?.redraw(false);
+    });
+  }
+
+  draw(): void {
+    const { state, trace } = this.#model;
+    const curves = `${state.trace} ${state.curves.join(" ")}`;
+    if (curves !== this.#drawnCurves) {
+      this.#drawnCurves = curves;
+      this.#legend.draw();
+      this.#rebuild();
+      this.#drawnData = "";
+    }
+    const plot = this.#plot;
+    if (plot === null) return;
+    const width = this.#plotPlace.clientWidth;
+    const [from, to] = this.view;
+    const data = `${curves} ${from} ${to} ${width}`;
+    if (data !== this.#drawnData) {
+      this.#drawnData = data;
+      if (plot.width !== width) plot.setSize({ width, height: HEIGHT });
+      const steps = this.#model.curves.steps(from, to, Math.max(200, width));
+      plot.batch(() => {
+        plot.setData(this.#dataOf(steps), false);
+        plot.setScale("x", { min: from, max: to });
+        plot.setScale("y", { min: 0, max: this.#highest(steps) });
+      });
+      this.#showLevel(steps);
+    }
+    this.#placeMarks();
+    this.#drawTable();
+    this.#plotPlace.setAttribute(
+      "aria-label",
+      `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
+    );
+  }
+
+  // ---- what gestures and keys ask for ----
+
+  get view(): [number, number] {
+    return this.#model.state.view ?? [0, Math.max(1, this.#model.trace.end)];
+  }
+
+  get over(): HTMLElement | null {
+    return this.#plot?.over ?? null;
+  }
+
+  instantAt(x: number): number {
+    const [from, to] = this.view;
+    return from + (x / Math.max(1, this.over?.clientWidth ?? 1)) * (to - from);
+  }
+
+  choose(instant: number): void {
+    this.#bar.choose(Math.floor(instant));
+  }
+
+  move(by: number): void {
+    this.choose(this.#model.instant + by);
+  }
+
+  chooseSecond(): void {
+    this.#bar.chooseSecond(this.#model.second === null ? this.#model.instant : null);
+  }
+
+  chooseRange(from: number, to: number): void {
+    this.#bar.choose(Math.floor(from));
+    this.#bar.chooseSecond(Math.floor(to));
+  }
+
+  show(from: number, to: number): void {
+    const { trace, store } = this.#model;
+    const span = Math.min(trace.end, Math.max(SPAN_MIN, to - from));
+    const low = Math.max(0, Math.min(trace.end - span, (from + to - span) / 2));
+    const isAll = span >= trace.end;
+    store.set({ view: isAll ? null : [Math.round(low), Math.round(low + span)] });
+  }
+
+  zoom(factor: number, around = this.#model.instant): void {
+    const [from, to] = this.view;
+    const center = around < from || around > to ? (from + to) / 2 : around;
+    this.show(center - (center - from) * factor, center + (to - center) * factor);
+  }
+
+  pan(by: number): void {
+    const [from, to] = this.view;
+    this.show(from + by, to + by);
+  }
+
+  select(left: number, width: number): void {
+    this.#plot?.setSelect({ left, width, top: 0, height: this.over?.clientHeight ?? 0 }, false);
+  }
+
+  hover(x: number, pointerX: number, pointerY: number): void {
+    const instant = Math.max(0, Math.min(this.#model.trace.end, Math.floor(this.instantAt(x))));
+    const time = this.#model.trace.timeAt(instant);
+    const here = this.#model.curves.steps(instant, instant, 1);
+    const lines = this.#shown()
+      .reverse()
+      .map((name) => {
+        const { min, max } = this.#model.curves.envelope(name, here);
+        const least = min[0] === max[0] ? "" : `${format.bytes(min[0])} to `;
+        const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
+        return h("div", { class: "line" }, key, nameOf(name), h("b", {}, `${least}${format.bytes(max[0])}`));
+      });
+    const title = `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}`;
+    this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
+  }
+
+  leave(): void {
+    this.#tooltip.hide();
+  }
+
+  // ---- the chart ----
+
+  #rebuild(): void {
+    this.#plot?.destroy();
+    const series: uPlot.Series[] = [{}];
+    const bands: uPlot.Band[] = [];
+    for (const _ of this.#others()) {
+      series.push({ stroke: () => `${color("--ink-3")}90`, width: 0.75, points: { show: false } });
+    }
+    for (const name of this.#shown()) {
+      const stroke = () => color(colorOf(this.#model, name));
+      const paths = uPlot.paths.stepped?.({ align: 1 });
+      const common = { stroke, points: { show: false }, ...(paths === undefined ? {} : { paths }) };
+      // Under live there is only memory that is in use.
+      const area = name === "live" ? { fill: () => `${color("--live")}22` } : {};
+      series.push({ ...common, width: name === "live" ? 1.5 : 1.25 });
+      series.push({ ...common, ...area, width: 0 });
+      const top = series.length - 2;
+      bands.push({ series: [top, top + 1], fill: () => color(colorOf(this.#model, name)) + "38" });
+    }
+    const axis = { stroke: () => color("--ink-2"), font: "12px system-ui, sans-serif" };
+    const grid = { stroke: () => color("--grid"), width: 1 };
+    this.#plotPlace.replaceChildren();
+    this.#plot = new uPlot(
+      {
+        width: this.#plotPlace.clientWidth,
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false, setScale: false }, y: false, points: { show: false } },
+        scales: { x: { time: false, auto: false }, y: { auto: false } },
+        axes: [
+          {
+            ...axis,
+            grid: { show: false },
+            ticks: { ...grid, size: 5 },
+            size: this.#model.trace.hasTimes ? 46 : 32,
+            space: 90,
+            incrs: WHOLE_STEPS,
+            values: (_plot, splits) => splits.map((split) => this.#instantText(split)),
+          },
+          {
+            ...axis,
+            grid,
+            ticks: { show: false },
+            size: 74,
+            incrs: BINARY_STEPS,
+            values: (_plot, splits) => splits.map((split) => format.bytes(split)),
+          },
+        ],
+        series,
+        bands,
+        hooks: { draw: [(plot) => this.#drawMoments(plot)] },
+      },
+      [[], ...series.slice(1).map(() => [])] as uPlot.AlignedData,
+      this.#plotPlace,
+    );
+    this.#plot.over.append(this.#between, this.#to, this.#at);
+  }
+
+  #shown(): string[] {
+    // Live is drawn last, over those that would hide it.
+    const shown = this.#model.curves.names.filter((name) => this.#model.state.curves.includes(name));
+    return shown.reverse();
+  }
+
+  #dataOf(steps: Steps): uPlot.AlignedData {
+    const x = new Float64Array(steps.count + 1);
+    for (let i = 0; i <= steps.count; i++) x[i] = steps.first + i * steps.width;
+    const data: (Float64Array | (number | null)[])[] = [
+      x,
+      ...this.#others().map((other) => this.#dataOfOther(other, steps)),
+    ];
+    for (const name of this.#shown()) {
+      const { min, max } = this.#model.curves.envelope(name, steps);
+      // The last value holds to the right edge.
+      data.push(extended(max), extended(min));
+    }
+    return data as uPlot.AlignedData;
+  }
+
+  /** The same curve of every other trace, if that is asked for. */
+  #others(): { index: number; name: string }[] {
+    const { state, summary } = this.#model;
+    const indices = [...summary.traces.keys()].filter((index) => index !== state.trace);
+    return OTHERS.filter(({ key }) => state.curves.includes(key)).flatMap(({ name }) =>
+      indices.map((index) => ({ index, name })),
+    );
+  }
+
+  #dataOfOther({ index, name }: { index: number; name: string }, steps: Steps): (number | null)[] {
+    const { end } = this.#model.traceOf(index);
+    const found = this.#model.curvesOf(index).overview(name, steps);
+    const at = (step: number) => (steps.first + step * steps.width > end ? null : (found?.max[step] ?? null));
+    return Array.from({ length: steps.count + 1 }, (_, step) => at(Math.min(step, steps.count - 1)));
+  }
+
+  #highest(steps: Steps): number {
+    let highest = 1;
+    for (const other of this.#others()) {
+      for (const value of this.#dataOfOther(other, steps))
+        if (value !== null && value > highest) highest = value;
+    }
+    for (const name of this.#shown()) {
+      for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
+    }
+    return highest * 1.05;
+  }
+
+  #instantText(instant: number): string {
+    const time = this.#model.trace.timeAt(instant);
+    return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
+  }
+
+  /** Marks failures and annotations, those that have the room. */
+  #drawMoments(plot: uPlot): void {
+    const { ctx, bbox } = plot;
+    const { summary, annotations } = this.#model.trace;
+    const ratio = uPlot.pxRatio;
+    const [from, to] = this.view;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
+    ctx.textAlign = "left";
+    const within = annotations.filter(({ event }) => event >= from && event <= to);
+    let free = Number.NEGATIVE_INFINITY;
+    const mark = (event: number, text: string, name: string) => {
+      if (event < from || event > to) return;
+      const x = plot.valToPos(event, "x", true);
+      ctx.fillStyle = color(name);
+      const isWhole = name === "--bad" || within.length <= WHOLE_MARKS_MAX;
+      ctx.globalAlpha = name === "--bad" ? 1 : 0.35;
+      ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 8 * ratio);
+      ctx.globalAlpha = 1;
+      const width = ctx.measureText(text).width;
+      if (x < free || x + width + 8 * ratio > bbox.left + bbox.width) return;
+      ctx.fillText(text, x + 4 * ratio, bbox.top + 2 * ratio);
+      free = x + width + 12 * ratio;
+    };
+    for (const { event, requested } of summary.ooms) {
+      mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");
+    }
+    for (const { event, name, stage } of within) {
+      mark(event, stage === 1 ? `${name} ends` : name, "--ink-3");
+    }
+    ctx.restore();
+  }
+
+  #placeMarks(): void {
+    const width = this.over?.clientWidth ?? 0;
+    const [from, to] = this.view;
+    const place = (element: HTMLElement, instant: number | null) => {
+      element.hidden = instant === null || instant < from || instant > to;
+      if (instant !== null) element.style.left = `${((instant - from) / (to - from)) * width}px`;
+    };
+    const { instant, second } = this.#model;
+    place(this.#at, instant);
+    place(this.#to, second);
+    this.#between.hidden = second === null;
+    if (second !== null) {
+      const [low, high] = this.#model.range.map((value) => Math.max(from, Math.min(to, value)));
+      this.#between.style.left = `${((low - from) / (to - from)) * width}px`;
+      this.#between.style.width = `${((high - low) / (to - from)) * width}px`;
+    }
+  }
+
+  #showLevel(steps: Steps): void {
+    const [from, to] = this.view;
+    const { bucket_events } = this.#model.trace.summary;
+    const others = this.#shown().some((name) => !this.#model.curves.isExact(name));
+    this.#level.textContent =
+      `Events ${format.whole(from)} to ${format.whole(to)}. ` +
+      (steps.width === 1
+        ? "Every event by itself."
+        : `Each step is ${format.whole(steps.width)} events, from its least to its most bytes.`) +
+      (others && steps.width < bucket_events && bucket_events > 1
+        ? ` Curves other than live and reserved: least and most of ${format.whole(bucket_events)} events.`
+        : "");
+  }
+
+  /** The same as numbers: every curve at the chosen instant and at the highest point of what is shown. */
+  #drawTable(): void {
+    if (!this.#details.open) return;
+    const { curves, instant } = this.#model;
+    const [from, to] = this.view;
+    const here = curves.steps(instant, instant, 1);
+    const whole = curves.steps(from, to, 1000);
+    const rows = curves.names.map((name) => {
+      const at = curves.envelope(name, here);
+      const shown = curves.envelope(name, whole);
+      const highest = shown.max.reduce((most, value) => Math.max(most, value), 0);
+      const lowest = shown.min.reduce((least, value) => Math.min(least, value), Number.POSITIVE_INFINITY);
+      return h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, nameOf(name)),
+        h("td", {}, bytesOf(at.max[0])),
+        h("td", {}, bytesOf(lowest)),
+        h("td", {}, bytesOf(highest)),
+      );
+    });
+    const head = ["Curve", `At event ${format.whole(instant)} (at most)`, "Least shown", "Most shown"];
+    fill(
+      this.#table,
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, ...rows),
+      ),
+    );
+  }
+}
+
+const WHOLE_STEPS = [1, 2, 5]
+  .flatMap((digit) => Array.from({ length: 9 }, (_, i) => digit * 10 ** i))
+  .sort((a, b) => a - b);
+const BINARY_STEPS = Array.from({ length: 44 }, (_, i) => 2 ** i);
+
+function extended(values: Float64Array): Float64Array {
+  const longer = new Float64Array(values.length + 1);
+  longer.set(values);
+  longer[values.length] = values[values.length - 1];
+  return longer;
+}

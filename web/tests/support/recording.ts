@@ -1,0 +1,272 @@
+// Recordings made by hand or at random, as objects, and the page's data of them.
+
+import { Container } from "../../src/data/container.ts";
+import { CAUSES, type Cause, type Summary, type TraceSummary } from "../../src/data/summary.ts";
+import { Trace } from "../../src/data/trace.ts";
+import { container, type Values } from "./encode.ts";
+
+export interface Block {
+  start: number;
+  freed: number;
+  end: number;
+  address: number;
+  size: number;
+  requested: number;
+  stream: number;
+  pool: number;
+  stack: number;
+  tag: number;
+}
+
+export interface Segment {
+  start: number;
+  end: number;
+  address: number;
+  size: number;
+  stream: number;
+  pool: number;
+  flags: number;
+}
+
+export interface Recording {
+  name: string;
+  events: number;
+  streams: string[];
+  pools: string[];
+  tags: string[];
+  /** Each stack as frames, innermost first: "function file:line". The first is the empty one. */
+  stacks: string[][];
+  blocks: Block[];
+  segments: Segment[];
+  /** Microseconds between events; 0: no times. */
+  pace_us: number;
+  ooms: { event: number; requested: number }[];
+  annotations: { event: number; name: string; stage: number }[];
+  bucket_events: number;
+  /** Blocks of smaller requests are in the curves and the named instants only. */
+  folded_below?: number;
+}
+
+function isFolded({ folded_below = 0 }: Recording, { requested }: Block): boolean {
+  return requested < folded_below;
+}
+
+export interface Counted {
+  live: number;
+  reserved: number;
+  requested: number;
+  causes: Record<Cause, number>;
+}
+
+const u32 = (values: ArrayLike<number>): Values => ({ kind: "u32", values });
+const u64 = (values: ArrayLike<number>): Values => ({ kind: "u64", values });
+
+/** Returns the summary and the columns of some recordings. */
+export function dataOf(recordings: Recording[]): { summary: Summary; columns: Record<string, Values> } {
+  const strings: string[] = [];
+  const columns: Record<string, Values> = {};
+  const numbers = new Map<string, number>();
+  const intern = (text: string): number => {
+    let number = numbers.get(text);
+    if (number === undefined) {
+      number = strings.push(text) - 1;
+      numbers.set(text, number);
+    }
+    return number;
+  };
+  const traces = recordings.map((recording, i) => {
+    addRows(columns, `${i}/`, recording);
+    addStacks(columns, `${i}/`, recording, intern);
+    const curves = curvesOf(recording);
+    for (const [name, { min, max }] of Object.entries(curves)) {
+      columns[`${i}/curves/${name}/min`] = u64(min);
+      columns[`${i}/curves/${name}/max`] = u64(max);
+    }
+    return summaryOf(recording);
+  });
+  return { summary: { version: "0.0.0", traces, strings }, columns };
+}
+
+/** Returns a recording as the page reads it. */
+export function traceOf(recording: Recording): Trace {
+  const { summary, columns } = dataOf([recording]);
+  return new Trace(new Container(container(columns)), 0, summary.traces[0], summary.strings);
+}
+
+function addRows(columns: Record<string, Values>, prefix: string, recording: Recording): void {
+  const blocks = recording.blocks.filter((block) => !isFolded(recording, block));
+  blocks.sort((a, b) => a.start - b.start);
+  const segments = recording.segments.slice().sort((a, b) => a.start - b.start);
+  columns[`${prefix}blocks/start`] = u32(blocks.map(({ start }) => start));
+  columns[`${prefix}blocks/held`] = u32(blocks.map(({ start, freed }) => freed - start));
+  columns[`${prefix}blocks/pending`] = u32(blocks.map(({ freed, end }) => end - freed));
+  columns[`${prefix}blocks/address`] = u64(blocks.map(({ address }) => address));
+  columns[`${prefix}blocks/requested`] = u64(blocks.map(({ requested }) => requested));
+  columns[`${prefix}blocks/padding`] = u64(blocks.map(({ size, requested }) => size - requested));
+  for (const name of ["stream", "pool", "stack", "tag"] as const) {
+    columns[`${prefix}blocks/${name}`] = u32(blocks.map((block) => block[name]));
+  }
+  for (const name of ["start", "end", "stream", "pool", "flags"] as const) {
+    columns[`${prefix}segments/${name}`] = u32(segments.map((segment) => segment[name]));
+  }
+  for (const name of ["address", "size"] as const) {
+    columns[`${prefix}segments/${name}`] = u64(segments.map((segment) => segment[name]));
+  }
+  if (recording.pace_us > 0) {
+    columns[`${prefix}events/time_event`] = u32([0, recording.events]);
+    columns[`${prefix}events/time_us`] = u64([0, recording.events * recording.pace_us]);
+  }
+}
+
+function addStacks(
+  columns: Record<string, Values>,
+  prefix: string,
+  recording: Recording,
+  intern: (text: string) => number,
+): void {
+  const frames = [...new Set(recording.stacks.flat())];
+  const parts = frames.map((frame) => /^(.*) (\S*):(\d+)$/.exec(frame) ?? ["", frame, "", "0"]);
+  columns[`${prefix}frames/function`] = u32(parts.map((part) => intern(part[1])));
+  columns[`${prefix}frames/file`] = u32(parts.map((part) => intern(part[2])));
+  columns[`${prefix}frames/line`] = u32(parts.map((part) => Number(part[3])));
+  let end = 0;
+  columns[`${prefix}stacks/ends`] = u32(
+    recording.stacks.map((stack) => {
+      end += stack.length;
+      return end;
+    }),
+  );
+  const places = new Map(frames.map((frame, i) => [frame, i]));
+  columns[`${prefix}stacks/frames`] = u32(recording.stacks.flat().map((frame) => places.get(frame) ?? 0));
+  columns[`${prefix}annotations/event`] = u32(recording.annotations.map(({ event }) => event));
+  columns[`${prefix}annotations/name`] = u32(recording.annotations.map(({ name }) => intern(name)));
+  columns[`${prefix}annotations/stage`] = u32(recording.annotations.map(({ stage }) => stage));
+}
+
+function summaryOf(recording: Recording): TraceSummary {
+  const curves = pointsOf(recording);
+  const hidden = recording.blocks.filter((block) => isFolded(recording, block));
+  const folded = pointsOf({ ...recording, blocks: hidden });
+  const peak = (name: "live" | "reserved") => {
+    const event = curves[name].indexOf(curves[name].reduce((a, b) => Math.max(a, b)));
+    return { event, bytes: curves[name][event] };
+  };
+  const named = (label: string, event: number) => ({
+    event,
+    label,
+    ...count(recording, event),
+    stream: 0,
+    aggregated: folded.live[event],
+    aggregated_size: folded.live[event],
+  });
+  return {
+    name: recording.name,
+    device: 0,
+    events: recording.events,
+    duration_us: recording.pace_us > 0 ? recording.events * recording.pace_us : null,
+    has_stacks: recording.stacks.length > 1,
+    settings: "",
+    strategy: "caching",
+    sizes: "verified",
+    main_stream: 0,
+    streams: recording.streams,
+    pools: recording.pools,
+    tags: recording.tags,
+    large_page: 20 * 2 ** 20,
+    bucket_events: recording.bucket_events,
+    peak_live: peak("live"),
+    peak_reserved: peak("reserved"),
+    ooms: recording.ooms,
+    instants: [
+      named("Peak live", peak("live").event),
+      named("Peak reserved", peak("reserved").event),
+      ...recording.ooms.map(({ event }) => named("Out of memory", event)),
+      named("End", recording.events),
+    ],
+    aggregated:
+      recording.folded_below === undefined
+        ? null
+        : { blocks: hidden.length, size_max: recording.folded_below, events_max: recording.events },
+    strategies: [],
+    initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
+    is_cut_off: false,
+    skipped_events: 0,
+    contradictions: 0,
+  };
+}
+
+/** Counts one instant byte by byte of its description: blocks and segments as objects, nothing shared with src. */
+export function count(recording: Recording, instant: number): Counted {
+  const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
+  const blocks = recording.blocks.filter(({ start, end }) => start <= instant && instant < end);
+  const segments = recording.segments.filter(({ start, end }) => start <= instant && instant < end);
+  let [live, requested] = [0, 0];
+  for (const block of blocks) {
+    if (block.freed <= instant) causes.waiting_for_events += block.size;
+    else {
+      const bytes = Math.min(block.size, Math.ceil(block.requested / 512) * 512);
+      live += bytes;
+      requested += block.requested;
+      causes.rounding += block.size - bytes;
+    }
+  }
+  for (const segment of segments) {
+    const end = segment.address + segment.size;
+    const covered = (from: number, to: number) =>
+      blocks.reduce(
+        (sum, { address, size }) => sum + Math.max(0, Math.min(to, address + size) - Math.max(from, address)),
+        0,
+      );
+    const free = segment.size - covered(segment.address, end);
+    if (segment.pool !== 0) causes.private_pools += free;
+    else if (segment.stream !== 0) causes.other_streams += free;
+    else if ((segment.flags & 2) !== 0) {
+      const unit = (segment.flags & 1) !== 0 ? 20 * 2 ** 20 : 2 * 2 ** 20;
+      for (let from = segment.address; from < end; from += unit) {
+        const unitFree = Math.min(unit, end - from) - covered(from, Math.min(end, from + unit));
+        if (unitFree === unit) causes.cached_segments += unit;
+        else causes.partly_used_pages += unitFree;
+      }
+    } else if (free === segment.size) causes.cached_segments += free;
+    else causes.split_remainders += free;
+  }
+  return { live, requested, reserved: segments.reduce((sum, { size }) => sum + size, 0), causes };
+}
+
+/** Returns live and reserved bytes at every instant. */
+function pointsOf(recording: Recording): { live: number[]; reserved: number[] } {
+  const live = new Array<number>(recording.events + 1).fill(0);
+  const reserved = new Array<number>(recording.events + 1).fill(0);
+  const add = (values: number[], start: number, end: number, bytes: number) => {
+    values[start] += bytes;
+    if (end < values.length) values[end] -= bytes;
+  };
+  for (const { start, freed, size, requested } of recording.blocks) {
+    add(live, start, freed, Math.min(size, Math.ceil(requested / 512) * 512));
+  }
+  for (const { start, end, size } of recording.segments) add(reserved, start, end, size);
+  for (let i = 1; i <= recording.events; i++) {
+    live[i] += live[i - 1];
+    reserved[i] += reserved[i - 1];
+  }
+  return { live, reserved };
+}
+
+function curvesOf(recording: Recording): Record<string, { min: number[]; max: number[] }> {
+  const curves: Record<string, number[]> = { ...pointsOf(recording) };
+  if (recording.folded_below !== undefined) {
+    const hidden = recording.blocks.filter((block) => isFolded(recording, block));
+    curves.aggregated = pointsOf({ ...recording, blocks: hidden }).live;
+  }
+  return Object.fromEntries(
+    Object.entries(curves).map(([name, values]) => {
+      const buckets: number[][] = [];
+      for (let i = 0; i < values.length; i += recording.bucket_events) {
+        buckets.push(values.slice(i, i + recording.bucket_events));
+      }
+      const min = buckets.map((bucket) => bucket.reduce((a, b) => Math.min(a, b)));
+      const max = buckets.map((bucket) => bucket.reduce((a, b) => Math.max(a, b)));
+      return [name, { min, max }];
+    }),
+  );
+}

@@ -1,0 +1,39 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Curves } from "../../src/data/curves.ts";
+import { traceOf } from "../support/recording.ts";
+import { simulate } from "../support/simulate.ts";
+
+const made = { ...simulate({ seed: 4, steps: 6, requestsPerStep: 50 }), bucket_events: 16 };
+const trace = traceOf(made);
+const curves = new Curves(trace);
+
+test("steps cover what is asked for, in whole buckets where they are wide", () => {
+  assert.deepEqual(curves.steps(10, 20, 100), { first: 10, width: 1, count: 11 });
+  const all = curves.steps(0, made.events, 10);
+  assert.equal(all.width % 16, 0);
+  assert.equal(all.first, 0);
+  assert.ok(all.first + all.width * all.count > made.events);
+  assert.ok(all.first + all.width * (all.count - 1) <= made.events);
+});
+
+test("at every width a step has the least and the most of its instants", () => {
+  const exact = curves.exact("reserved");
+  for (const wanted of [1, 7, 40, 200, 10_000]) {
+    const steps = curves.steps(33, made.events - 5, wanted);
+    const { min, max } = curves.envelope("reserved", steps);
+    for (let i = 0; i < steps.count; i++) {
+      const from = steps.first + i * steps.width;
+      const values = exact.slice(from, from + steps.width);
+      assert.equal(min[i], Math.min(...values), `step ${i} of ${steps.count}`);
+      assert.equal(max[i], Math.max(...values), `step ${i} of ${steps.count}`);
+    }
+  }
+});
+
+test("times lie between the recorded ones in proportion", () => {
+  assert.equal(trace.timeAt(0), 0);
+  assert.equal(trace.timeAt(made.events), made.events * 40);
+  assert.equal(trace.timeAt(10), 400);
+  assert.equal(traceOf({ ...made, pace_us: 0 }).timeAt(10), null);
+});

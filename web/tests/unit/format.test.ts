@@ -1,0 +1,25 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as format from "../../src/format.ts";
+
+test("bytes", () => {
+  const texts = [0, 512, 1023, 1024, 1536, 20 * 2 ** 20, 1.531 * 2 ** 30, -(2 ** 20)].map((value) =>
+    format.bytes(value),
+  );
+  assert.deepEqual(texts, ["0 B", "512 B", "1023 B", "1 KiB", "1.500 KiB", "20 MiB", "1.531 GiB", "−1 MiB"]);
+  assert.equal(format.change(2 ** 20), "+1 MiB");
+  assert.equal(format.change(0), "0 B");
+});
+
+test("times", () => {
+  const texts = [0, 999, 1500, 3.214e6, 125e6, 7500e6].map(format.duration);
+  assert.deepEqual(texts, ["0 µs", "999 µs", "1.50 ms", "3.214 s", "2 min 5 s", "2 h 5 min"]);
+});
+
+test("other numbers", () => {
+  assert.equal(format.whole(1234567), "1,234,567");
+  assert.equal(format.percent(0.4567), "45.7 %");
+  assert.equal(format.sizeClass(20), "1 MiB to 2 MiB");
+  assert.equal(format.counted(1, "block"), "1 block");
+  assert.equal(format.counted(1200, "block"), "1,200 blocks");
+});

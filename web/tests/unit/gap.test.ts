@@ -1,0 +1,106 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Curves } from "../../src/data/curves.ts";
+import { gapAt } from "../../src/data/gap.ts";
+import { type Block, count, type Recording, type Segment, traceOf } from "../support/recording.ts";
+import { simulate } from "../support/simulate.ts";
+
+const MIB = 2 ** 20;
+
+/** A recording of ten events with these rows. */
+function recording(segments: Partial<Segment>[], blocks: Partial<Block>[]): Recording {
+  const made = simulate({ seed: 1, steps: 1, requestsPerStep: 1 });
+  const always = { start: 0, end: 11, stream: 0, pool: 0 };
+  return {
+    ...made,
+    events: 10,
+    ooms: [],
+    annotations: [],
+    segments: segments.map((segment) => ({ ...always, address: 0, size: 20 * MIB, flags: 1, ...segment })),
+    blocks: blocks.map((block) => ({
+      ...always,
+      freed: block.end ?? 11,
+      address: 0,
+      size: MIB,
+      requested: MIB,
+      stack: 0,
+      tag: 0,
+      ...block,
+    })),
+  };
+}
+
+/** The causes that are not 0, and live. */
+function parts(segments: Partial<Segment>[], blocks: Partial<Block>[], instant = 5): Record<string, number> {
+  const gap = gapAt(traceOf(recording(segments, blocks)), instant, 0);
+  assert.equal(gap.difference, 0);
+  const entries = Object.entries({ live: gap.live, ...gap.causes });
+  return Object.fromEntries(entries.filter(([, bytes]) => bytes !== 0));
+}
+
+test("each cause takes its own", () => {
+  assert.deepEqual(parts([{}], []), { cached_segments: 20 * MIB });
+  assert.deepEqual(parts([{}], [{}]), { live: MIB, split_remainders: 19 * MIB });
+  assert.deepEqual(parts([{}], [{ requested: MIB - 1000 }]), {
+    live: MIB - 512,
+    rounding: 512,
+    split_remainders: 19 * MIB,
+  });
+  assert.deepEqual(parts([{}], [{ freed: 5 }]), { waiting_for_events: MIB, split_remainders: 19 * MIB });
+  assert.deepEqual(parts([{ stream: 1 }], []), { other_streams: 20 * MIB });
+  assert.deepEqual(parts([{ stream: 1, pool: 1 }], []), { private_pools: 20 * MIB });
+});
+
+test("an instant is after so many events", () => {
+  const block = { start: 3, freed: 5, end: 7 };
+  const at = (instant: number) => parts([{}], [block], instant);
+  assert.deepEqual(at(2), { cached_segments: 20 * MIB });
+  assert.deepEqual(at(3), { live: MIB, split_remainders: 19 * MIB });
+  assert.deepEqual(at(4), { live: MIB, split_remainders: 19 * MIB });
+  assert.deepEqual(at(6), { waiting_for_events: MIB, split_remainders: 19 * MIB });
+  assert.deepEqual(at(7), { cached_segments: 20 * MIB });
+});
+
+test("an expandable segment's whole free units are cached, the rest is partly used", () => {
+  // Three units of 20 MiB as two ranges; a block lies across the first two units.
+  const ranges = [{ flags: 3 }, { flags: 3, address: 20 * MIB, size: 40 * MIB }];
+  assert.deepEqual(parts(ranges, [{ address: 19 * MIB, size: 2 * MIB, requested: 2 * MIB }]), {
+    live: 2 * MIB,
+    partly_used_pages: 38 * MIB,
+    cached_segments: 20 * MIB,
+  });
+  // The same of small blocks, whose units are of 2 MiB.
+  assert.deepEqual(parts([{ flags: 2 }], [{}]), {
+    live: MIB,
+    partly_used_pages: MIB,
+    cached_segments: 18 * MIB,
+  });
+});
+
+test("a block of less than 512 bytes is live by its size", () => {
+  assert.equal(parts([{}], [{ size: 256, requested: 10 }]).live, 256);
+});
+
+test("a block outside all segments shows", () => {
+  const gap = gapAt(traceOf(recording([], [{}])), 5, 0);
+  assert.equal(gap.difference, -MIB);
+});
+
+test("random jobs: the causes are those of an independent count, and add up", () => {
+  for (const seed of [1, 2, 3]) {
+    const made = simulate({ seed, steps: 4, requestsPerStep: 60 });
+    const trace = traceOf(made);
+    const curves = new Curves(trace);
+    for (let instant = 0; instant <= made.events; instant += 7) {
+      const { live, reserved, requested, causes, difference } = gapAt(trace, instant, 0);
+      assert.deepEqual(
+        { live, reserved, requested, causes },
+        count(made, instant),
+        `seed ${seed}, ${instant}`,
+      );
+      assert.equal(difference, 0);
+      assert.equal(curves.exact("live")[instant], live);
+      assert.equal(curves.exact("reserved")[instant], reserved);
+    }
+  }
+});

@@ -1,0 +1,103 @@
+//! The page of `lowtide report`: made from `web` into one file, which is checked in so that building lowtide needs
+//! no Node.js.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::command::{Stop, cargo, step};
+
+/// What is installed, and from what.
+const LOCK: &str = "web/package-lock.json";
+/// As npm leaves it where everything was installed.
+const INSTALLED: &str = "web/node_modules/lowtide-package-lock.json";
+
+/// The reports that the documents show: the file's name, and the recordings in it.
+const REPORTS: [(&str, &[&str]); 3] = [
+    ("llama_varlen", &["traces/llama_varlen.pickle.zst"]),
+    ("gpt2_train", &["traces/gpt2_train.stacks.pickle.zst"]),
+    (
+        "two_jobs",
+        &[
+            "traces/mnist_mlp.pickle.zst",
+            "traces/gpt2_train.pickle.zst",
+        ],
+    ),
+];
+
+/// Checks the sources and makes the page from them.
+pub(crate) fn write(root: &Path) -> Result<(), Stop> {
+    install(root)?;
+    check_sources(root)?;
+    npm(root, "the page", &["run", "build"])
+}
+
+/// Checks the sources, that the page is what they make, and the page in a browser if there is one.
+pub(crate) fn test(root: &Path) -> Result<(), Stop> {
+    install(root)?;
+    check_sources(root)?;
+    npm(root, "the page is current", &["run", "current"])?;
+    if !answers("chromium") {
+        eprintln!("xtask: the page in a browser: no chromium here, so that is not tested");
+        return Ok(());
+    }
+    npm(root, "the page in a browser", &["run", "browser"])
+}
+
+/// Makes reports of the project's own recordings, and pictures of their views into `docs/report`.
+pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
+    install(root)?;
+    let pages = crate::python::target()?.join("report");
+    fs::create_dir_all(&pages)
+        .map_err(|error| Stop::new(1, format!("{}: {error}", pages.display())))?;
+    for (name, traces) in REPORTS {
+        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide-cli"]);
+        report.args(["--", "report"]).args(traces);
+        report.arg("-o").arg(pages.join(format!("{name}.html")));
+        step(&format!("the report {name}"), &mut report)?;
+    }
+    let pages = pages.display().to_string();
+    npm(root, "pictures", &["run", "screenshots", "--", &pages])
+}
+
+fn check_sources(root: &Path) -> Result<(), Stop> {
+    npm(root, "the page's sources", &["run", "check"])?;
+    npm(root, "the page's unit tests", &["run", "unit"])
+}
+
+/// Installs what the lock file names, if that has not been done for the lock file as it is now.
+fn install(root: &Path) -> Result<(), Stop> {
+    let needed = fs::read(root.join(LOCK));
+    let needed = needed.map_err(|error| Stop::new(1, format!("{LOCK}: {error}")))?;
+    if fs::read(root.join(INSTALLED)).is_ok_and(|installed| installed == needed) {
+        return Ok(());
+    }
+    if !answers("node") || !answers("npm") {
+        let line = "the report's page needs Node.js 18 or newer with npm \
+                    (on Debian and Ubuntu: apt-get install nodejs npm)";
+        return Err(Stop::new(1, line));
+    }
+    npm(root, "the page's tools", &["ci", "--ignore-scripts"])?;
+    fs::write(root.join(INSTALLED), needed)
+        .map_err(|error| Stop::new(1, format!("{INSTALLED}: {error}")))
+}
+
+fn npm(root: &Path, name: &str, arguments: &[&str]) -> Result<(), Stop> {
+    let mut npm = Command::new("npm");
+    npm.args(["--silent", "--prefix", "web"])
+        .args(arguments)
+        .current_dir(root)
+        .stdin(Stdio::null());
+    step(name, &mut npm)
+}
+
+/// Returns whether a program is there and says its version.
+fn answers(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
