@@ -94,7 +94,7 @@ unsafe impl Sync for EventListener {}
 impl EventListener {
     /// Returns the observer of one device.
     pub(crate) fn of_device(self, device: c_int) -> Observer {
-        Arc::new(move |event| self.tell(device, event))
+        Arc::new(move |events| events.iter().for_each(|event| self.tell(device, event)))
     }
 
     fn tell(&self, device: c_int, event: &lowtide_core::Event) {

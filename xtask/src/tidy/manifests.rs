@@ -19,7 +19,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("cli", &["core", "shared", "sim", "cuda", "trace", "replay"]),
     (
         "capi",
-        &["core", "region", "shared", "sim", "cuda", "trace"],
+        &["core", "region", "shared", "sim", "cuda", "trace", "replay"],
     ),
     (
         "bench",
