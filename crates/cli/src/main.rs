@@ -16,6 +16,7 @@ mod json;
 mod output;
 mod progress;
 mod ranking;
+mod record;
 mod recording;
 mod replay;
 mod run;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
+        Command::Record(args) => record::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

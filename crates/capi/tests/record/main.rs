@@ -183,7 +183,7 @@ fn a_recording_may_begin_and_end_in_the_middle() {
     isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
         let path = directory().join("middle.lowtide");
         let mut programs: Vec<Program> = (0..4)
-            .map(|number| Program::new(fake, 100 + number, number as i32 % 2, 1))
+            .map(|number| Program::new(fake, 100 + number, i32::from(number % 2 == 1), 1))
             .collect();
         programs.iter_mut().for_each(|program| program.run(3_000));
         for round in 0..3 {
@@ -345,8 +345,9 @@ fn a_process_that_is_killed_leaves_what_came_before() {
         let fake = Fake::load();
         Program::new(&fake, 11, 0, 2).run(5_000);
         thread::sleep(Duration::from_millis(500));
+        let process = std::process::id().cast_signed();
         // SAFETY: takes numbers only.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        unsafe { libc::kill(process, libc::SIGKILL) };
     }
     let path = directory().join("killed.lowtide");
     let output = play(TEST, "killed", &path, &[]);
