@@ -12,6 +12,7 @@ that is allocated in a `lowtide.region` can leave the card and come back: `pause
 from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError, TorchError
 from ._install import install
 from ._memory import dump_snapshot, empty_cache, memory_stats, snapshot, version
+from ._record import Recording, record
 from ._regions import (
     cuda_graph,
     disable,
@@ -31,6 +32,7 @@ __all__ = [
     "Error",
     "NoDriverError",
     "PausedError",
+    "Recording",
     "StartedError",
     "TorchError",
     "cuda_graph",
@@ -41,6 +43,7 @@ __all__ = [
     "install",
     "memory_stats",
     "pause",
+    "record",
     "region",
     "regions",
     "release_backups",

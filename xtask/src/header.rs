@@ -8,7 +8,7 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "error",
     "boundary",
     "pluggable",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 13] = [
     "held",
     "shortage",
     "control",
+    "record",
     "peers",
     "share",
     "tms",

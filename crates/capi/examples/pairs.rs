@@ -1,7 +1,8 @@
 //! Times a free and an allocation through the exported functions, with many blocks live and on several
 //! threads: `cargo run --release -p lowtide-capi --example pairs`.
 //!
-//! Without a GPU it runs on the stand-in driver, as a hit calls none; `-- --gpu` takes the machine's own.
+//! Without a GPU it runs on the stand-in driver, as a hit calls none; `-- --gpu` takes the machine's own. With
+//! `LOWTIDE_RECORD` set, it is what a pair costs while it is recorded.
 //! Each thread has a stream, and replaces a random one of its blocks by one of a random size.
 #![expect(unsafe_code, reason = "calls a C interface")]
 #![expect(clippy::print_stdout, reason = "this is what it is for")]

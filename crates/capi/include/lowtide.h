@@ -92,6 +92,10 @@ typedef enum lowtide_status {
    * A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
    */
   LOWTIDE_STATUS_BACKUP = 13,
+  /**
+   * The file of a recording could not be created or written to.
+   */
+  LOWTIDE_STATUS_FILE = 14,
 } lowtide_status;
 
 /**
@@ -1222,6 +1226,32 @@ enum lowtide_status lowtide_snapshot(void **bytes,
  * `bytes` is null, or from one of these and not taken back yet.
  */
 void lowtide_release_bytes(void *bytes);
+
+/**
+ * Records everything that happens on every device from now on to a file at `path`, which is replaced, in
+ * lowtide's own format: what `lowtide replay`, `advise` and `convert` read. What is held already is recorded
+ * as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the extension of the name.
+ *
+ * The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
+ * read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
+ * it cannot be written to any more, that is said once on standard error, the recording ends, and the program
+ * goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
+ *
+ * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
+ * created.
+ *
+ * The caller promises:
+ *
+ * `path` ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_record_start(const char *path);
+
+/**
+ * Ends the recording and completes its file. Does nothing where none is made.
+ *
+ * `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
+ */
+enum lowtide_status lowtide_record_stop(void);
 
 /**
  * Lets work on `peer` use the memory of `device`: all that there is and all to come, of every kind. Doing

@@ -329,13 +329,7 @@ fn lasting(text: String) -> Result<&'static CStr, Error> {
 }
 
 fn snapshot() -> Result<Vec<u8>, Error> {
-    let settings = match registry::config()? {
-        config @ Config::Caching(_) => AllocatorSettings {
-            conf: config.to_conf(),
-            ..AllocatorSettings::default()
-        },
-        _ => AllocatorSettings::default(),
-    };
+    let settings = recorded_settings(&registry::config()?);
     let mut snapshot = Snapshot::default();
     for (device, allocator) in registry::devices_in_use()? {
         snapshot.traces.push(Trace {
@@ -348,6 +342,19 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     let mut pickle = Vec::new();
     write_pickle(&snapshot, &mut pickle).map_err(|error| Error::new(Status::Internal, error))?;
     Ok(pickle)
+}
+
+/// Returns what recordings say of a configuration.
+pub(crate) fn recorded_settings(config: &Config) -> AllocatorSettings {
+    AllocatorSettings {
+        conf: match config {
+            Config::Caching(_) => config.to_conf(),
+            // The text is PyTorch's, whose allocator this is not.
+            _ => String::new(),
+        },
+        strategy: config.to_string(),
+        ..AllocatorSettings::default()
+    }
 }
 
 /// Returns a copy in memory that C can free.

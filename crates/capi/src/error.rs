@@ -43,6 +43,8 @@ pub enum Status {
     Paused = 12,
     /// A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
     Backup = 13,
+    /// The file of a recording could not be created or written to.
+    File = 14,
 }
 
 /// A status and its words.

@@ -101,7 +101,7 @@ unsafe impl Sync for EventListener {}
 impl EventListener {
     /// Returns the observer of one device.
     pub(crate) fn of_device(self, device: c_int) -> Observer {
-        Arc::new(move |event| self.tell(device, event))
+        Arc::new(move |events| events.iter().for_each(|event| self.tell(device, event)))
     }
 
     /// Tells that the memory of a segment is about to leave, or is back. Called under the lock of the segment's

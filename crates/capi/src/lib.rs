@@ -31,11 +31,13 @@ mod peers;
 mod pluggable;
 mod pools;
 mod preload;
+mod record;
 mod regions;
 mod registry;
 mod settings;
 mod share;
 mod shortage;
+mod signals;
 mod tms;
 
 pub use boundary::lowtide_last_error;
@@ -68,6 +70,7 @@ pub use pools::{
     lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
 pub use preload::*;
+pub use record::{lowtide_record_start, lowtide_record_stop};
 pub use regions::{
     Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_is_in_region,
     lowtide_pause, lowtide_pause_and_drop, lowtide_region_enter, lowtide_region_leave,

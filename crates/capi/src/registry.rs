@@ -12,10 +12,12 @@ use lowtide_core::{
     AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library};
-use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver, SharedError};
+use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 
+use crate::control::recorded_settings;
 use crate::error::{Error, Status};
 use crate::events::EventListener;
+use crate::record::{self, Recorder};
 use crate::regions;
 use crate::settings::Choice;
 use crate::shortage::ShortageListener;
@@ -43,6 +45,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
     config: None,
     library: None,
     observer: None,
+    recorder: None,
     shortage: None,
 });
 
@@ -62,6 +65,7 @@ struct Setup {
     library: Option<Arc<Library>>,
     /// What a device's allocator is given when it is made.
     observer: Option<EventListener>,
+    recorder: Option<Arc<Recorder>>,
     shortage: Option<ShortageListener>,
 }
 
@@ -208,9 +212,13 @@ pub(crate) fn find_segment(address: DeviceAddress) -> Result<(c_int, SegmentSnap
 pub(crate) fn observe_events(observer: Option<EventListener>) -> Result<(), Error> {
     refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
-    setup()?.observer = observer;
+    let recorder = {
+        let mut setup = setup()?;
+        setup.observer = observer;
+        setup.recorder.clone()
+    };
     for_each_in_use(|ordinal, allocator| {
-        let observer = observer.map(|observer| observer.of_device(ordinal));
+        let observer = combined(ordinal, observer, recorder.as_ref());
         Ok(allocator.observe_events(observer)?)
     })
 }
@@ -226,6 +234,73 @@ pub(crate) fn with_observer(
     let _in_order = lock(&CHANGES)?;
     let observer = setup()?.observer;
     observer.map_or(Ok(()), act)
+}
+
+/// Has a new recorder told of the events of every device, from what each holds now on.
+///
+/// # Errors
+///
+/// If the process was forked, there is a recorder already, or `make` fails.
+pub(crate) fn start_recording(
+    make: impl FnOnce() -> Result<Arc<Recorder>, Error>,
+) -> Result<(), Error> {
+    refuse_fork()?;
+    let _in_order = lock(&CHANGES)?;
+    let (recorder, observer, settings) = {
+        let mut setup = setup()?;
+        let known = setup.recorder.as_ref();
+        if known.is_some_and(|recorder| recorder.is_of_this_process()) {
+            let text = "a recording is being made already: stop it first";
+            return Err(Error::new(Status::Started, text));
+        }
+        let recorder = make()?;
+        setup.recorder = Some(Arc::clone(&recorder));
+        let settings = setup.config.as_ref().map(recorded_settings);
+        (recorder, setup.observer, settings.unwrap_or_default())
+    };
+    for_each_in_use(|ordinal, allocator| {
+        allocator.observe_events(combined(ordinal, observer, Some(&recorder)))?;
+        // Under the locks under which all is told, so that nothing is both held before and told.
+        allocator.with_all(|lanes| {
+            recorder.begin(number_in_use(ordinal), settings.clone(), lanes.segments());
+        })?;
+        Ok(())
+    })
+}
+
+/// Has no recorder told of events any more, and returns the one that was.
+///
+/// # Errors
+///
+/// If the process was forked.
+pub(crate) fn stop_recording() -> Result<Option<Arc<Recorder>>, Error> {
+    refuse_fork()?;
+    let _in_order = lock(&CHANGES)?;
+    let (recorder, observer) = {
+        let mut setup = setup()?;
+        (setup.recorder.take(), setup.observer)
+    };
+    for_each_in_use(|ordinal, allocator| {
+        Ok(allocator.observe_events(combined(ordinal, observer, None))?)
+    })?;
+    Ok(recorder.filter(|recorder| recorder.is_of_this_process()))
+}
+
+/// Returns who is told of a device's events.
+fn combined(
+    ordinal: c_int,
+    observer: Option<EventListener>,
+    recorder: Option<&Arc<Recorder>>,
+) -> Option<Observer> {
+    let observer = observer.map(|observer| observer.of_device(ordinal));
+    let recorder = recorder.map(|recorder| recorder.of_device(number_in_use(ordinal)));
+    match (observer, recorder) {
+        (Some(observer), Some(recorder)) => Some(Arc::new(move |events: &[_]| {
+            recorder(events);
+            observer(events);
+        })),
+        (observer, recorder) => observer.or(recorder),
+    }
 }
 
 /// Lets someone be asked for memory when a device is short of it, or nobody.
@@ -334,8 +409,13 @@ fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
     let allocator = SharedAllocator::new(driver, number, &config, Arc::clone(&OWNERS));
-    let observer = setup.observer.map(|observer| observer.of_device(ordinal));
+    let recorder = record::of_process(setup.recorder.take());
+    setup.recorder.clone_from(&recorder);
+    let observer = combined(ordinal, setup.observer, recorder.as_ref());
     allocator.observe_events(observer)?;
+    if let Some(recorder) = &recorder {
+        recorder.begin(number, recorded_settings(&config), Vec::new());
+    }
     let shortage = setup.shortage.map(|shortage| shortage.of_device(ordinal));
     allocator.on_shortage(shortage)?;
     let _attached = regions::attach(ordinal, &allocator)?;
@@ -418,6 +498,11 @@ fn number_of(ordinal: c_int, count: u32) -> Result<u8, Error> {
         let text = format_args!("there is no device {ordinal}: the driver shows {count}");
         Error::new(Status::InvalidArgument, text)
     })
+}
+
+/// Returns the number of a device in use.
+fn number_in_use(ordinal: c_int) -> u8 {
+    u8::try_from(ordinal).expect("devices in use have a place, of which there are fewer")
 }
 
 fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {

@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     Report(ReportArgs),
     Run(RunArgs),
+    Record(RecordArgs),
     Doctor(DoctorArgs),
 }
 
@@ -158,6 +159,29 @@ pub(crate) struct RunArgs {
         allow_hyphen_values = true
     )]
     pub(crate) program: Vec<OsString>,
+}
+
+/// Record everything that happens to the memory of a program that runs on lowtide
+///
+/// Every process of the command that uses a GPU through lowtide writes what happens, as it happens, to a file
+/// of its own: FILE, or with its rank (`.rank3`) or, for further processes, its number (`.pid1234`) before
+/// the extension. `lowtide replay`, `advise` and `convert` read it, also while it is written and after the process
+/// was killed. The command is one that runs on lowtide: `lowtide record python -m lowtide run train.py`,
+/// `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's.
+#[derive(Args, Debug)]
+pub(crate) struct RecordArgs {
+    /// The file to write; what an earlier recording of this name has left is removed
+    #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
+    pub(crate) output: PathBuf,
+
+    /// The command and its arguments
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Say what lowtide finds on this machine, and what to do about what is missing

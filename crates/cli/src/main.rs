@@ -16,6 +16,7 @@ mod json;
 mod output;
 mod progress;
 mod ranking;
+mod record;
 mod recording;
 mod replay;
 mod report;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
+        Command::Record(args) => record::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use lowtide_core::{Bytes, CachingConfig};
+use lowtide_core::{Bytes, CachingConfig, StrategyName};
 use lowtide_trace::{OneLine, Snapshot, Trace};
 use serde::Serialize;
 
@@ -136,6 +136,23 @@ pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> Result<CachingConfi
         ));
     }
     Ok(config)
+}
+
+/// Refuses to verify what another strategy than `caching` did.
+///
+/// # Errors
+///
+/// If the recording, from the file at `path`, says that it was another.
+pub(crate) fn refuse_other_strategy(path: &Path, trace: &Trace) -> Result<()> {
+    let recorded = trace.settings.strategy.as_str();
+    let name = recorded.split_once(':').map_or(recorded, |(name, _)| name);
+    if !name.is_empty() && name != StrategyName::Caching.as_str() {
+        bail!(
+            "{}: lowtide's strategy `{recorded}` was recorded, and only `caching` can be verified",
+            self::name(path)
+        );
+    }
+    Ok(())
 }
 
 /// What there is to say about a recording before any strategy is tried.

@@ -28,6 +28,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         bail!("--html - and --json both print in place of the table; name a file for the page");
     }
     let trace = recording::read_device(&source.trace, source.device)?;
+    if args.verify {
+        recording::refuse_other_strategy(&source.trace, &trace)?;
+    }
     let configs = args.configs(|| recording::recorded_config(&source.trace, &trace))?;
     let job = Job::new(&source.trace, &trace);
     let options = Options {

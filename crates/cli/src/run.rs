@@ -57,10 +57,17 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             None => command.env_remove("LOWTIDE_CONF"),
         };
     }
+    Ok(become_program(&mut command))
+}
+
+/// Becomes the program of a command. Returns only where there is none to become, after having said so, with
+/// the codes that shells have for that.
+pub(crate) fn become_program(command: &mut Command) -> ExitCode {
     let error = command.exec();
-    output::note(&format!("{}: {error}", program.display()));
+    let program = command.get_program().display();
+    output::note(&format!("{program}: {error}"));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
-    Ok(ExitCode::from(if is_missing { 127 } else { 126 }))
+    ExitCode::from(if is_missing { 127 } else { 126 })
 }
 
 /// Returns where the library lies: beside the command, in a `lib` beside its directory, or in a Python package

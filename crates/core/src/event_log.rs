@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::event::{Action, Event};
 use crate::recent_events::RecentEvents;
 
-/// Is told of each event, in order, by the thread whose call caused it: of memory that leaves before it
-/// does, of all else when the owner of the allocator asks for that.
-pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+/// Is told of events, in order and of those of one call together, by the thread whose call caused them: of
+/// memory that leaves before it does, of all else when the owner of the allocator asks for that.
+pub type Observer = Arc<dyn Fn(&[Event]) + Send + Sync>;
 
 /// Events in their order.
 #[derive(Default)]
@@ -61,8 +61,10 @@ impl EventLog {
     pub(crate) fn tell(&mut self) {
         if let Some(observer) = &self.observer {
             let untold = &self.events[self.told..];
-            untold.iter().for_each(|event| observer(event));
-            self.told = self.events.len();
+            if !untold.is_empty() {
+                observer(untold);
+                self.told = self.events.len();
+            }
         }
     }
 

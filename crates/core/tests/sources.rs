@@ -148,8 +148,9 @@ fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
         allocator.set_pool_source(POOL, source)?;
         let told = Arc::new(AtomicU64::new(0));
         let (count, held) = (Arc::clone(&told), Arc::clone(&seen));
-        allocator.observe_events(Some(Arc::new(move |event: &Event| {
-            if event.action == Action::SegmentFree {
+        allocator.observe_events(Some(Arc::new(move |events: &[Event]| {
+            let leaves = |event: &&Event| event.action == Action::SegmentFree;
+            for event in events.iter().filter(leaves) {
                 let memory = (event.address, event.size);
                 assert!(held.held().contains(&memory), "{event:?}");
                 count.fetch_add(1, Ordering::Relaxed);

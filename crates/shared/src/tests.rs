@@ -157,13 +157,15 @@ fn a_shortage_is_told_of_without_the_lock() {
         let spare: Arc<Mutex<Vec<DeviceAddress>>> = Arc::default();
         let active = std::sync::Arc::new(AtomicI64::new(0));
         let counted = std::sync::Arc::clone(&active);
-        let observer = move |event: &Event| {
-            let change = match event.action {
-                Action::Alloc => 1,
-                Action::FreeCompleted => -1,
-                _ => 0,
-            };
-            counted.fetch_add(change, Ordering::Relaxed);
+        let observer = move |events: &[Event]| {
+            for event in events {
+                let change = match event.action {
+                    Action::Alloc => 1,
+                    Action::FreeCompleted => -1,
+                    _ => 0,
+                };
+                counted.fetch_add(change, Ordering::Relaxed);
+            }
         };
         let observed = allocator.observe_events(Some(std::sync::Arc::new(observer)));
         assert_eq!(observed, Ok(()));

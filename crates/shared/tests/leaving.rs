@@ -87,7 +87,7 @@ fn given_back(driver: &SimDriver) -> u64 {
 fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
     let picture = Arc::new(Mutex::new(Picture::default()));
     let (drawn, observed) = (Arc::clone(&picture), Arc::downgrade(allocator));
-    let observer = move |event: &Event| {
+    let note = move |event: &Event| {
         let mut picture = drawn.lock().unwrap();
         if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
             // The driver's lock is the last, so that it can be taken here.
@@ -98,6 +98,7 @@ fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
         }
         picture.note(event);
     };
+    let observer = move |events: &[Event]| events.iter().for_each(&note);
     allocator.observe_events(Some(Arc::new(observer))).unwrap();
     picture
 }

@@ -157,11 +157,10 @@ fn an_observer_hears_of_every_event() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let observer = {
         let heard = Arc::clone(&heard);
-        move |event: &Event| {
-            heard
-                .lock()
-                .unwrap()
-                .push((event.action, thread::current().id()))
+        move |events: &[Event]| {
+            let here = thread::current().id();
+            let told = events.iter().map(|event| (event.action, here));
+            heard.lock().unwrap().extend(told);
         }
     };
     allocator.observe_events(Some(Arc::new(observer))).unwrap();
@@ -214,9 +213,10 @@ fn an_observer_hears_of_a_request_that_waits() {
     let failures = Arc::new(AtomicU64::new(0));
     let observer = {
         let failures = Arc::clone(&failures);
-        move |event: &Event| {
-            let is_failure = event.action == Action::OutOfMemory;
-            failures.fetch_add(u64::from(is_failure), Ordering::Relaxed);
+        move |events: &[Event]| {
+            let is_failure = |event: &&Event| event.action == Action::OutOfMemory;
+            let count = events.iter().filter(is_failure).count() as u64;
+            failures.fetch_add(count, Ordering::Relaxed);
         }
     };
     allocator.observe_events(Some(Arc::new(observer))).unwrap();

@@ -4,7 +4,8 @@
 //! [`read`] takes a file of either kind, plain or compressed with zstd or gzip, and tells them apart
 //! by their contents. It accepts what `torch.cuda.memory._dump_snapshot` of torch 2.1 to 2.15 and
 //! the C++ `_memory_snapshot_pickled` write, and never runs what is in a pickle. [`write_pickle`]
-//! writes what PyTorch's viewer shows, [`write_compact`] a file several times smaller.
+//! writes what PyTorch's viewer shows, [`write_compact`] a file several times smaller, and a [`StreamWriter`] that
+//! while the events happen.
 //!
 //! ```no_run
 //! let snapshot = lowtide_trace::read("snapshot.pickle.zst".as_ref())?;
@@ -49,7 +50,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub use compact::write_compact;
+pub use compact::{StreamWriter, write_compact};
 pub use error::{OneLine, TraceError};
 pub use in_force::SegmentKinds;
 pub use model::{

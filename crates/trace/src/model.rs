@@ -129,6 +129,9 @@ pub struct AllocatorSettings {
     /// How many steps there are between powers of two, by size: (MiB, steps), ascending; 0 is no
     /// rounding. Empty where the recording does not say.
     pub roundup_power2_divisions: Vec<(u64, u64)>,
+    /// The strategy of lowtide's that was recorded, as `NAME:CONF` or `NAME`; empty for PyTorch's own
+    /// allocator. Only files of lowtide's own format have it.
+    pub strategy: String,
 }
 
 /// A mark that the program left in time (`record_function`, the optimizer's step).

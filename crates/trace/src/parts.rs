@@ -7,7 +7,9 @@ use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, SegmentSna
 
 use crate::budget::Budget;
 use crate::error::TraceError;
-use crate::model::{AllocatorSettings, Annotation, Trace, TraceEvent};
+use crate::model::{
+    AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Trace, TraceEvent,
+};
 use crate::recover;
 use crate::stacks::{StackId, StackTable};
 
@@ -19,6 +21,8 @@ pub(crate) const DEVICES_MAX: u32 = 128;
 pub(crate) struct Parts {
     pub(crate) events: Vec<TraceEvent>,
     segments: Vec<SegmentSnapshot>,
+    /// What was there before the first event, where the file says that and not what was left at the end.
+    held_before: Option<Vec<SegmentSnapshot>>,
     /// How many blocks the segments have.
     blocks: usize,
     pub(crate) block_stacks: BlockStacks,
@@ -37,11 +41,28 @@ impl Parts {
         self.segments.push(segment);
     }
 
+    pub(crate) fn push_segments(&mut self, segments: Vec<SegmentSnapshot>) {
+        for segment in segments {
+            self.push_segment(segment);
+        }
+    }
+
+    /// Takes what was there before the first event.
+    pub(crate) fn begin_with(&mut self, mut segments: Vec<SegmentSnapshot>) {
+        segments.sort_by_key(|segment| segment.address);
+        self.blocks += segments
+            .iter()
+            .map(|segment| segment.blocks.len())
+            .sum::<usize>();
+        self.held_before = Some(segments);
+    }
+
     /// Returns about how much memory they take.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let events = self.events.len() * size_of::<TraceEvent>();
         let annotations = self.annotations.len() * size_of::<Annotation>();
-        let segments = self.segments.len() * size_of::<SegmentSnapshot>();
+        let segments = self.segments.len() + self.held_before.as_ref().map_or(0, Vec::len);
+        let segments = segments * size_of::<SegmentSnapshot>();
         let blocks =
             self.blocks * size_of::<BlockSnapshot>() + self.block_stacks.0.allocation_size();
         (events + annotations + segments + blocks) as u64
@@ -58,6 +79,10 @@ impl Parts {
         stacks: Arc<StackTable>,
         budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
+        let held_before = self.held_before.take().filter(|_| self.segments.is_empty());
+        if let Some(held) = &held_before {
+            self.segments = recover::left_at_end(device, held, &self.events, budget)?;
+        }
         self.segments.sort_by_key(|segment| segment.address);
         let recovered = recover::recover(
             device,
@@ -66,10 +91,11 @@ impl Parts {
             &self.block_stacks,
             budget,
         )?;
+        let held_before = held_before.map(|held| initial_state(&held, &self.block_stacks));
         Ok(Trace {
             device,
             events: recovered.events,
-            initial: recovered.initial,
+            initial: held_before.unwrap_or(recovered.initial),
             segments: self.segments,
             settings: self.settings,
             stacks,
@@ -97,6 +123,33 @@ impl BlockStacks {
             }
         }
     }
+}
+
+/// Returns what a file shows that was there before the first event.
+fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState {
+    let mut initial = InitialState::default();
+    for segment in held {
+        initial.segments.push(InitialSegment {
+            address: segment.address,
+            size: segment.size,
+            stream: segment.stream,
+            pool: Some(segment.pool),
+            is_large: segment.is_large,
+            is_expandable: segment.is_expandable,
+        });
+        let in_use = |block: &&BlockSnapshot| block.status != BlockStatus::Inactive;
+        let blocks = segment.blocks.iter().filter(in_use);
+        initial.blocks.extend(blocks.map(|block| InitialBlock {
+            address: block.address,
+            size: block.size,
+            requested: block.requested,
+            stream: segment.stream,
+            pool: Some(segment.pool),
+            status: block.status,
+            stack: stacks.stack(block),
+        }));
+    }
+    initial
 }
 
 /// Returns the call stacks of the blocks in use at the end of `trace`. Linear in its events.

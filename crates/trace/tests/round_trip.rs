@@ -338,6 +338,7 @@ fn trace(
             garbage_collection_threshold: Some(0.75),
             expandable_segments: Some(false),
             roundup_power2_divisions: vec![(1, 4), (32768, 8)],
+            strategy: String::new(),
         },
         stacks: Arc::clone(table),
         annotations: vec![
@@ -571,12 +572,12 @@ fn damage_to_a_compact_file_is_noticed() {
 #[test]
 fn a_newer_version_is_refused() {
     let mut bytes = compact(&example());
-    bytes[8] = 3;
+    bytes[8] = 4;
     let error = read_from(&bytes[..]).unwrap_err();
     assert!(error.is_newer_version());
     assert_eq!(
         error.to_string(),
-        "version 3 of lowtide's format; this lowtide reads up to 2, update it"
+        "version 4 of lowtide's format; this lowtide reads up to 3, update it"
     );
 }
 
@@ -588,6 +589,7 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
         garbage_collection_threshold: Some(0.0),
         expandable_segments: Some(false),
         roundup_power2_divisions: vec![(1, 0)],
+        strategy: String::new(),
     };
     let only_one = AllocatorSettings {
         garbage_collection_threshold: Some(0.0),

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
-use std::{mem, ptr};
 
 use super::socket;
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
+use crate::signals::SignalsBlocked;
 use crate::{drivers, registry};
 
 /// How long an importer may take to ask, or to take an answer: others wait meanwhile.
@@ -147,31 +147,4 @@ fn watch_process() -> io::Result<()> {
     }
     *is_watched = true;
     Ok(())
-}
-
-/// No signal comes to this thread, nor to those that it starts: they are the program's to handle.
-struct SignalsBlocked {
-    before: libc::sigset_t,
-}
-
-impl SignalsBlocked {
-    fn begin() -> SignalsBlocked {
-        // SAFETY: a set is numbers only.
-        let mut all: libc::sigset_t = unsafe { mem::zeroed() };
-        let mut before = all;
-        // SAFETY: `all` may be written to.
-        unsafe { libc::sigfillset(&raw mut all) };
-        // SAFETY: reads the one set and writes the other; both outlive the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-        SignalsBlocked { before }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: reads the set, which outlives the call.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
-        };
-    }
 }

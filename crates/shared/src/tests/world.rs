@@ -108,7 +108,10 @@ impl World {
 
     fn observe(&self) {
         let witness = std::sync::Arc::clone(&self.witness);
-        let observer = move |event: &_| witness.lock().unwrap().hear(event);
+        let observer = move |events: &[_]| {
+            let mut witness = witness.lock().unwrap();
+            events.iter().for_each(|event| witness.hear(event));
+        };
         let observed = self
             .allocator
             .observe_events(Some(std::sync::Arc::new(observer)));

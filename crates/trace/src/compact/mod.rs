@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   8 bytes  "lowtide\n"
-//!          2 bytes  the version of the format, 2; a reader refuses higher ones
+//!          2 bytes  the version of the format, 3; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
 //!          4 bytes  the length of the payload
 //!          …        the payload
@@ -23,10 +23,12 @@
 //! | `F` frames | *n* function (number of a string), *n* file (likewise), *n* line, repeated; numbered from 0 |
 //! | `K` stacks | *n* count of frames, then the *n* of each, innermost first; repeated; numbered from 1, 0 is the empty stack |
 //! | `N` notes | *n* compile_context (number of a string + 1, 0 where it is not said), *n* user_metadata (likewise), repeated; numbered from 1, 0 is the note that says nothing |
-//! | `D` device | *n* its number. The sections below are about the device named last |
+//! | `D` device | *n* its number. The sections below are about the device named last; one that was named before is gone on with |
+//! | `G` strategy | text: lowtide's strategy and its options, as `NAME:CONF` or `NAME`; missing where it was PyTorch's own allocator that was recorded |
 //! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; 1 byte which of the next three the recording says (1, 2, 4); *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
 //! | `E` events | events, below, repeated |
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
+//! | `I` held before | what was there before the first event, laid out as `M`, and as often as there is an event-by-event recording of lowtide's own: an empty payload says that it was nothing |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
 //! | `Z` end | *n* for each device in the order of their `D`: how many entries its recording had that are no events. Missing where the recorder was killed |
 //!
@@ -38,13 +40,17 @@
 //! *z* time minus that before. Before the first event of a section, everything is 0 and the pool is not
 //! known.
 //!
-//! Version 1 had no notes, and no byte in `C` for what the recording says.
+//! Version 1 had no notes, and no byte in `C` for what the recording says. Version 2 had no `G` and no `I`, and
+//! named each device once.
 //!
-//! What was there before the first event is not in the file: it follows from the events and the
-//! segments at the end, as for PyTorch's snapshots.
+//! A file has one of `I` and `M` for each device. With `M`, which is written when all has been recorded, what was
+//! there before the first event follows from the events and the segments at the end, as for PyTorch's snapshots.
+//! With `I`, which is written before the first event, the segments at the end follow, wherever that is: so a
+//! file is good without its end. The sizes of blocks are then those of their requests, rounded up.
 
 mod payload;
 mod read;
+mod stream;
 mod write;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
@@ -54,10 +60,11 @@ use crate::notes::NoteId;
 use crate::stacks::StackId;
 
 pub(crate) use read::{is_compact, read};
+pub use stream::StreamWriter;
 pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// What the sections hold, by their first byte.
 mod section {
@@ -67,8 +74,10 @@ mod section {
     pub(super) const NOTES: u8 = b'N';
     pub(super) const DEVICE: u8 = b'D';
     pub(super) const SETTINGS: u8 = b'C';
+    pub(super) const STRATEGY: u8 = b'G';
     pub(super) const EVENTS: u8 = b'E';
     pub(super) const ANNOTATIONS: u8 = b'A';
+    pub(super) const HELD_BEFORE: u8 = b'I';
     pub(super) const SEGMENTS: u8 = b'M';
     pub(super) const END: u8 = b'Z';
 }

@@ -88,7 +88,10 @@ struct Reader {
     note_ids: Vec<NoteId>,
     stacks: StackTable,
     names: Vec<Option<Arc<str>>>,
+    /// In the order of their first sections.
     devices: Vec<(u32, Parts)>,
+    /// The device, by its place in `devices`, that was named last.
+    current: usize,
 }
 
 impl Reader {
@@ -115,9 +118,24 @@ impl Reader {
                 self.parts()?.settings = settings(&mut payload, self.version)?;
                 Ok(())
             }
+            section::STRATEGY => {
+                payload
+                    .text()?
+                    .clone_into(&mut self.parts()?.settings.strategy);
+                Ok(())
+            }
             section::EVENTS => self.read_events(&mut payload),
             section::ANNOTATIONS => self.read_annotations(&mut payload),
-            section::SEGMENTS => self.read_segments(&mut payload),
+            section::HELD_BEFORE => {
+                let held = self.read_segments(&mut payload)?;
+                self.parts()?.begin_with(held);
+                Ok(())
+            }
+            section::SEGMENTS => {
+                let held = self.read_segments(&mut payload)?;
+                self.parts()?.push_segments(held);
+                Ok(())
+            }
             // A later version may add sections that this one can do without.
             _ => Ok(()),
         }
@@ -178,12 +196,16 @@ impl Reader {
 
     fn read_device(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
         let device = payload.number(DEVICES_MAX as usize, "device")?;
-        if self.devices.iter().any(|&(other, _)| other == device) {
+        let known = self.devices.iter().position(|&(other, _)| other == device);
+        if known.is_some() && self.version < 3 {
             return Err(TraceError::malformed(format!(
                 "device {device} comes twice"
             )));
         }
-        self.devices.push((device, Parts::default()));
+        self.current = known.unwrap_or(self.devices.len());
+        if known.is_none() {
+            self.devices.push((device, Parts::default()));
+        }
         Ok(())
     }
 
@@ -245,7 +267,11 @@ impl Reader {
         Ok(())
     }
 
-    fn read_segments(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_segments(
+        &mut self,
+        payload: &mut Payload<'_>,
+    ) -> Result<Vec<SegmentSnapshot>, TraceError> {
+        let mut segments = Vec::new();
         while !payload.is_empty() {
             let mut address = DeviceAddress(payload.natural()?);
             let mut segment = SegmentSnapshot {
@@ -289,9 +315,9 @@ impl Reader {
             if address.get() != end {
                 return Err(does_not_tile());
             }
-            self.parts()?.push_segment(segment);
+            segments.push(segment);
         }
-        Ok(())
+        Ok(segments)
     }
 
     fn stack(&self, payload: &mut Payload<'_>) -> Result<StackId, TraceError> {
@@ -303,7 +329,7 @@ impl Reader {
 
     /// Returns the parts of the device that was named last.
     fn parts(&mut self) -> Result<&mut Parts, TraceError> {
-        match self.devices.last_mut() {
+        match self.devices.get_mut(self.current) {
             Some((_, parts)) => Ok(parts),
             None => Err(TraceError::malformed("the section belongs to no device")),
         }
@@ -352,6 +378,7 @@ fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings
         expandable_segments: is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable)
             .then_some(expandable),
         roundup_power2_divisions: Vec::new(),
+        strategy: String::new(),
     };
     while !payload.is_empty() {
         settings

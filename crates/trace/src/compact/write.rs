@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use flate2::Crc;
 use hashbrown::HashMap;
-use lowtide_core::BlockStatus;
+use lowtide_core::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 
 use super::payload::PutPayload;
 use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
@@ -25,12 +25,7 @@ const ITEMS_PER_SECTION: usize = 4096;
 ///
 /// If `out` cannot be written to.
 pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
-    let mut writer = CompactWriter {
-        out: BufWriter::new(out),
-        tables: Tables::default(),
-    };
-    writer.out.write_all(MAGIC)?;
-    writer.out.write_all(&VERSION.to_le_bytes())?;
+    let mut writer = CompactWriter::new(out)?;
     for trace in &snapshot.traces {
         writer.trace(trace)?;
     }
@@ -39,18 +34,19 @@ pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceEr
         end.put_natural(trace.skipped_events);
     }
     writer.section(section::END, &end)?;
-    writer.out.flush()?;
+    writer.flush()?;
     Ok(())
 }
 
-struct CompactWriter<W: Write> {
-    out: W,
-    tables: Tables,
+/// Writes sections.
+pub(super) struct CompactWriter<W: Write> {
+    out: BufWriter<W>,
+    pub(super) tables: Tables,
 }
 
 /// What strings, frames and stacks have been written.
 #[derive(Default)]
-struct Tables {
+pub(super) struct Tables {
     strings: HashMap<Box<str>, u64>,
     frames: HashMap<(u64, u64, u32), u64>,
     stacks: HashMap<Box<[u64]>, u64>,
@@ -65,13 +61,20 @@ struct Tables {
 }
 
 impl<W: Write> CompactWriter<W> {
+    /// Begins a file.
+    pub(super) fn new(out: W) -> io::Result<CompactWriter<W>> {
+        let mut out = BufWriter::new(out);
+        out.write_all(MAGIC)?;
+        out.write_all(&VERSION.to_le_bytes())?;
+        let tables = Tables::default();
+        Ok(CompactWriter { out, tables })
+    }
+
     fn trace(&mut self, trace: &Trace) -> io::Result<()> {
         self.tables.numbers.clear();
         self.tables.note_numbers.clear();
-        let mut device = Vec::new();
-        device.put_natural(u64::from(trace.device));
-        self.section(section::DEVICE, &device)?;
-        self.section(section::SETTINGS, &settings(&trace.settings))?;
+        self.device(trace.device)?;
+        self.settings(&trace.settings)?;
         for events in trace.events.chunks(ITEMS_PER_SECTION) {
             let mut payload = Vec::new();
             let mut before = BEFORE_FIRST;
@@ -98,14 +101,39 @@ impl<W: Write> CompactWriter<W> {
             }
             self.tables(section::ANNOTATIONS, &payload)?;
         }
-        let segments = self.segments(trace);
+        let stacks = final_block_stacks(trace);
+        let segments = self.segments(&trace.segments, |tables, block| {
+            tables.stack(&trace.stacks, stacks.stack(block))
+        });
         self.tables(section::SEGMENTS, &segments)
     }
 
-    fn segments(&mut self, trace: &Trace) -> Vec<u8> {
-        let stacks = final_block_stacks(trace);
+    /// Says which device the next sections are about.
+    pub(super) fn device(&mut self, device: u32) -> io::Result<()> {
         let mut payload = Vec::new();
-        for segment in &trace.segments {
+        payload.put_natural(u64::from(device));
+        self.section(section::DEVICE, &payload)
+    }
+
+    pub(super) fn settings(&mut self, of: &AllocatorSettings) -> io::Result<()> {
+        self.section(section::SETTINGS, &settings(of))?;
+        if of.strategy.is_empty() {
+            return Ok(());
+        }
+        let mut payload = Vec::new();
+        payload.put_text(&of.strategy);
+        self.section(section::STRATEGY, &payload)
+    }
+
+    /// Returns the payload that says what `segments` are, `stack` being the number of the stack that
+    /// allocated a block.
+    pub(super) fn segments(
+        &mut self,
+        segments: &[SegmentSnapshot],
+        stack: impl Fn(&mut Tables, &BlockSnapshot) -> u64,
+    ) -> Vec<u8> {
+        let mut payload = Vec::new();
+        for segment in segments {
             payload.put_natural(segment.address.get());
             payload.put_natural(segment.size.get());
             payload.put_natural(segment.stream.0);
@@ -131,14 +159,14 @@ impl<W: Write> CompactWriter<W> {
                     BlockStatus::PendingFree => 1,
                     BlockStatus::Inactive => 2,
                 });
-                payload.put_natural(self.tables.stack(&trace.stacks, stacks.stack(block)));
+                payload.put_natural(stack(&mut self.tables, block));
             }
         }
         payload
     }
 
     /// Writes a section after those with the strings and stacks that it is the first to name.
-    fn tables(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn tables(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let strings = std::mem::take(&mut self.tables.new_strings);
         let frames = std::mem::take(&mut self.tables.new_frames);
         let stacks = std::mem::take(&mut self.tables.new_stacks);
@@ -159,7 +187,7 @@ impl<W: Write> CompactWriter<W> {
         Ok(())
     }
 
-    fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let count = u32::try_from(payload.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut crc = Crc::new();
         crc.update(payload);
@@ -167,6 +195,11 @@ impl<W: Write> CompactWriter<W> {
         self.out.write_all(&count.to_le_bytes())?;
         self.out.write_all(payload)?;
         self.out.write_all(&crc.sum().to_le_bytes())
+    }
+
+    /// Hands everything on to what is written to.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -183,7 +216,7 @@ impl Tables {
     }
 
     /// Returns the number of a stack in the file, a new one where it has none.
-    fn stack(&mut self, table: &StackTable, stack: StackId) -> u64 {
+    pub(super) fn stack(&mut self, table: &StackTable, stack: StackId) -> u64 {
         if stack == StackId::NONE {
             return 0;
         }
@@ -221,7 +254,7 @@ impl Tables {
     }
 
     /// Returns the number of a note in the file, a new one where it has none.
-    fn note(&mut self, table: &StackTable, note: NoteId) -> u64 {
+    pub(super) fn note(&mut self, table: &StackTable, note: NoteId) -> u64 {
         if note == NoteId::NONE {
             return 0;
         }
@@ -274,7 +307,7 @@ fn settings(settings: &AllocatorSettings) -> Vec<u8> {
 
 /// Puts `event`, whose stack and note, where they are not those of the event before, have the given
 /// numbers in the file.
-fn put_event(
+pub(super) fn put_event(
     payload: &mut Vec<u8>,
     event: &TraceEvent,
     before: &TraceEvent,

@@ -1,4 +1,5 @@
-//! Walks a recording backwards, from the segments at its end to what was there before it began.
+//! Walks a recording backwards, from the segments at its end to what was there before it began; and one that
+//! says only what was there before, forwards first (`forward.rs`).
 //!
 //! PyTorch keeps the last events in a ring; a long job, or a recording begun late, has lost the
 //! first. What is alive at the end is known, so undoing the events one by one, newest first, tells
@@ -15,6 +16,7 @@
 //!   time. A block that was there before the first event and lies in no segment gets one of its own.
 //! - With no segments at the end, every block that is not freed is taken to be alive then.
 
+mod forward;
 mod segments;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ use crate::model::{InitialBlock, InitialState, TraceEvent};
 use crate::parts::BlockStacks;
 use crate::stacks::StackId;
 
+pub(crate) use forward::left_at_end;
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
 

@@ -290,6 +290,7 @@ impl Reader {
             garbage_collection_threshold,
             expandable_segments,
             roundup_power2_divisions,
+            strategy: String::new(),
         })
     }
 

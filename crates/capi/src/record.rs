@@ -1,0 +1,95 @@
+//! Recordings: everything that happens on every device, to a file, as it happens.
+//!
+//! ```text
+//! lowtide_record_start, LOWTIDE_RECORD       record.rs: which recorder a process has
+//! └─ file::create                            file.rs: a file for each process
+//! an event, under the lock of its lane       registry.rs: the observer of each device
+//! └─ Ring::put                               ring.rs: a cache line is written, nothing else
+//! the recorder's thread                      recorder.rs
+//! ├─ Ring::take
+//! └─ StreamWriter                            lowtide-trace
+//! ```
+//!
+//! A process that is killed leaves what was recorded up to a twentieth of a second before. One that ends by
+//! `exit` or by the end of `main` leaves all. The child of a fork records nothing of its parent's; where
+//! `LOWTIDE_RECORD` is set, it has a file of its own once it uses a device.
+
+mod file;
+mod recorder;
+mod ring;
+
+use std::ffi::c_char;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::boundary::{run, text_from_c};
+use crate::error::{Error, Status};
+use crate::{boundary, registry};
+
+pub(crate) use recorder::Recorder;
+
+/// The file that every process with this in its environment records to.
+const VARIABLE: &str = "LOWTIDE_RECORD";
+
+/// Records everything that happens on every device from now on to a file at `path`, which is replaced, in
+/// lowtide's own format: what `lowtide replay`, `advise` and `convert` read. What is held already is recorded
+/// as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the extension of the name.
+///
+/// The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
+/// read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
+/// it cannot be written to any more, that is said once on standard error, the recording ends, and the program
+/// goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
+///
+/// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
+/// created.
+///
+/// # Safety
+///
+/// `path` ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_record_start(path: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let path = unsafe { text_from_c("path", path) }?.ok_or_else(|| Error::null("path"))?;
+        registry::start_recording(|| {
+            let created = file::create(Path::new(path), true, registry::variable);
+            Recorder::start(Path::new(path), created, false)
+        })
+    })
+}
+
+/// Ends the recording and completes its file. Does nothing where none is made.
+///
+/// `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_record_stop() -> Status {
+    run(|| {
+        let recorder = registry::stop_recording()?;
+        recorder.map_or(Ok(()), |recorder| recorder.end())
+    })
+}
+
+/// Returns the recorder of this process, given what it had; where it has none, what `LOWTIDE_RECORD` asks for.
+/// If there can be none, that is told, and the program goes on.
+///
+/// Called by whoever uses a device for the first time, one at a time.
+pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> {
+    let known = known.filter(|recorder| recorder.is_of_this_process());
+    if known.is_some() {
+        return known;
+    }
+    static TRIED_IN: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    if TRIED_IN.swap(process, Ordering::Relaxed) == process {
+        return None;
+    }
+    let path = registry::variable(VARIABLE).filter(|path| !path.is_empty())?;
+    let mut recorder = None;
+    let _ = boundary::run_and_tell(|| {
+        let created = file::create(Path::new(&path), false, registry::variable);
+        recorder = Some(Recorder::start(Path::new(&path), created, true)?);
+        Ok(())
+    });
+    recorder
+}

@@ -1,0 +1,329 @@
+//! One recording: what allocating threads hand over, and the thread that writes it down.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lowtide_core::{Bytes, Event, SegmentSnapshot};
+use lowtide_shared::Observer;
+use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+
+use super::ring::{Entry, Ring};
+use crate::error::{Error, Status};
+use crate::signals::SignalsBlocked;
+
+/// How much of the recording a process that is killed can lose.
+const FLUSH_EVERY: Duration = Duration::from_millis(50);
+/// How long a process that ends waits for the file.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A recording that is being made.
+pub(crate) struct Recorder {
+    ring: Ring,
+    /// What was announced in the ring, by number.
+    announced: Mutex<HashMap<u64, Announcement>>,
+    announcements: AtomicU64,
+    writer: OnceLock<Thread>,
+    /// The process that has the writer: in a fork's child it is not there.
+    process: u32,
+    path: PathBuf,
+    /// Whether the user is told at the end what there is.
+    tells: bool,
+    outcome: Mutex<Option<Result<(), Error>>>,
+    has_ended: Condvar,
+}
+
+/// What is handed over beside the events, at its place between them.
+enum Announcement {
+    /// A device's events come from here on.
+    Begin {
+        device: u8,
+        settings: AllocatorSettings,
+        held: Vec<SegmentSnapshot>,
+    },
+    /// Nothing more comes.
+    End,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut recorder = f.debug_struct("Recorder");
+        recorder.field("path", &self.path);
+        recorder.finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Starts to write to a file that was created as `path`.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be created, or there is no thread for it.
+    pub(super) fn start(
+        path: &Path,
+        created: io::Result<(File, PathBuf)>,
+        tells: bool,
+    ) -> Result<Arc<Recorder>, Error> {
+        let failed = |error: io::Error| {
+            let text = format_args!("nothing is recorded: {}: {error}", path.display());
+            Error::new(Status::File, text)
+        };
+        let (file, path) = created.map_err(failed)?;
+        let recorder = Arc::new(Recorder {
+            ring: Ring::new(),
+            announced: Mutex::default(),
+            announcements: AtomicU64::new(0),
+            writer: OnceLock::new(),
+            process: std::process::id(),
+            path,
+            tells,
+            outcome: Mutex::default(),
+            has_ended: Condvar::new(),
+        });
+        let _signals = SignalsBlocked::begin();
+        let thread = thread::Builder::new().name("lowtide-record".to_owned());
+        let here = Arc::clone(&recorder);
+        let thread = thread.spawn(move || here.write(file)).map_err(failed)?;
+        let _ = recorder.writer.set(thread.thread().clone());
+        end_at_exit(&recorder);
+        Ok(recorder)
+    }
+
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Returns what records the events of a device.
+    pub(crate) fn of_device(self: &Arc<Recorder>, device: u8) -> Observer {
+        let recorder = Arc::clone(self);
+        Arc::new(move |events| {
+            let time_us = now_us();
+            let entries = events.iter().map(|&event| Entry::Happened {
+                device,
+                event,
+                time_us,
+                stack: 0,
+            });
+            recorder.ring.put(entries, || recorder.wake());
+        })
+    }
+
+    /// Records a device from here on, which holds this much already. What it was told to have done before is
+    /// passed over.
+    pub(crate) fn begin(
+        &self,
+        device: u8,
+        settings: AllocatorSettings,
+        held: Vec<SegmentSnapshot>,
+    ) {
+        self.announce(Announcement::Begin {
+            device,
+            settings,
+            held,
+        });
+    }
+
+    /// Completes the file with what has happened until now.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be written to, now or before.
+    pub(super) fn end(&self) -> Result<(), Error> {
+        self.announce(Announcement::End);
+        self.wake();
+        let outcome = lock(&self.outcome);
+        let waited = self
+            .has_ended
+            .wait_timeout_while(outcome, PATIENCE, |outcome| outcome.is_none());
+        let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.ring.close();
+        let stuck = || Err(self.failure("it takes nothing more"));
+        outcome.clone().unwrap_or_else(stuck)
+    }
+
+    /// Puts an announcement behind all that has happened.
+    fn announce(&self, announcement: Announcement) {
+        let number = self.announcements.fetch_add(1, Ordering::Relaxed);
+        // Not held when the ring is waited for: the writer takes it.
+        lock(&self.announced).insert(number, announcement);
+        let entry = Entry::Announced(number);
+        self.ring.put([entry].into_iter(), || self.wake());
+    }
+
+    fn wake(&self) {
+        if let Some(writer) = self.writer.get() {
+            writer.unpark();
+        }
+    }
+
+    fn failure(&self, why: impl fmt::Display) -> Error {
+        let path = self.path.display();
+        let text = format_args!("the recording to {path} ended: {why}; what came before is there");
+        Error::new(Status::File, text)
+    }
+
+    /// Writes down what comes, until the end of it. This is the writer's thread.
+    fn write(&self, file: File) {
+        let written = (|| {
+            let mut session = Session::new(self, file)?;
+            while !session.drain()? {
+                session.writer.flush()?;
+                if self.ring.is_closed() {
+                    // Who waited for room has lost patience: this thread was slower than anybody can be.
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                thread::park_timeout(FLUSH_EVERY);
+            }
+            session.finish()
+        })();
+        // Nobody waits for room any more.
+        self.ring.close();
+        let outcome = written.map_err(|error| self.failure(error));
+        match &outcome {
+            Ok(what) if self.tells => tell(what),
+            Ok(_) => {}
+            Err(error) => tell(&error.text),
+        }
+        *lock(&self.outcome) = Some(outcome.map(drop));
+        self.has_ended.notify_all();
+    }
+}
+
+/// What the writer knows.
+struct Session<'a> {
+    recorder: &'a Recorder,
+    writer: StreamWriter<Counted>,
+    stacks: StackTable,
+    /// Whether a device's events are recorded, by its number.
+    begun: [bool; 256],
+    events: u64,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Session<'_> {
+    fn new(recorder: &Recorder, file: File) -> io::Result<Session<'_>> {
+        let bytes = Arc::new(AtomicU64::new(0));
+        let file = Counted {
+            file,
+            bytes: Arc::clone(&bytes),
+        };
+        Ok(Session {
+            recorder,
+            writer: StreamWriter::new(file)?,
+            stacks: StackTable::new(),
+            begun: [false; 256],
+            events: 0,
+            bytes,
+        })
+    }
+
+    /// Writes what is there; returns whether nothing more comes.
+    fn drain(&mut self) -> io::Result<bool> {
+        while let Some(entry) = self.recorder.ring.take() {
+            match entry {
+                Entry::Happened {
+                    device,
+                    event,
+                    time_us,
+                    ..
+                } => self.push(device, event, time_us)?,
+                Entry::Announced(number) => match lock(&self.recorder.announced).remove(&number) {
+                    Some(Announcement::Begin {
+                        device,
+                        settings,
+                        held,
+                    }) => {
+                        self.begun[usize::from(device)] = true;
+                        self.writer.begin_device(device.into(), &settings, &held)?;
+                    }
+                    Some(Announcement::End) | None => return Ok(true),
+                },
+            }
+        }
+        Ok(false)
+    }
+
+    fn push(&mut self, device: u8, event: Event, time_us: i64) -> io::Result<()> {
+        if !self.begun[usize::from(device)] {
+            return Ok(());
+        }
+        self.events += 1;
+        let event = TraceEvent {
+            event,
+            time_us,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        };
+        self.writer.push(device.into(), &event, &self.stacks)
+    }
+
+    /// Completes the file, and returns what there is to say about it.
+    fn finish(self) -> io::Result<String> {
+        self.writer.finish()?;
+        let size = Bytes(self.bytes.load(Ordering::Relaxed));
+        let path = self.recorder.path.display();
+        Ok(format!("recorded {} events to {path}, {size}", self.events))
+    }
+}
+
+/// A file, and how much was written to it.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Returns the microseconds since 1970.
+#[inline]
+fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let micros = since.map_or(0, |since| since.as_micros());
+    i64::try_from(micros).unwrap_or(i64::MAX)
+}
+
+/// Has a recording completed when the process ends.
+fn end_at_exit(recorder: &Arc<Recorder>) {
+    static LAST: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
+    static IS_WATCHED: OnceLock<()> = OnceLock::new();
+    extern "C" fn at_exit() {
+        let last = lock(&LAST).take();
+        if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
+            // What went wrong was told, and there is nobody left to tell it to.
+            let _ = recorder.end();
+        }
+    }
+    *lock(&LAST) = Some(Arc::clone(recorder));
+    IS_WATCHED.get_or_init(|| {
+        // Where the C library has no room for it, the end of the file is missing.
+        // SAFETY: the function stays: what has a thread is not unloaded.
+        let _ = unsafe { libc::atexit(at_exit) };
+    });
+}
+
+fn tell(text: &str) {
+    // Where nobody can be told, there is nobody to tell that.
+    let _ = io::stderr().write_all(format!("lowtide: {text}\n").as_bytes());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each holds one value, which no panic leaves half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

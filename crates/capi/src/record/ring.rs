@@ -1,0 +1,302 @@
+//! A bounded queue of events: threads that allocate put them in, one thread takes them out.
+//!
+//! Who puts events in claims places for all of them by one addition, so that those of one call stay together
+//! and the places are in the order in which things happened: whatever happens after something else in another
+//! thread claims its places later. Each place then says for itself when it is filled. There is no lock, no
+//! memory is asked for, and nothing is lost: where the queue is full, who puts something in waits. A gap
+//! would be cheaper for the job, and would make all that comes after it worthless, as what is held at any
+//! moment is the sum of everything before.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+
+/// Room for some milliseconds of a program that does nothing but allocate.
+const PLACES: usize = 1 << 16;
+/// How many events come between two wake-ups of who takes them out.
+const WAKE_EVERY: u64 = PLACES as u64 / 4;
+/// How long who puts something in waits for room, at least.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What stands in the place of an action in an announcement.
+const ANNOUNCEMENT: u64 = 255;
+
+/// What is in the queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    /// Something that a device did.
+    Happened {
+        device: u8,
+        event: Event,
+        time_us: i64,
+        /// Where it happened, by a number of [`Stacks`](super::stacks::Stacks).
+        stack: u32,
+    },
+    /// Something that the recorder has under this number.
+    Announced(u64),
+}
+
+pub(super) struct Ring {
+    places: Box<[Place]>,
+    /// The number of the next entry that is put in.
+    next: Line<AtomicU64>,
+    /// The number of the next entry that is taken out.
+    oldest: Line<AtomicU64>,
+    /// Whether nothing is taken out any more.
+    is_closed: AtomicBool,
+}
+
+/// In a cache line of its own, two because processors fetch them in pairs.
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// A cache line.
+#[derive(Default)]
+#[repr(align(64))]
+struct Place {
+    words: [AtomicU64; 7],
+    /// Twice the number of the lap that may fill it, and one more once it is filled.
+    turn: AtomicU64,
+}
+
+impl Ring {
+    pub(super) fn new() -> Ring {
+        Ring {
+            places: (0..PLACES).map(|_| Place::default()).collect(),
+            next: Line(AtomicU64::new(0)),
+            oldest: Line(AtomicU64::new(0)),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Puts entries in, one behind the other. Calls `wake` now and then, and before it waits for room.
+    ///
+    /// Waits as long as something is taken out, and at least ten seconds. Then, and from then on, the queue is
+    /// closed.
+    #[inline]
+    pub(super) fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, wake: impl Fn()) {
+        if self.is_closed() {
+            return;
+        }
+        let count = entries.len() as u64;
+        let first = self.next.0.fetch_add(count, Ordering::Relaxed);
+        for (number, entry) in (first..).zip(entries) {
+            let (place, turn) = self.place(number);
+            if place.turn.load(Ordering::Acquire) != turn && !self.wait(place, turn, &wake) {
+                return;
+            }
+            place.fill(entry);
+            place.turn.store(turn + 1, Ordering::Release);
+        }
+        if first / WAKE_EVERY != (first + count) / WAKE_EVERY {
+            wake();
+        }
+    }
+
+    /// Takes the oldest entry out, if there is one. For one thread only.
+    pub(super) fn take(&self) -> Option<Entry> {
+        let number = self.oldest.0.load(Ordering::Relaxed);
+        let (place, turn) = self.place(number);
+        if place.turn.load(Ordering::Acquire) != turn + 1 {
+            return None;
+        }
+        let entry = place.entry();
+        place.turn.store(turn + 2, Ordering::Release);
+        self.oldest.0.store(number + 1, Ordering::Relaxed);
+        Some(entry)
+    }
+
+    /// Has everything that is put in from now on thrown away.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Returns where an entry lies, and the turn in which that may be filled.
+    #[inline]
+    fn place(&self, number: u64) -> (&Place, u64) {
+        let lap = number / PLACES as u64;
+        #[expect(clippy::cast_possible_truncation, reason = "less than the places")]
+        let index = (number % PLACES as u64) as usize;
+        (&self.places[index], 2 * lap)
+    }
+
+    /// Waits for room; returns whether there is some.
+    #[cold]
+    fn wait(&self, place: &Place, turn: u64, wake: &impl Fn()) -> bool {
+        let is_free = || place.turn.load(Ordering::Acquire) == turn;
+        let mut waits_since = Instant::now();
+        let mut oldest = self.oldest.0.load(Ordering::Relaxed);
+        wake();
+        loop {
+            if is_free() {
+                return true;
+            }
+            if self.is_closed() {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(50));
+            let now_oldest = self.oldest.0.load(Ordering::Relaxed);
+            if now_oldest != oldest {
+                (waits_since, oldest) = (Instant::now(), now_oldest);
+            } else if waits_since.elapsed() > PATIENCE {
+                self.close();
+                return false;
+            }
+        }
+    }
+}
+
+impl Place {
+    #[inline]
+    fn fill(&self, entry: Entry) {
+        let words = match entry {
+            Entry::Happened {
+                device,
+                event,
+                time_us,
+                stack,
+            } => [
+                event.address.get(),
+                event.size.get(),
+                event.stream.0,
+                event.pool.0,
+                event.pool.1,
+                time_us.cast_unsigned(),
+                event.action as u64 | u64::from(device) << 8 | u64::from(stack) << 32,
+            ],
+            Entry::Announced(number) => [number, 0, 0, 0, 0, 0, ANNOUNCEMENT],
+        };
+        for (place, word) in self.words.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "parts of a word")]
+    fn entry(&self) -> Entry {
+        let words = self
+            .words
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
+        let [address, size, stream, capture, user, time_us, what] = words;
+        if what == ANNOUNCEMENT {
+            return Entry::Announced(address);
+        }
+        Entry::Happened {
+            device: (what >> 8) as u8,
+            event: Event {
+                action: Action::ALL[usize::from(what as u8)],
+                pool: MempoolId(capture, user),
+                address: DeviceAddress(address),
+                size: Bytes(size),
+                stream: Stream(stream),
+            },
+            time_us: time_us.cast_signed(),
+            stack: (what >> 32) as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn happened(number: u64) -> Entry {
+        Entry::Happened {
+            device: 127,
+            event: Event {
+                action: Action::ALL[usize::try_from(number % 9).unwrap()],
+                pool: MempoolId(number, !number),
+                address: DeviceAddress(number << 20),
+                size: Bytes(number),
+                stream: Stream(!number),
+            },
+            time_us: -5,
+            stack: u32::MAX - 7,
+        }
+    }
+
+    #[test]
+    fn what_is_put_in_comes_out() {
+        let ring = Ring::new();
+        assert_eq!(ring.take(), None);
+        let entries = [happened(0), Entry::Announced(77), happened(u64::MAX >> 21)];
+        for _ in 0..2 * PLACES {
+            ring.put(entries.into_iter(), || ());
+            for expected in entries {
+                assert_eq!(ring.take(), Some(expected));
+            }
+            assert_eq!(ring.take(), None);
+        }
+    }
+
+    /// Batches larger than the queue, from several threads, while one takes out: each comes out whole.
+    #[test]
+    fn who_finds_it_full_waits_and_what_belongs_together_stays_together() {
+        const THREADS: usize = 4;
+        const BATCHES: u64 = 3_000;
+        const LARGE: u64 = PLACES as u64 + 100;
+        let ring = Ring::new();
+        let total = THREADS as u64 * (BATCHES * 50 + LARGE);
+        thread::scope(|scope| {
+            for thread in 0..THREADS as u64 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for batch in 0..=BATCHES {
+                        let count = if batch == BATCHES { LARGE } else { 50 };
+                        let first = thread << 40 | batch << 20;
+                        let entries = (0..usize::try_from(count).unwrap())
+                            .map(|index| Entry::Announced(first + index as u64));
+                        ring.put(entries, || ());
+                    }
+                });
+            }
+            let (mut expected, mut batches) = (None, [0; THREADS]);
+            for _ in 0..total {
+                let entry = loop {
+                    match ring.take() {
+                        Some(entry) => break entry,
+                        None => thread::yield_now(),
+                    }
+                };
+                let Entry::Announced(value) = entry else {
+                    panic!("not put in: {entry:?}");
+                };
+                let (thread, batch) = (value >> 40, value >> 20 & 0xf_ffff);
+                if value & 0xf_ffff == 0 {
+                    let next = &mut batches[usize::try_from(thread).unwrap()];
+                    assert_eq!((expected, batch), (None, *next));
+                    *next += 1;
+                } else {
+                    assert_eq!(expected, Some(value));
+                }
+                let count = if batch == BATCHES { LARGE } else { 50 };
+                let is_last = value & 0xf_ffff == count - 1;
+                expected = (!is_last).then_some(value + 1);
+            }
+        });
+    }
+
+    #[test]
+    fn who_waits_for_a_queue_that_is_closed_goes_on() {
+        let ring = Ring::new();
+        thread::scope(|scope| {
+            let full = scope.spawn(|| {
+                let all = (0..PLACES + 1).map(|number| Entry::Announced(number as u64));
+                ring.put(all, || ());
+            });
+            while ring.next.0.load(Ordering::Relaxed) == 0 {
+                thread::yield_now();
+            }
+            ring.close();
+            full.join().unwrap();
+        });
+        ring.put([Entry::Announced(1)].into_iter(), || ());
+        assert_eq!(ring.next.0.load(Ordering::Relaxed), PLACES as u64 + 1);
+    }
+}

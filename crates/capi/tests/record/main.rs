@@ -1,0 +1,481 @@
+//! Recordings: read back, and replayed to the addresses that the program was given.
+#![expect(unsafe_code, reason = "calls C functions")]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::env;
+use std::ffi::{CString, c_void};
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::ptr;
+use std::thread;
+use std::time::Duration;
+
+use common::{Fake, allocate, allocate_on, command, isolated, last_error};
+use lowtide::*;
+use lowtide_core::Config;
+use lowtide_replay::{Job, Options};
+use lowtide_trace::{Snapshot, Trace};
+
+/// Set in a process that a test started for itself: what it is to do there.
+const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
+
+/// A directory of this process's.
+fn directory() -> PathBuf {
+    let name = format!("lowtide-record-{}", std::process::id());
+    let directory = env::temp_dir().join(name);
+    fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+fn start(path: &Path) -> Status {
+    let path = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: it ends with a zero byte.
+    unsafe { lowtide_record_start(path.as_ptr()) }
+}
+
+fn read(path: &Path) -> Snapshot {
+    let snapshot = lowtide_trace::read(path).unwrap();
+    fs::remove_file(path).unwrap();
+    snapshot
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % end
+    }
+}
+
+/// A program that allocates and frees on some streams, uses memory in others, and empties its cache.
+struct Program {
+    random: Random,
+    device: i32,
+    streams: Vec<*mut c_void>,
+    held: Vec<*mut c_void>,
+}
+
+impl Program {
+    fn new(fake: &Fake, seed: u64, device: i32, streams: usize) -> Program {
+        assert_eq!(lowtide_init(0), Status::Ok);
+        Program {
+            random: Random(seed),
+            device,
+            streams: (0..streams).map(|_| fake.stream_of(device)).collect(),
+            held: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, steps: usize) {
+        for _ in 0..steps {
+            // About half of what is asked for is let go, and this much is held.
+            let choice = match self.held.len() {
+                500.. => 99,
+                _ => self.random.below(100),
+            };
+            let stream = self.streams[self.random.below(self.streams.len())];
+            match choice {
+                0 => assert_eq!(lowtide_empty_cache(self.device), Status::Ok),
+                1..55 => {
+                    let magnitude = 4 + self.random.below(22);
+                    let size = 1 + self.random.below(1 << magnitude);
+                    self.held
+                        .push(allocate_on(size, self.device, stream).unwrap());
+                }
+                55..60 if !self.held.is_empty() => {
+                    let used = self.held[self.random.below(self.held.len())];
+                    assert_eq!(lowtide_record_stream(used, stream), Status::Ok);
+                }
+                _ if !self.held.is_empty() => {
+                    let freed = self.held.swap_remove(self.random.below(self.held.len()));
+                    assert_eq!(lowtide_deallocate(freed), Status::Ok);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Program {
+    /// Allocates so often, and frees on the way all but 40.
+    fn churn(&mut self, allocations: usize) {
+        for _ in 0..allocations {
+            let size = 1 << self.random.below(22);
+            self.held
+                .push(allocate_on(size, self.device, self.streams[0]).unwrap());
+            if self.held.len() > 40 {
+                let freed = self.held.swap_remove(self.random.below(40));
+                assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            }
+        }
+    }
+}
+
+// SAFETY: the pointers are numbers to it.
+unsafe impl Send for Program {}
+
+/// Asserts that `caching`, with the recorded settings, does again what was recorded.
+fn verify(trace: &Trace) -> u64 {
+    let config = Config::Caching(trace.config_in_force().unwrap());
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let outcome = Job::new(trace).replay(&config, &options, &()).unwrap();
+    let verified = outcome.verified.unwrap();
+    assert_eq!(verified.first_difference, None);
+    assert_eq!(verified.same_address, verified.compared);
+    verified.compared
+}
+
+#[test]
+fn a_recording_replays_to_the_same_addresses() {
+    let test = "a_recording_replays_to_the_same_addresses";
+    for conf in [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:32,roundup_power2_divisions:4",
+    ] {
+        isolated(test, &[("PYTORCH_CUDA_ALLOC_CONF", conf)], |fake| {
+            let path = directory().join("whole.lowtide");
+            assert_eq!(start(&path), Status::Ok);
+            let mut program = Program::new(fake, 17, 0, 3);
+            program.run(20_000);
+            assert_eq!(lowtide_record_stop(), Status::Ok);
+            program.run(100);
+            let snapshot = read(&path);
+            assert!(!snapshot.is_cut_off);
+            let [trace] = &snapshot.traces[..] else {
+                panic!("one device was used");
+            };
+            let conf = env::var("PYTORCH_CUDA_ALLOC_CONF").unwrap();
+            let expected = Config::parse("caching", &conf).unwrap();
+            assert_eq!(trace.settings.strategy, expected.to_string());
+            assert_eq!(Config::Caching(trace.config_in_force().unwrap()), expected);
+            assert!(trace.initial.blocks.is_empty());
+            assert_eq!(trace.streams(), 3);
+            assert!(trace.events.is_sorted_by_key(|event| event.time_us));
+            assert!(verify(trace) > 5_000);
+
+            assert_eq!(start(&path), Status::Ok);
+            program.run(10_000);
+            assert_eq!(lowtide_record_stop(), Status::Ok);
+            let trace = &read(&path).traces[0];
+            assert!(trace.initial.blocks.len() > 100);
+            assert!(verify(trace) > 2_000);
+        });
+    }
+}
+
+/// What is held when a recording begins is its beginning, whatever threads do meanwhile; another one begins
+/// where that ends.
+#[test]
+fn a_recording_may_begin_and_end_in_the_middle() {
+    let test = "a_recording_may_begin_and_end_in_the_middle";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
+        let path = directory().join("middle.lowtide");
+        let mut programs: Vec<Program> = (0..4)
+            .map(|number| Program::new(fake, 100 + number, i32::from(number % 2 == 1), 1))
+            .collect();
+        programs.iter_mut().for_each(|program| program.run(3_000));
+        for round in 0..3 {
+            thread::scope(|scope| {
+                for program in &mut programs {
+                    scope.spawn(|| program.run(4_000));
+                }
+                assert_eq!(start(&path), Status::Ok);
+                assert_eq!(start(&path), Status::Started, "one at a time");
+                thread::sleep(Duration::from_millis(5 * round));
+                assert_eq!(lowtide_record_stop(), Status::Ok);
+            });
+            let snapshot = read(&path);
+            assert_eq!(snapshot.traces.len(), 2);
+            for trace in &snapshot.traces {
+                assert!(!trace.initial.blocks.is_empty());
+                assert!(
+                    trace
+                        .initial
+                        .segments
+                        .iter()
+                        .all(|segment| segment.pool.is_some())
+                );
+            }
+        }
+        assert_eq!(lowtide_record_stop(), Status::Ok, "there is none to stop");
+    });
+}
+
+/// Threads on streams of their own: the order between them in the file is one in which it can have happened.
+#[test]
+fn threads_are_recorded_in_an_order_that_replays() {
+    isolated(
+        "threads_are_recorded_in_an_order_that_replays",
+        &[],
+        |fake| {
+            let path = directory().join("threads.lowtide");
+            assert_eq!(start(&path), Status::Ok);
+            let mut programs: Vec<Program> = (0..4)
+                .map(|number| Program::new(fake, 31 + number, 0, 1))
+                .collect();
+            thread::scope(|scope| {
+                for program in &mut programs {
+                    scope.spawn(|| program.churn(5_000));
+                }
+            });
+            assert_eq!(lowtide_record_stop(), Status::Ok);
+            let snapshot = read(&path);
+            assert_eq!(verify(&snapshot.traces[0]), 20_000);
+        },
+    );
+}
+
+#[test]
+fn every_strategy_is_recorded_with_its_name() {
+    let test = "every_strategy_is_recorded_with_its_name";
+    for strategy in ["direct", "pool", "buddy", "slab", "bfc"] {
+        isolated(test, &[("LOWTIDE_STRATEGY", strategy)], |fake| {
+            let path = directory().join("strategy.lowtide");
+            let mut program = Program::new(fake, 5, 0, 2);
+            program.run(500);
+            assert_eq!(start(&path), Status::Ok);
+            program.run(2_000);
+            assert_eq!(lowtide_record_stop(), Status::Ok);
+            let trace = &read(&path).traces[0];
+            assert_eq!(
+                trace.settings.strategy,
+                env::var("LOWTIDE_STRATEGY").unwrap()
+            );
+            assert!(!trace.initial.blocks.is_empty() && trace.allocs() > 800);
+            let outcome = Job::new(trace).replay(
+                &Config::parse("caching", "").unwrap(),
+                &Options::default(),
+                &(),
+            );
+            assert!(outcome.unwrap().completed);
+        });
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_to_ends_the_recording_and_not_the_job() {
+    let test = "a_file_that_cannot_be_written_to_ends_the_recording_and_not_the_job";
+    isolated(test, &[], |fake| {
+        assert_eq!(start(Path::new("/no/such/directory/x")), Status::File);
+        assert!(
+            last_error().starts_with("nothing is recorded: /no/such/directory/x: No such file")
+        );
+        assert_eq!(start(Path::new("/dev/full")), Status::Ok);
+        let mut program = Program::new(fake, 3, 0, 2);
+        // More than the queue holds.
+        program.run(100_000);
+        assert_eq!(lowtide_record_stop(), Status::File);
+        let text = last_error();
+        assert!(
+            text.starts_with("the recording to /dev/full ended: No space left"),
+            "{text}"
+        );
+        let path = directory().join("after.lowtide");
+        assert_eq!(start(&path), Status::Ok, "another can be made");
+        program.run(100);
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        assert!(!read(&path).is_cut_off);
+    });
+}
+
+/// Runs a role of this file in a process of its own, which records because of its environment.
+fn play(test: &str, role: &str, path: &Path, variables: &[(&str, &str)]) -> Output {
+    command(test)
+        .env(ROLE, role)
+        .env("LOWTIDE_RECORD", path)
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+fn told(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_process_that_ends_leaves_a_complete_file() {
+    const TEST: &str = "a_process_that_ends_leaves_a_complete_file";
+    if role().is_some() {
+        let fake = Fake::load();
+        Program::new(&fake, 9, 0, 1).run(5_000);
+        std::process::exit(3);
+    }
+    let path = directory().join("ends.lowtide");
+    let output = play(TEST, "exit", &path, &[]);
+    assert_eq!(output.status.code(), Some(3));
+    let size = fs::metadata(&path).unwrap().len();
+    let snapshot = read(&path);
+    assert!(!snapshot.is_cut_off);
+    let events = snapshot.traces[0].events.len();
+    assert!(events > 5_000);
+    verify(&snapshot.traces[0]);
+    let [line] = &told(&output)[..] else {
+        panic!("one line is said");
+    };
+    let expected = format!("lowtide: recorded {events} events to {}, ", path.display());
+    assert!(line.starts_with(&expected), "{line}");
+    assert!(
+        size / (events as u64) < 16,
+        "{size} bytes for {events} events"
+    );
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_what_came_before() {
+    const TEST: &str = "a_process_that_is_killed_leaves_what_came_before";
+    if role().is_some() {
+        let fake = Fake::load();
+        Program::new(&fake, 11, 0, 2).run(5_000);
+        thread::sleep(Duration::from_millis(500));
+        let process = std::process::id().cast_signed();
+        // SAFETY: takes numbers only.
+        unsafe { libc::kill(process, libc::SIGKILL) };
+    }
+    let path = directory().join("killed.lowtide");
+    let output = play(TEST, "killed", &path, &[]);
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL));
+    let snapshot = read(&path);
+    assert!(snapshot.is_cut_off);
+    assert!(snapshot.traces[0].events.len() > 5_000);
+    verify(&snapshot.traces[0]);
+}
+
+#[test]
+fn each_rank_and_each_process_has_its_file() {
+    const TEST: &str = "each_rank_and_each_process_has_its_file";
+    if role().is_some() {
+        let fake = Fake::load();
+        Program::new(&fake, 13, 0, 1).run(500);
+        std::process::exit(0);
+    }
+    let directory = directory();
+    let path = directory.join("job.lowtide");
+    for rank in ["0", "1"] {
+        let ranks = [("RANK", rank), ("WORLD_SIZE", "2")];
+        assert!(play(TEST, "rank", &path, &ranks).status.success());
+    }
+    for _ in 0..2 {
+        assert!(play(TEST, "alone", &path, &[]).status.success());
+    }
+    let entries = fs::read_dir(&directory).unwrap().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("job."))
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert_eq!(names[0], "job.lowtide");
+    assert!(names[1].starts_with("job.pid"), "{names:?}");
+    assert_eq!(names[2..], ["job.rank0.lowtide", "job.rank1.lowtide"]);
+    for name in names {
+        assert!(!read(&directory.join(name)).is_cut_off);
+    }
+}
+
+/// A child of a fork before anything is on a device has a recording of its own; one of a fork after that does
+/// nothing to its parent's.
+#[test]
+fn forks_leave_the_file_alone() {
+    const TEST: &str = "forks_leave_the_file_alone";
+    if role().is_some() {
+        let fork = || {
+            // SAFETY: what the child calls is what the test is about.
+            unsafe { libc::fork() }
+        };
+        let wait = |child| {
+            let mut status = 0;
+            // SAFETY: `status` may be written to.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        };
+        match fork() {
+            0 => {
+                let fake = Fake::load();
+                Program::new(&fake, 3, 0, 1).run(600);
+                std::process::exit(0);
+            }
+            child => wait(child),
+        }
+        let fake = Fake::load();
+        let mut program = Program::new(&fake, 4, 0, 1);
+        program.run(1_000);
+        match fork() {
+            0 => {
+                assert_eq!(allocate(1, 0), Err(Status::Forked));
+                assert_eq!(lowtide_record_stop(), Status::Forked);
+                std::process::exit(0);
+            }
+            child => wait(child),
+        }
+        program.run(1_000);
+        std::process::exit(0);
+    }
+    let directory = directory();
+    let path = directory.join("forks.lowtide");
+    let output = play(TEST, "forks", &path, &[]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(told(&output).len(), 2, "{output:?}");
+    let entries = fs::read_dir(&directory).unwrap().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let mut events: Vec<usize> = paths
+        .filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("forks.")
+        })
+        .map(|path| {
+            let snapshot = read(&path);
+            assert!(!snapshot.is_cut_off);
+            verify(&snapshot.traces[0]);
+            snapshot.traces[0].events.len()
+        })
+        .collect();
+    events.sort_unstable();
+    assert!(
+        matches!(events[..], [400..1500, 1501..=usize::MAX]),
+        "{events:?}"
+    );
+}
+
+/// Who is told of events is told of the same while they are recorded.
+#[test]
+fn an_observer_is_told_beside_a_recording() {
+    static TOLD: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    unsafe extern "C" fn count(_context: *mut c_void, _event: *const Event) {
+        TOLD.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    isolated("an_observer_is_told_beside_a_recording", &[], |fake| {
+        let path = directory().join("observed.lowtide");
+        // SAFETY: the context is not used.
+        let observed = unsafe { lowtide_observe_events(Some(count), ptr::null_mut()) };
+        assert_eq!(observed, Status::Ok);
+        assert_eq!(start(&path), Status::Ok);
+        let mut program = Program::new(fake, 3, 0, 2);
+        program.run(500);
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        let told = TOLD.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(read(&path).traces[0].events.len(), told);
+        program.run(500);
+        assert!(TOLD.load(std::sync::atomic::Ordering::Relaxed) > told);
+    });
+}

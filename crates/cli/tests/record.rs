@@ -1,0 +1,130 @@
+//! `lowtide record` around programs that say what they see: the command, its environment, its files. What is
+//! recorded is tested with lowtide; here a recording of each strategy is read.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Output;
+
+use common::{Scratch, fail, failure, lowtide, run, stderr};
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+
+fn record(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = lowtide();
+    command.current_dir(directory).env_remove("LOWTIDE_RECORD");
+    command.arg("record").args(arguments).output().unwrap()
+}
+
+#[test]
+fn the_command_finds_the_file_in_its_environment() {
+    let scratch = Scratch::new("record_environment");
+    let directory = scratch.path("");
+    let script = "cd /; echo \"$LOWTIDE_RECORD\" \"$@\"; exit 7";
+    let output = record(
+        &directory,
+        &["-o", "a.lowtide", "sh", "-c", script, "-", "-o", "x"],
+    );
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(7));
+    let expected = format!("{} -o x\n", directory.join("a.lowtide").display());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    assert_eq!(scratch.names(), [""; 0], "nothing was recorded");
+    let output = record(&directory, &["sh", "-c", script]);
+    let default = directory.join("recording.lowtide");
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap().trim_end(),
+        default.to_str().unwrap()
+    );
+}
+
+#[test]
+fn what_an_earlier_recording_left_is_gone() {
+    let scratch = Scratch::new("record_earlier");
+    for name in [
+        "a.lowtide",
+        "a.rank1.lowtide",
+        "a.pid77.lowtide",
+        "a.rank1.txt",
+    ] {
+        scratch.write(name, "x");
+    }
+    let output = record(&scratch.path(""), &["-o", "a.lowtide", "true"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(scratch.names(), ["a.rank1.txt"]);
+}
+
+#[test]
+fn what_cannot_be_recorded_is_said_before_the_command_runs() {
+    let scratch = Scratch::new("record_errors");
+    let directory = scratch.path("");
+    let output = record(&directory, &["-o", "no/such/a.lowtide", "touch", "ran"]);
+    let expected = "no/such/a.lowtide: No such file or directory (os error 2)";
+    assert_eq!(failure(&output), expected);
+    fs::create_dir(scratch.path("b.lowtide")).unwrap();
+    let output = record(&directory, &["-o", "b.lowtide", "touch", "ran"]);
+    assert!(failure(&output).starts_with("b.lowtide: "));
+    assert_eq!(scratch.names(), ["b.lowtide"]);
+    let output = record(&directory, &["--fast", "x"]);
+    assert!(failure(&output).contains("unknown option `--fast`"));
+    let output = record(&directory, &["no-such-program"]);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(stderr(&output).starts_with("lowtide: no-such-program: "));
+}
+
+/// A recording of one request, by a strategy.
+fn recording(path: &Path, strategy: &str) {
+    let mut writer = StreamWriter::new(File::create(path).unwrap()).unwrap();
+    let settings = AllocatorSettings {
+        strategy: strategy.to_owned(),
+        ..AllocatorSettings::default()
+    };
+    writer.begin_device(2, &settings, &[]).unwrap();
+    for (action, size) in [
+        (Action::SegmentAlloc, Bytes::mib(2)),
+        (Action::Alloc, Bytes(700)),
+    ] {
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(0x7f00_0000_0000),
+            size,
+            stream: Stream::DEFAULT,
+        };
+        let event = TraceEvent {
+            event,
+            time_us: 1,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        };
+        writer.push(2, &event, &StackTable::new()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn recordings_are_read_and_only_those_of_caching_verified() {
+    let scratch = Scratch::new("record_read");
+    let [caching, bfc] = ["caching", "bfc:retry_ms:5"].map(|strategy| {
+        let path = scratch.path(&format!("{}.lowtide", &strategy[..3]));
+        recording(&path, strategy);
+        path.to_str().unwrap().to_owned()
+    });
+    let table = run(&["replay", "--verify", &caching]);
+    assert!(
+        table.contains("device 2: 2 events, 1 allocation"),
+        "{table}"
+    );
+    assert!(run(&["replay", &bfc]).contains("bfc"));
+    let expected = format!(
+        "{bfc}: lowtide's strategy `bfc:retry_ms:5` was recorded, and only `caching` can be verified"
+    );
+    assert_eq!(fail(&["replay", "--verify", &bfc]), expected);
+    let pickle = scratch.path("out.pickle");
+    run(&["convert", &caching, pickle.to_str().unwrap()]);
+    assert!(run(&["replay", "--verify", pickle.to_str().unwrap()]).contains("device 2"));
+}

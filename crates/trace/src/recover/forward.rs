@@ -1,0 +1,199 @@
+//! Walks a recording forwards, from what was there before it began to the segments at its end.
+//!
+//! What is recorded while it happens has no end that anyone could have written down: the process may be killed
+//! at any time. An event says what was asked for and not how large the block became, so that the blocks that
+//! are made here have the size of their request rounded up to 512 bytes; to less where blocks are closer.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot,
+};
+
+use super::segments::{Segment, Segments};
+use super::{CHECK_EVERY_EVENTS, contradiction, is_memory};
+use crate::budget::Budget;
+use crate::error::TraceError;
+use crate::model::{InitialSegment, TraceEvent};
+
+/// Returns the segments that `events` leave of those that a device `held` before, in the order of their
+/// addresses. O(n log m) for n events and m blocks at once.
+///
+/// # Errors
+///
+/// If the events contradict what was there, or that would take more memory than `budget` has left.
+pub(crate) fn left_at_end(
+    device: u32,
+    held: &[SegmentSnapshot],
+    events: &[TraceEvent],
+    budget: &mut Budget,
+) -> Result<Vec<SegmentSnapshot>, TraceError> {
+    let mut present = Present::new(held, granule(held, events))?;
+    for (index, event) in events.iter().enumerate() {
+        let applied = present.apply(event);
+        let checked = applied.and_then(|()| match index % CHECK_EVERY_EVENTS {
+            0 => budget.check(present.retained_bytes()),
+            _ => Ok(()),
+        });
+        checked.map_err(|error| error.at_event(device, index))?;
+    }
+    budget.take(1, present.retained_bytes())?;
+    Ok(present.into_segments())
+}
+
+/// What is there at some moment of the recording.
+struct Present {
+    /// The blocks in use, by address.
+    blocks: BTreeMap<u64, BlockSnapshot>,
+    segments: Segments,
+    /// What sizes of blocks are multiples of.
+    granule: Bytes,
+}
+
+/// Returns what all blocks' addresses are multiples of, 512 bytes at most: a request that is rounded up to that
+/// reaches no other block. BFC's blocks are multiples of 256 bytes.
+fn granule(held: &[SegmentSnapshot], events: &[TraceEvent]) -> Bytes {
+    let held = held.iter().flat_map(|segment| &segment.blocks);
+    let allocated = events.iter().map(|recorded| recorded.event);
+    let allocated = allocated.filter(|event| event.action == Action::Alloc);
+    let addresses = held.map(|block| block.address);
+    let addresses = addresses.chain(allocated.map(|event| event.address));
+    let bits = addresses.fold(512, |bits, address| bits | address.get());
+    Bytes(1 << bits.trailing_zeros())
+}
+
+impl Present {
+    fn new(held: &[SegmentSnapshot], granule: Bytes) -> Result<Present, TraceError> {
+        let mut present = Present {
+            blocks: BTreeMap::new(),
+            segments: Segments::default(),
+            granule,
+        };
+        for segment in held {
+            let inserted = Segment::from_snapshot(segment);
+            present.segments.insert(segment.address, inserted)?;
+            let blocks = segment.blocks.iter();
+            let in_use = blocks.filter(|block| block.status != BlockStatus::Inactive);
+            present
+                .blocks
+                .extend(in_use.map(|block| (block.address.get(), *block)));
+        }
+        Ok(present)
+    }
+
+    fn apply(&mut self, recorded: &TraceEvent) -> Result<(), TraceError> {
+        let Event {
+            action,
+            address,
+            size,
+            ..
+        } = recorded.event;
+        let has_place = !matches!(action, Action::Snapshot | Action::OutOfMemory);
+        if has_place && !is_memory(address, size) {
+            return Err(contradiction(format!(
+                "{} of {size} at {address} is no memory",
+                action.name()
+            )));
+        }
+        // The pool that the books of the segments would note in it is not asked for.
+        let mut event = *recorded;
+        match action {
+            Action::Alloc => {
+                let block = BlockSnapshot {
+                    address,
+                    size: size.round_up(self.granule),
+                    requested: size,
+                    status: BlockStatus::Allocated,
+                };
+                self.blocks.insert(address.get(), block);
+            }
+            Action::FreeRequested => match self.blocks.get_mut(&address.get()) {
+                Some(block) => block.status = BlockStatus::PendingFree,
+                None => return Err(not_there(recorded.event)),
+            },
+            Action::FreeCompleted => {
+                let block = self.blocks.remove(&address.get());
+                return block.map(drop).ok_or_else(|| not_there(recorded.event));
+            }
+            // What undoes the one does the other.
+            Action::SegmentAlloc => return self.segments.undo_free(&mut event),
+            Action::SegmentMap => return self.segments.undo_unmap(&mut event),
+            Action::SegmentFree => {
+                let gone = self.segments.undo_alloc(&mut event, true);
+                return gone.map_err(|_| not_there(recorded.event));
+            }
+            Action::SegmentUnmap => {
+                let gone = self.segments.undo_map(&mut event, true);
+                return gone.map_err(|_| not_there(recorded.event));
+            }
+            Action::Snapshot | Action::OutOfMemory => {}
+        }
+        Ok(())
+    }
+
+    /// Returns about how much memory all this takes.
+    fn retained_bytes(&self) -> u64 {
+        // A node of a tree is a half to wholly full.
+        let block = 3 * size_of::<(u64, BlockSnapshot)>() / 2;
+        (self.blocks.len() * block) as u64 + self.segments.retained_bytes()
+    }
+
+    fn into_segments(self) -> Vec<SegmentSnapshot> {
+        let blocks = &self.blocks;
+        let segments = self.segments.into_initial().into_iter();
+        segments
+            .map(|segment| {
+                let end = (segment.address + segment.size).get();
+                let blocks = blocks.range(segment.address.get()..end);
+                picture(
+                    &segment,
+                    &blocks.map(|(_, block)| *block).collect::<Vec<_>>(),
+                )
+            })
+            .collect()
+    }
+}
+
+/// Returns a segment with the blocks in use that lie in it and the free ones between them.
+fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> SegmentSnapshot {
+    let end = segment.address + segment.size;
+    let mut blocks = Vec::new();
+    let mut at = segment.address;
+    let push_free = |blocks: &mut Vec<_>, start: DeviceAddress, end: DeviceAddress| {
+        if start < end {
+            blocks.push(BlockSnapshot {
+                address: start,
+                size: end.offset_from(start),
+                requested: Bytes::ZERO,
+                status: BlockStatus::Inactive,
+            });
+        }
+    };
+    for (index, block) in in_use.iter().enumerate() {
+        push_free(&mut blocks, at, block.address);
+        let next = in_use.get(index + 1).map_or(end, |next| next.address);
+        let size = block.size.min(next.offset_from(block.address));
+        blocks.push(BlockSnapshot { size, ..*block });
+        at = block.address + size;
+    }
+    push_free(&mut blocks, at, end);
+    SegmentSnapshot {
+        address: segment.address,
+        size: segment.size,
+        stream: segment.stream,
+        pool: segment.pool.unwrap_or_default(),
+        is_large: segment.is_large,
+        is_expandable: segment.is_expandable,
+        blocks,
+    }
+}
+
+#[cold]
+fn not_there(event: Event) -> TraceError {
+    contradiction(format!(
+        "{} of {} at {}, where there is no such thing",
+        event.action.name(),
+        event.size,
+        event.address
+    ))
+}

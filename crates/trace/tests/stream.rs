@@ -1,0 +1,372 @@
+//! Recordings written while they happen, and cut off wherever: what a file has reads back, with what was there
+//! before it and what is left where it ends.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::{
+    AllocatorSettings, Frame, NoteId, Snapshot, StackId, StackTable, StreamWriter, TraceEvent,
+    read_from, write_compact,
+};
+
+const PAGE: u64 = 2 << 20;
+
+/// What has been written to it.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A made-up device: pages of an expandable segment and plain segments of one page, a block in each.
+#[derive(Clone, Default)]
+struct Device {
+    /// By the number of the page: the block in it, and whether its holder let go of it. The first
+    /// eight are of an expandable segment.
+    pages: BTreeMap<u64, Option<(Bytes, BlockStatus)>>,
+}
+
+fn is_expandable(page: u64) -> bool {
+    page < 8
+}
+
+fn address(page: u64) -> DeviceAddress {
+    DeviceAddress(0x7f00_0000_0000 + page * PAGE)
+}
+
+impl Device {
+    /// Does the next thing to a page; returns what that was.
+    fn step(&mut self, page: u64, number: u64) -> Event {
+        let mut event = Event {
+            action: Action::SegmentAlloc,
+            pool: MempoolId(0, u64::from(!is_expandable(page))),
+            address: address(page),
+            size: Bytes(PAGE),
+            stream: Stream(u64::from(!is_expandable(page)) * 0x50),
+        };
+        let [comes, goes] = match is_expandable(page) {
+            true => [Action::SegmentMap, Action::SegmentUnmap],
+            false => [Action::SegmentAlloc, Action::SegmentFree],
+        };
+        match self.pages.get_mut(&page) {
+            None => {
+                event.action = comes;
+                self.pages.insert(page, None);
+            }
+            Some(None) if number.is_multiple_of(4) => {
+                event.action = goes;
+                self.pages.remove(&page);
+            }
+            Some(block @ None) => {
+                (event.action, event.size) = (Action::Alloc, Bytes(1 + number * 77 % (PAGE - 1)));
+                *block = Some((event.size, BlockStatus::Allocated));
+            }
+            Some(Some((size, status @ BlockStatus::Allocated))) => {
+                (event.action, event.size) = (Action::FreeRequested, *size);
+                *status = BlockStatus::PendingFree;
+            }
+            Some(block @ Some(_)) => {
+                let (size, _) = block.take().unwrap();
+                (event.action, event.size) = (Action::FreeCompleted, size);
+            }
+        }
+        event
+    }
+
+    /// Returns what there is as a snapshot lists it: pages of the expandable segment that touch are one.
+    fn segments(&self) -> Vec<SegmentSnapshot> {
+        let mut segments: Vec<SegmentSnapshot> = Vec::new();
+        for (&page, block) in &self.pages {
+            let end = address(page) + Bytes(PAGE);
+            let mut blocks = Vec::new();
+            let mut at = address(page);
+            if let &Some((requested, status)) = block {
+                let size = requested.round_up(Bytes(512));
+                blocks.push(BlockSnapshot {
+                    address: at,
+                    size,
+                    requested,
+                    status,
+                });
+                at = at + size;
+            }
+            if at < end {
+                blocks.push(BlockSnapshot {
+                    address: at,
+                    size: end.offset_from(at),
+                    requested: Bytes::ZERO,
+                    status: BlockStatus::Inactive,
+                });
+            }
+            match segments.last_mut() {
+                Some(last) if is_expandable(page) && last.address + last.size == address(page) => {
+                    last.size += Bytes(PAGE);
+                    last.blocks.extend(blocks);
+                }
+                _ => segments.push(SegmentSnapshot {
+                    address: address(page),
+                    size: Bytes(PAGE),
+                    stream: Stream(u64::from(!is_expandable(page)) * 0x50),
+                    pool: MempoolId(0, u64::from(!is_expandable(page))),
+                    is_large: false,
+                    is_expandable: is_expandable(page),
+                    blocks,
+                }),
+            }
+        }
+        segments
+    }
+}
+
+/// Joins free blocks that touch.
+fn joined(segments: &[SegmentSnapshot]) -> Vec<SegmentSnapshot> {
+    let mut segments = segments.to_vec();
+    for segment in &mut segments {
+        let is_free = |block: &BlockSnapshot| block.status == BlockStatus::Inactive;
+        segment.blocks.dedup_by(|next, block| {
+            let joins = is_free(block) && is_free(next);
+            block.size += if joins { next.size } else { Bytes::ZERO };
+            joins
+        });
+    }
+    segments
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) % end
+    }
+}
+
+fn settings() -> AllocatorSettings {
+    AllocatorSettings {
+        conf: "expandable_segments:True".to_owned(),
+        strategy: "caching:expandable_segments:True".to_owned(),
+        ..AllocatorSettings::default()
+    }
+}
+
+/// What two devices did, and the file about it at each moment in which it was flushed.
+struct Recorded {
+    before: [Device; 2],
+    /// The devices' numbers are 3 and 1: in the order of their beginning and not of their numbers.
+    events: Vec<(usize, TraceEvent)>,
+    /// How many bytes there were, after how many events.
+    flushed: Vec<(usize, usize)>,
+    bytes: Vec<u8>,
+    stacks: StackTable,
+}
+
+const NUMBERS: [u32; 2] = [3, 1];
+
+fn record(seed: u64, is_finished: bool) -> Recorded {
+    let mut random = Random(seed);
+    let mut devices = [Device::default(), Device::default()];
+    for number in 0..100 {
+        devices[0].step(random.below(16), number);
+    }
+    let before = devices.clone();
+    let mut stacks = StackTable::new();
+    let file = Shared::default();
+    let mut writer = StreamWriter::new(file.clone()).unwrap();
+    for (number, device) in NUMBERS.into_iter().zip(&devices) {
+        assert!(!writer.has_device(number));
+        writer
+            .begin_device(number, &settings(), &device.segments())
+            .unwrap();
+    }
+    let (mut events, mut flushed) = (Vec::new(), Vec::new());
+    for number in 0..600 {
+        let device = usize::from(random.below(4) == 0);
+        let stack = match random.below(3) {
+            0 => StackId::NONE,
+            line => stacks.intern([Frame {
+                name: "step",
+                filename: "train.py",
+                line: u32::try_from(line + number / 200).unwrap(),
+            }]),
+        };
+        let event = TraceEvent {
+            event: devices[device].step(random.below(16), number),
+            time_us: 1_795_223_068_669_434 + i64::try_from(number).unwrap(),
+            stack,
+            pool_known: true,
+            note: NoteId::NONE,
+        };
+        writer.push(NUMBERS[device], &event, &stacks).unwrap();
+        events.push((device, event));
+        if random.below(40) == 0 {
+            writer.flush().unwrap();
+            flushed.push((file.bytes().len(), events.len()));
+        }
+    }
+    if is_finished {
+        writer.finish().unwrap();
+        flushed.push((file.bytes().len(), events.len()));
+    }
+    Recorded {
+        before,
+        events,
+        flushed,
+        bytes: file.bytes(),
+        stacks,
+    }
+}
+
+impl Recorded {
+    /// Asserts that a file says what happened up to an event.
+    fn check(&self, read: &Snapshot, count: usize) {
+        for (index, number) in NUMBERS.into_iter().enumerate() {
+            let trace = read
+                .traces
+                .iter()
+                .find(|trace| trace.device == number)
+                .unwrap();
+            let expected = self.events[..count]
+                .iter()
+                .filter(|(device, _)| *device == index);
+            let expected: Vec<&TraceEvent> = expected.map(|(_, event)| event).collect();
+            assert_eq!(trace.events.len(), expected.len());
+            for (event, expected) in trace.events.iter().zip(expected) {
+                let stack = event.stack;
+                assert_eq!(*event, TraceEvent { stack, ..*expected });
+                let frames = trace.stacks.frames(stack);
+                assert!(frames.eq(self.stacks.frames(expected.stack)));
+            }
+            assert_eq!(trace.settings, settings());
+            let mut device = self.before[index].clone();
+            let held = device.segments();
+            assert_eq!(trace.initial.segments.len(), held.len());
+            let blocks = held.iter().flat_map(|segment| &segment.blocks);
+            let in_use = blocks.filter(|block| block.status != BlockStatus::Inactive);
+            assert!(
+                in_use
+                    .map(|block| (block.address, block.size, block.requested))
+                    .eq(trace.initial.blocks.iter().map(|block| (
+                        block.address,
+                        block.size,
+                        block.requested
+                    )))
+            );
+            for event in &trace.events {
+                device.apply(&event.event);
+            }
+            assert_eq!(joined(&trace.segments), joined(&device.segments()));
+        }
+    }
+}
+
+impl Device {
+    fn apply(&mut self, event: &Event) {
+        let page = event.address.offset_from(address(0)).get() / PAGE;
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => drop(self.pages.insert(page, None)),
+            Action::SegmentFree | Action::SegmentUnmap => drop(self.pages.remove(&page)),
+            Action::Alloc => drop(
+                self.pages
+                    .insert(page, Some((event.size, BlockStatus::Allocated))),
+            ),
+            Action::FreeRequested => {
+                self.pages
+                    .insert(page, Some((event.size, BlockStatus::PendingFree)));
+            }
+            _ => drop(self.pages.insert(page, None)),
+        }
+    }
+}
+
+#[test]
+fn what_is_flushed_reads_back_wherever_the_file_ends() {
+    for seed in 1..20 {
+        let recorded = record(seed, false);
+        assert!(recorded.flushed.len() > 5);
+        for &(bytes, count) in &recorded.flushed {
+            let read = read_from(&recorded.bytes[..bytes]).unwrap();
+            assert!(read.is_cut_off);
+            recorded.check(&read, count);
+            let longer = &recorded.bytes[..recorded.bytes.len().min(bytes + 7)];
+            recorded.check(&read_from(longer).unwrap(), count);
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_off_within_a_section_has_those_before_it() {
+    let recorded = record(5, true);
+    let mut last = 0;
+    for length in recorded.flushed[0].0..recorded.bytes.len() {
+        let read = read_from(&recorded.bytes[..length]).unwrap();
+        let count = read.traces.iter().map(|trace| trace.events.len()).sum();
+        assert!(read.is_cut_off && count >= last);
+        last = count;
+    }
+    assert_eq!(last, recorded.events.len());
+}
+
+#[test]
+fn a_finished_file_says_that_it_is_whole_and_can_be_converted() {
+    let recorded = record(99, true);
+    let read = read_from(&recorded.bytes[..]).unwrap();
+    assert!(!read.is_cut_off);
+    recorded.check(&read, recorded.events.len());
+    let mut converted = Vec::new();
+    write_compact(&read, &mut converted).unwrap();
+    let again = read_from(&converted[..]).unwrap();
+    for (trace, same) in read.traces.iter().zip(&again.traces) {
+        assert_eq!(trace.events.len(), same.events.len());
+        assert_eq!(trace.segments, same.segments);
+        assert_eq!(trace.settings, same.settings);
+        assert_eq!(trace.peak_live_bytes(), same.peak_live_bytes());
+    }
+}
+
+#[test]
+fn events_that_contradict_what_was_there_are_refused() {
+    let file = Shared::default();
+    let mut writer = StreamWriter::new(file.clone()).unwrap();
+    writer.begin_device(0, &settings(), &[]).unwrap();
+    let event = Event {
+        action: Action::FreeCompleted,
+        pool: MempoolId::DEFAULT,
+        address: address(0),
+        size: Bytes(512),
+        stream: Stream::DEFAULT,
+    };
+    let event = TraceEvent {
+        event,
+        time_us: 1,
+        stack: StackId::NONE,
+        pool_known: true,
+        note: NoteId::NONE,
+    };
+    writer.push(0, &event, &StackTable::new()).unwrap();
+    writer.finish().unwrap();
+    let error = read_from(&file.bytes()[..]).unwrap_err().to_string();
+    assert!(error.contains("where there is no such thing"), "{error}");
+}

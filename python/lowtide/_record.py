@@ -1,0 +1,51 @@
+"""Recordings: everything that happens to the memory of every device, in a file."""
+
+import os
+from types import TracebackType
+
+from ._library import check, library
+
+
+class Recording:
+    """A recording that is being made, until `stop` or the end of the `with` block or of the process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        """The file as it was named; a rank of several puts its number before the extension."""
+        self._is_made = True
+
+    def stop(self) -> None:
+        """Ends the recording and completes its file. A second call does nothing.
+
+        Raises `Error` where the recording had ended before because the file could not be written to.
+        """
+        if self._is_made:
+            self._is_made = False
+            check(library().lowtide_record_stop())
+
+    def __enter__(self) -> "Recording":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def record(path: str | os.PathLike[str] = "recording.lowtide") -> Recording:
+    """Records everything that happens on every device from now on to a file, which is replaced.
+
+    What is held already is recorded as such. `lowtide replay`, `advise` and `convert` read the file, also while it
+    is written, and after the process was killed. In a rank of several (`RANK`, `WORLD_SIZE`) the rank's number
+    goes before the extension of the name, as in `recording.rank3.lowtide`.
+
+        with lowtide.record("step.lowtide"):
+            step()
+
+    Where the file cannot be written to any more, a line on standard error says so, and the program goes on.
+
+    Raises `StartedError` while another recording is made, and `Error` where the file cannot be created.
+    """
+    name = os.fspath(path)
+    check(library().lowtide_record_start(os.fsencode(name)))
+    return Recording(name)

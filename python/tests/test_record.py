@@ -1,0 +1,88 @@
+"""`lowtide.record`, and `lowtide record` around a script."""
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+from machine import MEMORY, Machine
+
+LOWTIDE = shutil.which("lowtide", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+CHURN = """
+    import random
+
+    def churn(steps, seed=1):
+        chance, held = random.Random(seed), []
+        for _ in range(steps):
+            if held and chance.random() < 0.45:
+                free(held.pop(chance.randrange(len(held))))
+            else:
+                held.append(allocate(1 << chance.randrange(4, 24)))
+        return held
+"""
+
+
+def verified(machine: Machine, name: str) -> dict[str, int]:
+    """Returns what a replay of a recording found."""
+    assert LOWTIDE is not None
+    done = machine.command(LOWTIDE, "replay", "--verify", "--json", name)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    found: dict[str, int] = result["verified"]
+    return found
+
+
+def test_a_block_of_the_program_is_recorded(gpu: Machine) -> None:
+    program = """
+        early = churn(200)
+        with lowtide.record("a.lowtide") as recording:
+            late = churn(1000, 2)
+        print(recording.path)
+        recording.stop()
+        churn(10, 3)
+    """
+    assert gpu.code(MEMORY, CHURN, program) == "a.lowtide\n"
+    found = verified(gpu, "a.lowtide")
+    assert found["same_address"] == found["compared"] > 500
+    assert found["first_difference"] is None
+
+
+def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:
+    program = """
+        print(refusal(lowtide.record, "no/such/file"))
+        recording = lowtide.record("b.lowtide")
+        print(refusal(lowtide.record, "c.lowtide"))
+        recording.stop()
+        full = lowtide.record("/dev/full")
+        churn(100)
+        print(refusal(full.stop))
+    """
+    first, second, third = gpu.code(MEMORY, CHURN, program).splitlines()
+    assert first == "Error nothing is recorded: no/such/file: No such file or directory (os error 2)"
+    assert second == "StartedError a recording is being made already: stop it first"
+    assert third.startswith("Error the recording to /dev/full ended: No space left on device")
+
+
+def test_the_command_records_each_process(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, "churn(2000)\n"))))
+    for rank in ("0", "1"):
+        done = gpu.command(
+            LOWTIDE, "record", "-o", f"job{rank}.lowtide", sys.executable, "script.py", RANK=rank, WORLD_SIZE="2"
+        )
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("lowtide: recorded ")
+        found = verified(gpu, f"job{rank}.rank{rank}.lowtide")
+        assert found["same_address"] == found["compared"] > 1000
+
+
+def test_a_script_that_raises_leaves_a_whole_file(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, "churn(300)\nraise SystemExit(5)\n"))))
+    done = gpu.command(LOWTIDE, "record", "-o", "r.lowtide", sys.executable, "script.py")
+    assert done.returncode == 5
+    assert "the end is missing" not in gpu.command(LOWTIDE, "replay", "r.lowtide").stderr
