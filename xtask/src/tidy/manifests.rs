@@ -16,7 +16,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("fakecuda", &[]),
     ("trace", &["core"]),
     ("replay", &["core", "shared", "sim", "cuda", "trace"]),
-    ("explain", &["core", "trace", "replay"]),
+    ("explain", &["core", "shared", "trace", "replay"]),
     ("history", &["core", "trace", "replay"]),
     (
         "cli",
