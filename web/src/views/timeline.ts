@@ -294,7 +294,9 @@ export class Timeline implements View, Gestures {
     for (const name of this.#shown()) {
       for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
     }
-    return highest * 1.05;
+    // Names of moments stand above the curves.
+    const { annotations, summary } = this.#model.trace;
+    return highest * (annotations.length + summary.ooms.length > 0 ? 1.12 : 1.04);
   }
 
   #instantText(instant: number): string {
