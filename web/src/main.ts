@@ -69,8 +69,8 @@ function show(model: Model): void {
   const views = [
     bar,
     new Overview(model, bar),
-    new Traces(model),
     new Timeline(model, bar, tooltip),
+    new Traces(model),
     new Strategies(model),
     new GapView(model),
     new AddressView(model, tooltip),
@@ -109,7 +109,7 @@ function traceChoice(model: Model): HTMLElement[] {
   if (traces.length < 2) return [];
   const select = h("select", {
     id: "trace",
-    change: () => model.store.set({ trace: Number(select.value), view: null }),
+    change: () => model.chooseTrace(Number(select.value)),
   });
   const drawOptions = () =>
     fill(

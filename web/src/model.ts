@@ -26,6 +26,12 @@ export class Model {
     return this.store.state;
   }
 
+  /** Shows another trace; what was shown becomes the one to compare with, if that would be itself. */
+  chooseTrace(trace: number): void {
+    const other = trace === this.state.other ? this.state.trace : this.state.other;
+    this.store.set({ trace, other, view: null });
+  }
+
   /** Returns what a trace is called here. */
   nameOf(index: number): string {
     return this.#keep("names", () => shortNames(this.summary.traces.map(({ name }) => name)))[index];

@@ -10,6 +10,8 @@ export interface View {
   draw(): void;
 }
 
+/** How long a view out of sight waits at most. */
+const IDLE_MS = 100;
 /** How far outside the window a view is drawn at once, so that scrolling finds it ready. */
 const MARGIN = "200px";
 
@@ -63,13 +65,15 @@ export class Schedule {
   #drawWhenIdle(): void {
     if (this.#isIdleAsked) return;
     this.#isIdleAsked = true;
-    const idle = window.requestIdleCallback ?? ((draw: () => void) => setTimeout(draw, 50));
-    idle(() => {
+    const draw = () => {
       this.#isIdleAsked = false;
       const [next] = this.#due;
       if (next !== undefined) this.#draw(next);
       if (this.#due.size > 0) this.#drawWhenIdle();
-    });
+    };
+    // On a busy machine a browser may find no time for long, and some browsers have no such call.
+    if (window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
+    else window.requestIdleCallback(draw, { timeout: IDLE_MS });
   }
 
   #draw(view: View): void {

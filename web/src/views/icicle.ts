@@ -80,8 +80,8 @@ export class Icicle implements View {
       h(
         "p",
         { class: "quiet keys", id: "stacks-keys" },
-        "Click a box to see it over the whole width, and the topmost to come back. Keys: arrows go through the boxes, " +
-          "Enter widens, Escape comes back. The filter of the tables dims what it does not find.",
+        "Click a box to widen it, and once more to go up. Keys: arrows, Enter widens, Escape comes back. The filter of " +
+          "the tables dims what it does not find.",
       ),
       this.#table,
     );

@@ -24,7 +24,7 @@ export class InstantBar implements View {
       if (this.#jump.value !== "") this.choose(Number(this.#jump.value));
     },
   });
-  readonly #readout = h("dl", { class: "readout" });
+  readonly #readout = h("dl", { class: "readout", "aria-live": "polite" });
   readonly #set = h(
     "button",
     { type: "button", title: "Choose a second instant", click: () => this.#openSecond() },

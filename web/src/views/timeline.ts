@@ -67,8 +67,8 @@ export class Timeline implements View, Gestures {
       h(
         "p",
         { class: "quiet keys", id: "timeline-keys" },
-        "Click: an instant. Drag: zoom. Shift+drag: a range. Wheel after a click, or with Ctrl: zoom. Keys: ← → move, " +
-          "with Shift by one event; + − 0 zoom; Page Up and Down, Home, End; S: second instant.",
+        "Click: an instant. Drag: zoom. Shift+drag: a range. Wheel after a click, or Ctrl and wheel: zoom. " +
+          "Keys: ← → (Shift: one event), + − 0, Page Up and Down, Home, End, S: second instant.",
       ),
       this.#details,
     );
@@ -294,7 +294,9 @@ export class Timeline implements View, Gestures {
     for (const name of this.#shown()) {
       for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
     }
-    return highest * 1.05;
+    // Names of moments stand above the curves.
+    const { annotations, summary } = this.#model.trace;
+    return highest * (annotations.length + summary.ooms.length > 0 ? 1.12 : 1.04);
   }
 
   #instantText(instant: number): string {
@@ -320,11 +322,11 @@ export class Timeline implements View, Gestures {
       ctx.fillStyle = color(name);
       const isWhole = name === "--bad" || within.length <= WHOLE_MARKS_MAX;
       ctx.globalAlpha = name === "--bad" ? 1 : 0.35;
-      ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 8 * ratio);
+      ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 5 * ratio);
       ctx.globalAlpha = 1;
       const width = ctx.measureText(text).width;
       if (x < free || x + width + 8 * ratio > bbox.left + bbox.width) return;
-      ctx.fillText(text, x + 4 * ratio, bbox.top + 2 * ratio);
+      ctx.fillText(text, x + 4 * ratio, bbox.top + 6 * ratio);
       free = x + width + 12 * ratio;
     };
     for (const { event, requested } of summary.ooms) {

@@ -57,7 +57,7 @@ export class Traces implements View {
 
   #link(row: number): HTMLElement {
     const isShown = row === this.#model.state.trace;
-    const show = () => this.#model.store.set({ trace: row, view: null });
+    const show = () => this.#model.chooseTrace(row);
     const button = h("button", { type: "button", class: "link", click: show }, this.#model.nameOf(row));
     if (isShown) button.setAttribute("aria-current", "true");
     return button;

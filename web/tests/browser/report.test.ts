@@ -262,6 +262,8 @@ test("two traces are chosen from, and compared", async () => {
   assert.equal(await page.locator("h1").innerText(), "after.pickle");
   await assertSums(page, second);
   assert.equal((await rowsOf(page, "#traces")).length, 2);
+  // Now it is compared with the trace that was shown before.
+  assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), -change);
   assertQuiet();
 });
 

@@ -1,8 +1,8 @@
 // A browser with a report in it, as a user has it: a file on the disk, and no network.
 
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { delimiter, join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
 import { pack } from "./encode.ts";
@@ -20,7 +20,9 @@ export class Session {
   }
 
   static async start(): Promise<Session> {
-    const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
+    const inPath = (process.env.PATH ?? "").split(delimiter).map((directory) => join(directory, "chromium"));
+    const executablePath = process.env.CHROMIUM ?? inPath.find((path) => existsSync(path));
+    if (executablePath === undefined) throw new Error("no chromium in PATH; CHROMIUM may name another");
     return new Session(await chromium.launch({ executablePath, args: ["--no-sandbox"] }));
   }
 

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Curves } from "../../src/data/curves.ts";
 import { gapAt } from "../../src/data/gap.ts";
+import { CAUSES } from "../../src/data/summary.ts";
 import { type Block, count, type Recording, type Segment, traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
@@ -87,6 +88,7 @@ test("a block outside all segments shows", () => {
 });
 
 test("random jobs: the causes are those of an independent count, and add up", () => {
+  const seen = new Set<string>();
   for (const seed of [1, 2, 3]) {
     const made = simulate({ seed, steps: 4, requestsPerStep: 60 });
     const trace = traceOf(made);
@@ -99,8 +101,10 @@ test("random jobs: the causes are those of an independent count, and add up", ()
         `seed ${seed}, ${instant}`,
       );
       assert.equal(difference, 0);
+      for (const cause of CAUSES) if (causes[cause] > 0) seen.add(cause);
       assert.equal(curves.exact("live")[instant], live);
       assert.equal(curves.exact("reserved")[instant], reserved);
     }
   }
+  assert.equal(seen.size, CAUSES.length, "every cause occurs");
 });
