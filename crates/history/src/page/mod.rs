@@ -24,7 +24,7 @@ use stacks::{Stacks, Strings};
 use summary::{Aggregated, Instant, Oom, Peak, StrategySummary, Summary, TraceSummary};
 
 /// So many blocks are listed one by one: more, and the page would pass 30 MB.
-const BLOCKS_MAX: usize = 1_500_000;
+const BLOCKS_MAX: usize = 2_000_000;
 
 /// The refused requests whose figures are kept; a job that goes on after them may have any number.
 const REFUSALS_MAX: usize = 64;
@@ -376,7 +376,7 @@ fn recorded_strategy(trace: &Trace) -> String {
 }
 
 /// Returns a stream's handle as people know it: small numbers, and addresses.
-pub(crate) fn stream_text(stream: Stream) -> String {
+pub fn stream_text(stream: Stream) -> String {
     match stream.0 {
         handle @ 0..=0xffff => handle.to_string(),
         handle => format!("{handle:#x}"),
@@ -384,7 +384,7 @@ pub(crate) fn stream_text(stream: Stream) -> String {
 }
 
 /// Returns what a pool is called.
-pub(crate) fn pool_text(pool: MempoolId) -> String {
+fn pool_text(pool: MempoolId) -> String {
     match pool {
         MempoolId::DEFAULT => "default".to_owned(),
         MempoolId(first, second) => format!("({first}, {second})"),
