@@ -80,6 +80,24 @@ fn a_leak_is_named_with_its_stack() {
 }
 
 #[test]
+fn the_page_names_the_leak_too() {
+    let scratch = Scratch::new("leaks-page");
+    let path = job(&scratch, "leaks.lowtide", MIB);
+    let page = run(&[
+        "report".as_ref(),
+        path.as_os_str(),
+        "-o".as_ref(),
+        "-".as_ref(),
+    ]);
+    let (_, leaks) = page
+        .split_once(r#""leaks":["#)
+        .expect("the page has a list of leaks");
+    let leak =
+        r#"{"bytes":14680064,"bytes_per_step":1048576.0,"grown_steps":14,"steps":14,"confidence":"#;
+    assert!(leaks.starts_with(leak), "{}", &leaks[..200]);
+}
+
+#[test]
 fn a_job_without_a_leak_is_not_accused() {
     let text = run(&["leaks", GPT2]);
     assert!(text.contains("Optimizer.step#AdamW.step"), "{text}");

@@ -1,6 +1,9 @@
 //! `lowtide report`: the page's data, read as the page reads them and summed anew.
 
-#![expect(clippy::unwrap_used, reason = "a page that cannot be read fails its test")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a page that cannot be read fails its test"
+)]
 
 mod common;
 
@@ -218,6 +221,11 @@ fn stacks_names_and_times_can_be_looked_up() {
     let instants = page.column("0/events/time_event");
     assert_eq!(instants.last().copied(), trace["events"].as_u64());
     assert!(!page.column("0/annotations/event").is_empty());
+    let growth = &trace["growth"];
+    assert_eq!(growth["found_by"], "annotation");
+    assert_eq!(growth["leaks"], serde_json::json!([]));
+    let steps = page.column("0/steps/boundaries").len() - 1;
+    assert_eq!(growth["steps"], steps);
 }
 
 #[test]
