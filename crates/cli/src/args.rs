@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Advise(AdviseArgs),
     Convert(ConvertArgs),
     Report(ReportArgs),
+    Diff(DiffArgs),
+    Leaks(LeaksArgs),
     Run(RunArgs),
     Record(RecordArgs),
     Doctor(DoctorArgs),
@@ -132,6 +134,52 @@ pub(crate) struct ReportArgs {
     /// Open the page in the browser
     #[arg(long)]
     pub(crate) open: bool,
+}
+
+/// Name what a recorded job had more of than another one, or than itself before
+///
+/// Compares what is live at the peaks, by the stack that asked for it, or by size and stream where no stack
+/// is recorded. The confidence is 1 if every step of the second holds more of it than every step of the
+/// first (or less, where it shrank), and 0 if as many hold more as hold less.
+#[derive(Args, Debug)]
+pub(crate) struct DiffArgs {
+    /// The recording to compare with: a PyTorch memory snapshot or a trace of lowtide's own
+    #[arg(value_name = "BEFORE")]
+    pub(crate) before: PathBuf,
+
+    /// The recording to tell about
+    #[arg(value_name = "AFTER")]
+    pub(crate) after: PathBuf,
+
+    /// The device, of recordings that have several [default: the one with the most events]
+    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
+    pub(crate) device: Option<u32>,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Name what grows from step to step of a recorded job and is not given back
+///
+/// Steps are those that the program marked (its optimizer's), else what repeats in its requests. The
+/// first quarter of them may fill caches. What grows is named by the stack that asked for it, or by size
+/// and stream where no stack is recorded. The confidence, from 0 to 1, is high where it grew in many steps,
+/// evenly, to the end, and never shrank; from 0.7 on it is called a leak.
+#[derive(Args, Debug)]
+pub(crate) struct LeaksArgs {
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
+    /// reads standard input
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+
+    /// The device, of a recording that has several [default: the one with the most events]
+    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
+    pub(crate) device: Option<u32>,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Run a program that calls CUDA with lowtide as its allocator

@@ -9,10 +9,12 @@ mod advise;
 mod args;
 mod capacity;
 mod convert;
+mod diff;
 mod doctor;
 mod format;
 mod html;
 mod json;
+mod leaks;
 mod output;
 mod progress;
 mod ranking;
@@ -23,6 +25,7 @@ mod report;
 mod run;
 #[cfg(test)]
 mod samples;
+mod sites;
 mod table;
 
 use std::process::ExitCode;
@@ -39,6 +42,8 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Diff(args) => diff::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Leaks(args) => leaks::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
         Command::Record(args) => record::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -9,13 +9,14 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use flate2::write::GzEncoder;
 use lowtide_core::Config;
-use lowtide_history::{BlockSizes, History, PageData, PageTrace};
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
+use rayon::prelude::*;
 
 use crate::args::{self, ReportArgs};
 use crate::progress::Progress;
-use crate::{format, output, ranking, recording, replay};
+use crate::{format, output, ranking, recording};
 use base64::Base64Writer;
 
 /// The page, its style and its script.
@@ -42,9 +43,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if prints_page && args.open {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
-    let mut data = PageData::new(env!("CARGO_PKG_VERSION"), args.traces.len());
+    let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     for path in &args.traces {
-        add_recording(&mut data, path)?;
+        add_recording(&mut data, path, args.traces.len())?;
     }
     if prints_page {
         let mut page = Vec::new();
@@ -72,8 +73,8 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path` on which something was allocated.
-fn add_recording(data: &mut PageData, path: &Path) -> Result<()> {
+/// Adds every device of the recording at `path`, one of `recordings`, on which something was allocated.
+fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<()> {
     let snapshot = recording::read(path)?;
     let name = recording::name(path);
     let traces = snapshot.traces.iter().filter(|trace| trace.allocs() > 0);
@@ -86,15 +87,24 @@ fn add_recording(data: &mut PageData, path: &Path) -> Result<()> {
             1 => name.clone(),
             _ => format!("{name}, device {}", trace.device),
         };
-        let sizes = BlockSizes::of(trace, &());
-        let history = History::new(trace, &sizes);
-        let replayed = replay_all(trace).with_context(|| label.clone())?;
+        let progress = Progress::new("replaying", trace.events.len() as u64);
+        let ((history, leaks), replayed) = rayon::join(
+            || {
+                let history = History::new(trace, &BlockSizes::of(trace, &progress));
+                let leaks = Leaks::find(trace, &history);
+                (history, leaks)
+            },
+            || replay_all(&label, trace, &progress),
+        );
+        drop(progress);
         let folded = data.add(&PageTrace {
             name: &label,
             trace,
             history: &history,
             replayed: &replayed,
+            leaks: &leaks,
             is_cut_off: snapshot.is_cut_off,
+            traces: recordings * traces.len(),
         });
         if let Some(folded) = folded {
             output::note(&format!(
@@ -108,21 +118,24 @@ fn add_recording(data: &mut PageData, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns what the job would have taken with each allocator.
-fn replay_all(trace: &Trace) -> Result<Vec<(String, Outcome)>> {
+/// Returns what the job would have taken with each allocator; says so of those with which it cannot be
+/// replayed.
+fn replay_all(label: &str, trace: &Trace, progress: &Progress) -> Vec<(String, Outcome)> {
     let configs: Vec<Config> = args::all_configs().collect();
     let options = Options {
         timeline_points: TIMELINE_POINTS,
         ..Options::default()
     };
-    let total = trace.events.len() as u64 * configs.len() as u64;
-    let progress = Progress::new("replaying", total);
+    progress.extend(trace.events.len() as u64 * configs.len() as u64);
     let steps = lowtide_replay::Job::new(trace);
-    let outcomes = replay::replay_all(&steps, &configs, &options, &progress)?;
-    let labelled = outcomes
-        .into_iter()
-        .map(|outcome| (ranking::label(&outcome), outcome));
-    Ok(labelled.collect())
+    let replay = |config: &Config| match steps.replay(config, &options, progress) {
+        Ok(outcome) => Some((ranking::label(&outcome), outcome)),
+        Err(error) => {
+            output::note(&format!("{label}: {config} is not in the page: {error}"));
+            None
+        }
+    };
+    configs.par_iter().filter_map(replay).collect()
 }
 
 fn write_page(data: &mut PageData, out: &mut dyn Write) -> Result<()> {

@@ -133,28 +133,19 @@ impl FreeBytes {
 
     /// Returns the causes that the bytes count for, as a request in `stream` sees them.
     pub fn causes(&self, stream: Stream) -> [(Cause, Bytes); 2] {
-        let rest = self.free - self.releasable;
-        if !self.pool.is_default() {
-            [
-                (Cause::PrivatePools, self.releasable),
-                (Cause::PrivatePools, rest),
-            ]
+        let (whole, part) = if !self.pool.is_default() {
+            (Cause::PrivatePools, Cause::PrivatePools)
         } else if self.stream != stream {
-            [
-                (Cause::OtherStreams, self.releasable),
-                (Cause::OtherStreams, rest),
-            ]
+            (Cause::OtherStreams, Cause::OtherStreams)
         } else if self.is_expandable {
-            [
-                (Cause::CachedSegments, self.releasable),
-                (Cause::PartlyUsedPages, rest),
-            ]
+            (Cause::CachedSegments, Cause::PartlyUsedPages)
         } else {
-            [
-                (Cause::CachedSegments, self.releasable),
-                (Cause::SplitRemainders, rest),
-            ]
-        }
+            (Cause::CachedSegments, Cause::SplitRemainders)
+        };
+        [
+            (whole, self.releasable),
+            (part, self.free - self.releasable),
+        ]
     }
 
     fn of(segment: &SegmentSnapshot, large_page: Bytes) -> FreeBytes {

@@ -4,6 +4,7 @@ use lowtide_core::{Action, Bytes, Cause, Gap, MempoolId, Stream};
 use lowtide_trace::{StackId, Trace};
 
 use crate::levels::Levels;
+use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
 use crate::walk::Walk;
 
@@ -155,12 +156,13 @@ impl History {
 
 /// Returns the stream in which the most was asked for; of equals, the one with the lowest handle.
 pub(crate) fn main_stream(trace: &Trace) -> Stream {
-    let mut sums: Vec<(Stream, u64)> = Vec::new();
-    let mut add =
-        |stream: Stream, bytes: Bytes| match sums.iter_mut().find(|(known, _)| *known == stream) {
-            Some((_, sum)) => *sum = sum.saturating_add(bytes.get()),
-            None => sums.push((stream, bytes.get())),
-        };
+    let mut streams = Numbering::new();
+    let mut sums: Vec<u64> = Vec::new();
+    let mut add = |stream: Stream, bytes: Bytes| {
+        let number = streams.number(stream) as usize;
+        sums.resize(sums.len().max(number + 1), 0);
+        sums[number] = sums[number].saturating_add(bytes.get());
+    };
     for block in &trace.initial.blocks {
         add(block.stream, block.requested);
     }
@@ -169,8 +171,7 @@ pub(crate) fn main_stream(trace: &Trace) -> Stream {
             add(recorded.event.stream, recorded.event.size);
         }
     }
-    let most = sums
-        .into_iter()
-        .max_by_key(|&(stream, sum)| (sum, std::cmp::Reverse(stream)));
+    let sums = streams.into_values().into_iter().zip(sums);
+    let most = sums.max_by_key(|&(stream, sum)| (sum, std::cmp::Reverse(stream)));
     most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }

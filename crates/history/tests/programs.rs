@@ -43,8 +43,15 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let size = prop_oneof![1_u64..3000, 1_u64..3_000_000, 1_u64..90_000_000];
-    let alloc = (size, 0_u64..3, prop::bool::weighted(0.2));
+    // Most are small, so that several pages for small requests come and go.
+    let size = prop_oneof![
+        1 => 1_u64..3000,
+        4 => 1_u64..1_048_577,
+        1 => 1_u64..3_000_000,
+        1 => 1_u64..90_000_000,
+    ];
+    let stream = prop_oneof![4 => Just(0_u64), 1 => 1_u64..3];
+    let alloc = (size, stream, prop::bool::weighted(0.2));
     prop_oneof![
         6 => alloc.prop_map(|(size, stream, is_private)| Op::Alloc { size, stream, is_private }),
         4 => any::<usize>().prop_map(|index| Op::Free { index }),
@@ -199,7 +206,7 @@ proptest! {
     })]
 
     #[test]
-    fn the_history_is_what_the_allocator_lists(program in prop::collection::vec(op(), 1..100)) {
+    fn the_history_is_what_the_allocator_lists(program in prop::collection::vec(op(), 1..200)) {
         for config in CONFIGS {
             check(config, &program)?;
         }

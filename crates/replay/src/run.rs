@@ -118,7 +118,8 @@ impl<'a> Run<'a> {
         Ok(sizes.filter(|sizes| agrees && sizes.len() == blocks))
     }
 
-    /// Takes every step, or those up to where the job would have ended, and returns how many.
+    /// Takes every step, or those up to where the job would have ended, and returns how many. Where sizes
+    /// are asked for, there is no use in going on after a difference.
     fn take_all(&mut self, progress: &dyn Progress) -> Result<usize, ReplayError> {
         let adopted = self.adopt_initial_state()?;
         let (mut taken, mut reported) = (0, 0);
@@ -130,6 +131,9 @@ impl<'a> Run<'a> {
             }
             taken += 1;
             if let Progressed::Ended = self.take(index)? {
+                break;
+            }
+            if self.block_sizes.is_some() && self.differs() {
                 break;
             }
         }
@@ -244,6 +248,11 @@ impl<'a> Run<'a> {
             }
             Err(error) => self.refuse(end, error, Progressed::Ended),
         }
+    }
+
+    fn differs(&self) -> bool {
+        let comparison = self.comparison.as_ref();
+        comparison.is_some_and(Comparison::has_difference)
     }
 
     fn note_block_size(&mut self, address: DeviceAddress) {

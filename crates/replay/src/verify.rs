@@ -65,6 +65,11 @@ impl<'a> Comparison<'a> {
         }
     }
 
+    /// Returns whether some event so far differs.
+    pub(crate) fn has_difference(&self) -> bool {
+        self.result.first_difference.is_some()
+    }
+
     pub(crate) fn finish(self) -> Verified {
         self.result
     }

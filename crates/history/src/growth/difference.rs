@@ -76,10 +76,10 @@ impl Difference {
                 names.entry(side.name(number)).or_default()[index] = Some(number);
             }
         }
-        let compared = names.values().map(|numbers| compare(&sides, *numbers));
-        let mut differences: Vec<SiteDifference> = compared
-            .filter(|difference| difference.peak_bytes != [0, 0])
-            .collect();
+        let compared = names
+            .values()
+            .filter_map(|&numbers| compare(&sides, numbers));
+        let mut differences: Vec<SiteDifference> = compared.collect();
         differences
             .sort_by_key(|difference| std::cmp::Reverse(difference.growth_bytes().unsigned_abs()));
         Difference {
@@ -105,10 +105,10 @@ impl<'a> Side<'a> {
     }
 
     fn extremes(&self, number: Option<usize>) -> Vec<Extremes> {
-        let boundaries = &self.steps.boundaries;
+        let (boundaries, _) = self.steps.spans(0);
         match number {
-            Some(number) => self.sites.extremes(self.history, number, boundaries),
-            None => vec![Extremes { least: 0, most: 0 }; self.steps.len()],
+            Some(number) => self.sites.extremes(self.history, number, &boundaries),
+            None => vec![Extremes { least: 0, most: 0 }; boundaries.len().saturating_sub(1)],
         }
     }
 
@@ -132,11 +132,13 @@ impl<'a> Side<'a> {
     }
 }
 
-fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> SiteDifference {
+/// Returns what became of a site; `None` where nothing of it was live at either peak.
+fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> Option<SiteDifference> {
     let [before, after] = sides;
     let [first, second] = numbers;
     let at_peak = [before.at_peak(first), after.at_peak(second)];
-    SiteDifference {
+    let is_live = at_peak.iter().any(|&(bytes, _)| bytes > 0);
+    is_live.then(|| SiteDifference {
         site: [
             first.map(|number| before.sites.sites[number]),
             second.map(|number| after.sites.sites[number]),
@@ -145,7 +147,7 @@ fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> SiteDifference
         peak_blocks: at_peak.map(|(_, blocks)| blocks),
         bytes_per_step: [before.bytes_per_step(first), after.bytes_per_step(second)],
         confidence: dominance(&before.extremes(first), &after.extremes(second)),
-    }
+    })
 }
 
 /// Returns the share of pairs of steps, one of each recording, in which the second's most is more, less

@@ -1,12 +1,10 @@
 //! What grows from step to step and is never given back.
 
+use crate::growth::line::{Fit, as_float};
 use crate::growth::sites::{Site, Sites};
 use crate::growth::steps::Steps;
 use crate::history::History;
 use lowtide_trace::Trace;
-
-/// More steps than this are looked at several at a time.
-const SPANS_MAX: usize = 1024;
 
 /// The first steps fill caches: so many are left out, one in four.
 const WARM_UP_SHARE: usize = 4;
@@ -63,9 +61,7 @@ impl Leaks {
     pub fn find(trace: &Trace, history: &History) -> Leaks {
         let steps = Steps::find(trace, history);
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1).min(steps.len());
-        let span_steps = steps.len().div_ceil(SPANS_MAX).max(1);
-        let looked_at = steps.boundaries[warm_up_steps..].iter().copied();
-        let boundaries: Vec<u32> = looked_at.step_by(span_steps).collect();
+        let (boundaries, span_steps) = steps.spans(warm_up_steps);
         let sites = Sites::new(history);
         let mut growths: Vec<Growth> = (0..sites.sites.len())
             .filter_map(|number| {
@@ -121,37 +117,10 @@ fn growth(site: Site, floors: &[u64]) -> Option<Growth> {
         bytes_per_step: average,
         grown_steps,
         steps,
-        confidence: evidence * one_way * goes_on * straightness(floors),
+        confidence: evidence * one_way * goes_on * Fit::of(floors).straightness(),
         end_bytes: 0,
         end_blocks: 0,
     })
-}
-
-/// Returns how much of the change is growth at one rate: the coefficient of determination of a straight
-/// line, in [0, 1].
-fn straightness(floors: &[u64]) -> f64 {
-    let count = as_float(floors.len() as u64);
-    let mean_step = (count - 1.0) / 2.0;
-    let mean = floors.iter().map(|&bytes| as_float(bytes)).sum::<f64>() / count;
-    let (mut both, mut of_steps, mut of_bytes) = (0.0, 0.0, 0.0);
-    for (step, &bytes) in (0_u64..).zip(floors) {
-        let (step, bytes) = (as_float(step) - mean_step, as_float(bytes) - mean);
-        both += step * bytes;
-        of_steps += step * step;
-        of_bytes += bytes * bytes;
-    }
-    match of_steps * of_bytes {
-        0.0 => 0.0,
-        product => (both * both / product).min(1.0),
-    }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "shares, and averages for people"
-)]
-fn as_float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

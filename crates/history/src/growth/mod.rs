@@ -2,6 +2,7 @@
 
 mod difference;
 mod leaks;
+mod line;
 mod sites;
 mod steps;
 

@@ -12,10 +12,14 @@ use hashbrown::HashMap;
 use lowtide_core::{Action, Bytes};
 use lowtide_trace::{AnnotationStage, StackId, Trace};
 
+use crate::growth::line::{Fit, as_float};
 use crate::history::History;
 
 /// Fewer steps tell nothing.
 const STEPS_MIN: usize = 4;
+
+/// More steps than this are looked at several at a time.
+const SPANS_MAX: usize = 1024;
 
 /// Into so many parts a recording is cut whose steps are not found.
 const PARTS: u32 = 40;
@@ -71,6 +75,14 @@ impl Steps {
         by_annotation(trace)
             .or_else(|| by_period(trace, history))
             .unwrap_or_else(|| equal_parts(history))
+    }
+
+    /// Returns the boundaries of the steps behind the first `skipped`, or of spans of several steps if there
+    /// are very many; and how many steps a span has.
+    pub(super) fn spans(&self, skipped: usize) -> (Vec<u32>, usize) {
+        let span_steps = self.len().div_ceil(SPANS_MAX).max(1);
+        let boundaries = self.boundaries.iter().copied().skip(skipped);
+        (boundaries.step_by(span_steps).collect(), span_steps)
     }
 
     /// Returns how many whole steps there are.
@@ -291,37 +303,12 @@ fn is_even(boundaries: &[u32], live: &[u64]) -> bool {
     let (least, most) = range(between);
     let at = boundaries.iter().map(|&instant| live[instant as usize]);
     let at: Vec<u64> = at.collect();
-    distance_from_line(&at) <= UNEVENNESS_MAX * as_float(most - least)
-}
-
-/// Returns how far values are from the straight line that fits best: the root of the mean square.
-fn distance_from_line(values: &[u64]) -> f64 {
-    let count = as_float(values.len() as u64);
-    let mean = values.iter().map(|&value| as_float(value)).sum::<f64>() / count;
-    let mean_index = (count - 1.0) / 2.0;
-    let (mut both, mut of_indices, mut of_values) = (0.0, 0.0, 0.0);
-    for (index, &value) in (0_u64..).zip(values) {
-        let (index, value) = (as_float(index) - mean_index, as_float(value) - mean);
-        both += index * value;
-        of_indices += index * index;
-        of_values += value * value;
-    }
-    let explained = if of_indices > 0.0 {
-        both * both / of_indices
-    } else {
-        0.0
-    };
-    ((of_values - explained).max(0.0) / count).sqrt()
+    Fit::of(&at).distance() <= UNEVENNESS_MAX * as_float(most - least)
 }
 
 fn range(values: &[u64]) -> (u64, u64) {
     let least = values.iter().copied().min().unwrap_or(0);
     (least, values.iter().copied().max().unwrap_or(0))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "shares and averages")]
-fn as_float(number: u64) -> f64 {
-    number as f64
 }
 
 fn equal_parts(history: &History) -> Steps {

@@ -95,3 +95,90 @@ fn curves<'h>(
     let at = instants.iter().map(|&instant| changes[instant as usize]);
     (levels, at.collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sizes::BlockSizes;
+    use lowtide_core::{Action, DeviceAddress, Event, MempoolId, Stream};
+    use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
+
+    /// Returns the history of blocks of many sizes, each freed after a while or never.
+    fn history() -> History {
+        let mut trace = Trace::default();
+        let mut push = |action, address: u64, size: u64| {
+            let event = Event {
+                action,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(address << 30),
+                size: Bytes(size),
+                stream: Stream::DEFAULT,
+            };
+            trace.events.push(TraceEvent {
+                event,
+                time_us: 0,
+                stack: StackId::NONE,
+                pool_known: true,
+                note: NoteId::NONE,
+            });
+        };
+        let size = |block: u64| 1 + block * 7919 % 100_003;
+        for block in 0..200 {
+            push(Action::Alloc, block, size(block));
+            if block % 3 != 0 {
+                push(Action::FreeRequested, block - 1, size(block - 1));
+            }
+            if block % 6 == 4 {
+                push(Action::FreeCompleted, block - 1, size(block - 1));
+            }
+        }
+        History::new(&trace, &BlockSizes::estimated(&trace))
+    }
+
+    #[test]
+    fn what_is_folded_and_what_is_listed_make_up_all() {
+        let history = history();
+        let instants: Vec<u32> = (0..=history.events).collect();
+        for kept in [0, 1, 50, 199] {
+            let folded = Folded::new(&history, kept, &instants).expect("there are more blocks");
+            assert_eq!(folded.blocks, 200 - kept);
+            for &instant in &instants {
+                let listed = history.blocks.iter().enumerate();
+                let listed = listed.filter(|&(index, _)| !folded.contains(index));
+                let mut sums = folded.at[instant as usize];
+                for (_, block) in listed {
+                    if block.is_allocated_at(instant) {
+                        sums[0] += block.live_bytes().get();
+                    }
+                    if (block.start..block.end).contains(&instant) {
+                        sums[1] += block.size.get();
+                    }
+                }
+                let all = |curve: usize| history.levels.most(curve)[instant as usize];
+                // What is reserved and not free is in blocks.
+                let free = all(6) + all(7) + all(8);
+                assert_eq!(sums, [all(1), all(0) - free], "{kept} kept, at {instant}");
+            }
+        }
+        assert!(Folded::new(&history, 200, &instants).is_none());
+    }
+
+    #[test]
+    fn what_is_listed_takes_more_for_longer() {
+        let history = history();
+        let weight = |block: &Block| block.size.get() * u64::from(block.end - block.start);
+        let weights = |folded: &Folded, is_folded: bool| {
+            let blocks = history.blocks.iter().enumerate();
+            let chosen = blocks.filter(|&(index, _)| folded.contains(index) == is_folded);
+            chosen.map(|(_, block)| weight(block)).collect::<Vec<u64>>()
+        };
+        let folded = Folded::new(&history, 20, &[]).expect("there are more blocks");
+        let sizes = history.blocks.iter().enumerate();
+        let largest = sizes
+            .filter(|&(index, _)| folded.contains(index))
+            .map(|(_, block)| block.size)
+            .max();
+        assert_eq!(Some(folded.size_max), largest);
+        assert!(weights(&folded, true).iter().max() <= weights(&folded, false).iter().min());
+    }
+}

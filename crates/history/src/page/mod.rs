@@ -16,15 +16,19 @@ use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, Trace};
 
+use crate::growth::{Leaks, Site};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
 use crate::walk::large_page;
 use columns::Columns;
 use fold::Folded;
 use stacks::{Stacks, Strings};
-use summary::{Aggregated, Instant, Oom, Peak, StrategySummary, Summary, TraceSummary};
+use summary::{
+    Aggregated, GrowthSummary, Instant, LeakSummary, Oom, Peak, SiteSummary, StrategySummary,
+    Summary, TraceSummary,
+};
 
 /// So many blocks are listed one by one: more, and the page would pass 30 MB.
-const BLOCKS_MAX: usize = 1_500_000;
+const BLOCKS_MAX: usize = 2_000_000;
 
 /// The refused requests whose figures are kept; a job that goes on after them may have any number.
 const REFUSALS_MAX: usize = 64;
@@ -38,7 +42,6 @@ pub struct PageData {
     summary: Summary,
     strings: Strings,
     columns: Columns,
-    blocks_max: usize,
 }
 
 /// A trace as a report shows it.
@@ -52,8 +55,12 @@ pub struct PageTrace<'a> {
     pub history: &'a History,
     /// What it would have come to with other allocators, each with a name and with a timeline.
     pub replayed: &'a [(String, Outcome)],
+    /// What grew in it.
+    pub leaks: &'a Leaks,
     /// Whether the end of the recording is missing.
     pub is_cut_off: bool,
+    /// How many traces the page has, which share its room.
+    pub traces: usize,
 }
 
 /// What is not listed one by one, and has to be said.
@@ -68,8 +75,8 @@ pub struct FoldedBlocks {
 }
 
 impl PageData {
-    /// Returns the data of a report on `traces` traces; `version` is that of the program.
-    pub fn new(version: &'static str, traces: usize) -> PageData {
+    /// Returns the data of a report on nothing yet; `version` is that of the program.
+    pub fn new(version: &'static str) -> PageData {
         PageData {
             summary: Summary {
                 version,
@@ -78,7 +85,6 @@ impl PageData {
             },
             strings: Strings::default(),
             columns: Columns::default(),
-            blocks_max: BLOCKS_MAX / traces.max(1),
         }
     }
 
@@ -89,25 +95,23 @@ impl PageData {
         let prefix = format!("{}/", self.summary.traces.len());
         let mut instants = instants(history);
         let numbers: Vec<u32> = instants.iter().map(|(_, moment)| moment.instant).collect();
-        let folded = Folded::new(history, self.blocks_max, &numbers);
-        let has_stacks = self.add_blocks(&prefix, trace, history, folded.as_ref());
+        let folded = Folded::new(history, BLOCKS_MAX / page.traces.max(1), &numbers);
+        let mut stacks = Stacks::new(&trace.stacks);
+        self.add_blocks(&prefix, history, folded.as_ref(), &mut stacks);
+        let growth = self.add_growth(&prefix, history, page.leaks, &mut stacks);
+        let has_stacks = stacks.add_to(&prefix, &mut self.columns, &mut self.strings);
         self.add_segments(&prefix, history);
         self.add_curves(&prefix, history, folded.as_ref());
         self.add_replayed(&prefix, history, page.replayed);
         let duration_us = self.add_times(&prefix, trace);
         self.add_annotations(&prefix, trace);
 
-        let stream_number = |stream: Stream| {
-            let number = history.streams.iter().position(|&known| known == stream);
-            number
-                .and_then(|number| u32::try_from(number).ok())
-                .unwrap_or(0)
-        };
         let figures = instants
             .drain(..)
             .enumerate()
             .map(|(index, (label, moment))| {
-                let mut instant = Instant::new(label, &moment, stream_number(moment.stream));
+                let mut instant =
+                    Instant::new(label, &moment, stream_number(history, moment.stream));
                 if let Some(folded) = &folded {
                     [instant.aggregated, instant.aggregated_size] = folded.at[index];
                 }
@@ -126,7 +130,7 @@ impl PageData {
             } else {
                 "estimated"
             },
-            main_stream: stream_number(history.main_stream),
+            main_stream: stream_number(history, history.main_stream),
             large_page: large_page(trace).get(),
             streams: history
                 .streams
@@ -146,6 +150,7 @@ impl PageData {
                 events_max: folded.events_max,
             }),
             strategies: page.replayed.iter().map(strategy_summary).collect(),
+            growth,
             initial_blocks: trace.initial.blocks.len(),
             is_cut_off: page.is_cut_off,
             skipped_events: trace.skipped_events,
@@ -177,21 +182,19 @@ impl PageData {
         self.columns.write(out)
     }
 
-    /// Returns whether any block has a stack.
     fn add_blocks(
         &mut self,
         prefix: &str,
-        trace: &Trace,
         history: &History,
         folded: Option<&Folded>,
-    ) -> bool {
+        stacks: &mut Stacks<'_>,
+    ) {
         let blocks = history.blocks.iter().enumerate();
         let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
         let listed: Vec<&Block> = blocks
             .filter(|&(index, _)| is_listed(index))
             .map(|(_, block)| block)
             .collect();
-        let mut stacks = Stacks::new(&trace.stacks);
         let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
             let numbers = listed.iter().map(|block| of(block));
             self.columns
@@ -212,7 +215,32 @@ impl PageData {
         add_u64("address", &|block| block.address);
         add_u64("requested", &|block| block.requested.get());
         add_u64("padding", &|block| (block.size - block.requested).get());
-        stacks.add_to(prefix, &mut self.columns, &mut self.strings)
+    }
+
+    /// Adds where steps begin and end, and returns what grew over them.
+    fn add_growth(
+        &mut self,
+        prefix: &str,
+        history: &History,
+        leaks: &Leaks,
+        stacks: &mut Stacks<'_>,
+    ) -> GrowthSummary {
+        let boundaries = leaks.steps.boundaries.iter().copied();
+        self.columns
+            .add_u32(format!("{prefix}steps/boundaries"), boundaries);
+        let sites = leaks.leaks().map(|growth| {
+            let site = match growth.site {
+                Site::Stack(stack) => SiteSummary::Stack {
+                    stack: stacks.number(stack),
+                },
+                Site::Size { size_max, stream } => SiteSummary::Size {
+                    size_max: size_max.get(),
+                    stream: stream_number(history, stream),
+                },
+            };
+            LeakSummary::new(growth, site)
+        });
+        GrowthSummary::new(leaks, sites.collect())
     }
 
     fn add_segments(&mut self, prefix: &str, history: &History) {
@@ -316,6 +344,13 @@ impl PageData {
     }
 }
 
+/// Returns a stream's number in the history, which is 0 for one in which nothing ever was.
+fn stream_number(history: &History, stream: Stream) -> u32 {
+    let mut numbered = (0..).zip(&history.streams);
+    let found = numbered.find(|&(_, &known)| known == stream);
+    found.map_or(0, |(number, _)| number)
+}
+
 /// Returns the instants whose figures the page has exactly.
 fn instants(history: &History) -> Vec<(String, Moment)> {
     let mut instants = vec![
@@ -376,7 +411,7 @@ fn recorded_strategy(trace: &Trace) -> String {
 }
 
 /// Returns a stream's handle as people know it: small numbers, and addresses.
-pub(crate) fn stream_text(stream: Stream) -> String {
+pub fn stream_text(stream: Stream) -> String {
     match stream.0 {
         handle @ 0..=0xffff => handle.to_string(),
         handle => format!("{handle:#x}"),
@@ -384,7 +419,7 @@ pub(crate) fn stream_text(stream: Stream) -> String {
 }
 
 /// Returns what a pool is called.
-pub(crate) fn pool_text(pool: MempoolId) -> String {
+fn pool_text(pool: MempoolId) -> String {
     match pool {
         MempoolId::DEFAULT => "default".to_owned(),
         MempoolId(first, second) => format!("({first}, {second})"),

@@ -4,6 +4,7 @@ use lowtide_core::{Bytes, Cause};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::growth::{Growth, Leaks, StepSource};
 use crate::history::Moment;
 
 /// What the page reads first. The names of the keys are an interface between it and the page.
@@ -42,6 +43,7 @@ pub(super) struct TraceSummary {
     pub(super) instants: Vec<Instant>,
     pub(super) aggregated: Option<Aggregated>,
     pub(super) strategies: Vec<StrategySummary>,
+    pub(super) growth: GrowthSummary,
     pub(super) initial_blocks: usize,
     pub(super) is_cut_off: bool,
     pub(super) skipped_events: u64,
@@ -94,6 +96,70 @@ pub(super) struct StrategySummary {
     pub(super) peak_reserved_bytes: u64,
     pub(super) ratio: f64,
     pub(super) completed: bool,
+}
+
+/// What grew over a job's steps.
+#[derive(Debug, Serialize)]
+pub(super) struct GrowthSummary {
+    steps: usize,
+    /// `annotation`, `period`, or `parts` where the steps were not found.
+    found_by: &'static str,
+    annotation: Option<String>,
+    warm_up_steps: usize,
+    /// So many steps are looked at as one.
+    span_steps: usize,
+    leaks: Vec<LeakSummary>,
+}
+
+/// A place that no step gives everything back to.
+#[derive(Debug, Serialize)]
+pub(super) struct LeakSummary {
+    bytes: u64,
+    bytes_per_step: f64,
+    grown_steps: usize,
+    steps: usize,
+    confidence: f64,
+    #[serde(flatten)]
+    site: SiteSummary,
+}
+
+/// Which place: the number of a stack, or a size and the number of a stream.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum SiteSummary {
+    Stack { stack: u32 },
+    Size { size_max: u64, stream: u32 },
+}
+
+impl GrowthSummary {
+    pub(super) fn new(found: &Leaks, leaks: Vec<LeakSummary>) -> GrowthSummary {
+        let (found_by, annotation) = match &found.steps.source {
+            StepSource::Annotation(name) => ("annotation", Some(name.clone())),
+            StepSource::Period(_) => ("period", None),
+            StepSource::Parts => ("parts", None),
+        };
+        GrowthSummary {
+            steps: found.steps.len(),
+            found_by,
+            annotation,
+            warm_up_steps: found.warm_up_steps,
+            span_steps: found.span_steps,
+            leaks,
+        }
+    }
+}
+
+impl LeakSummary {
+    pub(super) fn new(growth: &Growth, site: SiteSummary) -> LeakSummary {
+        LeakSummary {
+            bytes: growth.bytes,
+            bytes_per_step: growth.bytes_per_step,
+            grown_steps: growth.grown_steps,
+            steps: growth.steps,
+            confidence: growth.confidence,
+            site,
+        }
+    }
 }
 
 impl Peak {

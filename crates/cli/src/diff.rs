@@ -1,0 +1,148 @@
+//! `lowtide diff`: what one recording has more of than another.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use console::style;
+use lowtide_core::Bytes;
+use lowtide_history::{BlockSizes, Difference, History, Site, SiteDifference};
+use lowtide_trace::{StackTable, Trace};
+use serde::Serialize;
+
+use crate::args::DiffArgs;
+use crate::leaks::bytes_text;
+use crate::recording::{self, Job};
+use crate::sites::{SiteRow, StepsRow, site_text, steps_text};
+use crate::{format, json, output};
+
+/// So many places are told one by one; the JSON has all.
+const SITES_MAX: usize = 20;
+
+/// Carries out `lowtide diff`.
+///
+/// # Errors
+///
+/// If an argument or a recording is bad.
+pub(crate) fn run(args: &DiffArgs) -> Result<()> {
+    let paths = [&args.before, &args.after];
+    let before = recording::read_device(paths[0], args.device)?;
+    let after = recording::read_device(paths[1], args.device)?;
+    let traces = [&before, &after];
+    // How much blocks are rounded does not tell what grows.
+    let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
+    let difference = Difference::new([(&before, &histories[0]), (&after, &histories[1])]);
+    let jobs = [Job::new(paths[0], &before), Job::new(paths[1], &after)];
+    output::print(&match args.json {
+        true => json::text(&DiffReport::new(&jobs, &difference, traces))?,
+        false => text(&jobs, &difference, traces),
+    })
+}
+
+fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String {
+    let mut text = String::new();
+    for (job, steps) in jobs.iter().zip(&difference.steps) {
+        let _ = writeln!(text, "{}\n  {}", job.headline(), steps_text(steps));
+    }
+    let changed = || {
+        let sites = difference.sites.iter();
+        sites.filter(|site| site.growth_bytes() != 0)
+    };
+    let _ = writeln!(
+        text,
+        "\nlive at the second's peak, compared with the first's:"
+    );
+    for site in changed().take(SITES_MAX) {
+        text += &site_difference_text(site, traces);
+    }
+    let rest: i64 = changed()
+        .skip(SITES_MAX)
+        .map(SiteDifference::growth_bytes)
+        .sum();
+    let others = changed().count().saturating_sub(SITES_MAX);
+    if others > 0 {
+        let places = format::counted(others as u64, "other place");
+        let _ = writeln!(text, "{} in {places}, which --json lists", signed(rest));
+    }
+    let total: i64 = changed().map(SiteDifference::growth_bytes).sum();
+    let _ = writeln!(
+        text,
+        "{}",
+        style(format!("{} in all", signed(total))).bold()
+    );
+    text
+}
+
+fn site_difference_text(site: &SiteDifference, traces: [&Trace; 2]) -> String {
+    let [before, after] = site.peak_bytes.map(Bytes);
+    let [before_step, after_step] = site.bytes_per_step.map(bytes_text);
+    let [before_blocks, after_blocks] = site.peak_blocks.map(format::count);
+    let (site_id, stacks) = name(site, traces);
+    format!(
+        "{}: {before} → {after} in {before_blocks} → {after_blocks} blocks; asks for {before_step} → \
+         {after_step} a step; confidence {:.2}\n{}",
+        style(signed(site.growth_bytes())).bold(),
+        site.confidence.abs(),
+        site_text(site_id, stacks),
+    )
+}
+
+/// Returns the site as one of the recordings names it.
+fn name<'t>(difference: &SiteDifference, traces: [&'t Trace; 2]) -> (Site, &'t StackTable) {
+    match difference.site {
+        [_, Some(site)] => (site, &traces[1].stacks),
+        [Some(site), None] => (site, &traces[0].stacks),
+        [None, None] => unreachable!("a site is in one of the recordings"),
+    }
+}
+
+/// Returns a number of bytes with its sign.
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { '-' } else { '+' };
+    format!("{sign}{}", Bytes(bytes.unsigned_abs()))
+}
+
+/// What `lowtide diff --json` prints. Pairs are of the first recording and of the second.
+#[derive(Debug, Serialize)]
+struct DiffReport<'a> {
+    traces: &'a [Job; 2],
+    steps: [StepsRow<'a>; 2],
+    sites: Vec<SiteDifferenceRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct SiteDifferenceRow<'a> {
+    growth_bytes: i64,
+    peak_bytes: [u64; 2],
+    peak_blocks: [u64; 2],
+    bytes_per_step: [f64; 2],
+    /// From -1, each step of the second holds less, to 1, each holds more.
+    confidence: f64,
+    #[serde(flatten)]
+    site: SiteRow<'a>,
+}
+
+impl<'a> DiffReport<'a> {
+    fn new(
+        jobs: &'a [Job; 2],
+        difference: &'a Difference,
+        traces: [&'a Trace; 2],
+    ) -> DiffReport<'a> {
+        let row = |site: &SiteDifference| {
+            let (site_id, stacks) = name(site, traces);
+            SiteDifferenceRow {
+                growth_bytes: site.growth_bytes(),
+                peak_bytes: site.peak_bytes,
+                peak_blocks: site.peak_blocks,
+                bytes_per_step: site.bytes_per_step,
+                confidence: site.confidence,
+                site: SiteRow::new(site_id, stacks),
+            }
+        };
+        let [before, after] = &difference.steps;
+        DiffReport {
+            traces: jobs,
+            steps: [StepsRow::new(before), StepsRow::new(after)],
+            sites: difference.sites.iter().map(row).collect(),
+        }
+    }
+}

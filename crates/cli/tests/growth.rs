@@ -1,0 +1,153 @@
+//! `lowtide leaks` and `lowtide diff`.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{GPT2, Scratch, fail, run, run_json};
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_trace::{Frame, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent};
+
+const MIB: u64 = 1 << 20;
+
+/// Writes the recording of 20 steps of 100 requests, of which each keeps `leak_bytes` where that is not
+/// zero.
+fn job(scratch: &Scratch, name: &str, leak_bytes: u64) -> PathBuf {
+    let mut stacks = StackTable::new();
+    let frame = |name, line| Frame {
+        name,
+        filename: "train.py",
+        line,
+    };
+    let leak = stacks.intern([frame("keep_history", 77), frame("main", 1)]);
+    let work: Vec<StackId> = (0..100)
+        .map(|line| stacks.intern([frame("forward", line)]))
+        .collect();
+    let mut trace = Trace::default();
+    let mut push = |action, address: u64, size: u64, stack| {
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: Stream::DEFAULT,
+        };
+        trace.events.push(TraceEvent {
+            event,
+            time_us: 0,
+            stack,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+    };
+    push(Action::SegmentAlloc, 1 << 30, 1 << 40, StackId::NONE);
+    for step in 0..20 {
+        let address = |request: u64| (1 << 30) + request * MIB;
+        for (request, &stack) in (0..).zip(&work) {
+            push(Action::Alloc, address(request), MIB, stack);
+        }
+        if leak_bytes > 0 {
+            push(Action::Alloc, address(1000 * (step + 1)), leak_bytes, leak);
+        }
+        for request in 0..100 {
+            push(Action::FreeRequested, address(request), MIB, StackId::NONE);
+            push(Action::FreeCompleted, address(request), MIB, StackId::NONE);
+        }
+    }
+    trace.stacks = std::sync::Arc::new(stacks);
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    scratch.write_snapshot(name, &snapshot)
+}
+
+#[test]
+fn a_leak_is_named_with_its_stack() {
+    let scratch = Scratch::new("leaks");
+    let path = job(&scratch, "leaks.lowtide", MIB);
+    let text = run(&["leaks".as_ref(), path.as_os_str()]);
+    let expected = "1024.00 KiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
+                    20.00 MiB in 20 blocks at the end\n    keep_history  train.py:77\n    main  train.py:1\n";
+    assert!(text.contains(expected), "{text}");
+    let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
+    let leaks = json["leaks"].as_array().unwrap();
+    assert_eq!(leaks.len(), 1);
+    assert_eq!(leaks[0]["bytes_per_step"], 1_048_576.0);
+    assert_eq!(leaks[0]["stack"][0]["function"], "keep_history");
+    assert_eq!(json["steps"]["found_by"], "period");
+    assert_eq!(json["others"], serde_json::json!([]));
+}
+
+#[test]
+fn the_page_names_the_leak_too() {
+    let scratch = Scratch::new("leaks-page");
+    let path = job(&scratch, "leaks.lowtide", MIB);
+    let page = run(&[
+        "report".as_ref(),
+        path.as_os_str(),
+        "-o".as_ref(),
+        "-".as_ref(),
+    ]);
+    let (_, leaks) = page
+        .split_once(r#""leaks":["#)
+        .expect("the page has a list of leaks");
+    let leak =
+        r#"{"bytes":14680064,"bytes_per_step":1048576.0,"grown_steps":14,"steps":14,"confidence":"#;
+    assert!(leaks.starts_with(leak), "{}", &leaks[..200]);
+}
+
+#[test]
+fn a_job_without_a_leak_is_not_accused() {
+    let text = run(&["leaks", GPT2]);
+    assert!(text.contains("Optimizer.step#AdamW.step"), "{text}");
+    assert!(text.contains("no leak: nothing grows steadily"), "{text}");
+    assert_eq!(
+        run_json(&["leaks", GPT2, "--json"])["leaks"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
+fn a_difference_is_named_with_its_stack() {
+    let scratch = Scratch::new("diff");
+    let before = job(&scratch, "before.lowtide", 0);
+    let after = job(&scratch, "after.lowtide", MIB);
+    let text = run(&["diff".as_ref(), before.as_os_str(), after.as_os_str()]);
+    let expected = "+20.00 MiB: 0 bytes → 20.00 MiB in 0 → 20 blocks; asks for 0 bytes → \
+                    1024.00 KiB a step; confidence 1.00\n    keep_history  train.py:77\n";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.ends_with("+20.00 MiB in all\n"), "{text}");
+    let json = run_json(&[
+        "diff".as_ref(),
+        before.as_os_str(),
+        after.as_os_str(),
+        "--json".as_ref(),
+    ]);
+    assert_eq!(json["sites"][0]["growth_bytes"], 20 << 20);
+    assert_eq!(json["sites"][0]["stack"][0]["line"], 77);
+    assert_eq!(json["sites"][1]["growth_bytes"], 0);
+    let same = run(&["diff", GPT2, GPT2]);
+    assert!(same.ends_with("+0 bytes in all\n"), "{same}");
+}
+
+#[test]
+fn what_is_missing_is_said_in_one_line() {
+    let check = |arguments: &[&str], expected: &str| assert_eq!(fail(arguments), expected);
+    check(
+        &["leaks"],
+        "the following required arguments were not provided: <TRACE>",
+    );
+    check(
+        &["diff", GPT2],
+        "the following required arguments were not provided: <AFTER>",
+    );
+    check(
+        &["diff", GPT2, "none.pickle"],
+        "none.pickle: No such file or directory (os error 2)",
+    );
+    check(
+        &["leaks", GPT2, "--device", "3"],
+        "gpt2_train.pickle.zst: has no device 3, only 0",
+    );
+}

@@ -1,0 +1,272 @@
+//! `lowtide report`: the page's data, read as the page reads them and summed anew.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a page that cannot be read fails its test"
+)]
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr};
+use serde_json::Value;
+
+/// What a page holds.
+struct Page {
+    summary: Value,
+    columns: HashMap<String, Vec<u64>>,
+}
+
+impl Page {
+    fn read(path: &Path) -> Page {
+        let page = fs::read_to_string(path).unwrap();
+        let script = |id: &str| {
+            let (_, rest) = page.split_once(&format!("id=\"{id}\">")).unwrap();
+            rest.split_once("</script>").unwrap().0
+        };
+        let mut container = Vec::new();
+        let compressed = from_base64(script("lowtide-data"));
+        flate2::read::GzDecoder::new(&*compressed)
+            .read_to_end(&mut container)
+            .unwrap();
+        Page {
+            summary: serde_json::from_str(script("lowtide-summary")).unwrap(),
+            columns: columns(&container),
+        }
+    }
+
+    fn column(&self, name: &str) -> &[u64] {
+        &self.columns[name]
+    }
+
+    /// Returns the live bytes and the bytes of blocks and segments of trace `trace` at `instant`.
+    fn count(&self, trace: usize, instant: u64) -> [u64; 3] {
+        let column = |name: &str| self.column(&format!("{trace}/{name}"));
+        let [start, held, pending] =
+            ["start", "held", "pending"].map(|name| column(&format!("blocks/{name}")));
+        let (requested, padding) = (column("blocks/requested"), column("blocks/padding"));
+        let mut sums = [0; 3];
+        for block in 0..start.len() {
+            let freed = start[block] + held[block];
+            let size = requested[block] + padding[block];
+            if (start[block]..freed).contains(&instant) {
+                sums[0] += requested[block].next_multiple_of(512).min(size);
+            }
+            if (start[block]..freed + pending[block]).contains(&instant) {
+                sums[1] += size;
+            }
+        }
+        let (start, end) = (column("segments/start"), column("segments/end"));
+        for segment in 0..start.len() {
+            if (start[segment]..end[segment]).contains(&instant) {
+                sums[2] += column("segments/size")[segment];
+            }
+        }
+        sums
+    }
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::new();
+    for four in text.as_bytes().as_chunks::<4>().0 {
+        let bits = four
+            .iter()
+            .fold(0_u32, |bits, &byte| bits << 6 | u32::from(digit(byte)));
+        let padding = four.iter().filter(|&&byte| byte == b'=').count();
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..4 - padding]);
+    }
+    bytes
+}
+
+fn columns(container: &[u8]) -> HashMap<String, Vec<u64>> {
+    let (length, rest) = container.split_at(4);
+    let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
+    let (directory, bytes) = rest.split_at(length);
+    let directory: Value = serde_json::from_slice(directory).unwrap();
+    let entries = directory["columns"].as_array().unwrap().iter();
+    let number = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
+    entries
+        .map(|entry| {
+            let width = if entry["kind"] == "u64" { 8 } else { 4 };
+            let (count, offset) = (number(&entry["count"]), number(&entry["offset"]));
+            assert_eq!(number(&entry["length"]), width * count);
+            let mut last = 0_u64;
+            let numbers = (0..count).map(|index| {
+                let byte = |plane: usize| u64::from(bytes[offset + plane * count + index]);
+                let difference = (0..width)
+                    .map(|plane| byte(plane) << (8 * plane))
+                    .sum::<u64>();
+                last = last.wrapping_add(difference);
+                if width == 4 {
+                    last &= u64::from(u32::MAX);
+                }
+                last
+            });
+            (
+                entry["name"].as_str().unwrap().to_owned(),
+                numbers.collect(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn the_sums_on_the_page_are_those_of_the_trace() {
+    let scratch = Scratch::new("report");
+    let path = scratch.path("both.html");
+    let printed = run(&[
+        "report",
+        GPT2,
+        "llama_varlen.pickle.zst",
+        "-o",
+        path.to_str().unwrap(),
+    ]);
+    assert_eq!(printed, format!("{}\n", path.display()));
+    let page = Page::read(&path);
+    for (index, name) in [GPT2, "llama_varlen.pickle.zst"].into_iter().enumerate() {
+        let trace = &page.summary["traces"][index];
+        assert_eq!(trace["name"], name);
+        assert_eq!(trace["sizes"], "verified");
+        let replayed = run_json(&["replay", name, "--json"]);
+        assert_eq!(
+            trace["peak_live"]["bytes"],
+            replayed["trace"]["peak_live_bytes"]
+        );
+        assert_eq!(trace["events"], replayed["trace"]["events"]);
+        for (strategy, outcome) in trace["strategies"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(replayed["results"].as_array().unwrap())
+        {
+            let peak = &outcome["peak_reserved_bytes"];
+            assert_eq!(&strategy["peak_reserved_bytes"], peak);
+            let label = strategy["label"].as_str().unwrap();
+            let curve = page.column(&format!("{index}/curves/{label}/reserved/max"));
+            assert_eq!(curve.iter().max().copied(), peak.as_u64(), "{label}");
+        }
+        for instant in trace["instants"].as_array().unwrap() {
+            let figure = |key: &str| instant[key].as_u64().unwrap();
+            let [live, in_blocks, reserved] = page.count(index, figure("event"));
+            assert_eq!(
+                [live, reserved],
+                [figure("live"), figure("reserved")],
+                "{instant}"
+            );
+            let causes = instant["causes"].as_object().unwrap();
+            let cause = |name: &str| causes[name].as_u64().unwrap();
+            assert_eq!(causes.len(), 7);
+            let all: u64 = causes.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+            assert_eq!(live + all, reserved, "{instant}");
+            let outside = all - cause("rounding") - cause("waiting_for_events");
+            assert_eq!(in_blocks + outside, reserved, "{instant}");
+        }
+    }
+}
+
+#[test]
+fn stacks_names_and_times_can_be_looked_up() {
+    let scratch = Scratch::new("report-stacks");
+    let mut snapshot = common::read_sample(GPT2);
+    let trace = &mut snapshot.traces[0];
+    let mut stacks = (*trace.stacks).clone();
+    let hostile = "</script><img src=x onerror=alert(1)>&amp;";
+    let frame = |name, line| lowtide_trace::Frame {
+        name,
+        filename: "train.py",
+        line,
+    };
+    let stack = stacks.intern([frame(hostile, 7), frame("main", 1)]);
+    for event in &mut trace.events {
+        event.stack = stack;
+    }
+    trace.stacks = std::sync::Arc::new(stacks);
+    let input = scratch.write_snapshot("hostile.lowtide", &snapshot);
+    let path = scratch.path("page.html");
+    run(&[
+        "report".as_ref(),
+        input.as_os_str(),
+        "-o".as_ref(),
+        path.as_os_str(),
+    ]);
+    assert!(!fs::read_to_string(&path).unwrap().contains("<img"));
+
+    let page = Page::read(&path);
+    let trace = &page.summary["traces"][0];
+    assert_eq!(trace["has_stacks"], true);
+    assert_eq!(page.column("0/stacks/ends"), [0, 2]);
+    let innermost = usize::try_from(page.column("0/stacks/frames")[0]).unwrap();
+    let function = usize::try_from(page.column("0/frames/function")[innermost]).unwrap();
+    assert_eq!(page.summary["strings"][function], hostile);
+    assert_eq!(page.column("0/frames/line")[innermost], 7);
+    assert!(
+        page.column("0/blocks/stack")
+            .iter()
+            .all(|&stack| stack == 1)
+    );
+    let times = page.column("0/events/time_us");
+    assert!(times.is_sorted() && times.len() <= 65_536);
+    assert_eq!(times.last().copied(), trace["duration_us"].as_u64());
+    let instants = page.column("0/events/time_event");
+    assert_eq!(instants.last().copied(), trace["events"].as_u64());
+    assert!(!page.column("0/annotations/event").is_empty());
+    let growth = &trace["growth"];
+    assert_eq!(growth["found_by"], "annotation");
+    assert_eq!(growth["leaks"], serde_json::json!([]));
+    let steps = page.column("0/steps/boundaries").len() - 1;
+    assert_eq!(growth["steps"], steps);
+}
+
+#[test]
+fn the_page_is_named_after_the_recording_and_can_be_printed() {
+    let scratch = Scratch::new("report-name");
+    let output = lowtide()
+        .current_dir(scratch.path(""))
+        .args(["report".as_ref(), sample(GPT2).as_os_str()])
+        .output()
+        .unwrap();
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.stdout, b"gpt2_train.html\n");
+    let printed = run(&[
+        "report".as_ref(),
+        sample(GPT2).as_os_str(),
+        "-o".as_ref(),
+        "-".as_ref(),
+    ]);
+    assert_eq!(
+        printed,
+        fs::read_to_string(scratch.path("gpt2_train.html")).unwrap()
+    );
+}
+
+#[test]
+fn what_cannot_be_shown_is_said_in_one_line() {
+    let check = |arguments: &[&str], expected: &str| assert_eq!(fail(arguments), expected);
+    check(
+        &["report"],
+        "the following required arguments were not provided: <TRACE>...",
+    );
+    check(
+        &["report", GPT2, "-o", "-", "--open"],
+        "-o - prints the page, which --open cannot open; name a file for it",
+    );
+    check(
+        &["report", "none.pickle"],
+        "none.pickle: No such file or directory (os error 2)",
+    );
+    check(
+        &["report", GPT2, "-o", "none/page.html"],
+        "none/page.html: No such file or directory (os error 2)",
+    );
+}
