@@ -167,6 +167,29 @@ print(saver.retain_cpu_backup)
     ]
 
 
+def test_backups_on_disk_are_files_to_be_seen(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+        saver.set_disk_backup_dir("files")
+        with saver.region(enable_disk_backup=True):
+            large, small = allocate(30 * MIB), allocate(512)
+        with saver.region():
+            allocate(5 * MIB)
+        sizes = lambda: [os.path.getsize(f"files/{name}") for name in os.listdir("files")]
+        for _ in range(2):
+            write(large, b"large")
+            saver.pause()
+            print(len(sizes()), sum(sizes()) >= 30 * MIB)
+            saver.resume()
+            print(sizes(), read(large, 5))
+        """,
+    )
+    assert printed.splitlines() == ["2 True", "[] b'large'"] * 2
+
+
 @pytest.mark.parametrize("is_process", [False, True])
 def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
     printed = machine.code(
