@@ -167,6 +167,30 @@ print(saver.retain_cpu_backup)
     ]
 
 
+@pytest.mark.parametrize("variables", [{}, {"TMS_INIT_CPU_BACKUP_BACKEND": "mmap"}])
+def test_memory_of_the_host_goes_back_with_a_resume(machine: Machine, variables: dict[str, str]) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        f"backend = {None if variables else 'mmap'!r}\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("RssAnon:"))
+with saver.region(enable_cpu_backup=True, cpu_backup_backend=backend):
+    write(allocate(256 * MIB), bytes(256 * MIB))
+before = resident()
+saver.pause()
+during = resident()
+saver.resume()
+print(during - before >= 192, resident() - during <= -192)
+""",
+        **variables,
+    )
+    assert printed == "True True\n"
+
+
 def test_backups_on_disk_are_files_to_be_seen(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,
