@@ -191,6 +191,30 @@ print(during - before >= 192, resident() - during <= -192)
     assert printed == "True True\n"
 
 
+def test_what_programs_preload_is_beside_the_package(machine: Machine) -> None:
+    path = machine.code(
+        ALIAS,
+        """
+        import os, torch_memory_saver
+        package = os.path.dirname(torch_memory_saver.__file__)
+        print(os.path.join(os.path.dirname(package), "torch_memory_saver_hook_mode_preload.abi3.so"))
+        """,
+    ).strip()
+    printed = machine.code(
+        f"""
+        import ctypes
+        from lowtide._library import library
+        inside = ctypes.CDLL({path!r}).tms_get_interesting_region
+        inside.restype = ctypes.c_bool
+        assert ctypes.CDLL(None).tms_pause
+        library().tms_set_interesting_region(True)
+        print(inside())
+        """,
+        LD_PRELOAD=path,
+    )
+    assert printed == "True\n"
+
+
 def test_backups_on_disk_are_files_to_be_seen(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,

@@ -55,10 +55,11 @@ def test_what_pytorch_keeps_for_cublas_is_as_its_header_says(root: Path, tmp_pat
     assert kept is not None
     program = tmp_path / "workspaces.cpp"
     program.write_text(
-        '#include "workspaces.h"\n'
-        f"static_assert(std::is_same_v<at::cuda::Workspaces::mapped_type, {kept[1]}>);\n"
+        f'#include "workspaces.h"\nstatic_assert(std::is_same_v<at::cuda::Workspaces::mapped_type, {kept[1]}>);\n'
     )
-    arguments = [str(program) if name.endswith("shim.cpp") else name for name in build.compile_arguments(root, version(root))]
+    arguments = [
+        str(program) if name.endswith("shim.cpp") else name for name in build.compile_arguments(root, version(root))
+    ]
     command = [*build.compiler(), *arguments, "-I", str(build.SOURCES), "-fsyntax-only"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
