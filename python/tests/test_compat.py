@@ -273,7 +273,10 @@ def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
         """,
         **({"TMS_INIT_ENABLE": "1"} if is_process else {}),
     )
-    sizes = {("a", None): (1 << 12) + (1 << 15), ("r", None): sum(1 << bit for bit in (11, 13, 14, 16, 17))}
+    sizes: dict[tuple[str, str | None], int] = {
+        ("a", None): (1 << 12) + (1 << 15),
+        ("r", None): sum(1 << bit for bit in (11, 13, 14, 16, 17)),
+    }
     sizes[("b", "host")] = (1 << 9) + (1 << 10)
     if is_process:
         sizes[("default", None)] = 1 << 18
