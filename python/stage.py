@@ -23,10 +23,20 @@ def stage() -> None:
 
 
 def stage_library() -> None:
-    """Puts liblowtide.so and its header into the package."""
+    """Puts liblowtide.so, its header, and what loads it by another name into the package."""
     library = _build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
     _replace(PACKAGE / "liblowtide.so", library)
     _replace(PACKAGE / "include" / "lowtide.h", ROOT / "crates/capi/include/lowtide.h")
+    link_preloaded()
+
+
+def link_preloaded() -> None:
+    """Makes the library that programs for torch_memory_saver look for beside its package, to preload it."""
+    # A wheel has no symbolic links: it is empty, and takes the other with it.
+    target = PACKAGE / "compat" / "torch_memory_saver_hook_mode_preload.abi3.so"
+    target.unlink(missing_ok=True)
+    needed = ["-Wl,--no-as-needed", "-L", str(PACKAGE), "-l:liblowtide.so", "-Wl,-rpath,$ORIGIN/.."]
+    subprocess.run(["cc", "-shared", "-nostdlib", "-o", str(target), *needed], check=True)
 
 
 def _build(*target: str, name: str) -> Path:

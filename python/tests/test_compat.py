@@ -167,6 +167,77 @@ print(saver.retain_cpu_backup)
     ]
 
 
+@pytest.mark.parametrize("variables", [{}, {"TMS_INIT_CPU_BACKUP_BACKEND": "mmap"}])
+def test_memory_of_the_host_goes_back_with_a_resume(machine: Machine, variables: dict[str, str]) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        f"backend = {None if variables else 'mmap'!r}\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("RssAnon:"))
+with saver.region(enable_cpu_backup=True, cpu_backup_backend=backend):
+    write(allocate(256 * MIB), bytes(256 * MIB))
+before = resident()
+saver.pause()
+during = resident()
+saver.resume()
+print(during - before >= 192, resident() - during <= -192)
+""",
+        **variables,
+    )
+    assert printed == "True True\n"
+
+
+def test_what_programs_preload_is_beside_the_package(machine: Machine) -> None:
+    path = machine.code(
+        ALIAS,
+        """
+        import os, torch_memory_saver
+        package = os.path.dirname(torch_memory_saver.__file__)
+        print(os.path.join(os.path.dirname(package), "torch_memory_saver_hook_mode_preload.abi3.so"))
+        """,
+    ).strip()
+    printed = machine.code(
+        f"""
+        import ctypes
+        from lowtide._library import library
+        inside = ctypes.CDLL({path!r}).tms_get_interesting_region
+        inside.restype = ctypes.c_bool
+        assert ctypes.CDLL(None).tms_pause
+        library().tms_set_interesting_region(True)
+        print(inside())
+        """,
+        LD_PRELOAD=path,
+    )
+    assert printed == "True\n"
+
+
+def test_backups_on_disk_are_files_to_be_seen(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+        saver.set_disk_backup_dir("files")
+        with saver.region(enable_disk_backup=True):
+            large, small = allocate(30 * MIB), allocate(512)
+        with saver.region():
+            allocate(5 * MIB)
+        sizes = lambda: [os.path.getsize(f"files/{name}") for name in os.listdir("files")]
+        for _ in range(2):
+            write(large, b"large")
+            saver.pause()
+            print(len(sizes()), sum(sizes()) >= 30 * MIB)
+            saver.resume()
+            print(sizes(), read(large, 5))
+        """,
+    )
+    assert printed.splitlines() == ["2 True", "[] b'large'"] * 2
+
+
 @pytest.mark.parametrize("is_process", [False, True])
 def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
     printed = machine.code(
@@ -202,7 +273,10 @@ def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
         """,
         **({"TMS_INIT_ENABLE": "1"} if is_process else {}),
     )
-    sizes = {("a", None): (1 << 12) + (1 << 15), ("r", None): sum(1 << bit for bit in (11, 13, 14, 16, 17))}
+    sizes: dict[tuple[str, str | None], int] = {
+        ("a", None): (1 << 12) + (1 << 15),
+        ("r", None): sum(1 << bit for bit in (11, 13, 14, 16, 17)),
+    }
     sizes[("b", "host")] = (1 << 9) + (1 << 10)
     if is_process:
         sizes[("default", None)] = 1 << 18

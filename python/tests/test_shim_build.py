@@ -48,6 +48,23 @@ def test_compiles_without_a_warning(root: Path) -> None:
     assert made.returncode == 0, made.stderr
 
 
+@pytest.mark.parametrize("root", roots(), ids=version)
+def test_what_pytorch_keeps_for_cublas_is_as_its_header_says(root: Path, tmp_path: Path) -> None:
+    header = (root / "include" / "ATen" / "cuda" / "CUDAContextLight.h").read_text()
+    kept = re.search(r"std::map<\s*std::tuple<void ?\*, ?void ?\*>, (.+)>(?: map;|& cublas_handle)", header)
+    assert kept is not None
+    program = tmp_path / "workspaces.cpp"
+    program.write_text(
+        f'#include "workspaces.h"\nstatic_assert(std::is_same_v<at::cuda::Workspaces::mapped_type, {kept[1]}>);\n'
+    )
+    arguments = [
+        str(program) if name.endswith("shim.cpp") else name for name in build.compile_arguments(root, version(root))
+    ]
+    command = [*build.compiler(), *arguments, "-I", str(build.SOURCES), "-fsyntax-only"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, for a PyTorch that is installed."""

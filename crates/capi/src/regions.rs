@@ -27,7 +27,7 @@ use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
 use crate::registry;
 
-pub(crate) use keeper::retains as retains_backups;
+pub(crate) use keeper::{retains as retains_backups, show_files as show_backup_files};
 pub(crate) use table::{attach, depth, is_known};
 
 /// What becomes of a region's contents while it is paused.

@@ -178,15 +178,19 @@ pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
     look(|thread| thread.backend.as_ptr())
 }
 
-/// As `lowtide_set_backup_directory`.
+/// As `lowtide_set_backup_directory`; from then on there is a file in the directory for each block that is kept
+/// there, by names of one file for all blocks of a region.
 ///
 /// # Safety
 ///
 /// `path` is null or ends with a zero byte. It is read before this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
-    // SAFETY: by the contract of this function.
-    tell(|| succeed(unsafe { lowtide_set_backup_directory(path) }));
+    tell(|| {
+        regions::show_backup_files()?;
+        // SAFETY: by the contract of this function.
+        succeed(unsafe { lowtide_set_backup_directory(path) })
+    });
 }
 
 /// As `lowtide_retain_backups`.
@@ -269,6 +273,7 @@ fn start() {
         tell(|| {
             let directory = env::var("TMS_DISK_BACKUP_DIR").ok();
             if let Some(directory) = directory.and_then(|path| CString::new(path).ok()) {
+                regions::show_backup_files()?;
                 // SAFETY: it ends with a zero byte.
                 succeed(unsafe { lowtide_set_backup_directory(directory.as_ptr()) })?;
             }

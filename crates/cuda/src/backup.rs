@@ -57,6 +57,7 @@ pub struct CudaBackups {
     context: Arc<PrimaryContext>,
     keeper: Keeper,
     directory: PathBuf,
+    shows_files: bool,
     sizes: Sizes,
     open_storage: OpenStorage,
 }
@@ -142,6 +143,7 @@ impl CudaBackups {
             context,
             keeper: Keeper::new(idle_time),
             directory: std::env::temp_dir(),
+            shows_files: false,
             sizes,
             open_storage,
         }
@@ -151,6 +153,12 @@ impl CudaBackups {
     /// that is in the host's memory (tmpfs) takes that.
     pub fn set_directory(&mut self, directory: PathBuf) {
         self.directory = directory;
+    }
+
+    /// Sets whether a file has names as long as it is a backup, one for each range that is in it, where its file
+    /// system can give it some; it has none unless this is called. A process that ends before leaves them.
+    pub fn set_shows_files(&mut self, shows: bool) {
+        self.shows_files = shows;
     }
 
     /// Sets whether the host's memory is kept after a backup until it is released; it is not unless this
@@ -285,7 +293,13 @@ impl Backups for CudaBackups {
         let layout = Layout::new(ranges);
         let contents = match kind {
             BackupKind::Host => Contents::Host(self.save_to_host(&layout)?),
-            BackupKind::Disk => Contents::Disk(self.save_to_disk(&layout)?),
+            BackupKind::Disk => {
+                let mut file = self.save_to_disk(&layout)?;
+                if self.shows_files {
+                    file.show(ranges.iter().map(|range| range.address));
+                }
+                Contents::Disk(file)
+            }
         };
         Ok(CudaBackup { layout, contents })
     }

@@ -22,12 +22,14 @@ static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
 
 static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     directory: None,
+    shows_files: false,
     retains: None,
 });
 
 /// What the program asked for; where it did not, the environment decides.
 struct Settings {
     directory: Option<PathBuf>,
+    shows_files: bool,
     retains: Option<bool>,
 }
 
@@ -51,6 +53,12 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
 pub(super) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     registry::refuse_fork()?;
     SETTINGS.lock().map_err(|_| stopped())?.directory = Some(directory);
+    Ok(())
+}
+
+/// Has files of backups be seen in their directory from now on.
+pub(crate) fn show_files() -> Result<(), Error> {
+    SETTINGS.lock().map_err(|_| stopped())?.shows_files = true;
     Ok(())
 }
 
@@ -98,6 +106,7 @@ impl Keeper {
         let engine = self.engine.insert(engine);
         if let Ok(settings) = SETTINGS.lock() {
             engine.set_directory(settings.directory());
+            engine.set_shows_files(settings.shows_files);
             engine.set_retain(settings.retains());
         }
         Ok(engine)

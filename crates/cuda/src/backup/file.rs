@@ -1,10 +1,12 @@
 //! A backup on disk: a file without a name, and a checksum of each piece.
 
+use std::ffi::CString;
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,6 +24,9 @@ pub(super) trait Storage: Debug + Send + Sync {
 
     /// Returns when all that was written is there to stay: an error is met now and not when it is read.
     fn finish(&self) -> io::Result<()>;
+
+    /// Gives the file one more name.
+    fn link(&self, path: &Path) -> io::Result<()>;
 }
 
 /// Makes a [`Storage`] of so many bytes in a directory, or says that there is no room.
@@ -40,6 +45,8 @@ pub(super) struct FileBackup {
     /// The length of the file, a multiple of [`UNIT_BYTES`].
     bytes: usize,
     checksums: Vec<AtomicU32>,
+    /// The names that it was given.
+    names: Vec<PathBuf>,
 }
 
 impl FileBackup {
@@ -62,7 +69,22 @@ impl FileBackup {
             checksums: (0..bytes.div_ceil(piece_bytes))
                 .map(|_| AtomicU32::new(0))
                 .collect(),
+            names: Vec::new(),
         })
+    }
+
+    /// Gives the file a name in its directory for each address, which end with it. What the file system refuses
+    /// is left out: names are for who looks.
+    pub(super) fn show(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
+        let process = std::process::id();
+        for address in addresses {
+            let path = self.directory.join(format!("lowtide-{process}-{address}"));
+            // One that a process of this number left when it was killed.
+            let _ = std::fs::remove_file(&path);
+            if self.storage.link(&path).is_ok() {
+                self.names.push(path);
+            }
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -108,6 +130,15 @@ impl FileBackup {
 
     fn error(&self, action: &'static str, error: &io::Error) -> BackupError {
         BackupError::io(&self.directory, action, Bytes(self.bytes as u64), error)
+    }
+}
+
+impl Drop for FileBackup {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Somebody else may have removed it, or its directory.
+            let _ = std::fs::remove_file(name);
+        }
     }
 }
 
@@ -164,6 +195,19 @@ impl Storage for TemporaryFile {
         }
         self.file.sync_data()
     }
+
+    fn link(&self, path: &Path) -> io::Result<()> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let [own, path] = [own.into_bytes(), path.as_os_str().as_bytes().to_vec()]
+            .map(|path| CString::new(path).map_err(io::Error::from));
+        let (own, path) = (own?, path?);
+        let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+        // SAFETY: both paths end with a zero byte, and outlive the call.
+        match unsafe { libc::linkat(here, own.as_ptr(), here, path.as_ptr(), follow) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 /// A process that writes beyond its limit on files is ended by a signal; better not to begin.
@@ -186,9 +230,7 @@ fn open_unnamed(directory: &Path) -> io::Result<File> {
         options.read(true).write(true).mode(0o600);
         options
     };
-    let unnamed = options()
-        .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
-        .open(directory);
+    let unnamed = options().custom_flags(libc::O_TMPFILE).open(directory);
     match unnamed {
         // What file systems say that have no such files, network ones mostly; and old kernels.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}

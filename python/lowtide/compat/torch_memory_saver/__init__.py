@@ -11,8 +11,10 @@ of lowtide. What is different from the package whose interface this is:
 - Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
 - A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
 - A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
-- `cpu_backup_backend` is noted and changes nothing: lowtide copies through page-locked memory into ordinary memory.
-  `TMS_DISK_BACKUP_CHUNK_MB` changes nothing either.
+- lowtide always copies through page-locked memory into ordinary memory. `cpu_backup_backend` says whether that goes
+  back at once with a resume ("mmap") or after half a minute, as the next backup is faster with it. A copy that is
+  retained is memory for the next pause, and not to be read after a resume. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
+- A directory for backups on disk shows a file for each block, by names of one file for each region.
 - `expandable_segments:True` is no obstacle.
 """
 

@@ -147,6 +147,8 @@ class _Impl:
         self._process = ProcessRegion.asked_for()
         self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
+        # Whether any backup was to be in memory that goes back at each resume.
+        self._gives_host_memory_back = self._process is not None and self._uses_mmap()
 
     @property
     def cdll(self) -> Any:
@@ -162,6 +164,7 @@ class _Impl:
             cpu_backup_backend=backend,
             enable_disk_backup=disk,
         )
+        self._gives_host_memory_back |= cpu and self._uses_mmap()
         kept: _regions.Backup | None = "disk" if disk else None
         try:
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
@@ -194,8 +197,13 @@ class _Impl:
     def resume(self, tag: str | None) -> None:
         if self._has(tag):
             _regions.resume(tag)
+            if self._gives_host_memory_back and not self.cdll.tms_get_retain_cpu_backup():
+                _regions.release_backups()
             if self._process is not None:
                 self._process.fill()
+
+    def _uses_mmap(self) -> bool:
+        return bool(self._binary_wrapper.get_config()["cpu_backup_backend"] == "mmap")
 
     def _has(self, tag: str | None) -> bool:
         """Returns whether there is anything of this tag."""

@@ -91,6 +91,10 @@ impl Storage for FaultyFile {
         fail_if_due(Operation::Finish)?;
         self.0.finish()
     }
+
+    fn link(&self, path: &Path) -> io::Result<()> {
+        self.0.link(path)
+    }
 }
 
 #[test]
@@ -210,6 +214,29 @@ fn a_file_has_no_name_and_its_room_goes_back() {
     assert_eq!(open_files(), 1);
     world.backups.discard(backup);
     assert_eq!(open_files(), 0);
+    world.end();
+}
+
+#[test]
+fn a_file_is_shown_by_a_name_for_each_range() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let directory = Directory::new();
+    world.backups.set_directory(directory.0.clone());
+    world.backups.set_shows_files(true);
+    let saved = world.fill(1);
+    for _ in 0..2 {
+        let mut backup = world.save(BackupKind::Disk).unwrap();
+        assert_eq!(directory.files(), world.ranges.len());
+        let (_, size) = CudaBackups::bytes(&backup);
+        for file in std::fs::read_dir(&directory.0).unwrap() {
+            assert_eq!(file.unwrap().metadata().unwrap().len(), size.get());
+        }
+        world.fill(2);
+        world.restore(&mut backup).unwrap();
+        assert!(world.contents() == saved);
+        world.backups.discard(backup);
+        assert_eq!(directory.files(), 0);
+    }
     world.end();
 }
 
