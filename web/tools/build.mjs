@@ -6,7 +6,7 @@ import { readFile, writeFile } from "node:fs/promises";
 import { build } from "esbuild";
 
 const here = new URL("../", import.meta.url);
-const target = new URL("../crates/cli/src/report/page.html", here);
+const target = new URL("../crates/history/src/page/page.html", here);
 
 /** @param {string} path */
 const read = (path) => readFile(new URL(path, here), "utf8");
@@ -42,7 +42,7 @@ const page = await bundle();
 if (process.argv.includes("--check")) {
   const checkedIn = await readFile(target, "utf8").catch(() => "");
   if (checkedIn !== page) {
-    console.error("crates/cli/src/report/page.html is not what web/src makes; run `cargo xtask web`");
+    console.error("crates/history/src/page/page.html is not what web/src makes; run `cargo xtask web`");
     process.exitCode = 1;
   }
 } else {

@@ -8,7 +8,7 @@ use crate::command::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with something that C sees, in the order in which a reader wants it.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "error",
     "boundary",
     "pluggable",
@@ -18,6 +18,7 @@ const SOURCES: [&str; 14] = [
     "events",
     "held",
     "shortage",
+    "dump",
     "control",
     "record",
     "peers",

@@ -540,6 +540,15 @@ typedef struct lowtide_out_of_memory {
 typedef bool (*lowtide_shortage_callback)(void *context, int device);
 
 /**
+ * Gives `write` the bytes of a PyTorch snapshot of this process, with the `to` that was given with it, and
+ * returns whether it did. Called with the `context` that was given with it, without any lock; it must not throw
+ * or unwind.
+ */
+typedef bool (*SnapshotWriter)(void *context, void (*write)(void *to,
+                                                            const void *bytes,
+                                                            size_t length), void *to);
+
+/**
  * One figure of `torch.cuda.memory_stats`.
  */
 typedef struct lowtide_memory_stat {
@@ -1086,6 +1095,18 @@ enum lowtide_status lowtide_last_out_of_memory(struct lowtide_out_of_memory *fig
  */
 enum lowtide_status lowtide_on_shortage(lowtide_shortage_callback callback,
                                         void *context);
+
+/**
+ * Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
+ * more than lowtide does: the call stacks. Without one, or where it returns false, lowtide writes what it
+ * knows. Null ends it.
+ *
+ * The caller promises:
+ *
+ * `writer` may be called with `context` from any thread until the process ends.
+ */
+enum lowtide_status lowtide_on_dump(SnapshotWriter writer,
+                                    void *context);
 
 /**
  * Returns the version of the interface that was loaded.

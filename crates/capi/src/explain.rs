@@ -7,7 +7,8 @@ use lowtide_core::{AllocError, Bytes};
 use lowtide_explain::Shortfall;
 use lowtide_shared::SharedError;
 
-use crate::error::Error;
+use crate::dump;
+use crate::error::{Error, Status};
 use crate::registry::{self, Allocator};
 
 /// For how long other settings are tried. The program may go on after the error, and waits for it.
@@ -23,9 +24,11 @@ pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
         _ => None,
     };
     let mut error = Error::from(error);
-    if let Some(explanation) = explanation {
+    let is_out_of_memory = error.status == Status::OutOfMemory;
+    let dumped = is_out_of_memory.then(dump::write_once).flatten();
+    for line in [explanation, dumped].into_iter().flatten() {
         error.text.push('\n');
-        error.text.push_str(&explanation);
+        error.text.push_str(&line);
     }
     error
 }

@@ -23,6 +23,7 @@ mod boundary;
 mod checkpoint;
 mod control;
 mod drivers;
+mod dump;
 mod error;
 mod events;
 mod explain;
@@ -51,6 +52,7 @@ pub use control::{
     lowtide_memory_usage, lowtide_reconfigure, lowtide_release_bytes,
     lowtide_reset_accumulated_stats, lowtide_reset_peak_stats, lowtide_snapshot, lowtide_version,
 };
+pub use dump::{SnapshotWriter, lowtide_on_dump};
 pub use error::Status;
 pub use events::{Action, Event, EventObserver, lowtide_observe_events};
 pub use held::{

@@ -27,6 +27,7 @@ use crate::boundary::{run, text_from_c};
 use crate::error::{Error, Status};
 use crate::{boundary, registry};
 
+pub(crate) use file::create as create_file;
 pub(crate) use recorder::Recorder;
 
 /// The file that every process with this in its environment records to.

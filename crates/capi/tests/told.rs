@@ -5,11 +5,12 @@
 mod common;
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
+use std::{env, fs, ptr};
 
 use common::{allocate, allocate_on, find, isolated, last_error, stat};
 use lowtide::*;
@@ -322,6 +323,114 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
         let expandable = ": PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (";
         assert!(
             fitting.starts_with("Would have fitted, ") && fitting.contains(expandable),
+            "{text}"
+        );
+    });
+}
+
+/// Returns the names of the files in a directory.
+fn files(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn running_out_leaves_a_snapshot_and_a_report_once() {
+    let test = "running_out_leaves_a_snapshot_and_a_report_once";
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump/deeper");
+    if env::var_os("LOWTIDE_OOM_DUMP").is_none() && directory.exists() {
+        fs::remove_dir_all(&directory).unwrap();
+    }
+    let variables = [
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_DUMP", directory.to_str().unwrap()),
+    ];
+    isolated(test, &variables, |_| {
+        let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
+        let text = run_out_of_pieces();
+        let (snapshot, report) = (directory.join("oom.pickle"), directory.join("oom.html"));
+        let told = format!(
+            "\nWritten: {} and {}.",
+            snapshot.display(),
+            report.display()
+        );
+        assert!(text.ends_with(&told), "{text}");
+        let pickle = fs::read(&snapshot).unwrap();
+        let read = lowtide_trace::read_from(&*pickle).unwrap();
+        let [trace] = &read.traces[..] else {
+            panic!("{} devices", read.traces.len())
+        };
+        // The past is there too, from the first request on.
+        assert_eq!((trace.allocs(), trace.initial.blocks.len()), (4, 0));
+        assert_eq!(trace.peak_live_bytes().get(), 80 << 20);
+        assert!(
+            fs::read_to_string(&report)
+                .unwrap()
+                .contains("oom.pickle, device 0")
+        );
+
+        assert_eq!(allocate(30 << 20, 0), Err(Status::OutOfMemory));
+        assert!(!last_error().contains("Written"), "{}", last_error());
+        assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);
+    });
+}
+
+#[test]
+fn what_another_knows_of_the_process_is_left_instead() {
+    unsafe extern "C" fn knows(
+        _: *mut c_void,
+        write: unsafe extern "C" fn(*mut c_void, *const c_void, usize),
+        to: *mut c_void,
+    ) -> bool {
+        let pickle = fs::read(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../traces/mnist_mlp.pickle.zst"
+        ))
+        .unwrap();
+        for part in pickle.chunks(1000) {
+            // SAFETY: there are so many bytes.
+            unsafe { write(to, part.as_ptr().cast(), part.len()) };
+        }
+        true
+    }
+    let test = "what_another_knows_of_the_process_is_left_instead";
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_of_another");
+    if env::var_os("LOWTIDE_OOM_DUMP").is_none() && directory.exists() {
+        fs::remove_dir_all(&directory).unwrap();
+    }
+    let variables = [
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_DUMP", directory.to_str().unwrap()),
+        ("RANK", "3"),
+        ("WORLD_SIZE", "8"),
+    ];
+    isolated(test, &variables, |_| {
+        // SAFETY: it needs no context.
+        let status = unsafe { lowtide_on_dump(Some(knows), ptr::null_mut()) };
+        assert_eq!(status, Status::Ok);
+        run_out_of_pieces();
+        let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
+        assert_eq!(files(&directory), ["oom.rank3.html", "oom.rank3.pickle"]);
+        let read = lowtide_trace::read(&directory.join("oom.rank3.pickle")).unwrap();
+        assert!(read.traces[0].allocs() > 50_000);
+    });
+}
+
+#[test]
+fn what_cannot_be_left_is_said() {
+    let variables = [
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_DUMP", "/dev/null/no"),
+    ];
+    isolated("what_cannot_be_left_is_said", &variables, |_| {
+        let text = run_out_of_pieces();
+        let last = text.lines().last().unwrap();
+        assert!(
+            last.starts_with("LOWTIDE_OOM_DUMP=/dev/null/no: Not a directory"),
             "{text}"
         );
     });

@@ -17,7 +17,7 @@ use lowtide_core::{
     SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
-use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
+use lowtide_trace::Trace;
 
 /// What there was when a request failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -135,15 +135,8 @@ impl Shortfall {
         let events = self.events.into_iter();
         let events = events
             .filter(|event| event.action != Action::OutOfMemory)
-            .chain([request])
-            .map(|event| TraceEvent {
-                event,
-                time_us: 0,
-                stack: StackId::NONE,
-                pool_known: true,
-                note: NoteId::NONE,
-            });
-        Trace::recovered(self.device, events.collect(), self.segments)
+            .chain([request]);
+        Trace::recovered(self.device, events, self.segments)
     }
 }
 

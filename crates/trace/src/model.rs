@@ -156,7 +156,8 @@ pub enum AnnotationStage {
 
 impl Trace {
     /// Returns the recording of `events`, oldest first, that ended in `segments`, with what was there before
-    /// the first. Its settings are not said, and it has no stacks.
+    /// the first. Its settings are not said, and it has neither stacks
+    /// nor times.
     ///
     /// O(n log m) for n events and m blocks at once.
     ///
@@ -165,11 +166,18 @@ impl Trace {
     /// If the events and the segments contradict each other. The error names the event.
     pub fn recovered(
         device: u32,
-        events: Vec<TraceEvent>,
+        events: impl IntoIterator<Item = Event>,
         segments: Vec<SegmentSnapshot>,
     ) -> Result<Trace, TraceError> {
         let mut parts = Parts::default();
-        parts.events = events;
+        let events = events.into_iter().map(|event| TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+        parts.events = events.collect();
         segments
             .into_iter()
             .for_each(|segment| parts.push_segment(segment));

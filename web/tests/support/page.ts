@@ -16,5 +16,5 @@ export function fillPage(template: string, summary: Summary, packed: string): st
 
 /** The template; the tests run in `web`. */
 export function template(): string {
-  return readFileSync("../crates/cli/src/report/page.html", "utf8");
+  return readFileSync("../crates/history/src/page/page.html", "utf8");
 }

@@ -27,7 +27,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     (
         "capi",
         &[
-            "core", "region", "shared", "sim", "cuda", "trace", "replay", "explain",
+            "core", "region", "shared", "sim", "cuda", "trace", "replay", "history", "explain",
         ],
     ),
     (

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 ///
 /// If the file cannot be created.
-pub(super) fn create(
+pub(crate) fn create(
     path: &Path,
     replaces: bool,
     variable: impl Fn(&str) -> Option<String>,

@@ -5,8 +5,10 @@
 //! pending`, and took `requested + padding` bytes. A curve has the least and the most of each
 //! `bucket_events` instants. Texts are numbers in the summary's `strings`, which all traces share.
 
+mod base64;
 mod columns;
 mod fold;
+mod html;
 mod stacks;
 mod summary;
 

@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/env.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
 
 #include <algorithm>
 #include <atomic>
@@ -511,6 +512,21 @@ class LowtideAllocator final : public native::CUDAAllocator {
  private:
   LowtideAllocator() {
     Shortage::watch();
+    check(lowtide_on_dump(&LowtideAllocator::write_snapshot, this));
+  }
+
+  // Writes PyTorch's own snapshot where it has call stacks to tell.
+  static bool write_snapshot(void* self, void (*write)(void*, const void*, size_t), void* to) noexcept {
+    try {
+      if (!static_cast<LowtideAllocator*>(self)->history_.is_recording()) {
+        return false;
+      }
+      const std::string pickle = torch::cuda::_memory_snapshot_pickled();
+      write(to, pickle.data(), pickle.size());
+      return true;
+    } catch (...) {
+      return false;
+    }
   }
 
   // Whether every request goes to the driver.

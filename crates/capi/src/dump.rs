@@ -1,0 +1,171 @@
+//! What is left for whoever comes in the morning: a snapshot and a report of a process whose memory ran out.
+
+use std::ffi::c_void;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
+use lowtide_trace::{Snapshot, Trace, TraceError};
+
+use crate::boundary::run;
+use crate::control::recorded_settings;
+use crate::error::{Error, Status};
+use crate::{record, registry};
+
+/// The directory that a process writes to when its memory runs out.
+const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
+
+static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
+
+/// Gives `write` the bytes of a PyTorch snapshot of this process, with the `to` that was given with it, and
+/// returns whether it did. Called with the `context` that was given with it, without any lock; it must not throw
+/// or unwind.
+pub type SnapshotWriter = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        write: unsafe extern "C" fn(to: *mut c_void, bytes: *const c_void, length: usize),
+        to: *mut c_void,
+    ) -> bool,
+>;
+
+/// Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
+/// more than lowtide does: the call stacks. Without one, or where it returns false, lowtide writes what it
+/// knows. Null ends it.
+///
+/// # Safety
+///
+/// `writer` may be called with `context` from any thread until the process ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_on_dump(writer: SnapshotWriter, context: *mut c_void) -> Status {
+    run(|| {
+        let writer = writer.map(|call| Writer { call, context });
+        *WRITER.lock().map_err(|_| poisoned())? = writer;
+        Ok(())
+    })
+}
+
+/// A caller's function and its context.
+#[derive(Clone, Copy)]
+struct Writer {
+    call: unsafe extern "C" fn(
+        *mut c_void,
+        unsafe extern "C" fn(*mut c_void, *const c_void, usize),
+        *mut c_void,
+    ) -> bool,
+    context: *mut c_void,
+}
+
+// SAFETY: the function may be called from any thread, by the contract of `lowtide_on_dump`.
+unsafe impl Send for Writer {}
+
+/// Returns what to tell of the files that `LOWTIDE_OOM_DUMP` asks for, once in a process; `None` where it does not.
+#[cold]
+pub(crate) fn write_once() -> Option<String> {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    let directory = registry::variable(VARIABLE).filter(|text| !text.is_empty())?;
+    if IS_DONE.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    let told = match write(Path::new(&directory)) {
+        Ok((snapshot, report)) => {
+            format!("Written: {} and {}.", snapshot.display(), report.display())
+        }
+        Err(error) => format!("{VARIABLE}={directory}: {}.", error.text),
+    };
+    Some(told)
+}
+
+/// Writes the snapshot, and the report on it, into a directory, and returns where they are.
+fn write(directory: &Path) -> Result<(PathBuf, PathBuf), Error> {
+    let failed = |error: io::Error| Error::new(Status::File, error);
+    let pickle = snapshot()?;
+    fs::create_dir_all(directory).map_err(failed)?;
+    let path = directory.join("oom.pickle");
+    let (mut file, path) = record::create_file(&path, false, registry::variable).map_err(failed)?;
+    file.write_all(&pickle).map_err(failed)?;
+    let report = path.with_extension("html");
+    let page = page(&path, &pickle).map_err(|error| Error::new(Status::Internal, error))?;
+    fs::write(&report, page).map_err(failed)?;
+    Ok((path, report))
+}
+
+/// Returns a snapshot, as a pickle, of whoever knows the most.
+fn snapshot() -> Result<Vec<u8>, Error> {
+    let writer = *WRITER.lock().map_err(|_| poisoned())?;
+    if let Some(pickle) = writer.and_then(|writer| writer.snapshot()) {
+        return Ok(pickle);
+    }
+    let settings = recorded_settings(&registry::config()?);
+    let mut snapshot = Snapshot::default();
+    for (device, allocator) in registry::devices_in_use()? {
+        let device = device.unsigned_abs();
+        let (segments, events) = allocator.recent_past()?;
+        let recovered = Trace::recovered(device, events, segments.clone());
+        let trace = recovered.unwrap_or_else(|_| Trace {
+            device,
+            segments,
+            ..Trace::default()
+        });
+        snapshot.traces.push(Trace {
+            settings: settings.clone(),
+            ..trace
+        });
+    }
+    let mut pickle = Vec::new();
+    lowtide_trace::write_pickle(&snapshot, &mut pickle)
+        .map_err(|error| Error::new(Status::Internal, error))?;
+    Ok(pickle)
+}
+
+/// Returns the report on a snapshot.
+fn page(path: &Path, pickle: &[u8]) -> Result<Vec<u8>, TraceError> {
+    let snapshot = lowtide_trace::read_from(pickle)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
+    for trace in &snapshot.traces {
+        let history = History::new(trace, &BlockSizes::of(trace, &()));
+        data.add(&PageTrace {
+            name: &format!("{name}, device {}", trace.device),
+            trace,
+            history: &history,
+            replayed: &[],
+            leaks: &Leaks::find(trace, &history),
+            is_cut_off: snapshot.is_cut_off,
+            traces: snapshot.traces.len(),
+        });
+    }
+    let mut page = Vec::new();
+    data.write_page(&mut page)?;
+    Ok(page)
+}
+
+impl Writer {
+    fn snapshot(&self) -> Option<Vec<u8>> {
+        let mut pickle: Vec<u8> = Vec::new();
+        // SAFETY: by the contract of `lowtide_on_dump`; what is written to outlives the call.
+        let is_written = unsafe { (self.call)(self.context, append, (&raw mut pickle).cast()) };
+        is_written.then_some(pickle)
+    }
+}
+
+/// Adds bytes to the vector at `to`.
+unsafe extern "C" fn append(to: *mut c_void, bytes: *const c_void, length: usize) {
+    if length == 0 {
+        return;
+    }
+    // SAFETY: the vector is the one that `Writer::snapshot` gave.
+    let vector = unsafe { &mut *to.cast::<Vec<u8>>() };
+    // SAFETY: the caller has so many bytes there.
+    vector.extend_from_slice(unsafe { slice::from_raw_parts(bytes.cast(), length) });
+}
+
+fn poisoned() -> Error {
+    Error::new(
+        Status::Internal,
+        "lowtide stopped: it panicked while it dumped",
+    )
+}

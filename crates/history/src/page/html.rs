@@ -1,0 +1,57 @@
+//! The page itself: what `cargo xtask web` makes from `web`, with the data in their places.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::PageData;
+use super::base64::Base64Writer;
+
+/// The page, its style and its script.
+const PAGE: &str = include_str!("page.html");
+
+/// Behind this the summary goes into the page, and behind [`COLUMNS_MARK`] the columns.
+const SUMMARY_MARK: &str = "<script type=\"application/json\" id=\"lowtide-summary\">";
+const COLUMNS_MARK: &str = "<script type=\"application/octet-stream\" id=\"lowtide-data\">";
+
+impl PageData {
+    /// Writes the page on all traces that were added: one file that needs no other and no network.
+    ///
+    /// # Errors
+    ///
+    /// If `out` fails.
+    pub fn write_page(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let (before, rest) = split_after(PAGE, SUMMARY_MARK);
+        let (between, after) = split_after(rest, COLUMNS_MARK);
+        out.write_all(before.as_bytes())?;
+        out.write_all(self.summary()?.as_bytes())?;
+        out.write_all(between.as_bytes())?;
+        let mut base64 = Base64Writer::new(&mut *out);
+        let mut gzip = GzEncoder::new(&mut base64, Compression::default());
+        self.write_columns(&mut gzip)?;
+        gzip.finish()?;
+        base64.finish()?;
+        out.write_all(after.as_bytes())
+    }
+}
+
+/// Returns `text` up to the end of `mark`, and what follows.
+fn split_after<'t>(text: &'t str, mark: &str) -> (&'t str, &'t str) {
+    let at = text.find(mark).expect("a test finds each mark in the page");
+    text.split_at(at + mark.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_one_place_for_each_part_of_the_data() {
+        for mark in [SUMMARY_MARK, COLUMNS_MARK] {
+            assert_eq!(PAGE.matches(mark).count(), 1, "{mark}");
+            let (_, rest) = split_after(PAGE, mark);
+            assert!(rest.starts_with("</script>"), "{mark}");
+        }
+    }
+}
