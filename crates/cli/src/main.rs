@@ -23,6 +23,7 @@ mod run;
 #[cfg(test)]
 mod samples;
 mod table;
+mod top;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
         Command::Record(args) => record::run(args),
+        Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

@@ -16,7 +16,7 @@ use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter
 
 use super::ring::{Entry, Ring};
 use crate::error::{Error, Status};
-use crate::signals::SignalsBlocked;
+use crate::threads::SignalsBlocked;
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
