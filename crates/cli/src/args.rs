@@ -152,6 +152,10 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
+    /// Record with each request the functions of Python (3.11 or newer) that led to it
+    #[arg(long)]
+    pub(crate) stacks: bool,
+
     /// The command and its arguments
     #[arg(
         value_name = "COMMAND",

@@ -15,6 +15,7 @@ use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::ring::{Entry, Ring};
+use super::stacks;
 use crate::error::{Error, Status};
 use crate::threads::SignalsBlocked;
 
@@ -33,10 +34,17 @@ pub(crate) struct Recorder {
     /// The process that has the writer: in a fork's child it is not there.
     process: u32,
     path: PathBuf,
-    /// Whether the user is told at the end what there is.
-    tells: bool,
+    options: Options,
     outcome: Mutex<Option<Result<(), Error>>>,
     has_ended: Condvar,
+}
+
+/// How a recording is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) has_stacks: bool,
+    /// Whether the user is told at the end what there is.
+    pub(super) tells: bool,
 }
 
 /// What is handed over beside the events, at its place between them.
@@ -68,7 +76,7 @@ impl Recorder {
     pub(super) fn start(
         path: &Path,
         created: io::Result<(File, PathBuf)>,
-        tells: bool,
+        options: Options,
     ) -> Result<Arc<Recorder>, Error> {
         let failed = |error: io::Error| {
             let text = format_args!("nothing is recorded: {}: {error}", path.display());
@@ -82,7 +90,7 @@ impl Recorder {
             writer: OnceLock::new(),
             process: std::process::id(),
             path,
-            tells,
+            options,
             outcome: Mutex::default(),
             has_ended: Condvar::new(),
         });
@@ -91,6 +99,7 @@ impl Recorder {
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(failed)?;
         let _ = recorder.writer.set(thread.thread().clone());
+        stacks::want(options.has_stacks);
         end_at_exit(&recorder);
         Ok(recorder)
     }
@@ -108,7 +117,7 @@ impl Recorder {
                 device,
                 event,
                 time_us,
-                stack: 0,
+                stack: stacks::current(),
             });
             recorder.ring.put(entries, || recorder.wake());
         })
@@ -184,9 +193,10 @@ impl Recorder {
         })();
         // Nobody waits for room any more.
         self.ring.close();
+        stacks::want(false);
         let outcome = written.map_err(|error| self.failure(error));
         match &outcome {
-            Ok(what) if self.tells => tell(what),
+            Ok(what) if self.options.tells => tell(what),
             Ok(_) => {}
             Err(error) => tell(&error.text),
         }
@@ -199,9 +209,9 @@ impl Recorder {
 struct Session<'a> {
     recorder: &'a Recorder,
     writer: StreamWriter<Counted>,
-    stacks: StackTable,
     /// Whether a device's events are recorded, by its number.
     begun: [bool; 256],
+    no_stacks: StackTable,
     events: u64,
     bytes: Arc<AtomicU64>,
 }
@@ -216,8 +226,8 @@ impl Session<'_> {
         Ok(Session {
             recorder,
             writer: StreamWriter::new(file)?,
-            stacks: StackTable::new(),
             begun: [false; 256],
+            no_stacks: StackTable::new(),
             events: 0,
             bytes,
         })
@@ -231,8 +241,8 @@ impl Session<'_> {
                     device,
                     event,
                     time_us,
-                    ..
-                } => self.push(device, event, time_us)?,
+                    stack,
+                } => self.push(device, event, time_us, stack)?,
                 Entry::Announced(number) => match lock(&self.recorder.announced).remove(&number) {
                     Some(Announcement::Begin {
                         device,
@@ -249,7 +259,7 @@ impl Session<'_> {
         Ok(false)
     }
 
-    fn push(&mut self, device: u8, event: Event, time_us: i64) -> io::Result<()> {
+    fn push(&mut self, device: u8, event: Event, time_us: i64, stack: u32) -> io::Result<()> {
         if !self.begun[usize::from(device)] {
             return Ok(());
         }
@@ -261,7 +271,13 @@ impl Session<'_> {
             pool_known: true,
             note: NoteId::NONE,
         };
-        self.writer.push(device.into(), &event, &self.stacks)
+        if stack == 0 {
+            return self.writer.push(device.into(), &event, &self.no_stacks);
+        }
+        stacks::with(stack, |stack, table| {
+            let event = TraceEvent { stack, ..event };
+            self.writer.push(device.into(), &event, table)
+        })
     }
 
     /// Completes the file, and returns what there is to say about it.

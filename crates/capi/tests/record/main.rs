@@ -35,7 +35,7 @@ fn directory() -> PathBuf {
 fn start(path: &Path) -> Status {
     let path = CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: it ends with a zero byte.
-    unsafe { lowtide_record_start(path.as_ptr()) }
+    unsafe { lowtide_record_start(path.as_ptr(), false) }
 }
 
 fn read(path: &Path) -> Snapshot {
