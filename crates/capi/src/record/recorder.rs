@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -179,18 +181,9 @@ impl Recorder {
 
     /// Writes down what comes, until the end of it. This is the writer's thread.
     fn write(&self, file: File) {
-        let written = (|| {
-            let mut session = Session::new(self, file)?;
-            while !session.drain()? {
-                session.writer.flush()?;
-                if self.ring.is_closed() {
-                    // Who waited for room has lost patience: this thread was slower than anybody can be.
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                thread::park_timeout(FLUSH_EVERY);
-            }
-            session.finish()
-        })();
+        let written = catch_unwind(AssertUnwindSafe(|| self.write_all(file)));
+        // A defect of ours ends the recording, and not the job, as whoever allocates would wait.
+        let written = written.unwrap_or_else(|_| Err(io::Error::other("lowtide panicked")));
         // Nobody waits for room any more.
         self.ring.close();
         stacks::want(false);
@@ -202,6 +195,20 @@ impl Recorder {
         }
         *lock(&self.outcome) = Some(outcome.map(drop));
         self.has_ended.notify_all();
+    }
+
+    /// Returns what there is to say about the file once it is complete.
+    fn write_all(&self, file: File) -> io::Result<String> {
+        let mut session = Session::new(self, file)?;
+        while !session.drain()? {
+            session.writer.flush()?;
+            if self.ring.is_closed() {
+                // Who waited for room has lost patience: the file took nothing for so long.
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::park_timeout(FLUSH_EVERY);
+        }
+        session.finish()
     }
 }
 
@@ -249,8 +256,11 @@ impl Session<'_> {
                         settings,
                         held,
                     }) => {
-                        self.begun[usize::from(device)] = true;
-                        self.writer.begin_device(device.into(), &settings, &held)?;
+                        // A device whose first use meets the beginning of a recording is announced by both;
+                        // all that it has done since the first is told.
+                        if !mem::replace(&mut self.begun[usize::from(device)], true) {
+                            self.writer.begin_device(device.into(), &settings, &held)?;
+                        }
                     }
                     Some(Announcement::End) | None => return Ok(true),
                 },
@@ -317,16 +327,17 @@ fn now_us() -> i64 {
 
 /// Has a recording completed when the process ends.
 fn end_at_exit(recorder: &Arc<Recorder>) {
-    static LAST: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
+    // Weak, so that nothing stays of a recording that was stopped.
+    static LAST: Mutex<Weak<Recorder>> = Mutex::new(Weak::new());
     static IS_WATCHED: OnceLock<()> = OnceLock::new();
     extern "C" fn at_exit() {
-        let last = lock(&LAST).take();
+        let last = lock(&LAST).upgrade();
         if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
             // What went wrong was told, and there is nobody left to tell it to.
             let _ = recorder.end();
         }
     }
-    *lock(&LAST) = Some(Arc::clone(recorder));
+    *lock(&LAST) = Arc::downgrade(recorder);
     IS_WATCHED.get_or_init(|| {
         // Where the C library has no room for it, the end of the file is missing.
         // SAFETY: the function stays: what has a thread is not unloaded.
@@ -342,4 +353,29 @@ fn tell(text: &str) {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each holds one value, which no panic leaves half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_announced_twice_begins_once() {
+        let name = format!("lowtide-recorder-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let created = File::create(&path).map(|file| (file, path.clone()));
+        let options = Options {
+            has_stacks: false,
+            tells: false,
+        };
+        let recorder = Recorder::start(&path, created, options).unwrap();
+        recorder.begin(3, AllocatorSettings::default(), Vec::new());
+        recorder.begin(3, AllocatorSettings::default(), Vec::new());
+        assert_eq!(recorder.end(), Ok(()));
+        assert_eq!(recorder.end(), Ok(()), "it has ended");
+        let read = lowtide_trace::read(&path).unwrap();
+        assert!(!read.is_cut_off);
+        assert_eq!(read.traces.len(), 1);
+        let _ = std::fs::remove_file(path);
+    }
 }
