@@ -27,7 +27,7 @@ const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
 /// A directory of this process's.
 fn directory() -> PathBuf {
     let name = format!("lowtide-record-{}", std::process::id());
-    let directory = env::temp_dir().join(name);
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&directory).unwrap();
     directory
 }
