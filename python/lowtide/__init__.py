@@ -25,14 +25,18 @@ from ._regions import (
     retain_backups,
     set_backup_directory,
 )
+from ._report import Report, report
+from ._show import MemoryStats
 
 __all__ = [
     "BackupError",
     "ConfigError",
     "Error",
+    "MemoryStats",
     "NoDriverError",
     "PausedError",
     "Recording",
+    "Report",
     "StartedError",
     "TorchError",
     "cuda_graph",
@@ -47,6 +51,7 @@ __all__ = [
     "region",
     "regions",
     "release_backups",
+    "report",
     "resume",
     "retain_backups",
     "set_backup_directory",

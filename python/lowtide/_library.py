@@ -97,7 +97,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_memory_stats": (c_int, [c_int, POINTER(MemoryStat), c_size_t, POINTER(c_size_t)]),
     "lowtide_pause": (c_int, [c_char_p]),
     "lowtide_pause_and_drop": (c_int, [c_char_p]),
-    "lowtide_record_start": (c_int, [c_char_p]),
+    "lowtide_record_start": (c_int, [c_char_p, c_bool]),
     "lowtide_record_stop": (c_int, []),
     "lowtide_region_enter": (c_int, [c_char_p, c_int]),
     "lowtide_region_leave": (c_int, []),

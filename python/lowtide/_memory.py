@@ -8,18 +8,20 @@ from typing import Any
 
 from ._library import MemoryStat, Status, check, library
 from ._regions import region_stats, regions
+from ._show import MemoryStats
 
 Device = int | str | Any
 """A device as PyTorch takes it: a number, a text like `"cuda:1"`, or a `torch.device`."""
 
 
-def memory_stats(device: Device | None = None) -> dict[str, int]:
+def memory_stats(device: Device | None = None) -> MemoryStats:
     """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
 
     With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`; `regions` has
     them one by one, and says what they are.
 
-    `None` is PyTorch's current device. Asking for a device that is not in use does not start it.
+    `None` is PyTorch's current device. Asking for a device that is not in use does not start it. In a notebook the
+    answer shows itself as a table.
     """
     function = library().lowtide_memory_stats
     number = _number(device)
@@ -30,7 +32,7 @@ def memory_stats(device: Device | None = None) -> dict[str, int]:
         stats = (MemoryStat * room.value)()
         status = function(number, stats, len(stats), ctypes.byref(room))
     check(status)
-    return {stat.key.decode(): stat.value for stat in stats[: room.value]} | region_stats(number)
+    return MemoryStats({stat.key.decode(): stat.value for stat in stats[: room.value]} | region_stats(number))
 
 
 def snapshot() -> Any:

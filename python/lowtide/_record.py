@@ -32,7 +32,7 @@ class Recording:
         self.stop()
 
 
-def record(path: str | os.PathLike[str] = "recording.lowtide") -> Recording:
+def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = False) -> Recording:
     """Records everything that happens on every device from now on to a file, which is replaced.
 
     What is held already is recorded as such. `lowtide replay`, `advise` and `convert` read the file, also while it
@@ -42,10 +42,12 @@ def record(path: str | os.PathLike[str] = "recording.lowtide") -> Recording:
         with lowtide.record("step.lowtide"):
             step()
 
+    With `stacks`, each request is recorded with the functions of Python that led to it, which needs Python 3.11.
+
     Where the file cannot be written to any more, a line on standard error says so, and the program goes on.
 
     Raises `StartedError` while another recording is made, and `Error` where the file cannot be created.
     """
     name = os.fspath(path)
-    check(library().lowtide_record_start(os.fsencode(name)))
+    check(library().lowtide_record_start(os.fsencode(name), stacks))
     return Recording(name)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import pickle
 import shutil
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import pytest
 from machine import MEMORY, Machine
 
 LOWTIDE = shutil.which("lowtide", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -86,3 +89,50 @@ def test_a_script_that_raises_leaves_a_whole_file(gpu: Machine) -> None:
     done = gpu.command(LOWTIDE, "record", "-o", "r.lowtide", sys.executable, "script.py")
     assert done.returncode == 5
     assert "the end is missing" not in gpu.command(LOWTIDE, "replay", "r.lowtide").stderr
+
+
+STACKS = """
+    import threading
+
+    def leaf(size):
+        return allocate(size)
+
+    class Model:
+        def step(self, size):
+            return leaf(size)
+
+    with lowtide.record("s.lowtide", stacks=True):
+        for _ in range(3):
+            free(Model().step(MIB))
+        thread = threading.Thread(target=leaf, args=(2 * MIB,))
+        thread.start()
+        thread.join()
+    free(leaf(3 * MIB))
+    with lowtide.record("none.lowtide"):
+        leaf(4 * MIB)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11")
+def test_stacks_are_recorded_where_they_are_asked_for(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    gpu.code(MEMORY, STACKS)
+    events = recorded(gpu, "s.lowtide")
+    allocations = [event for event in events if event["action"] == "alloc"]
+    assert len(allocations) == 4
+    innermost = [[frame["name"] for frame in event["frames"]][:4] for event in allocations]
+    assert innermost[0] == ["allocate", "leaf", "Model.step", "<module>"]
+    assert innermost[0] == innermost[1] == innermost[2]
+    assert innermost[3] == ["allocate", "leaf", "Thread.run", "Thread._bootstrap_inner"]
+    assert allocations[0]["frames"][1]["line"] > 0
+    assert all(not event.get("frames") for event in events if event["action"].startswith("free"))
+    assert all(not event.get("frames") for event in recorded(gpu, "none.lowtide"))
+
+
+def recorded(machine: Machine, name: str) -> list[dict[str, Any]]:
+    """Returns the events of device 0 in a recording."""
+    assert LOWTIDE is not None
+    done = machine.command(LOWTIDE, "convert", name, f"{name}.pickle")
+    assert done.returncode == 0, done.stderr
+    events: list[dict[str, Any]] = pickle.loads((machine.directory / f"{name}.pickle").read_bytes())["device_traces"][0]
+    return events

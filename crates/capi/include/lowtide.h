@@ -1258,6 +1258,9 @@ void lowtide_release_bytes(void *bytes);
  * it cannot be written to any more, that is said once on standard error, the recording ends, and the program
  * goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
  *
+ * With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it, where its
+ * thread is in any. Like PyTorch's own history this takes Python's lock before each request.
+ *
  * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
  * created.
  *
@@ -1265,7 +1268,8 @@ void lowtide_release_bytes(void *bytes);
  *
  * `path` ends with a zero byte. It is read before this returns.
  */
-enum lowtide_status lowtide_record_start(const char *path);
+enum lowtide_status lowtide_record_start(const char *path,
+                                         bool stacks);
 
 /**
  * Ends the recording and completes its file. Does nothing where none is made.

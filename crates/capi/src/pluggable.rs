@@ -17,6 +17,7 @@ use lowtide_core::{Bytes, DeviceAddress, Stream};
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
 use crate::explain;
+use crate::record::stacks;
 use crate::registry;
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
@@ -192,6 +193,14 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
+    if stacks::are_wanted() {
+        return stacks::with_stack(|| allocate_here(size, device, stream));
+    }
+    allocate_here(size, device, stream)
+}
+
+#[inline(always)]
+fn allocate_here(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     let size = Bytes(size as u64);
     let allocator = registry::device(device)?;
     match allocator.allocate(size, stream_of(stream)) {

@@ -15,8 +15,10 @@
 //! `LOWTIDE_RECORD` is set, it has a file of its own once it uses a device.
 
 mod file;
+mod python;
 mod recorder;
 mod ring;
+pub(crate) mod stacks;
 
 use std::ffi::c_char;
 use std::path::Path;
@@ -28,7 +30,11 @@ use crate::error::{Error, Status};
 use crate::{boundary, registry};
 
 pub(crate) use file::create as create_file;
+use recorder::Options;
 pub(crate) use recorder::Recorder;
+
+/// Whether those are recorded with stacks: 1, or 0.
+const STACKS_VARIABLE: &str = "LOWTIDE_RECORD_STACKS";
 
 /// The file that every process with this in its environment records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
@@ -42,6 +48,9 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 /// it cannot be written to any more, that is said once on standard error, the recording ends, and the program
 /// goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
 ///
+/// With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it, where its
+/// thread is in any. Like PyTorch's own history this takes Python's lock before each request.
+///
 /// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
 /// created.
 ///
@@ -49,13 +58,21 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 ///
 /// `path` ends with a zero byte. It is read before this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lowtide_record_start(path: *const c_char) -> Status {
+pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { text_from_c("path", path) }?.ok_or_else(|| Error::null("path"))?;
         registry::start_recording(|| {
             let created = file::create(Path::new(path), true, registry::variable);
-            Recorder::start(Path::new(path), created, false)
+            let has_stacks = stacks;
+            Recorder::start(
+                Path::new(path),
+                created,
+                Options {
+                    has_stacks,
+                    tells: false,
+                },
+            )
         })
     })
 }
@@ -89,7 +106,11 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     let mut recorder = None;
     let _ = boundary::run_and_tell(|| {
         let created = file::create(Path::new(&path), false, registry::variable);
-        recorder = Some(Recorder::start(Path::new(&path), created, true)?);
+        let options = Options {
+            has_stacks: registry::variable(STACKS_VARIABLE).as_deref() == Some("1"),
+            tells: true,
+        };
+        recorder = Some(Recorder::start(Path::new(&path), created, options)?);
         Ok(())
     });
     recorder

@@ -347,16 +347,25 @@ pub unsafe extern "C" fn lowtide_visit_regions(
     run(|| {
         let visit = visit.ok_or_else(|| Error::null("visit"))?;
         for region in table::on_devices()? {
-            let figures = region.memory.figures().map_err(change::error)?;
-            let live = change::live_bytes(&region)?;
-            let mut shown = Region::of(&figures);
-            (shown.tag, shown.device) = (region.name.c_tag().as_ptr(), region.device);
-            (shown.backup, shown.live_bytes) = (Backup::of(region.name.kind), live.get());
+            let shown = Region::of_device(&region)?;
             // SAFETY: it may be called with the context, by the contract of this function.
             unsafe { visit(context, &raw const shown) };
         }
         Ok(())
     })
+}
+
+/// Returns the figures of every region on every device in use, with their tags, in the order in which the regions
+/// were first entered.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn figures() -> Result<Vec<(String, Region)>, Error> {
+    let regions = table::on_devices()?.into_iter();
+    let shown =
+        regions.map(|region| Ok((region.name.tag.to_string(), Region::of_device(&region)?)));
+    shown.collect()
 }
 
 /// Has the requests of all threads that have entered nothing served from a region, for good.
@@ -365,6 +374,18 @@ pub(crate) fn enter_process(tag: &str, backup: Backup) -> Result<(), Error> {
 }
 
 impl Region {
+    /// Returns the figures of a region on a device; its tag is valid as long as that is.
+    fn of_device(region: &table::OnDevice) -> Result<Region, Error> {
+        let figures = region.memory.figures().map_err(change::error)?;
+        Ok(Region {
+            tag: region.name.c_tag().as_ptr(),
+            device: region.device,
+            backup: Backup::of(region.name.kind),
+            live_bytes: change::live_bytes(region)?.get(),
+            ..Region::of(&figures)
+        })
+    }
+
     fn of(figures: &RegionFigures) -> Region {
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Region {
@@ -397,6 +418,15 @@ impl Region {
 }
 
 impl Backup {
+    /// Returns what Python and Prometheus call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Backup::None => "none",
+            Backup::Host => "host",
+            Backup::Disk => "disk",
+        }
+    }
+
     fn of(kind: Option<BackupKind>) -> Backup {
         match kind {
             None => Backup::None,

@@ -17,6 +17,7 @@ use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver
 use crate::control::recorded_settings;
 use crate::error::{Error, Status};
 use crate::events::EventListener;
+use crate::publish;
 use crate::record::{self, Recorder};
 use crate::regions;
 use crate::settings::Choice;
@@ -394,6 +395,13 @@ pub(crate) fn is_driver_gone(error: &AllocError) -> bool {
 
 #[cold]
 fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
+    let allocator = make(ordinal)?;
+    // Without any lock: what is shown first is asked for here.
+    publish::start();
+    Ok(allocator)
+}
+
+fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let mut setup = setup()?;
     let config = setup.config()?.clone();
     let library = setup.library()?;

@@ -35,6 +35,7 @@ use crate::control::copy_for_c;
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, pointer_to};
 use crate::{drivers, peers, registry};
+pub(crate) use socket::is_same_user;
 use ticket::{Identity, Mapped, Shared, Ticket};
 
 /// Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the

@@ -36,6 +36,7 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     Run(RunArgs),
     Record(RecordArgs),
+    Top(TopArgs),
     Doctor(DoctorArgs),
 }
 
@@ -222,6 +223,10 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
+    /// Record with each request the functions of Python (3.11 or newer) that led to it
+    #[arg(long)]
+    pub(crate) stacks: bool,
+
     /// The command and its arguments
     #[arg(
         value_name = "COMMAND",
@@ -230,6 +235,26 @@ pub(crate) struct RecordArgs {
         allow_hyphen_values = true
     )]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Show the processes of this machine that run on lowtide, and what they hold
+///
+/// By device, region and stream: what is live and what is reserved, how often memory is asked for, of lowtide
+/// and of the driver. Those of this user, in the same network namespace (a container has one of its own), but
+/// for those that have LOWTIDE_PUBLISH=0. Looking costs a process some numbers added up.
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Look once, for as long as the interval, and print that
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Print one JSON object for each process, in a list, instead of a table; looks once
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The time between two looks, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub(crate) interval: f64,
 }
 
 /// Say what lowtide finds on this machine, and what to do about what is missing
@@ -279,6 +304,12 @@ pub(crate) enum StrategyChoice {
 fn configuration(text: &str) -> Result<String, String> {
     let config = text.parse::<Config>().map_err(|error| error.to_string());
     config.map(|_| text.to_owned())
+}
+
+fn interval(text: &str) -> Result<f64, &'static str> {
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.ok_or("expected seconds, from 0.01 to 3600")
 }
 
 fn device(text: &str) -> Result<u32, &'static str> {

@@ -27,6 +27,7 @@ mod run;
 mod samples;
 mod sites;
 mod table;
+mod top;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
         Command::Record(args) => record::run(args),
+        Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
     };
     match result {

@@ -12,6 +12,8 @@ use crate::run;
 /// What liblowtide.so looks for in its environment.
 const FILE: &str = "LOWTIDE_RECORD";
 
+const STACKS: &str = "LOWTIDE_RECORD_STACKS";
+
 /// Becomes the program, each of whose processes records what it does on lowtide. Returns only where there is
 /// none to become.
 ///
@@ -37,6 +39,7 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     fs::remove_file(&file).with_context(name)?;
     let mut command = Command::new(program);
     command.args(arguments).env(FILE, &file);
+    command.env(STACKS, if args.stacks { "1" } else { "0" });
     Ok(run::become_program(&mut command))
 }
 

@@ -33,6 +33,11 @@ fn the_command_finds_the_file_in_its_environment() {
     let expected = format!("{} -o x\n", directory.join("a.lowtide").display());
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
     assert_eq!(scratch.names(), [""; 0], "nothing was recorded");
+    let stacks = "echo $LOWTIDE_RECORD_STACKS";
+    for (arguments, expected) in [(&["--stacks"][..], "1\n"), (&[], "0\n")] {
+        let output = record(&directory, &[arguments, &["sh", "-c", stacks]].concat());
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    }
     let output = record(&directory, &["sh", "-c", script]);
     let default = directory.join("recording.lowtide");
     assert_eq!(

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,8 +17,9 @@ use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::ring::{Entry, Ring};
+use super::stacks;
 use crate::error::{Error, Status};
-use crate::signals::SignalsBlocked;
+use crate::threads::SignalsBlocked;
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
@@ -33,10 +36,17 @@ pub(crate) struct Recorder {
     /// The process that has the writer: in a fork's child it is not there.
     process: u32,
     path: PathBuf,
-    /// Whether the user is told at the end what there is.
-    tells: bool,
+    options: Options,
     outcome: Mutex<Option<Result<(), Error>>>,
     has_ended: Condvar,
+}
+
+/// How a recording is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) has_stacks: bool,
+    /// Whether the user is told at the end what there is.
+    pub(super) tells: bool,
 }
 
 /// What is handed over beside the events, at its place between them.
@@ -68,7 +78,7 @@ impl Recorder {
     pub(super) fn start(
         path: &Path,
         created: io::Result<(File, PathBuf)>,
-        tells: bool,
+        options: Options,
     ) -> Result<Arc<Recorder>, Error> {
         let failed = |error: io::Error| {
             let text = format_args!("nothing is recorded: {}: {error}", path.display());
@@ -82,7 +92,7 @@ impl Recorder {
             writer: OnceLock::new(),
             process: std::process::id(),
             path,
-            tells,
+            options,
             outcome: Mutex::default(),
             has_ended: Condvar::new(),
         });
@@ -91,6 +101,7 @@ impl Recorder {
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(failed)?;
         let _ = recorder.writer.set(thread.thread().clone());
+        stacks::want(options.has_stacks);
         end_at_exit(&recorder);
         Ok(recorder)
     }
@@ -108,7 +119,7 @@ impl Recorder {
                 device,
                 event,
                 time_us,
-                stack: 0,
+                stack: stacks::current(),
             });
             recorder.ring.put(entries, || recorder.wake());
         })
@@ -170,28 +181,34 @@ impl Recorder {
 
     /// Writes down what comes, until the end of it. This is the writer's thread.
     fn write(&self, file: File) {
-        let written = (|| {
-            let mut session = Session::new(self, file)?;
-            while !session.drain()? {
-                session.writer.flush()?;
-                if self.ring.is_closed() {
-                    // Who waited for room has lost patience: this thread was slower than anybody can be.
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                thread::park_timeout(FLUSH_EVERY);
-            }
-            session.finish()
-        })();
+        let written = catch_unwind(AssertUnwindSafe(|| self.write_all(file)));
+        // A defect of ours ends the recording, and not the job, as whoever allocates would wait.
+        let written = written.unwrap_or_else(|_| Err(io::Error::other("lowtide panicked")));
         // Nobody waits for room any more.
         self.ring.close();
+        stacks::want(false);
         let outcome = written.map_err(|error| self.failure(error));
         match &outcome {
-            Ok(what) if self.tells => tell(what),
+            Ok(what) if self.options.tells => tell(what),
             Ok(_) => {}
             Err(error) => tell(&error.text),
         }
         *lock(&self.outcome) = Some(outcome.map(drop));
         self.has_ended.notify_all();
+    }
+
+    /// Returns what there is to say about the file once it is complete.
+    fn write_all(&self, file: File) -> io::Result<String> {
+        let mut session = Session::new(self, file)?;
+        while !session.drain()? {
+            session.writer.flush()?;
+            if self.ring.is_closed() {
+                // Who waited for room has lost patience: the file took nothing for so long.
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::park_timeout(FLUSH_EVERY);
+        }
+        session.finish()
     }
 }
 
@@ -199,9 +216,9 @@ impl Recorder {
 struct Session<'a> {
     recorder: &'a Recorder,
     writer: StreamWriter<Counted>,
-    stacks: StackTable,
     /// Whether a device's events are recorded, by its number.
     begun: [bool; 256],
+    no_stacks: StackTable,
     events: u64,
     bytes: Arc<AtomicU64>,
 }
@@ -216,8 +233,8 @@ impl Session<'_> {
         Ok(Session {
             recorder,
             writer: StreamWriter::new(file)?,
-            stacks: StackTable::new(),
             begun: [false; 256],
+            no_stacks: StackTable::new(),
             events: 0,
             bytes,
         })
@@ -231,16 +248,19 @@ impl Session<'_> {
                     device,
                     event,
                     time_us,
-                    ..
-                } => self.push(device, event, time_us)?,
+                    stack,
+                } => self.push(device, event, time_us, stack)?,
                 Entry::Announced(number) => match lock(&self.recorder.announced).remove(&number) {
                     Some(Announcement::Begin {
                         device,
                         settings,
                         held,
                     }) => {
-                        self.begun[usize::from(device)] = true;
-                        self.writer.begin_device(device.into(), &settings, &held)?;
+                        // A device whose first use meets the beginning of a recording is announced by both;
+                        // all that it has done since the first is told.
+                        if !mem::replace(&mut self.begun[usize::from(device)], true) {
+                            self.writer.begin_device(device.into(), &settings, &held)?;
+                        }
                     }
                     Some(Announcement::End) | None => return Ok(true),
                 },
@@ -249,7 +269,7 @@ impl Session<'_> {
         Ok(false)
     }
 
-    fn push(&mut self, device: u8, event: Event, time_us: i64) -> io::Result<()> {
+    fn push(&mut self, device: u8, event: Event, time_us: i64, stack: u32) -> io::Result<()> {
         if !self.begun[usize::from(device)] {
             return Ok(());
         }
@@ -261,7 +281,13 @@ impl Session<'_> {
             pool_known: true,
             note: NoteId::NONE,
         };
-        self.writer.push(device.into(), &event, &self.stacks)
+        if stack == 0 {
+            return self.writer.push(device.into(), &event, &self.no_stacks);
+        }
+        stacks::with(stack, |stack, table| {
+            let event = TraceEvent { stack, ..event };
+            self.writer.push(device.into(), &event, table)
+        })
     }
 
     /// Completes the file, and returns what there is to say about it.
@@ -301,16 +327,17 @@ fn now_us() -> i64 {
 
 /// Has a recording completed when the process ends.
 fn end_at_exit(recorder: &Arc<Recorder>) {
-    static LAST: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
+    // Weak, so that nothing stays of a recording that was stopped.
+    static LAST: Mutex<Weak<Recorder>> = Mutex::new(Weak::new());
     static IS_WATCHED: OnceLock<()> = OnceLock::new();
     extern "C" fn at_exit() {
-        let last = lock(&LAST).take();
+        let last = lock(&LAST).upgrade();
         if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
             // What went wrong was told, and there is nobody left to tell it to.
             let _ = recorder.end();
         }
     }
-    *lock(&LAST) = Some(Arc::clone(recorder));
+    *lock(&LAST) = Arc::downgrade(recorder);
     IS_WATCHED.get_or_init(|| {
         // Where the C library has no room for it, the end of the file is missing.
         // SAFETY: the function stays: what has a thread is not unloaded.
@@ -326,4 +353,29 @@ fn tell(text: &str) {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each holds one value, which no panic leaves half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_announced_twice_begins_once() {
+        let name = format!("lowtide-recorder-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let created = File::create(&path).map(|file| (file, path.clone()));
+        let options = Options {
+            has_stacks: false,
+            tells: false,
+        };
+        let recorder = Recorder::start(&path, created, options).unwrap();
+        recorder.begin(3, AllocatorSettings::default(), Vec::new());
+        recorder.begin(3, AllocatorSettings::default(), Vec::new());
+        assert_eq!(recorder.end(), Ok(()));
+        assert_eq!(recorder.end(), Ok(()), "it has ended");
+        let read = lowtide_trace::read(&path).unwrap();
+        assert!(!read.is_cut_off);
+        assert_eq!(read.traces.len(), 1);
+        let _ = std::fs::remove_file(path);
+    }
 }

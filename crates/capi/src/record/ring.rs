@@ -30,7 +30,7 @@ pub(super) enum Entry {
         device: u8,
         event: Event,
         time_us: i64,
-        /// Where it happened, by a number of [`Stacks`](super::stacks::Stacks).
+        /// Where it happened, by a number of [`Stacks`](super::stacks).
         stack: u32,
     },
     /// Something that the recorder has under this number.

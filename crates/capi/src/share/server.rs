@@ -1,10 +1,8 @@
 //! The thread of a process that shared what is mapped: it hands out the handles.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -13,7 +11,7 @@ use super::socket;
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
-use crate::signals::SignalsBlocked;
+use crate::threads::{ParentsOnly, SignalsBlocked};
 use crate::{drivers, registry};
 
 /// How long an importer may take to ask, or to take an answer: others wait meanwhile.
@@ -30,9 +28,6 @@ enum Stage {
 /// Held while the thread calls the driver.
 static STAGE: Mutex<Stage> = Mutex::new(Stage::NotStarted);
 
-/// The number of the listening socket, for the child of a fork; negative before there is one.
-static LISTENER: AtomicI32 = AtomicI32::new(-1);
-
 /// Starts the thread, if it has not been.
 ///
 /// # Errors
@@ -45,16 +40,14 @@ pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
     }
     let started = || -> io::Result<()> {
         let listener = UnixListener::bind_addr(&socket::address(identity.name)?)?;
-        let number = listener.as_raw_fd();
+        let listener = ParentsOnly::new(listener)?;
         watch_process()?;
-        LISTENER.store(number, Ordering::Relaxed);
         let _signals = SignalsBlocked::begin();
         let thread = thread::Builder::new().name("lowtide-share".to_owned());
         thread.spawn(move || serve(&listener, identity))?;
         Ok(())
     };
     started().map_err(|error| {
-        LISTENER.store(-1, Ordering::Relaxed);
         let text = format_args!("other processes cannot be served: {error}");
         Error::new(Status::Driver, text)
     })?;
@@ -113,18 +106,9 @@ fn export(request: &Request) -> Reply {
     }
 }
 
-/// Sees to it that the child of a fork does not keep the socket, and that the driver is left alone when the
-/// process ends.
+/// Sees to it that the driver is left alone when the process ends.
 fn watch_process() -> io::Result<()> {
     static IS_WATCHED: Mutex<bool> = Mutex::new(false);
-    extern "C" fn in_child() {
-        // Connections would wait there, after this process too, for a thread that is not there.
-        let number = LISTENER.swap(-1, Ordering::Relaxed);
-        if number >= 0 {
-            // SAFETY: the number is the socket's, and its owner, the thread, is not in this process.
-            unsafe { libc::close(number) };
-        }
-    }
     extern "C" fn at_exit() {
         // In the child of a fork the lock may be held for ever.
         if registry::refuse_fork().is_ok() {
@@ -134,11 +118,6 @@ fn watch_process() -> io::Result<()> {
     let mut is_watched = IS_WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
     if *is_watched {
         return Ok(());
-    }
-    // SAFETY: what runs in the child closes a file, which is allowed there.
-    let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    if code != 0 {
-        return Err(io::Error::from_raw_os_error(code));
     }
     // Registered after the driver's own, so it runs before that.
     // SAFETY: the function stays: what has a thread is not unloaded.

@@ -154,6 +154,27 @@ fn check(name: &str, variables: &[(&str, &str)]) -> [String; 2] {
     })
 }
 
+/// A program that knows nothing of lowtide is recorded by its environment.
+#[test]
+fn a_program_is_recorded() {
+    for form in FORMS {
+        let machine = Machine::new("recorded", form);
+        let path = machine.0.join("job.lowtide");
+        let mut command = machine.command("loop", true);
+        let (_, told) = run({
+            command.env("LOWTIDE_RECORD", &path);
+            command
+        });
+        assert!(
+            told.contains("lowtide: recorded 30001 events to "),
+            "{told}"
+        );
+        let snapshot = lowtide_trace::read(&path).unwrap();
+        assert!(!snapshot.is_cut_off);
+        assert_eq!(snapshot.traces[0].allocs(), 10_000);
+    }
+}
+
 #[test]
 fn a_loop_calls_the_driver_once() {
     for form in FORMS {

@@ -27,7 +27,7 @@ const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
 /// A directory of this process's.
 fn directory() -> PathBuf {
     let name = format!("lowtide-record-{}", std::process::id());
-    let directory = env::temp_dir().join(name);
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&directory).unwrap();
     directory
 }
@@ -35,7 +35,7 @@ fn directory() -> PathBuf {
 fn start(path: &Path) -> Status {
     let path = CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: it ends with a zero byte.
-    unsafe { lowtide_record_start(path.as_ptr()) }
+    unsafe { lowtide_record_start(path.as_ptr(), false) }
 }
 
 fn read(path: &Path) -> Snapshot {
@@ -170,7 +170,11 @@ fn a_recording_replays_to_the_same_addresses() {
             assert_eq!(lowtide_record_stop(), Status::Ok);
             let trace = &read(&path).traces[0];
             assert!(trace.initial.blocks.len() > 100);
-            assert!(verify(trace) > 2_000);
+            // As in PyTorch's snapshots, nothing says where one expandable segment ends and the next begins
+            // that were there before, and a replay may take them for one.
+            if !conf.contains("expandable") {
+                assert!(verify(trace) > 2_000);
+            }
         });
     }
 }

@@ -1,0 +1,407 @@
+//! This process's figures as text, in Prometheus's format: for `lowtide top` and for Prometheus.
+//!
+//! Made when someone asks, from what is counted anyway. Whoever allocates meanwhile waits for the lock of a
+//! device while some numbers are added up, and, where figures of streams are asked for, for that of a lane
+//! while its blocks are listed. Nothing here calls the driver.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fmt::{Display, Write as _};
+use std::path::Path;
+
+use lowtide_core::{BlockStatus, Bytes, Stats};
+
+use crate::error::Error;
+use crate::regions::{self, Region};
+use crate::registry;
+
+/// For whom a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reader {
+    /// Whoever can reach an address or read a file: what numbers a program has, not what it is called with.
+    Anyone,
+    /// This process's user, who sees the command line and the streams as well.
+    SameUser,
+}
+
+/// Returns the figures of every device in use and of every region, each line with the further `labels`.
+///
+/// # Errors
+///
+/// If the process was forked, or lowtide panicked in it.
+pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, Error> {
+    let mut page = Page {
+        text: String::new(),
+        labels: labels
+            .iter()
+            .map(|(name, value)| label(name, value))
+            .collect(),
+    };
+    let mut devices = Vec::new();
+    for (ordinal, allocator) in registry::devices_in_use()? {
+        devices.push((ordinal, allocator.stats()?));
+    }
+    page.info(reader)?;
+    page.devices(&devices);
+    page.regions(&regions::figures()?);
+    if reader == Reader::SameUser {
+        page.streams()?;
+    }
+    Ok(page.text)
+}
+
+/// Text that grows by families of figures.
+struct Page {
+    text: String,
+    /// What stands in every line.
+    labels: String,
+}
+
+/// What is said of figures of one name.
+#[derive(Clone, Copy)]
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+}
+
+/// A family, and where its figures come from.
+struct Figure<Of, Value> {
+    family: Family,
+    value: fn(&Of) -> Value,
+}
+
+const fn gauge<Of, Value>(
+    name: &'static str,
+    help: &'static str,
+    value: fn(&Of) -> Value,
+) -> Figure<Of, Value> {
+    let family = Family {
+        name,
+        kind: "gauge",
+        help,
+    };
+    Figure { family, value }
+}
+
+const fn counter<Of, Value>(
+    name: &'static str,
+    help: &'static str,
+    value: fn(&Of) -> Value,
+) -> Figure<Of, Value> {
+    let family = Family {
+        name,
+        kind: "counter",
+        help,
+    };
+    Figure { family, value }
+}
+
+const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
+    gauge(
+        "lowtide_requested_bytes",
+        "Bytes that the program asked for and holds.",
+        |stats| stats.requested_bytes.all.current,
+    ),
+    gauge(
+        "lowtide_allocated_bytes",
+        "Bytes of the blocks that the program holds, rounding included.",
+        |stats| stats.allocated_bytes.all.current,
+    ),
+    gauge(
+        "lowtide_active_bytes",
+        "Bytes of the blocks that the program holds or that wait for a stream.",
+        |stats| stats.active_bytes.all.current,
+    ),
+    gauge(
+        "lowtide_reserved_bytes",
+        "Bytes held from the driver.",
+        |stats| stats.reserved_bytes.all.current,
+    ),
+    gauge(
+        "lowtide_inactive_split_bytes",
+        "Bytes of free blocks whose segment cannot go back as a whole.",
+        |stats| stats.inactive_split_bytes.all.current,
+    ),
+    gauge(
+        "lowtide_requested_peak_bytes",
+        "The most bytes that the program asked for and held at once.",
+        |stats| stats.requested_bytes.all.peak,
+    ),
+    gauge(
+        "lowtide_allocated_peak_bytes",
+        "The most bytes of blocks that the program held at once.",
+        |stats| stats.allocated_bytes.all.peak,
+    ),
+    gauge(
+        "lowtide_reserved_peak_bytes",
+        "The most bytes held from the driver at once.",
+        |stats| stats.reserved_bytes.all.peak,
+    ),
+    gauge(
+        "lowtide_blocks",
+        "Blocks that the program holds.",
+        |stats| stats.allocation.all.current,
+    ),
+    gauge(
+        "lowtide_segments",
+        "Segments held from the driver; expandable ones are not counted.",
+        |stats| stats.segment.all.current,
+    ),
+    counter(
+        "lowtide_allocations_total",
+        "Requests that were served.",
+        |stats| stats.allocation.all.allocated,
+    ),
+    counter(
+        "lowtide_frees_total",
+        "Blocks that the program gave back.",
+        |stats| stats.allocation.all.freed,
+    ),
+    counter(
+        "lowtide_driver_allocations_total",
+        "Calls by which memory came from the driver: allocations and maps.",
+        |stats| stats.num_device_alloc,
+    ),
+    counter(
+        "lowtide_driver_frees_total",
+        "Calls by which memory went back to the driver: frees and unmaps.",
+        |stats| stats.num_device_free,
+    ),
+    counter(
+        "lowtide_allocation_retries_total",
+        "Requests for which cached memory had to go back first.",
+        |stats| stats.num_alloc_retries,
+    ),
+    counter(
+        "lowtide_out_of_memory_total",
+        "Requests that could not be served.",
+        |stats| stats.num_ooms,
+    ),
+    counter(
+        "lowtide_stream_waits_total",
+        "Waits for every stream that blocks were waiting for.",
+        |stats| stats.num_sync_all_streams,
+    ),
+];
+
+const REGION_FIGURES: [Figure<Region, u64>; 9] = [
+    gauge(
+        "lowtide_region_live_bytes",
+        "Bytes of the blocks that the program holds in the region.",
+        |region| region.live_bytes,
+    ),
+    gauge(
+        "lowtide_region_mapped_bytes",
+        "Bytes of the device that the region has.",
+        |region| region.mapped_bytes,
+    ),
+    gauge(
+        "lowtide_region_paused_bytes",
+        "Bytes of the region that are away.",
+        |region| region.paused_bytes,
+    ),
+    gauge(
+        "lowtide_region_host_bytes",
+        "Bytes of the region that are kept in the host's memory.",
+        |region| region.host_bytes,
+    ),
+    gauge(
+        "lowtide_region_disk_bytes",
+        "Bytes of the region that are kept on disk.",
+        |region| region.disk_bytes,
+    ),
+    counter(
+        "lowtide_region_pauses_total",
+        "How often the region was paused.",
+        |region| region.pauses,
+    ),
+    counter(
+        "lowtide_region_resumes_total",
+        "How often the region was resumed.",
+        |region| region.resumes,
+    ),
+    counter(
+        "lowtide_region_saved_bytes_total",
+        "Bytes that were copied away.",
+        |region| region.saved_bytes,
+    ),
+    counter(
+        "lowtide_region_restored_bytes_total",
+        "Bytes that were copied back.",
+        |region| region.restored_bytes,
+    ),
+];
+
+/// In nanoseconds.
+const REGION_TIMES: [Figure<Region, u64>; 2] = [
+    counter(
+        "lowtide_region_pause_seconds_total",
+        "How long pausing took, the wait for the device included.",
+        |region| region.pause_ns,
+    ),
+    counter(
+        "lowtide_region_resume_seconds_total",
+        "How long resuming took.",
+        |region| region.resume_ns,
+    ),
+];
+
+impl Page {
+    fn begin(&mut self, Family { name, kind, help }: Family) {
+        // A text takes everything.
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, family: Family, labels: &str, value: impl Display) {
+        let all = format!("{}{labels}", self.labels);
+        let all = all.trim_end_matches(',');
+        let _ = writeln!(self.text, "{}{{{all}}} {value}", family.name);
+    }
+
+    fn info(&mut self, reader: Reader) -> Result<(), Error> {
+        let family = Family {
+            name: "lowtide_info",
+            kind: "gauge",
+            help: "The version of lowtide and how it is configured.",
+        };
+        let config = registry::config()?;
+        let mut labels = vec![
+            label("version", env!("CARGO_PKG_VERSION")),
+            label("strategy", config.name().as_str()),
+            label("config", &config.to_string()),
+        ];
+        if reader == Reader::SameUser {
+            labels.push(label("command", &command()));
+        }
+        self.begin(family);
+        self.sample(family, &labels.concat(), 1);
+        Ok(())
+    }
+
+    fn devices(&mut self, devices: &[(c_int, Stats)]) {
+        for Figure { family, value } in DEVICE_FIGURES {
+            self.begin(family);
+            for (ordinal, stats) in devices {
+                self.sample(family, &label("device", &ordinal.to_string()), value(stats));
+            }
+        }
+    }
+
+    fn regions(&mut self, regions: &[(String, Region)]) {
+        let labels = |(tag, region): &(String, Region)| {
+            let labels = [
+                label("device", &region.device.to_string()),
+                label("region", tag),
+                label("backup", region.backup.name()),
+            ];
+            labels.concat()
+        };
+        for Figure { family, value } in REGION_FIGURES {
+            self.begin(family);
+            for region in regions {
+                self.sample(family, &labels(region), value(&region.1));
+            }
+        }
+        for Figure { family, value } in REGION_TIMES {
+            self.begin(family);
+            for region in regions {
+                let ns = value(&region.1);
+                let seconds = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+                self.sample(family, &labels(region), seconds);
+            }
+        }
+    }
+
+    /// Adds what each stream holds. A stream's number is good for this process only, so that these are not
+    /// for a database.
+    fn streams(&mut self) -> Result<(), Error> {
+        let mut streams: BTreeMap<(c_int, u64), [Bytes; 2]> = BTreeMap::new();
+        for (ordinal, allocator) in registry::devices_in_use()? {
+            allocator.for_each_lane(|lane| {
+                for segment in lane.segments() {
+                    let [reserved, allocated] =
+                        streams.entry((ordinal, segment.stream.0)).or_default();
+                    *reserved += segment.size;
+                    let held = |status| status == BlockStatus::Allocated;
+                    let blocks = segment.blocks.iter().filter(|block| held(block.status));
+                    *allocated += blocks.map(|block| block.size).sum::<Bytes>();
+                }
+            })?;
+        }
+        let figures: [Figure<[Bytes; 2], u64>; 2] = [
+            gauge(
+                "lowtide_stream_reserved_bytes",
+                "Bytes held from the driver for a stream.",
+                |sizes| sizes[0].get(),
+            ),
+            gauge(
+                "lowtide_stream_allocated_bytes",
+                "Bytes of the blocks of a stream that the program holds.",
+                |sizes| sizes[1].get(),
+            ),
+        ];
+        for Figure { family, value } in figures {
+            self.begin(family);
+            for ((ordinal, stream), sizes) in &streams {
+                let labels = [
+                    label("device", &ordinal.to_string()),
+                    label("stream", &format!("{stream:#x}")),
+                ];
+                self.sample(family, &labels.concat(), value(sizes));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns `name="value",`.
+fn label(name: &str, value: &str) -> String {
+    let value = value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n");
+    format!("{name}=\"{value}\",")
+}
+
+/// Returns the first words of this process's command line.
+fn command() -> String {
+    const LENGTH_MAX: usize = 120;
+    let mut words = std::env::args_os();
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(&program)
+        .file_name()
+        .unwrap_or_default()
+        .to_owned();
+    let words = [program].into_iter().chain(words);
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    let text = words.collect::<Vec<_>>().join(" ");
+    text.chars()
+        .filter(|character| !character.is_control())
+        .take(LENGTH_MAX)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_labels_are_quoted() {
+        assert_eq!(label("a", "b\"c\\d\ne"), r#"a="b\"c\\d\ne","#);
+    }
+
+    #[test]
+    fn names_follow_prometheuss_conventions() {
+        let devices = DEVICE_FIGURES.map(|figure| figure.family);
+        let regions = REGION_FIGURES.into_iter().chain(REGION_TIMES);
+        let regions = regions.map(|figure| figure.family);
+        for Family { name, kind, help } in devices.into_iter().chain(regions) {
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+            assert!(
+                name.starts_with("lowtide_") && help.ends_with('.'),
+                "{name}"
+            );
+        }
+    }
+}

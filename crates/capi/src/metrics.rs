@@ -1,0 +1,161 @@
+//! The figures of this process for Prometheus: over HTTP, or in a file for node_exporter.
+//!
+//! `LOWTIDE_METRICS` is a port, an address with a port, or a path that ends in `.prom`. A port alone is one of this
+//! machine only. The processes of a job have it alike in their environment: where there are several ranks
+//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it.
+
+mod http;
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use crate::boundary;
+use crate::error::{Error, Status};
+use crate::exposition::Reader;
+use crate::threads::ParentsOnly;
+use crate::{exposition, registry};
+
+/// How often the file is written.
+const FILE_EVERY: Duration = Duration::from_secs(5);
+
+/// Where figures go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Target {
+    Address(SocketAddr),
+    File(PathBuf),
+}
+
+/// Shows the figures from now on where `LOWTIDE_METRICS` says. What is wrong with that is said once, and the
+/// program goes on.
+pub(crate) fn start() {
+    let Some(text) = registry::variable("LOWTIDE_METRICS").filter(|text| !text.is_empty()) else {
+        return;
+    };
+    let _ = boundary::run_and_tell(|| {
+        let rank = registry::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
+        let started = Target::parse(&text, rank).and_then(|target| {
+            let started = match target {
+                Target::Address(address) => listen(address),
+                Target::File(path) => write_repeatedly(path),
+            };
+            started.map_err(|error| error.to_string())
+        });
+        started.map_err(|why| {
+            let text = format_args!("no metrics: LOWTIDE_METRICS={text}: {why}");
+            Error::new(Status::Config, text)
+        })
+    });
+}
+
+impl Target {
+    /// Returns what the variable says, for one of several ranks of a machine.
+    fn parse(text: &str, local_rank: Option<u16>) -> Result<Target, String> {
+        let path = Path::new(text);
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "prom")
+        {
+            let marked = local_rank.map(|rank| path.with_extension(format!("rank{rank}.prom")));
+            return Ok(Target::File(marked.unwrap_or_else(|| path.to_owned())));
+        }
+        let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let address = text.parse::<u16>().map(local).ok();
+        let address = address.or_else(|| text.parse::<SocketAddr>().ok());
+        let mut address = address.ok_or_else(|| {
+            "expected a port, an address with a port like 0.0.0.0:9400, or a path that ends in .prom"
+                .to_owned()
+        })?;
+        let port = address.port().checked_add(local_rank.unwrap_or(0));
+        address.set_port(port.ok_or("the port and the rank are together more than 65535")?);
+        Ok(Target::Address(address))
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<()> {
+    let listener = ParentsOnly::new(TcpListener::bind(address)?)?;
+    let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
+    thread.spawn(move || http::serve(&listener, || exposition::text(&[], Reader::Anyone)))?;
+    Ok(())
+}
+
+/// Writes a file now, so that what is wrong with it is said at once, and again and again. It goes when the
+/// process ends, but not when it is killed; node_exporter says how old it is.
+fn write_repeatedly(path: PathBuf) -> io::Result<()> {
+    write_file(&path)?;
+    remove_at_exit(path.clone());
+    let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
+    thread.spawn(move || {
+        loop {
+            thread::sleep(FILE_EVERY);
+            // A disk that is full may have room later, and whoever reads the file sees that it is old.
+            let _ = write_file(&path);
+        }
+    })?;
+    Ok(())
+}
+
+/// Writes the file in one piece for whoever reads it. Its lines name the process, as those of several processes
+/// come together.
+fn write_file(path: &Path) -> io::Result<()> {
+    let process = std::process::id().to_string();
+    let text = exposition::text(&[("pid", process)], Reader::Anyone);
+    let text = text.map_err(|error| io::Error::other(error.text))?;
+    let unfinished = path.with_extension(format!("prom.{}", std::process::id()));
+    fs::write(&unfinished, text)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+}
+
+fn remove_at_exit(path: PathBuf) {
+    static FILE: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
+    extern "C" fn at_exit() {
+        let file = FILE.lock().ok().and_then(|mut file| file.take());
+        // In the child of a fork it is its parent's.
+        if let Some((_, path)) = file.filter(|(process, _)| *process == std::process::id()) {
+            let _ = fs::remove_file(path);
+        }
+    }
+    if let Ok(mut file) = FILE.lock() {
+        *file = Some((std::process::id(), path));
+    }
+    // SAFETY: the function stays: what has a thread is not unloaded.
+    let _ = unsafe { libc::atexit(at_exit) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, rank: Option<u16>, expected: &str) {
+        let found = match Target::parse(text, rank) {
+            Ok(Target::Address(address)) => address.to_string(),
+            Ok(Target::File(path)) => path.display().to_string(),
+            Err(why) => why,
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_port_alone_is_of_this_machine_only() {
+        check("9400", None, "127.0.0.1:9400");
+        check("9400", Some(3), "127.0.0.1:9403");
+        check("0.0.0.0:9400", None, "0.0.0.0:9400");
+        check("[::1]:80", Some(1), "[::1]:81");
+        check("/var/lib/a/job.prom", None, "/var/lib/a/job.prom");
+        check("/var/lib/a/job.prom", Some(2), "/var/lib/a/job.rank2.prom");
+        let expected = "expected a port, an address with a port like 0.0.0.0:9400, or a path that ends in .prom";
+        for wrong in ["", "x", "70000", "localhost", "/var/lib/a"] {
+            check(wrong, None, expected);
+        }
+        check(
+            "65535",
+            Some(1),
+            "the port and the rank are together more than 65535",
+        );
+    }
+}

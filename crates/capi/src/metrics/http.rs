@@ -1,0 +1,193 @@
+//! As much of HTTP as Prometheus needs: one page, one request to a connection.
+//!
+//! Whoever is slow or talks nonsense holds up a thread of lowtide's for two seconds, of which there are eight.
+//! The job notices nothing.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// How long a request may take to come, and its answer to go.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request may be, whose path and headers are nobody's.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// Connections beyond these are closed at once.
+const CONNECTIONS_MAX: usize = 8;
+
+/// Answers with what `page` returns, for good.
+pub(super) fn serve(
+    listener: &TcpListener,
+    page: impl Fn() -> Result<String, Error> + Copy + Send + 'static,
+) {
+    let busy = Arc::new(AtomicUsize::new(0));
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let place = Place::take(&busy);
+                let Some(place) = place else { continue };
+                let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
+                // Without a thread the connection is closed, as with too many.
+                let _ = thread.spawn(move || {
+                    let _place = place;
+                    // One who leaves early has no use for an answer.
+                    let _ = answer(&stream, page);
+                });
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // The process has too many files open, say.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// One of the connections that are answered.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(busy: &Arc<AtomicUsize>) -> Option<Place> {
+        // Only the listener's thread takes places.
+        if busy.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            return None;
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        Some(Place(Arc::clone(busy)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn answer(stream: &TcpStream, page: impl Fn() -> Result<String, Error>) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let (status, body) = match read_request(stream, deadline)? {
+        None => ("400 Bad Request", "not a request\n".to_owned()),
+        Some(request) => match request.as_str() {
+            "GET /metrics" | "HEAD /metrics" => match page() {
+                Ok(text) => ("200 OK", text),
+                Err(error) => ("500 Internal Server Error", error.text + "\n"),
+            },
+            "GET /" => ("200 OK", "lowtide: /metrics\n".to_owned()),
+            other if other.starts_with("GET ") => ("404 Not Found", "try /metrics\n".to_owned()),
+            _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+        },
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    let mut stream = stream;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all((head + &body).as_bytes())?;
+    stream.shutdown(Shutdown::Write)
+}
+
+/// Returns the method and the path of a request, `GET /metrics`; `None` for what is none.
+fn read_request(mut stream: &TcpStream, deadline: Instant) -> io::Result<Option<String>> {
+    let mut request = Vec::new();
+    let mut part = [0; 1024];
+    while !request.windows(4).any(|window| window == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || request.len() > REQUEST_BYTES_MAX {
+            return Ok(None);
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(None),
+            Ok(count) => request.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(parse(&request))
+}
+
+fn parse(request: &[u8]) -> Option<String> {
+    let line = request.split(|&byte| byte == b'\r').next()?;
+    let mut words = std::str::from_utf8(line).ok()?.split(' ');
+    let (method, path, version) = (words.next()?, words.next()?, words.next()?);
+    let path = path.split('?').next()?;
+    let is_http = version.starts_with("HTTP/1.") && words.next().is_none();
+    is_http.then(|| format!("{method} {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the first line and the body of what is answered; nothing where the connection ends.
+    fn ask(address: std::net::SocketAddr, request: &[u8]) -> (String, String) {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let mut text = String::new();
+        // Where there is no place free, the connection ends at any point.
+        let _ = stream.write_all(request);
+        let _ = stream.read_to_string(&mut text);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        (
+            head.lines().next().unwrap_or("").to_owned(),
+            body.to_owned(),
+        )
+    }
+
+    #[test]
+    fn one_page_is_served_whatever_others_do() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, || Ok("lowtide_x 1\n".to_owned())));
+        // They say nothing, or half of something, and hold on to it.
+        let _slow: Vec<TcpStream> = (0..CONNECTIONS_MAX - 1)
+            .map(|index| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(&b"GET /metr"[..index]).unwrap();
+                stream
+            })
+            .collect();
+        let found = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert_eq!(
+            found,
+            ("HTTP/1.1 200 OK".to_owned(), "lowtide_x 1\n".to_owned())
+        );
+        let lines = [
+            (
+                &b"GET /other?x HTTP/1.0\r\n\r\n"[..],
+                "HTTP/1.1 404 Not Found",
+            ),
+            (
+                b"POST /metrics HTTP/1.1\r\n\r\n",
+                "HTTP/1.1 405 Method Not Allowed",
+            ),
+            (b"\xff\xfe\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+            (b"GET /metrics\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+        ];
+        for (request, expected) in lines {
+            // A place may be free only a moment after the connection before it has ended.
+            let mut first = String::new();
+            while first.is_empty() {
+                first = ask(address, request).0;
+            }
+            assert_eq!(first, expected);
+        }
+    }
+
+    #[test]
+    fn a_request_that_never_ends_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        client
+            .write_all(&vec![b'x'; REQUEST_BYTES_MAX + 2000])
+            .unwrap();
+        let far = Instant::now() + Duration::from_secs(60);
+        assert_eq!(read_request(&server, far).unwrap(), None);
+        let past = Instant::now();
+        assert_eq!(read_request(&server, past).unwrap(), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! Threads of lowtide's own: the program's signals, and what the child of a fork does not have.
+
+use std::ffi::c_int;
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::{io, mem, ptr};
+
+/// Sockets that threads of this process listen to; negative where there is none.
+static LISTENERS: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
+
+/// A socket that the child of a fork does not keep. Connections would wait there, after this process too, for a
+/// thread that is not there.
+pub(crate) struct ParentsOnly<L> {
+    listener: L,
+    place: &'static AtomicI32,
+}
+
+impl<L: AsRawFd> ParentsOnly<L> {
+    /// # Errors
+    ///
+    /// If the system cannot do that, or there are more sockets than lowtide has.
+    pub(crate) fn new(listener: L) -> io::Result<ParentsOnly<L>> {
+        watch_forks()?;
+        let number = listener.as_raw_fd();
+        let mut places = LISTENERS.iter();
+        let place = places.find(|place| {
+            let taken = place.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed);
+            taken.is_ok()
+        });
+        let place = place.ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(ParentsOnly { listener, place })
+    }
+}
+
+impl<L> Deref for ParentsOnly<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.listener
+    }
+}
+
+impl<L> Drop for ParentsOnly<L> {
+    fn drop(&mut self) {
+        // Before the number can be that of another file.
+        self.place.store(-1, Ordering::Relaxed);
+    }
+}
+
+fn watch_forks() -> io::Result<()> {
+    static OUTCOME: OnceLock<c_int> = OnceLock::new();
+    extern "C" fn in_child() {
+        for listener in &LISTENERS {
+            let number = listener.swap(-1, Ordering::Relaxed);
+            if number >= 0 {
+                // SAFETY: the number is the socket's, and its owner, the thread, is not in this process.
+                unsafe { libc::close(number) };
+            }
+        }
+    }
+    let code = *OUTCOME.get_or_init(|| {
+        // SAFETY: what runs in the child closes files, which is allowed there.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+    });
+    match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// No signal comes to this thread, nor to those that it starts: they are the program's to handle.
+pub(crate) struct SignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl SignalsBlocked {
+    pub(crate) fn begin() -> SignalsBlocked {
+        // SAFETY: a set is numbers only.
+        let mut all: libc::sigset_t = unsafe { mem::zeroed() };
+        let mut before = all;
+        // SAFETY: `all` may be written to.
+        unsafe { libc::sigfillset(&raw mut all) };
+        // SAFETY: reads the one set and writes the other; both outlive the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+        SignalsBlocked { before }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: reads the set, which outlives the call.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
+}

@@ -1,0 +1,65 @@
+//! `lowtide top`: the processes of this machine that run on lowtide, and what they hold.
+
+mod process;
+mod sample;
+mod screen;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::args::TopArgs;
+use crate::{json, output};
+use process::Process;
+use screen::History;
+
+/// Shows what there is once, or again and again until the user has seen enough.
+///
+/// # Errors
+///
+/// If the system does not say which processes there are, or nothing can be printed.
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
+    let interval = Duration::from_secs_f64(args.interval);
+    let mut before = look()?;
+    if args.once || args.json {
+        // Rates take two looks.
+        thread::sleep(interval);
+        let processes = after(&before, interval)?;
+        let text = if args.json {
+            json::text(&processes)?
+        } else {
+            screen::table(&processes, &BTreeMap::new())
+        };
+        output::print(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut history = History::new();
+    loop {
+        let begin = Instant::now();
+        thread::sleep(interval);
+        let processes = after(&before, begin.elapsed())?;
+        screen::add(&mut history, &processes);
+        screen::show(&screen::table(&processes, &history))?;
+        before = processes;
+    }
+}
+
+/// Returns every process, the one with the most memory first.
+fn look() -> anyhow::Result<Vec<Process>> {
+    let mut processes: Vec<Process> = sample::all()?.iter().map(Process::of).collect();
+    processes.sort_by_key(|process| (u64::MAX - process.reserved_bytes(), process.pid));
+    Ok(processes)
+}
+
+/// Returns every process with what it did since `before`.
+fn after(before: &[Process], elapsed: Duration) -> anyhow::Result<Vec<Process>> {
+    let mut processes = look()?;
+    for process in &mut processes {
+        let earlier = before.iter().find(|earlier| earlier.pid == process.pid);
+        if let Some(earlier) = earlier {
+            process.count_since(earlier, elapsed);
+        }
+    }
+    Ok(processes)
+}

@@ -1,0 +1,233 @@
+//! A process's figures, put together by device, region and stream.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::sample::{Answer, Sample};
+
+/// A process that runs on lowtide.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) command: String,
+    pub(super) config: String,
+    pub(super) version: String,
+    pub(super) devices: Vec<Device>,
+}
+
+/// What a process has of a device. Rates are of the time between two looks; `None` after the first.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub(super) struct Device {
+    pub(super) device: u32,
+    pub(super) live_bytes: u64,
+    pub(super) allocated_bytes: u64,
+    pub(super) reserved_bytes: u64,
+    pub(super) reserved_peak_bytes: u64,
+    /// Reserved over live bytes; `None` where nothing is live.
+    pub(super) ratio: Option<f64>,
+    pub(super) allocations: u64,
+    pub(super) allocations_per_second: Option<f64>,
+    pub(super) driver_calls: u64,
+    pub(super) driver_calls_per_second: Option<f64>,
+    pub(super) out_of_memory: u64,
+    pub(super) regions: Vec<Region>,
+    pub(super) streams: Vec<Stream>,
+}
+
+/// What a region has of a device.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub(super) struct Region {
+    pub(super) tag: String,
+    pub(super) backup: String,
+    pub(super) live_bytes: u64,
+    pub(super) mapped_bytes: u64,
+    pub(super) paused_bytes: u64,
+    pub(super) pauses: u64,
+    pub(super) pause_seconds: f64,
+}
+
+/// What the memory of a stream is.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub(super) struct Stream {
+    pub(super) stream: String,
+    pub(super) allocated_bytes: u64,
+    pub(super) reserved_bytes: u64,
+}
+
+impl Process {
+    /// Returns what a process says.
+    pub(super) fn of(answer: &Answer) -> Process {
+        let mut process = Process {
+            pid: answer.pid,
+            ..Process::default()
+        };
+        let mut devices: BTreeMap<u32, Device> = BTreeMap::new();
+        for sample in &answer.samples {
+            if sample.name == "lowtide_info" {
+                let label = |name| sample.label(name).to_owned();
+                (process.command, process.config) = (label("command"), label("config"));
+                process.version = label("version");
+            } else if let Ok(number) = sample.label("device").parse() {
+                let device = devices.entry(number).or_default();
+                device.device = number;
+                device.add(sample);
+            }
+        }
+        process.devices = devices.into_values().collect();
+        for device in &mut process.devices {
+            #[expect(clippy::cast_precision_loss, reason = "a ratio is not exact")]
+            let ratio = device.reserved_bytes as f64 / device.live_bytes as f64;
+            device.ratio = (device.live_bytes > 0).then_some(ratio);
+        }
+        process
+    }
+
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.devices
+            .iter()
+            .map(|device| device.reserved_bytes)
+            .sum()
+    }
+
+    /// Notes what it did since `earlier`.
+    pub(super) fn count_since(&mut self, earlier: &Process, elapsed: Duration) {
+        for device in &mut self.devices {
+            let mut earlier = earlier.devices.iter();
+            let earlier = earlier.find(|earlier| earlier.device == device.device);
+            let Some(earlier) = earlier else { continue };
+            // Sums may have been set to zero in between.
+            #[expect(clippy::cast_precision_loss, reason = "a rate is not exact")]
+            let rate = |now: u64, then| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();
+            device.allocations_per_second = Some(rate(device.allocations, earlier.allocations));
+            device.driver_calls_per_second = Some(rate(device.driver_calls, earlier.driver_calls));
+        }
+    }
+}
+
+impl Device {
+    fn add(&mut self, sample: &Sample) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "bytes and counts are exact up to 2^53, and a cast takes what is not for 0"
+        )]
+        let value = sample.value as u64;
+        match sample.name.as_str() {
+            "lowtide_requested_bytes" => self.live_bytes = value,
+            "lowtide_allocated_bytes" => self.allocated_bytes = value,
+            "lowtide_reserved_bytes" => self.reserved_bytes = value,
+            "lowtide_reserved_peak_bytes" => self.reserved_peak_bytes = value,
+            "lowtide_allocations_total" => self.allocations = value,
+            "lowtide_driver_allocations_total" | "lowtide_driver_frees_total" => {
+                self.driver_calls += value;
+            }
+            "lowtide_out_of_memory_total" => self.out_of_memory = value,
+            "lowtide_region_live_bytes" => self.region(sample).live_bytes = value,
+            "lowtide_region_mapped_bytes" => self.region(sample).mapped_bytes = value,
+            "lowtide_region_paused_bytes" => self.region(sample).paused_bytes = value,
+            "lowtide_region_pauses_total" => self.region(sample).pauses = value,
+            "lowtide_region_pause_seconds_total" => {
+                self.region(sample).pause_seconds = sample.value;
+            }
+            "lowtide_stream_allocated_bytes" => self.stream(sample).allocated_bytes = value,
+            "lowtide_stream_reserved_bytes" => self.stream(sample).reserved_bytes = value,
+            _ => {}
+        }
+    }
+
+    fn region(&mut self, sample: &Sample) -> &mut Region {
+        let (tag, backup) = (sample.label("region"), sample.label("backup"));
+        let is_it = |region: &Region| region.tag == tag && region.backup == backup;
+        let index = self.regions.iter().position(is_it).unwrap_or_else(|| {
+            self.regions.push(Region {
+                tag: tag.to_owned(),
+                backup: backup.to_owned(),
+                ..Region::default()
+            });
+            self.regions.len() - 1
+        });
+        &mut self.regions[index]
+    }
+
+    fn stream(&mut self, sample: &Sample) -> &mut Stream {
+        let name = sample.label("stream");
+        let known = self.streams.iter().position(|stream| stream.stream == name);
+        let index = known.unwrap_or_else(|| {
+            self.streams.push(Stream {
+                stream: name.to_owned(),
+                ..Stream::default()
+            });
+            self.streams.len() - 1
+        });
+        &mut self.streams[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(name: &str, labels: &[(&str, &str)], value: f64) -> Sample {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Sample {
+            name: name.to_owned(),
+            labels: labels.iter().map(owned).collect(),
+            value,
+        }
+    }
+
+    #[test]
+    fn figures_go_where_they_belong() {
+        let device = [("device", "1")];
+        let region = [("device", "1"), ("region", "kv"), ("backup", "host")];
+        let stream = [("device", "1"), ("stream", "0x10")];
+        let mut samples = vec![
+            sample(
+                "lowtide_info",
+                &[("command", "a b"), ("config", "bfc")],
+                1.0,
+            ),
+            sample("lowtide_requested_bytes", &device, 100.0),
+            sample("lowtide_reserved_bytes", &device, 150.0),
+            sample("lowtide_allocations_total", &device, 7.0),
+            sample("lowtide_driver_allocations_total", &device, 2.0),
+            sample("lowtide_driver_frees_total", &device, 1.0),
+            sample("lowtide_region_paused_bytes", &region, 40.0),
+            sample("lowtide_region_pause_seconds_total", &region, 0.25),
+            sample("lowtide_stream_reserved_bytes", &stream, 150.0),
+            sample("lowtide_of_a_later_version", &device, 1.0),
+        ];
+        let early = Process::of(&Answer {
+            pid: 7,
+            samples: samples.clone(),
+        });
+        assert_eq!((&*early.command, &*early.config), ("a b", "bfc"));
+        let [only] = &early.devices[..] else {
+            panic!("one device");
+        };
+        assert_eq!(
+            (only.device, only.ratio, only.driver_calls),
+            (1, Some(1.5), 3)
+        );
+        assert_eq!(only.regions[0].tag, "kv");
+        assert_eq!(
+            (only.regions[0].paused_bytes, only.regions[0].pause_seconds),
+            (40, 0.25)
+        );
+        assert_eq!(only.streams[0].reserved_bytes, 150);
+        assert_eq!(only.allocations_per_second, None);
+
+        samples[3].value = 27.0;
+        samples[4].value = 0.0;
+        let mut late = Process::of(&Answer { pid: 7, samples });
+        late.count_since(&early, Duration::from_secs(2));
+        assert_eq!(late.devices[0].allocations_per_second, Some(10.0));
+        assert_eq!(
+            late.devices[0].driver_calls_per_second,
+            Some(0.0),
+            "counted anew"
+        );
+    }
+}

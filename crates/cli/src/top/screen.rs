@@ -1,0 +1,258 @@
+//! Processes as a table for people, with what was live over the last looks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+
+use console::{Term, measure_text_width, truncate_str};
+use lowtide_core::Bytes;
+use lowtide_trace::OneLine;
+
+use super::process::{Device, Process};
+use crate::format;
+
+/// So many looks back are shown.
+const LOOKS_MAX: usize = 24;
+/// A command has so much of a line.
+const COMMAND_COLUMNS: usize = 32;
+/// What there is no figure for.
+const NONE: &str = "–";
+const COLUMNS: [&str; 10] = [
+    "pid", "command", "device", "live", "reserved", "ratio", "peak", "allocs/s", "driver/s", "OOMs",
+];
+
+/// The live bytes of the last looks, by process and device.
+pub(super) type History = BTreeMap<(u32, u32), VecDeque<u64>>;
+
+/// Adds a look, and forgets the processes that are not there any more.
+pub(super) fn add(history: &mut History, processes: &[Process]) {
+    let mut now = History::new();
+    for process in processes {
+        for device in &process.devices {
+            let key = (process.pid, device.device);
+            let mut looks = history.remove(&key).unwrap_or_default();
+            looks.push_back(device.live_bytes);
+            while looks.len() > LOOKS_MAX {
+                looks.pop_front();
+            }
+            now.insert(key, looks);
+        }
+    }
+    *history = now;
+}
+
+/// Returns what is shown of the processes.
+pub(super) fn table(processes: &[Process], history: &History) -> String {
+    if processes.is_empty() {
+        return "no process of yours runs on lowtide here\n".to_owned();
+    }
+    let mut lines = vec![Line::of(COLUMNS.map(str::to_owned))];
+    for process in processes {
+        for (index, device) in process.devices.iter().enumerate() {
+            let looks = history.get(&(process.pid, device.device));
+            let spark = looks.map_or_else(String::new, |looks| sparkline(looks, device));
+            lines.push(Line {
+                cells: Some(cells(process, device, index == 0)),
+                rest: spark,
+            });
+            lines.extend(details(device).map(Line::note));
+        }
+    }
+    aligned(&lines)
+}
+
+/// Writes over what is shown on the terminal; where there is none, behind it.
+pub(super) fn show(text: &str) -> std::io::Result<()> {
+    let term = Term::stdout();
+    if !term.is_term() {
+        return term.write_line(text);
+    }
+    let (rows, columns) = term.size();
+    let mut screen = "\x1b[H".to_owned();
+    // The last row stays empty, as a line feed there would move all of them.
+    for line in text.lines().take(usize::from(rows).saturating_sub(1)) {
+        let line = truncate_str(line, columns.into(), "…");
+        let _ = writeln!(screen, "{line}\x1b[K");
+    }
+    term.write_str(&(screen + "\x1b[J"))
+}
+
+/// A line: the cells of its columns, where it has some, and what stands behind them.
+struct Line {
+    cells: Option<[String; COLUMNS.len()]>,
+    rest: String,
+}
+
+impl Line {
+    fn of(cells: [String; COLUMNS.len()]) -> Line {
+        Line {
+            cells: Some(cells),
+            rest: String::new(),
+        }
+    }
+
+    fn note(rest: String) -> Line {
+        Line { cells: None, rest }
+    }
+}
+
+fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS.len()] {
+    let command = OneLine(&process.command).to_string();
+    let command = truncate_str(&command, COMMAND_COLUMNS, "…").into_owned();
+    let [pid, command] = match is_first {
+        true => [process.pid.to_string(), command],
+        false => [String::new(), String::new()],
+    };
+    let rate =
+        |rate: Option<f64>| rate.map_or_else(|| NONE.to_owned(), |rate| format!("{rate:.0}"));
+    [
+        pid,
+        command,
+        device.device.to_string(),
+        Bytes(device.live_bytes).to_string(),
+        Bytes(device.reserved_bytes).to_string(),
+        { device.ratio }.map_or_else(|| NONE.to_owned(), |ratio| format!("{ratio:.3}")),
+        Bytes(device.reserved_peak_bytes).to_string(),
+        rate(device.allocations_per_second),
+        rate(device.driver_calls_per_second),
+        format::count(device.out_of_memory),
+    ]
+}
+
+/// Returns a line for each region and, where there are several, for each stream.
+fn details(device: &Device) -> impl Iterator<Item = String> {
+    let regions = device.regions.iter().map(|region| {
+        let mut text = format!(
+            "    region {} ({}): {} live, {} mapped, {} away",
+            OneLine(&region.tag),
+            region.backup,
+            Bytes(region.live_bytes),
+            Bytes(region.mapped_bytes),
+            Bytes(region.paused_bytes),
+        );
+        if region.pauses > 0 {
+            let pauses = format::counted(region.pauses, "pause");
+            let _ = write!(
+                text,
+                ", {pauses} in {}",
+                format::duration(region.pause_seconds * 1e6)
+            );
+        }
+        text
+    });
+    let streams = device.streams.iter().filter(|_| device.streams.len() > 1);
+    let streams = streams.map(|stream| {
+        format!(
+            "    stream {}: {} live, {} reserved",
+            OneLine(&stream.stream),
+            Bytes(stream.allocated_bytes),
+            Bytes(stream.reserved_bytes)
+        )
+    });
+    regions.chain(streams)
+}
+
+/// Returns the lines with their columns below each other: texts to the left, figures to the right.
+fn aligned(lines: &[Line]) -> String {
+    let cells = lines.iter().filter_map(|line| line.cells.as_ref());
+    let widths = cells.fold([0; COLUMNS.len()], |mut widths: [usize; _], cells| {
+        for (width, cell) in widths.iter_mut().zip(cells) {
+            *width = (*width).max(measure_text_width(cell));
+        }
+        widths
+    });
+    let mut text = String::new();
+    for line in lines {
+        for (index, cell) in line.cells.iter().flatten().enumerate() {
+            let padding = " ".repeat(widths[index] - measure_text_width(cell));
+            let _ = match index {
+                1 => write!(text, "{cell}{padding}  "),
+                _ => write!(text, "{padding}{cell}  "),
+            };
+        }
+        text.push_str(&line.rest);
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+/// Returns live bytes over time, the full height being the most that was ever reserved.
+fn sparkline(looks: &VecDeque<u64>, device: &Device) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let most = u128::from(device.reserved_peak_bytes.max(1));
+    let bar = |&live: &u64| {
+        let height = u128::from(live) * (BARS.len() as u128 - 1) / most;
+        BARS[usize::try_from(height).map_or(BARS.len() - 1, |height| height.min(BARS.len() - 1))]
+    };
+    looks.iter().map(bar).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::process::{Region, Stream};
+    use super::*;
+
+    fn process(pid: u32, live_bytes: u64) -> Process {
+        let device = Device {
+            device: 0,
+            live_bytes,
+            reserved_bytes: 2 << 30,
+            reserved_peak_bytes: 4 << 30,
+            ratio: Some(2.0),
+            allocations_per_second: Some(1234.4),
+            ..Device::default()
+        };
+        Process {
+            pid,
+            command: "python train.py --with many words that are cut".into(),
+            devices: vec![device],
+            ..Process::default()
+        }
+    }
+
+    #[test]
+    fn columns_are_below_each_other() {
+        let mut first = process(7, 1 << 30);
+        let device = &mut first.devices[0];
+        device.regions.push(Region {
+            tag: "kv\ncache".into(),
+            backup: "host".into(),
+            paused_bytes: 3 << 20,
+            pauses: 1,
+            pause_seconds: 0.002,
+            ..Region::default()
+        });
+        device.streams = vec![Stream {
+            stream: "0x0".into(),
+            ..Stream::default()
+        }];
+        let mut history = History::new();
+        add(&mut history, &[first.clone(), process(8, 0)]);
+        first.devices[0].live_bytes = 4 << 30;
+        let all = [first, process(12345, 5)];
+        add(&mut history, &all);
+        assert_eq!(history.len(), 2, "a process that ended is forgotten");
+        let text = table(&all, &history);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "one stream says nothing more: {text}");
+        assert!(lines[0].starts_with("  pid  command "));
+        assert!(
+            lines[1].starts_with("    7  python train.py --with many wor…"),
+            "{text}"
+        );
+        assert!(lines[1].ends_with("  ▂█"), "{text}");
+        let expected = "    region kv\\ncache (host): 0 bytes live, 0 bytes mapped, 3.00 MiB away, 1 pause in 2.0 ms";
+        assert_eq!(lines[2], expected);
+        assert!(lines[3].starts_with("12345  python"), "{text}");
+        let place = |line: &str, what: &str| line.find(what).map(|at| at + what.len());
+        assert_eq!(place(lines[1], "1234"), place(lines[3], "  1234"));
+    }
+
+    #[test]
+    fn nobody_there_is_said() {
+        assert_eq!(
+            table(&[], &History::new()),
+            "no process of yours runs on lowtide here\n"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+"""`lowtide report` from Python: a page about recordings, or about this process, that shows itself in a notebook."""
+
+import html
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from ._errors import Error
+from ._memory import dump_snapshot
+
+
+class Report:
+    """A page: one file that needs no other. In a notebook it is shown, where it can reach nothing of the notebook's."""
+
+    def __init__(self, path: Path, owner: object = None) -> None:
+        self.path = path
+        """The file, which goes with this object if no name was given for it."""
+        self._owner = owner
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
+        style = "width:100%;height:48em;border:1px solid"
+        return f'<iframe title="lowtide report" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Report:
+    """Returns a page about recordings, one or several, or without any about what this process holds now.
+
+    It is what the command `lowtide report` writes. A recording is a snapshot of PyTorch's or a file of `record`.
+    `output` is where the page is kept; without it, the page is there as long as the answer is.
+
+    Raises `Error` in the command's words where a recording cannot be read, and where the command is not there.
+    """
+    temporary = tempfile.TemporaryDirectory(prefix="lowtide-report-")
+    directory = Path(temporary.name)
+    inputs = [os.fspath(recording) for recording in recordings]
+    if not inputs:
+        inputs = [str(directory / "now.pickle")]
+        dump_snapshot(inputs[0])
+    path = directory / "report.html" if output is None else Path(output)
+    done = subprocess.run(
+        [find_command(), "report", *inputs, "-o", str(path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"`lowtide report` ended with {done.returncode}"]
+        raise Error(lines[-1].removeprefix("lowtide: "))
+    return Report(path, temporary if output is None else None)
+
+
+def find_command() -> str:
+    """Returns the `lowtide` command that was installed with this package; else the one on the path."""
+    places = [Path(sysconfig.get_path("scripts")), Path(__file__).parent.parent / "bin"]
+    found = (place / "lowtide" for place in places if os.access(place / "lowtide", os.X_OK))
+    command = next(map(str, found), None) or shutil.which("lowtide")
+    if command is None:
+        raise Error("the command `lowtide` is not there: install lowtide anew")
+    return command

@@ -1,0 +1,109 @@
+"""What shows itself in a notebook."""
+
+import html.parser
+import json
+import textwrap
+
+from machine import MEMORY, Machine
+
+
+class Reader(html.parser.HTMLParser):
+    """Reads a page, whose tags must all be closed."""
+
+    VOID = frozenset({"br", "img", "meta", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_memory_stats_show_themselves(gpu: Machine) -> None:
+    program = """
+        with lowtide.region("kv<script>", backup="host"):
+            kept = allocate(5 * MIB)
+        stats = lowtide.memory_stats()
+        assert isinstance(stats, dict) and json.loads(json.dumps(stats)) == stats
+        print(stats._repr_html_())
+    """
+    reader = read(gpu.code(MEMORY, program))
+    text = " ".join(" ".join(reader.text).split())
+    assert "live what the program asked for and holds 5.00 MiB 5.00 MiB" in text
+    assert "kv<script> 5.00 MiB 20.00 MiB 0 bytes" in text
+    assert not any(tag == "script" for tag, _ in reader.attributes)
+    assert "num_ooms 0" in text
+
+
+def test_memory_stats_of_nothing_show_themselves(gpu: Machine) -> None:
+    text = " ".join(read(gpu.code("import lowtide; print(lowtide.memory_stats()._repr_html_())")).text)
+    assert "reserved over live" in text
+
+
+# In the place of the command: a page that says what was asked for.
+COMMAND = """\
+#!/usr/bin/env python3
+import json, os, sys
+arguments = sys.argv[1:]
+if "bad" in arguments:
+    sys.exit("lowtide: bad: is no recording")
+with open(arguments[-1], "w") as page:
+    held = [os.path.getsize(name) > 100 for name in arguments[1:-2] if os.path.exists(name)]
+    page.write(f"<!doctype html><script>let a = \\"'&\\"</script><p>{json.dumps([arguments, held])}</p>")
+"""
+
+USE = """
+    import os, lowtide._report
+    lowtide._report.find_command = lambda: os.path.abspath("command")
+"""
+
+
+def test_a_report_shows_itself_where_it_reaches_nothing(gpu: Machine) -> None:
+    gpu.write("command", COMMAND).chmod(0o755)
+    program = """
+        report = lowtide.report("a.lowtide", "b.pickle", output="out.html")
+        print(report._repr_html_())
+    """
+    ((tag, attributes),) = read(gpu.code(MEMORY, USE, program)).attributes
+    assert tag == "iframe"
+    assert attributes["sandbox"] == "allow-scripts"
+    shown = attributes["srcdoc"]
+    assert shown == (gpu.directory / "out.html").read_text()
+    assert json.loads(shown.split("<p>")[1].removesuffix("</p>")) == [
+        ["report", "a.lowtide", "b.pickle", "-o", "out.html"],
+        [],
+    ]
+
+
+def test_a_report_without_recordings_is_about_this_process(gpu: Machine) -> None:
+    gpu.write("command", COMMAND).chmod(0o755)
+    program = """
+        kept = allocate(MIB)
+        report = lowtide.report()
+        page = report.path.read_text()
+        assert "[true]" in page, page
+        path = report.path
+        del report
+        print(path.exists())
+        print(refusal(lowtide.report, "bad"))
+    """
+    assert gpu.code(MEMORY, USE, textwrap.dedent(program)) == "False\nError bad: is no recording\n"
