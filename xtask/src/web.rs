@@ -51,7 +51,7 @@ pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
     fs::create_dir_all(&pages)
         .map_err(|error| Stop::new(1, format!("{}: {error}", pages.display())))?;
     for (name, traces) in REPORTS {
-        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide-cli"]);
+        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide"]);
         report.args(["--", "report"]).args(traces);
         report.arg("-o").arg(pages.join(format!("{name}.html")));
         step(&format!("the report {name}"), &mut report)?;

@@ -249,6 +249,48 @@ test("a leak is what grew most between two instants", async () => {
   assertQuiet();
 });
 
+test("what grows is named, and a click shows nothing else", async () => {
+  const page = await session.open([first], `#at=0%3A${first.events}&table=blocks`);
+  const section = page.locator("#growth");
+  assert.match(
+    await section.innerText(),
+    /12 steps, found by the period of the allocations; the first is left out/,
+  );
+  const [row, ...others] = await rowsOf(page, "#growth");
+  assert.deepEqual(others, []);
+  assert.deepEqual(row.slice(0, 4), [String(MIB), String(10 * MIB), "10 of 10 steps", "0.98"]);
+  await section.locator("summary").click();
+  assert.match(
+    await section.locator(".frames").innerText(),
+    /append history\.py:17\s+keep_loss history\.py:9/,
+  );
+
+  await section.getByRole("button", { name: "show only this" }).click();
+  await settled(page);
+  const shown = await rowsOf(page, "#tables");
+  assert.equal(shown.length, job.steps);
+  assert.ok(shown.every((cells) => cells[0] === String(MIB)));
+  await section.getByRole("button", { name: "show all" }).click();
+  await settled(page);
+  assert.equal(await page.locator("#filter").inputValue(), "");
+
+  await section.getByRole("button", { name: "Compare the first step" }).click();
+  await settled(page);
+  assert.equal(await shownInstant(page), first.steps[1]);
+  assert.equal(await page.locator("#second").inputValue(), String(first.steps[11]));
+  // Between two steps nothing but the leak is held.
+  assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), 10 * MIB);
+  assertQuiet();
+});
+
+test("where nothing grows, that is said", async () => {
+  const page = await session.open([{ ...first, growth: { ...first.growth, found_by: "parts", leaks: [] } }]);
+  const text = await page.locator("#growth").innerText();
+  assert.match(text, /Nothing that looks like a leak\.\s+Steps were not found; 12 equal parts/);
+  assert.equal(await page.locator("#growth table").isVisible(), false);
+  assertQuiet();
+});
+
 test("two traces are chosen from, and compared", async () => {
   const page = await session.open(
     [first, second],
