@@ -327,6 +327,7 @@ export class Timeline implements View, Gestures {
     ctx.save();
     ctx.font = `${10 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "bottom";
+    ctx.textAlign = "left";
     ctx.fillStyle = color("--ink-3");
     ctx.globalAlpha = 0.7;
     marks.forEach((event, i) => {
@@ -399,7 +400,7 @@ export class Timeline implements View, Gestures {
       `Events ${format.whole(from)} to ${format.whole(to)}. ` +
       (steps.width === 1
         ? "Every event by itself."
-        : `Each step is ${format.whole(steps.width)} events, from its least to its most bytes.`) +
+        : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
       (others && steps.width < bucket_events && bucket_events > 1
         ? ` Curves other than live and reserved: least and most of ${format.whole(bucket_events)} events.`
         : "");

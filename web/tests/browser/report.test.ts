@@ -122,7 +122,7 @@ test("a drag zooms, down to single events", async () => {
   const box = await page.locator(".u-over").boundingBox();
   assert.ok(box !== null);
   const level = page.locator("#timeline-level");
-  assert.match(await level.innerText(), /Each step is \d+ events/);
+  assert.match(await level.innerText(), /Each point is \d+ events/);
   await page.mouse.move(box.x + 300, box.y + 50);
   await page.mouse.down();
   await page.mouse.move(box.x + 420, box.y + 60);
@@ -135,7 +135,7 @@ test("a drag zooms, down to single events", async () => {
   });
   await page.getByRole("button", { name: "Show the whole recording" }).click();
   await settled(page);
-  assert.match(await level.innerText(), /Each step is/);
+  assert.match(await level.innerText(), /Each point is/);
   // The wheel zooms around the pointer where the chart has the focus, and scrolls the page where it has not.
   await page.locator(".plot").focus();
   const now = await page.locator(".u-over").boundingBox();
