@@ -96,6 +96,13 @@ export function stepsWithin(
   return { first, marks: boundaries.subarray(first, upperBound(boundaries, to)) };
 }
 
+/** Returns 1, 10, 100, …: of things so many pixels apart, every so many-th has at least `wanted` pixels. */
+export function everyFitting(pixels: number, wanted: number): number {
+  let every = 1;
+  while (pixels * every < wanted) every *= 10;
+  return every;
+}
+
 function liveCurve(trace: Trace): Float64Array {
   const { count, start, freed } = trace.blocks;
   const values = new Float64Array(trace.end + 2);

@@ -1,7 +1,7 @@
 // Memory over the trace's instants: from the whole recording down to single events.
 
 import uPlot from "uplot";
-import { type Steps, stepsWithin } from "../data/curves.ts";
+import { everyFitting, type Steps, stepsWithin } from "../data/curves.ts";
 import { upperBound } from "../data/trace.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
@@ -17,7 +17,7 @@ const HEIGHT = 340;
 const WHOLE_MARKS_MAX = 8;
 /** No closer than this many events from edge to edge. */
 const SPAN_MIN = 8;
-/** Steps that are closer than this many pixels are not marked, and only with this much room numbered. */
+/** Marks of steps are no closer than this many pixels, and their numbers than this many. */
 const STEP_PIXELS_MIN = 4;
 const STEP_NUMBER_PIXELS = 64;
 
@@ -316,13 +316,16 @@ export class Timeline implements View, Gestures {
     return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
   }
 
-  /** Marks at the bottom where steps begin, if that leaves room between them. */
+  /** Marks at the bottom where steps begin, or every tenth or hundredth where more would not fit. */
   #drawSteps({ ctx, bbox, valToPos }: uPlot): void {
     const [from, to] = this.view;
-    const { first, marks } = stepsWithin(this.#model.trace.stepBoundaries, from, to);
-    const pixels = bbox.width / uPlot.pxRatio / marks.length;
-    if (marks.length === 0 || pixels < STEP_PIXELS_MIN) return;
+    const boundaries = this.#model.trace.stepBoundaries;
+    const { first, marks } = stepsWithin(boundaries, from, to);
+    if (marks.length === 0) return;
     const ratio = uPlot.pxRatio;
+    const pixels = bbox.width / ratio / marks.length;
+    const marked = everyFitting(pixels, STEP_PIXELS_MIN);
+    const numbered = everyFitting(pixels, STEP_NUMBER_PIXELS);
     const bottom = bbox.top + bbox.height;
     ctx.save();
     ctx.font = `${10 * ratio}px system-ui, sans-serif`;
@@ -331,11 +334,13 @@ export class Timeline implements View, Gestures {
     ctx.fillStyle = color("--ink-3");
     ctx.globalAlpha = 0.7;
     marks.forEach((event, i) => {
+      const step = first + i;
+      if (step % marked !== 0) return;
       const x = valToPos(event, "x", true);
       ctx.fillRect(x, bottom - 7 * ratio, ratio, 7 * ratio);
-      const isNumbered =
-        pixels >= STEP_NUMBER_PIXELS && first + i < this.#model.trace.stepBoundaries.length - 1;
-      if (isNumbered) ctx.fillText(`step ${format.whole(first + i)}`, x + 4 * ratio, bottom - ratio);
+      // The last boundary is where the last step ends.
+      const isNumbered = step % numbered === 0 && step < boundaries.length - 1;
+      if (isNumbered) ctx.fillText(`step ${format.whole(step)}`, x + 4 * ratio, bottom - ratio);
     });
     ctx.restore();
   }

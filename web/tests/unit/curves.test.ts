@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Curves, stepsWithin } from "../../src/data/curves.ts";
+import { Curves, everyFitting, stepsWithin } from "../../src/data/curves.ts";
 import { traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
@@ -48,4 +48,12 @@ test("the steps of a view are those that begin in it, and keep their numbers", (
   assert.deepEqual(within(10, 20), [1, 10, 20]);
   assert.deepEqual(within(11, 19), [2]);
   assert.deepEqual(within(31, 40), [4]);
+});
+
+test("what does not fit is marked every tenth or hundredth time", () => {
+  assert.equal(everyFitting(5, 4), 1);
+  assert.equal(everyFitting(4, 4), 1);
+  assert.equal(everyFitting(3.9, 4), 10);
+  assert.equal(everyFitting(0.05, 4), 100);
+  assert.equal(everyFitting(0.01, 64), 10_000);
 });
