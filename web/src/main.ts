@@ -11,6 +11,7 @@ import { fromFragment, Store, toFragment } from "./state.ts";
 import { themeButton } from "./theme.ts";
 import { AddressView } from "./views/address.ts";
 import { GapView } from "./views/gap.ts";
+import { GrowthView } from "./views/growth.ts";
 import { Icicle } from "./views/icicle.ts";
 import { InstantBar } from "./views/instant.ts";
 import { Overview } from "./views/overview.ts";
@@ -70,6 +71,7 @@ function show(model: Model): void {
     bar,
     new Overview(model, bar),
     new Timeline(model, bar, tooltip),
+    new GrowthView(model),
     new Traces(model),
     new Strategies(model),
     new GapView(model),

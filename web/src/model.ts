@@ -29,7 +29,9 @@ export class Model {
   /** Shows another trace; what was shown becomes the one to compare with, if that would be itself. */
   chooseTrace(trace: number): void {
     const other = trace === this.state.other ? this.state.trace : this.state.other;
-    this.store.set({ trace, other, view: null });
+    // A stack's number means another stack there.
+    const filter = this.state.filter.replaceAll(/\bstack:\d+\s*/g, "");
+    this.store.set({ trace, other, view: null, filter });
   }
 
   /** Returns what a trace is called here. */

@@ -5,10 +5,12 @@ import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import type { Page } from "playwright-core";
 import { Session, settled } from "../tests/support/browser.ts";
+import { simulate } from "../tests/support/simulate.ts";
 
 interface Shot {
   name: string;
-  page: string;
+  /** A report's name; `null` for one of a made-up job that leaks, which no sample does. */
+  page: string | null;
   fragment: string;
   /** What is in the picture: a section, or the window's first screen. */
   section: string | null;
@@ -39,12 +41,13 @@ const SHOTS: Shot[] = [
   },
   { ...usual, name: "stacks", section: "#stacks" },
   { ...usual, name: "stacks-dark", section: "#stacks", theme: "dark" },
+  { ...usual, name: "difference", section: "#stacks", fragment: `${steps}&stacks=difference` },
   {
     ...usual,
-    name: "difference",
-    section: "#stacks",
-    fragment: `${steps}&stacks=difference`,
-    page: "stacks",
+    name: "growth",
+    section: "#growth",
+    page: null,
+    prepare: (page) => page.locator("#growth summary").click(),
   },
   { ...usual, name: "tables", section: "#tables", fragment: "#table=lifetimes" },
   { ...usual, name: "traces", section: "#traces", page: "two_jobs" },
@@ -58,7 +61,10 @@ for (const { name, page: file, fragment, section, theme, width, prepare } of SHO
   // So high that the bar at the window's top lies over no section.
   const height = section === null ? 900 : 4500;
   const options = { colorScheme: theme, viewport: { width, height }, reducedMotion: "reduce" } as const;
-  const page = await session.openFile(join(pages, `${file}.html`), fragment, options);
+  const page =
+    file === null
+      ? await session.open([simulate({ seed: 7, steps: 40, requestsPerStep: 150 })], fragment, options)
+      : await session.openFile(join(pages, `${file}.html`), fragment, options);
   await prepare?.(page);
   await settled(page);
   const path = join(out, `${name}.png`);

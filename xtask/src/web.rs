@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::command::{Stop, cargo, step};
+use crate::python::target;
 
 /// What is installed, and from what.
 const LOCK: &str = "web/package-lock.json";
@@ -41,17 +42,22 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
         eprintln!("xtask: the page in a browser: no chromium here, so that is not tested");
         return Ok(());
     }
-    npm(root, "the page in a browser", &["run", "browser"])
+    let program = target()?.join("debug/lowtide");
+    let mut build = cargo(root, &["build", "--quiet", "-p", "lowtide"]);
+    build.arg("--target-dir").arg(target()?);
+    step("the program that the page is compared with", &mut build)?;
+    let mut browser = npm_command(root, &["run", "browser"]);
+    step("the page in a browser", browser.env("LOWTIDE", program))
 }
 
 /// Makes reports of the project's own recordings, and pictures of their views into `docs/report`.
 pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
     install(root)?;
-    let pages = crate::python::target()?.join("report");
+    let pages = target()?.join("report");
     fs::create_dir_all(&pages)
         .map_err(|error| Stop::new(1, format!("{}: {error}", pages.display())))?;
     for (name, traces) in REPORTS {
-        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide-cli"]);
+        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide"]);
         report.args(["--", "report"]).args(traces);
         report.arg("-o").arg(pages.join(format!("{name}.html")));
         step(&format!("the report {name}"), &mut report)?;
@@ -83,12 +89,16 @@ fn install(root: &Path) -> Result<(), Stop> {
 }
 
 fn npm(root: &Path, name: &str, arguments: &[&str]) -> Result<(), Stop> {
+    step(name, &mut npm_command(root, arguments))
+}
+
+fn npm_command(root: &Path, arguments: &[&str]) -> Command {
     let mut npm = Command::new("npm");
     npm.args(["--silent", "--prefix", "web"])
         .args(arguments)
         .current_dir(root)
         .stdin(Stdio::null());
-    step(name, &mut npm)
+    npm
 }
 
 /// Returns whether a program is there and says its version.

@@ -2,7 +2,7 @@
 // largest value of each step.
 
 import { CAUSES } from "./summary.ts";
-import { liveBytes, type Trace } from "./trace.ts";
+import { liveBytes, type Trace, upperBound } from "./trace.ts";
 
 /** The smallest and largest value of a curve in each step. */
 export interface Envelope {
@@ -84,6 +84,23 @@ export class Curves {
     }
     return values;
   }
+}
+
+/** Returns those of a job's steps' boundaries that lie in a view, and the number of the first. */
+export function stepsWithin(
+  boundaries: Uint32Array,
+  from: number,
+  to: number,
+): { first: number; marks: Uint32Array } {
+  const first = from === 0 ? 0 : upperBound(boundaries, from - 1);
+  return { first, marks: boundaries.subarray(first, upperBound(boundaries, to)) };
+}
+
+/** Returns 1, 10, 100, …: of things so many pixels apart, every so many-th has at least `wanted` pixels. */
+export function everyFitting(pixels: number, wanted: number): number {
+  let every = 1;
+  while (pixels * every < wanted) every *= 10;
+  return every;
 }
 
 function liveCurve(trace: Trace): Float64Array {

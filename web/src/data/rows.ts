@@ -67,38 +67,53 @@ export function grouped(trace: Trace, rows: Uint32Array, keyOf: (block: number) 
   return [...groups.values()];
 }
 
-/** A filter by text: every word must be in a block's stack, tag, stream or pool. */
+/** What a block has by number: `stack:12`, or a request of `size:1921-2048` bytes, both ends included. */
+const EXACT = /^(stack|size):(\d+)(?:-(\d+))?$/;
+
+/** A filter by words, all of which must hold: in a block's stack, tag, stream or pool, or by number. */
 export class Filter {
   readonly isEmpty: boolean;
-  readonly #trace: Trace;
-  readonly #words: { stack: Uint8Array; stream: boolean[]; pool: boolean[]; tag: boolean[] }[];
+  /** Whether a word chooses by number, so that texts alone do not tell what passes. */
+  readonly isExact: boolean;
+  readonly #words: ((block: number) => boolean)[];
 
   constructor(trace: Trace, text: string, stackTexts: () => string[]) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const { streams, pools, tags } = trace.summary;
-    this.#trace = trace;
     this.isEmpty = words.length === 0;
-    this.#words = words.map((word) => ({
-      stack: Uint8Array.from(stackTexts(), (stack) => Number(stack.includes(word))),
-      stream: streams.map((stream) => `stream ${stream}`.includes(word) || `stream:${stream}`.includes(word)),
-      pool: pools.map((pool) => pool.toLowerCase().includes(word)),
-      tag: tags.map((tag) => tag.toLowerCase().includes(word)),
-    }));
+    this.isExact = words.some((word) => EXACT.test(word));
+    this.#words = words.map((word) => byNumber(trace, word) ?? byText(trace, word, stackTexts()));
   }
 
   has(block: number): boolean {
-    const { stack, stream, pool, tag } = this.#trace.blocks;
-    return this.#words.every(
-      (word) =>
-        word.stack[stack[block]] === 1 ||
-        word.tag[tag[block]] ||
-        word.stream[stream[block]] ||
-        word.pool[pool[block]],
-    );
+    return this.#words.every((holds) => holds(block));
   }
 
   /** Returns those of the rows that pass. */
   of(rows: Uint32Array): Uint32Array {
     return this.isEmpty ? rows : rows.filter((row) => this.has(row));
   }
+}
+
+function byNumber(trace: Trace, word: string): ((block: number) => boolean) | null {
+  const [, kind, first, last] = EXACT.exec(word) ?? [];
+  if (kind === undefined) return null;
+  const [from, to] = [Number(first), Number(last ?? first)];
+  const column = kind === "stack" ? trace.blocks.stack : trace.blocks.requested;
+  return (block) => column[block] >= from && column[block] <= to;
+}
+
+function byText(trace: Trace, word: string, stackTexts: string[]): (block: number) => boolean {
+  const { streams, pools, tags } = trace.summary;
+  const { stack, stream, pool, tag } = trace.blocks;
+  const isStream = (name: string) => `stream:${name}`.toLowerCase() === word;
+  // One that has exactly this name is meant alone, and not also those whose names begin like it.
+  const isNamed = streams.some(isStream);
+  const hasStack = Uint8Array.from(stackTexts, (text) => Number(text.includes(word)));
+  const hasStream = streams.map((name) =>
+    isNamed ? isStream(name) : `stream ${name}`.includes(word) || `stream:${name}`.includes(word),
+  );
+  const hasPool = pools.map((name) => name.toLowerCase().includes(word));
+  const hasTag = tags.map((name) => name.toLowerCase().includes(word));
+  return (block) =>
+    hasStack[stack[block]] === 1 || hasTag[tag[block]] || hasStream[stream[block]] || hasPool[pool[block]];
 }

@@ -42,6 +42,33 @@ export interface Strategy {
   completed: boolean;
 }
 
+/** Somewhere that no step gives everything back to: a stack, or requests of about one size in one stream. */
+export type Site = { stack: number } | { size_max: number; stream: number };
+
+/** What grows from step to step. */
+export type Leak = Site & {
+  bytes: number;
+  bytes_per_step: number;
+  /** It grew in so many of `steps`. */
+  grown_steps: number;
+  steps: number;
+  /** How sure it is that it goes on growing: at most 1. */
+  confidence: number;
+};
+
+export interface Growth {
+  steps: number;
+  /** Where steps were not found, equal parts stand for them. */
+  found_by: "annotation" | "period" | "parts";
+  annotation: string | null;
+  /** So many, the first, were left out. */
+  warm_up_steps: number;
+  /** So many were looked at as one. */
+  span_steps: number;
+  /** What grew most comes first. */
+  leaks: Leak[];
+}
+
 export interface TraceSummary {
   name: string;
   device: number;
@@ -71,6 +98,7 @@ export interface TraceSummary {
   /** Blocks that are in the curves only. */
   aggregated: { blocks: number; size_max: number; events_max: number } | null;
   strategies: Strategy[];
+  growth: Growth;
   initial_blocks: number;
   /** The recording does not begin at the job's beginning, or events are missing from it. */
   is_cut_off: boolean;

@@ -117,6 +117,16 @@ export class Trace {
     };
   }
 
+  /** Where the steps begin, or the parts that stand for them, and where the last ends. */
+  get parts(): Uint32Array {
+    return this.#u32("steps/boundaries");
+  }
+
+  /** As `parts`, but none where the steps were not found. */
+  get stepBoundaries(): Uint32Array {
+    return this.summary.growth.found_by === "parts" ? new Uint32Array(0) : this.parts;
+  }
+
   get hasTimes(): boolean {
     return this.#container.has(this.#prefix + "events/time_us");
   }

@@ -30,6 +30,16 @@ export function stackList(trace: Trace, stack: number): HTMLElement {
   return h("ol", { class: "frames" }, ...frames);
 }
 
+/** Returns the name of a stack, which opens to all of it. */
+export function stackCell(model: Model, stack: number): Child {
+  const { trace } = model;
+  if (trace.stackFrames(stack).length === 0) return "no stack";
+  const details = h("details", { class: "frames-of" }, h("summary", {}, model.stackTitle(stack)));
+  // A list for each of some hundred rows is made when somebody wants it.
+  details.addEventListener("toggle", () => details.append(stackList(trace, stack)), { once: true });
+  return details;
+}
+
 /** Returns everything that is known of a block at an instant. */
 export function blockDetails(model: Model, block: number, instant: number): Child[] {
   const { trace } = model;

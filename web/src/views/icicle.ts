@@ -212,14 +212,30 @@ export class Icicle implements View {
     const context = fitCanvas(this.#canvas, this.#scroll.clientWidth - 2, height);
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
-    const words = this.#model.state.filter.toLowerCase().split(/\s+/).filter(Boolean);
+    const isFound = this.#finder(picture.tree);
     const rootY = (pathNodes(picture.tree, this.#root).length - 1) * ROW_HEIGHT;
     for (const box of this.#boxes) {
-      const label = picture.tree.labels[picture.tree.label[box.node]];
-      const text = `${label.text} ${label.place}`.toLowerCase();
-      const isDim = box.y < rootY || (words.length > 0 && !words.some((word) => text.includes(word)));
-      this.#paintBox(context, picture, box, isDim);
+      this.#paintBox(context, picture, box, box.y < rootY || !isFound(box.node));
     }
+  }
+
+  /** Returns what tells whether the filter finds a node: by its text or, where the filter has numbers, its blocks. */
+  #finder({ labels, label, parent, nodeOfBlock }: Tree): (node: number) => boolean {
+    const { filter, state, trace } = this.#model;
+    if (filter.isEmpty) return () => true;
+    if (!filter.isExact) {
+      const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
+      return (node) => {
+        const { text, place } = labels[label[node]];
+        return words.some((word) => `${text} ${place}`.toLowerCase().includes(word));
+      };
+    }
+    const found = new Uint8Array(parent.length);
+    for (let block = 0; block < trace.blocks.count; block++) {
+      if (!filter.has(block)) continue;
+      for (let node = nodeOfBlock(block); found[node] === 0; node = parent[node]) found[node] = 1;
+    }
+    return (node) => found[node] === 1;
   }
 
   #paintBox(context: CanvasRenderingContext2D, picture: Picture, box: Box, isDim: boolean): void {

@@ -6,7 +6,7 @@ import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import type { TableName } from "../state.ts";
-import { spanText, stackList, stateAt } from "./block.ts";
+import { spanText, stackCell, stateAt } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
 
 const TABLE_TEXTS: readonly (readonly [TableName, string])[] = [
@@ -289,16 +289,8 @@ export class Tables implements View {
       columns.push(text("Stream", blocks.stream, (stream) => summary.streams[stream]));
     if (summary.pools.length > 1) columns.push(text("Pool", blocks.pool, (pool) => summary.pools[pool]));
     if (summary.tags.length > 1) columns.push(text("Tag", blocks.tag, (tag) => summary.tags[tag]));
-    if (summary.has_stacks) columns.push(text("Stack", blocks.stack, (stack) => this.#stackCell(stack)));
+    if (summary.has_stacks)
+      columns.push(text("Stack", blocks.stack, (stack) => stackCell(this.#model, stack)));
     return columns;
-  }
-
-  #stackCell(stack: number): Child {
-    const { trace } = this.#model;
-    if (trace.stackFrames(stack).length === 0) return "no stack";
-    const details = h("details", { class: "frames-of" }, h("summary", {}, this.#model.stackTitle(stack)));
-    // A list for each of some hundred rows is made when somebody wants it.
-    details.addEventListener("toggle", () => details.append(stackList(trace, stack)), { once: true });
-    return details;
   }
 }

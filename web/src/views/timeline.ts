@@ -1,7 +1,8 @@
 // Memory over the trace's instants: from the whole recording down to single events.
 
 import uPlot from "uplot";
-import type { Steps } from "../data/curves.ts";
+import { everyFitting, type Steps, stepsWithin } from "../data/curves.ts";
+import { upperBound } from "../data/trace.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -16,6 +17,9 @@ const HEIGHT = 340;
 const WHOLE_MARKS_MAX = 8;
 /** No closer than this many events from edge to edge. */
 const SPAN_MIN = 8;
+/** Marks of steps are no closer than this many pixels, and their numbers than this many. */
+const STEP_PIXELS_MIN = 4;
+const STEP_NUMBER_PIXELS = 64;
 
 export class Timeline implements View, Gestures {
   readonly element: HTMLElement;
@@ -181,12 +185,20 @@ export class Timeline implements View, Gestures {
         const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
         return h("div", { class: "line" }, key, nameOf(name), h("b", {}, `${least}${format.bytes(max[0])}`));
       });
-    const title = `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}`;
+    const title =
+      `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}` +
+      this.#stepText(instant);
     this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
   }
 
   leave(): void {
     this.#tooltip.hide();
+  }
+
+  #stepText(instant: number): string {
+    const boundaries = this.#model.trace.stepBoundaries;
+    const step = upperBound(boundaries, instant) - 1;
+    return step < 0 || step >= boundaries.length - 1 ? "" : `, step ${format.whole(step)}`;
   }
 
   // ---- the chart ----
@@ -240,7 +252,7 @@ export class Timeline implements View, Gestures {
         ],
         series,
         bands,
-        hooks: { draw: [(plot) => this.#drawMoments(plot)] },
+        hooks: { draw: [(plot) => this.#drawSteps(plot), (plot) => this.#drawMoments(plot)] },
       },
       [[], ...series.slice(1).map(() => [])] as uPlot.AlignedData,
       this.#plotPlace,
@@ -304,6 +316,35 @@ export class Timeline implements View, Gestures {
     return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
   }
 
+  /** Marks at the bottom where steps begin, or every tenth or hundredth where more would not fit. */
+  #drawSteps({ ctx, bbox, valToPos }: uPlot): void {
+    const [from, to] = this.view;
+    const boundaries = this.#model.trace.stepBoundaries;
+    const { first, marks } = stepsWithin(boundaries, from, to);
+    if (marks.length === 0) return;
+    const ratio = uPlot.pxRatio;
+    const pixels = bbox.width / ratio / marks.length;
+    const marked = everyFitting(pixels, STEP_PIXELS_MIN);
+    const numbered = everyFitting(pixels, STEP_NUMBER_PIXELS);
+    const bottom = bbox.top + bbox.height;
+    ctx.save();
+    ctx.font = `${10 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "bottom";
+    ctx.textAlign = "left";
+    ctx.fillStyle = color("--ink-3");
+    ctx.globalAlpha = 0.7;
+    marks.forEach((event, i) => {
+      const step = first + i;
+      if (step % marked !== 0) return;
+      const x = valToPos(event, "x", true);
+      ctx.fillRect(x, bottom - 7 * ratio, ratio, 7 * ratio);
+      // The last boundary is where the last step ends.
+      const isNumbered = step % numbered === 0 && step < boundaries.length - 1;
+      if (isNumbered) ctx.fillText(`step ${format.whole(step)}`, x + 4 * ratio, bottom - ratio);
+    });
+    ctx.restore();
+  }
+
   /** Marks failures and annotations, those that have the room. */
   #drawMoments(plot: uPlot): void {
     const { ctx, bbox } = plot;
@@ -364,7 +405,7 @@ export class Timeline implements View, Gestures {
       `Events ${format.whole(from)} to ${format.whole(to)}. ` +
       (steps.width === 1
         ? "Every event by itself."
-        : `Each step is ${format.whole(steps.width)} events, from its least to its most bytes.`) +
+        : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
       (others && steps.width < bucket_events && bucket_events > 1
         ? ` Curves other than live and reserved: least and most of ${format.whole(bucket_events)} events.`
         : "");

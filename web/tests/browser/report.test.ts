@@ -122,7 +122,7 @@ test("a drag zooms, down to single events", async () => {
   const box = await page.locator(".u-over").boundingBox();
   assert.ok(box !== null);
   const level = page.locator("#timeline-level");
-  assert.match(await level.innerText(), /Each step is \d+ events/);
+  assert.match(await level.innerText(), /Each point is \d+ events/);
   await page.mouse.move(box.x + 300, box.y + 50);
   await page.mouse.down();
   await page.mouse.move(box.x + 420, box.y + 60);
@@ -135,7 +135,7 @@ test("a drag zooms, down to single events", async () => {
   });
   await page.getByRole("button", { name: "Show the whole recording" }).click();
   await settled(page);
-  assert.match(await level.innerText(), /Each step is/);
+  assert.match(await level.innerText(), /Each point is/);
   // The wheel zooms around the pointer where the chart has the focus, and scrolls the page where it has not.
   await page.locator(".plot").focus();
   const now = await page.locator(".u-over").boundingBox();
@@ -246,6 +246,48 @@ test("a leak is what grew most between two instants", async () => {
   const largest = (await rowsOf(page, "#stacks")).filter((row) => Number(row[0]) > 0);
   assert.equal(Number(largest[0][0]), leaked);
   assert.match(largest[0][3], /append history\.py:17/);
+  assertQuiet();
+});
+
+test("what grows is named, and a click shows nothing else", async () => {
+  const page = await session.open([first], `#at=0%3A${first.events}&table=blocks`);
+  const section = page.locator("#growth");
+  assert.match(
+    await section.innerText(),
+    /12 steps, found by the period of the allocations; the first is left out/,
+  );
+  const [row, ...others] = await rowsOf(page, "#growth");
+  assert.deepEqual(others, []);
+  assert.deepEqual(row.slice(0, 4), [String(MIB), String(10 * MIB), "10 of 10 steps", "0.98"]);
+  await section.locator("summary").click();
+  assert.match(
+    await section.locator(".frames").innerText(),
+    /append history\.py:17\s+keep_loss history\.py:9/,
+  );
+
+  await section.getByRole("button", { name: "show only this" }).click();
+  await settled(page);
+  const shown = await rowsOf(page, "#tables");
+  assert.equal(shown.length, job.steps);
+  assert.ok(shown.every((cells) => cells[0] === String(MIB)));
+  await section.getByRole("button", { name: "show all" }).click();
+  await settled(page);
+  assert.equal(await page.locator("#filter").inputValue(), "");
+
+  await section.getByRole("button", { name: "Compare the first step" }).click();
+  await settled(page);
+  assert.equal(await shownInstant(page), first.steps[1]);
+  assert.equal(await page.locator("#second").inputValue(), String(first.steps[11]));
+  // Between two steps nothing but the leak is held.
+  assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), 10 * MIB);
+  assertQuiet();
+});
+
+test("where nothing grows, that is said", async () => {
+  const page = await session.open([{ ...first, growth: { ...first.growth, found_by: "parts", leaks: [] } }]);
+  const text = await page.locator("#growth").innerText();
+  assert.match(text, /Nothing that looks like a leak\.\s+Steps were not found; 12 equal parts/);
+  assert.equal(await page.locator("#growth table").isVisible(), false);
   assertQuiet();
 });
 

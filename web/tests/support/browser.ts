@@ -38,9 +38,12 @@ export class Session {
     return this.openFile(path, fragment, options);
   }
 
+  newPage(options: BrowserContextOptions = {}): Promise<Page> {
+    return this.#browser.newPage({ viewport: { width: 1280, height: 900 }, ...options });
+  }
+
   async openFile(path: string, fragment = "", options: BrowserContextOptions = {}): Promise<Page> {
-    const context = await this.#browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-    const page = await context.newPage();
+    const page = await this.newPage(options);
     page.on("console", (message) => this.complaints.push(`${message.type()}: ${message.text()}`));
     page.on("pageerror", (error) => this.complaints.push(`error: ${error.message}`));
     page.on("request", (request) => {

@@ -1,7 +1,7 @@
 // Recordings made by hand or at random, as objects, and the page's data of them.
 
 import { Container } from "../../src/data/container.ts";
-import { CAUSES, type Cause, type Summary, type TraceSummary } from "../../src/data/summary.ts";
+import { CAUSES, type Cause, type Growth, type Summary, type TraceSummary } from "../../src/data/summary.ts";
 import { Trace } from "../../src/data/trace.ts";
 import { container, type Values } from "./encode.ts";
 
@@ -43,6 +43,9 @@ export interface Recording {
   ooms: { event: number; requested: number }[];
   annotations: { event: number; name: string; stage: number }[];
   bucket_events: number;
+  /** The instants at which steps begin, and where the last ends. */
+  steps: number[];
+  growth: Growth;
   /** Blocks of smaller requests are in the curves and the named instants only. */
   folded_below?: number;
 }
@@ -112,6 +115,7 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   for (const name of ["address", "size"] as const) {
     columns[`${prefix}segments/${name}`] = u64(segments.map((segment) => segment[name]));
   }
+  columns[`${prefix}steps/boundaries`] = u32(recording.steps);
   if (recording.pace_us > 0) {
     columns[`${prefix}events/time_event`] = u32([0, recording.events]);
     columns[`${prefix}events/time_us`] = u64([0, recording.events * recording.pace_us]);
@@ -188,6 +192,7 @@ function summaryOf(recording: Recording): TraceSummary {
         ? null
         : { blocks: hidden.length, size_max: recording.folded_below, events_max: recording.events },
     strategies: [],
+    growth: recording.growth,
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
     is_cut_off: false,
     skipped_events: 0,

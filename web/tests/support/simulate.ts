@@ -3,6 +3,7 @@
 // Every step makes activations, frees them in reverse, and keeps one block: a leak, planted to be found. It
 // has two streams, a private pool and an expandable segment, so that every cause of the gap occurs.
 
+import type { Growth } from "../../src/data/summary.ts";
 import type { Block, Recording, Segment } from "./recording.ts";
 
 const MIB = 2 ** 20;
@@ -80,6 +81,7 @@ export function simulate(job: Job): Recording {
     else list.push(block.address);
   };
 
+  const boundaries = [0];
   for (let step = 0; step < job.steps; step++) {
     const made: [Place, Block][] = [];
     for (let i = 0; i < job.requestsPerStep; i++) {
@@ -91,6 +93,7 @@ export function simulate(job: Job): Recording {
     }
     allocate(places[0], job.leakBytes ?? MIB, stacks.length === 1 ? 0 : 1, 0);
     for (const [place, block] of made.reverse()) free(place, block, false);
+    boundaries.push(event);
   }
   const events = event + 2;
   for (const block of blocks) {
@@ -114,7 +117,24 @@ export function simulate(job: Job): Recording {
       name: `step ${i}`,
       stage: 2,
     })),
+    steps: boundaries,
+    growth: growthOf(job),
     bucket_events: Math.ceil((events + 1) / 8192),
+  };
+}
+
+/** The planted leak, as it is found: the steps are looked at from the second on. */
+function growthOf({ steps, leakBytes = MIB, hasStacks }: Job): Growth {
+  const grown = Math.max(0, steps - 2);
+  const found = { bytes: grown * leakBytes, bytes_per_step: leakBytes, grown_steps: grown, steps: grown };
+  const site = hasStacks === false ? { size_max: leakBytes, stream: 0 } : { stack: 1 };
+  return {
+    steps,
+    found_by: "period",
+    annotation: null,
+    warm_up_steps: 1,
+    span_steps: 1,
+    leaks: [{ ...found, confidence: 0.98, ...site }],
   };
 }
 

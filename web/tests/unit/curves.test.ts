@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Curves } from "../../src/data/curves.ts";
+import { Curves, everyFitting, stepsWithin } from "../../src/data/curves.ts";
 import { traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
@@ -36,4 +36,24 @@ test("times lie between the recorded ones in proportion", () => {
   assert.equal(trace.timeAt(made.events), made.events * 40);
   assert.equal(trace.timeAt(10), 400);
   assert.equal(traceOf({ ...made, pace_us: 0 }).timeAt(10), null);
+});
+
+test("the steps of a view are those that begin in it, and keep their numbers", () => {
+  const boundaries = Uint32Array.of(5, 10, 20, 30);
+  const within = (from: number, to: number) => {
+    const { first, marks } = stepsWithin(boundaries, from, to);
+    return [first, ...marks];
+  };
+  assert.deepEqual(within(0, 100), [0, 5, 10, 20, 30]);
+  assert.deepEqual(within(10, 20), [1, 10, 20]);
+  assert.deepEqual(within(11, 19), [2]);
+  assert.deepEqual(within(31, 40), [4]);
+});
+
+test("what does not fit is marked every tenth or hundredth time", () => {
+  assert.equal(everyFitting(5, 4), 1);
+  assert.equal(everyFitting(4, 4), 1);
+  assert.equal(everyFitting(3.9, 4), 10);
+  assert.equal(everyFitting(0.05, 4), 100);
+  assert.equal(everyFitting(0.01, 64), 10_000);
 });

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Filter, firstRows, grouped } from "../../src/data/rows.ts";
+import { filterOf } from "../../src/data/site.ts";
 import { rowsAt, upperBound } from "../../src/data/trace.ts";
 import { traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
@@ -69,4 +70,46 @@ test("every word of a filter has to be found: in a frame, a tag, a stream or a p
     expected(({ tag }) => tag === 1),
   );
   assert.equal(found("nowhere").length, 0);
+});
+
+test("a filter by numbers takes exactly these", () => {
+  const { stack, requested, stream } = trace.blocks;
+  const find = (text: string) => [...new Filter(trace, text, () => []).of(all)];
+  const expected = (keep: (block: number) => boolean) => [...all].filter(keep);
+  assert.deepEqual(
+    find("stack:1"),
+    expected((block) => stack[block] === 1),
+  );
+  assert.deepEqual(
+    find("size:1921-2048 stream:7"),
+    expected((block) => requested[block] >= 1921 && requested[block] <= 2048 && stream[block] === 1),
+  );
+  assert.deepEqual(
+    find(`size:${requested[5]}`),
+    expected((block) => requested[block] === requested[5]),
+  );
+});
+
+test("a stream's whole name means that stream alone", () => {
+  const alike = { ...made, streams: ["7", "70"] };
+  const found = new Filter(traceOf(alike), "stream:7", () => []).of(all);
+  assert.equal(found.length, made.blocks.filter(({ stream }) => stream === 0).length);
+});
+
+test("the filter of a place lets its blocks pass, and no others", () => {
+  const summary = { ...trace.summary, streams: ["0", "0x7F"] };
+  assert.equal(filterOf({ stack: 17 }, summary), "stack:17");
+  assert.equal(filterOf({ size_max: 2048, stream: 1 }, summary), "stack:0 size:1921-2048 stream:0x7f");
+  assert.equal(filterOf({ size_max: 512, stream: 0 }, summary), "stack:0 size:0-512 stream:0");
+  assert.equal(filterOf({ size_max: 2304, stream: 0 }, summary), "stack:0 size:2049-2304 stream:0");
+  const bare = traceOf(
+    simulate({ seed: 5, steps: 8, requestsPerStep: 10, hasStacks: false, leakBytes: 1000 }),
+  );
+  const filter = new Filter(bare, filterOf({ size_max: 1024, stream: 0 }, bare.summary), () => []);
+  const passing = filter.of(Uint32Array.from(bare.blocks.start.keys()));
+  assert.ok(passing.length >= 8);
+  for (const block of passing) {
+    assert.ok(bare.blocks.requested[block] > 960 && bare.blocks.requested[block] <= 1024);
+    assert.equal(bare.blocks.stream[block], 0);
+  }
 });

@@ -1,0 +1,88 @@
+// What the page says grew is what `lowtide leaks --json` says of the same recording. LOWTIDE names the program;
+// `cargo xtask test` builds it and sets that.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { Session, settled } from "../support/browser.ts";
+import { leakingJob } from "../support/snapshot.ts";
+
+const program = process.env.LOWTIDE ?? "";
+const skip = program === "" && "LOWTIDE names no program";
+const directory = mkdtempSync(join(tmpdir(), "lowtide-leaks-"));
+let session: Session;
+
+before(async () => {
+  session = await Session.start();
+});
+
+after(async () => {
+  await session.stop();
+  rmSync(directory, { recursive: true });
+});
+
+interface Leaks {
+  steps: { count: number; found_by: string };
+  leaks: {
+    bytes: number;
+    bytes_per_step: number;
+    grown_steps: number;
+    steps: number;
+    confidence: number;
+    size_max_bytes?: number;
+    stack?: { function: string; file: string; line: number }[];
+  }[];
+}
+
+for (const hasStacks of [true, false]) {
+  test(`a planted leak ${hasStacks ? "with" : "without"} stacks`, { skip }, async () => {
+    const leakBytes = 3_000_000;
+    const snapshot = join(directory, `${hasStacks}.pickle`);
+    const report = join(directory, `${hasStacks}.html`);
+    writeFileSync(snapshot, leakingJob(leakBytes, hasStacks));
+    const told = JSON.parse(
+      execFileSync(program, ["leaks", "--json", snapshot], { encoding: "utf8" }),
+    ) as Leaks;
+    execFileSync(program, ["report", snapshot, "-o", report]);
+    const page = await session.openFile(report);
+    const section = page.locator("#growth");
+
+    assert.equal(told.leaks.length, 1);
+    const [leak] = told.leaks;
+    assert.ok(
+      (await section.innerText()).includes(`${told.steps.count} steps, found by the ${told.steps.found_by}`),
+    );
+    const cells = section.locator("tbody td");
+    const numbers = await cells
+      .locator("data")
+      .evaluateAll((all) => all.map((each) => Number(each.getAttribute("value"))));
+    assert.deepEqual(numbers, [leak.bytes_per_step, leak.bytes, leak.confidence]);
+    assert.equal(await cells.nth(2).innerText(), `${leak.grown_steps} of ${leak.steps} steps`);
+    if (leak.stack === undefined) {
+      const most = leak.size_max_bytes?.toLocaleString("en-US");
+      assert.match(
+        await cells.nth(4).innerText(),
+        new RegExp(`^requests of .* to ${most} bytes in stream 0$`),
+      );
+    } else {
+      await section.locator("summary").click();
+      const frames = leak.stack.map((frame) => `${frame.function} ${frame.file}:${frame.line}`);
+      assert.deepEqual(await section.locator(".frames li").allInnerTexts(), frames);
+    }
+
+    // What the click leaves over is the planted blocks and nothing else.
+    await section.getByRole("button", { name: "show only this" }).click();
+    await page.getByRole("button", { name: "Most frequent sizes" }).click();
+    await settled(page);
+    const sizes = await page
+      .locator("#tables tbody tr")
+      .evaluateAll((rows) =>
+        rows.map((row) => [...row.querySelectorAll("data")].slice(0, 2).map((each) => Number(each.value))),
+      );
+    assert.deepEqual(sizes, [[leakBytes, 20]]);
+    assert.deepEqual(session.complaints.splice(0), []);
+  });
+}
