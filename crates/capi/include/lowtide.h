@@ -544,9 +544,9 @@ typedef bool (*lowtide_shortage_callback)(void *context, int device);
  * returns whether it did. Called with the `context` that was given with it, without any lock; it must not throw
  * or unwind.
  */
-typedef bool (*SnapshotWriter)(void *context, void (*write)(void *to,
-                                                            const void *bytes,
-                                                            size_t length), void *to);
+typedef bool (*lowtide_snapshot_writer)(void *context, void (*write)(void *to,
+                                                                     const void *bytes,
+                                                                     size_t length), void *to);
 
 /**
  * One figure of `torch.cuda.memory_stats`.
@@ -1105,7 +1105,7 @@ enum lowtide_status lowtide_on_shortage(lowtide_shortage_callback callback,
  *
  * `writer` may be called with `context` from any thread until the process ends.
  */
-enum lowtide_status lowtide_on_dump(SnapshotWriter writer,
+enum lowtide_status lowtide_on_dump(lowtide_snapshot_writer writer,
                                     void *context);
 
 /**

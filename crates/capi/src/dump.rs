@@ -1,6 +1,7 @@
 //! What is left for whoever comes in the morning: a snapshot and a report of a process whose memory ran out.
 
 use std::ffi::c_void;
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
-use lowtide_trace::{Snapshot, Trace, TraceError};
+use lowtide_trace::{Snapshot, Trace};
 
 use crate::boundary::run;
 use crate::control::recorded_settings;
@@ -82,22 +83,23 @@ pub(crate) fn write_once() -> Option<String> {
 /// Writes the snapshot, and the report on it, into a directory, and returns where they are.
 fn write(directory: &Path) -> Result<(PathBuf, PathBuf), Error> {
     let failed = |error: io::Error| Error::new(Status::File, error);
-    let pickle = snapshot()?;
+    let (pickle, snapshot) = snapshot()?;
     fs::create_dir_all(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
     let (mut file, path) = record::create_file(&path, false, registry::variable).map_err(failed)?;
     file.write_all(&pickle).map_err(failed)?;
     let report = path.with_extension("html");
-    let page = page(&path, &pickle).map_err(|error| Error::new(Status::Internal, error))?;
-    fs::write(&report, page).map_err(failed)?;
+    fs::write(&report, page(&path, &snapshot).map_err(failed)?).map_err(failed)?;
     Ok((path, report))
 }
 
-/// Returns a snapshot, as a pickle, of whoever knows the most.
-fn snapshot() -> Result<Vec<u8>, Error> {
+/// Returns a snapshot of whoever knows the most, and the pickle of it.
+fn snapshot() -> Result<(Vec<u8>, Snapshot), Error> {
+    let failed = |error: &dyn Display| Error::new(Status::Internal, error);
     let writer = *WRITER.lock().map_err(|_| poisoned())?;
     if let Some(pickle) = writer.and_then(|writer| writer.snapshot()) {
-        return Ok(pickle);
+        let snapshot = lowtide_trace::read_from(&*pickle).map_err(|error| failed(&error))?;
+        return Ok((pickle, snapshot));
     }
     let settings = recorded_settings(&registry::config()?);
     let mut snapshot = Snapshot::default();
@@ -116,17 +118,16 @@ fn snapshot() -> Result<Vec<u8>, Error> {
         });
     }
     let mut pickle = Vec::new();
-    lowtide_trace::write_pickle(&snapshot, &mut pickle)
-        .map_err(|error| Error::new(Status::Internal, error))?;
-    Ok(pickle)
+    lowtide_trace::write_pickle(&snapshot, &mut pickle).map_err(|error| failed(&error))?;
+    Ok((pickle, snapshot))
 }
 
 /// Returns the report on a snapshot.
-fn page(path: &Path, pickle: &[u8]) -> Result<Vec<u8>, TraceError> {
-    let snapshot = lowtide_trace::read_from(pickle)?;
+fn page(path: &Path, snapshot: &Snapshot) -> io::Result<Vec<u8>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
-    for trace in &snapshot.traces {
+    let is_used = |trace: &&Trace| trace.allocs() > 0 || !trace.segments.is_empty();
+    for trace in snapshot.traces.iter().filter(is_used) {
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         data.add(&PageTrace {
             name: &format!("{name}, device {}", trace.device),

@@ -1,36 +1,45 @@
 //! What an error says besides PyTorch's words of a request that ran out of memory: where the memory is, and
 //! what would have served it.
 
-use std::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use lowtide_core::{AllocError, Bytes};
 use lowtide_explain::Shortfall;
 use lowtide_shared::SharedError;
 
 use crate::dump;
-use crate::error::{Error, Status};
+use crate::error::Error;
 use crate::registry::{self, Allocator};
 
-/// For how long other settings are tried. The program may go on after the error, and waits for it.
+/// For how long other settings are tried for one request. The program may go on after the error, and waits for it.
 const BUDGET: Duration = Duration::from_millis(500);
+
+/// For how long in all: who finds out by failing how much fits may fail thousands of times.
+const BUDGET_OF_PROCESS: Duration = Duration::from_secs(2);
+
+static SPENT_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns why a request failed. Without a lock, and without calls of the driver.
 #[cold]
 pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
-    let explanation = match &error {
-        SharedError::Alloc(AllocError::OutOfMemory(figures)) if is_wanted() => {
-            explanation(allocator, figures).ok()
-        }
-        _ => None,
+    let SharedError::Alloc(AllocError::OutOfMemory(figures)) = &error else {
+        return error.into();
     };
+    let explanation = is_wanted().then(|| spared(|| explanation(allocator, figures).ok()));
+    let dumped = spared(dump::write_once);
     let mut error = Error::from(error);
-    let is_out_of_memory = error.status == Status::OutOfMemory;
-    let dumped = is_out_of_memory.then(dump::write_once).flatten();
-    for line in [explanation, dumped].into_iter().flatten() {
+    for line in [explanation.flatten(), dumped].into_iter().flatten() {
         error.text.push('\n');
         error.text.push_str(&line);
     }
     error
+}
+
+/// Returns what `act` does, and nothing if it panics: whoever catches the error is to have that error.
+fn spared(act: impl FnOnce() -> Option<String>) -> Option<String> {
+    catch_unwind(AssertUnwindSafe(act)).ok().flatten()
 }
 
 /// Whether `LOWTIDE_OOM_EXPLAIN` does not forbid it.
@@ -44,7 +53,10 @@ fn explanation(
     figures: &lowtide_core::OutOfMemory,
 ) -> Result<String, Error> {
     let (segments, events) = allocator.recent_past()?;
-    let available = figures.reserved.saturating_add(figures.device_free);
+    let start = Instant::now();
+    let spent = Duration::from_millis(SPENT_MS.load(Ordering::Relaxed));
+    let reserved: Bytes = segments.iter().map(|segment| segment.size).sum();
+    let available = reserved.saturating_add(figures.device_free);
     let shortfall = Shortfall {
         device: figures.device,
         requested: figures.requested,
@@ -52,8 +64,22 @@ fn explanation(
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
         config: registry::config()?,
+        conf_variable: conf_variable(),
         segments,
         events,
     };
-    Ok(shortfall.explain(BUDGET).to_string())
+    let budget = BUDGET.min(BUDGET_OF_PROCESS.saturating_sub(spent));
+    let text = shortfall.explain(budget).to_string();
+    let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    SPENT_MS.fetch_add(took_ms, Ordering::Relaxed);
+    Ok(text)
+}
+
+/// Returns the variable whose value the options in force are, or would be.
+fn conf_variable() -> &'static str {
+    let is_set = |name| registry::variable(name).is_some_and(|text| !text.is_empty());
+    match is_set("LOWTIDE_CONF") || is_set("LOWTIDE_STRATEGY") {
+        true => "LOWTIDE_CONF",
+        false => "PYTORCH_CUDA_ALLOC_CONF",
+    }
 }

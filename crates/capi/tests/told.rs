@@ -364,8 +364,8 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
         let [trace] = &read.traces[..] else {
             panic!("{} devices", read.traces.len())
         };
-        // The past is there too, from the first request on.
-        assert_eq!((trace.allocs(), trace.initial.blocks.len()), (4, 0));
+        // The past is there too, since little of the device is left.
+        assert_eq!((trace.allocs(), trace.initial.blocks.len()), (2, 2));
         assert_eq!(trace.peak_live_bytes().get(), 80 << 20);
         assert!(
             fs::read_to_string(&report)

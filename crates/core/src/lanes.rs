@@ -245,10 +245,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
     /// Returns the last events of all, oldest first, as far back as they are known of every lane.
     pub fn recent_events(&self) -> Vec<Event> {
         let pasts: Vec<_> = self.lanes.iter().map(|lane| lane.recent_past()).collect();
-        let starts = { pasts.iter() }.filter(|past| !past.is_complete);
-        let start = { starts.map(|past| past.events.first().map_or(u64::MAX, |&(time, _)| time)) }
-            .max()
-            .unwrap_or_default();
+        let start = { pasts.iter() }.map(|past| past.since).max();
+        let start = start.unwrap_or_default();
         let events = pasts.into_iter().flat_map(|past| past.events);
         let mut events: Vec<_> = events.filter(|&(time, _)| time >= start).collect();
         // Those of one lane stay in their order, which their times do not contradict.

@@ -1,8 +1,9 @@
 //! The last events of an allocator, kept for the moment that memory runs out: the job's own past is what an
 //! explanation tries other settings on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::domain::{DomainId, Domains};
 use crate::event::{Action, Event};
@@ -19,9 +20,30 @@ const PER_TICK: usize = 1 << 6;
 /// It goes on with every event that concerns the driver, so that these are in order whatever allocator they are
 /// of, and with some dozens of the others, so that allocators that are busy at the same time take turns.
 #[derive(Debug, Default)]
-pub struct EventClock(AtomicU64);
+pub struct EventClock {
+    is_running: AtomicBool,
+    time: AtomicU64,
+}
 
-/// The last events, in 32 bytes each. Of frees that were complete at once, only that is kept.
+impl EventClock {
+    /// Has the events of all its allocators kept from now on. They cost a pair of request and free up to a tenth
+    /// of its time, so that whoever has no use for them yet does without.
+    pub fn start(&self) {
+        self.is_running.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether events are kept.
+    #[inline]
+    pub fn is_running(&self) -> bool {
+        self.is_running.load(Ordering::Relaxed)
+    }
+
+    fn tick(&self) -> u64 {
+        self.time.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// The last events, in 32 bytes each: of frees that were complete at once, one for both.
 #[derive(Debug, Default)]
 pub(crate) struct RecentEvents {
     /// `None` where no events are kept.
@@ -30,6 +52,8 @@ pub(crate) struct RecentEvents {
     count: usize,
     /// The number of the first that is not to be forgotten.
     oldest: usize,
+    /// When the one before it was forgotten.
+    forgotten_at: u64,
     /// The last of them: number `n` at `n % KEPT`.
     records: Vec<Record>,
 }
@@ -48,8 +72,8 @@ struct Record {
 pub struct RecentPast {
     /// The last events, oldest first, and what its [`EventClock`] showed.
     pub events: Vec<(u64, Event)>,
-    /// Whether there were none before them.
-    pub is_complete: bool,
+    /// The time since when nothing is missing; 0 where nothing ever was.
+    pub since: u64,
 }
 
 impl RecentEvents {
@@ -65,14 +89,14 @@ impl RecentEvents {
         address: DeviceAddress,
         size: Bytes,
     ) {
-        let Some(clock) = &self.clock else {
+        let Some(clock) = self.clock.as_ref().filter(|clock| clock.is_running()) else {
             return;
         };
         self.count += 1;
         // The lane's lock, and the driver's, put the times in order.
         let time = match action.is_segment() || self.count.is_multiple_of(PER_TICK) {
-            true => clock.0.fetch_add(1, Ordering::Relaxed) + 1,
-            false => clock.0.load(Ordering::Relaxed),
+            true => clock.tick(),
+            false => clock.time.load(Ordering::Relaxed),
         };
         let record = Record {
             time,
@@ -94,7 +118,11 @@ impl RecentEvents {
 
     /// Takes back those since there were `count`.
     pub(crate) fn take_back(&mut self, count: usize) {
-        self.oldest = self.first();
+        let first = self.first();
+        if first > self.oldest {
+            self.forgotten_at = self.records[first % KEPT].time;
+            self.oldest = first;
+        }
         self.count = count;
         if self.records.len() < KEPT {
             self.records.truncate(count);
@@ -104,6 +132,8 @@ impl RecentEvents {
     /// Forgets all: some are about a domain that ends.
     pub(crate) fn forget(&mut self) {
         self.oldest = self.count;
+        let clock = self.clock.as_ref();
+        self.forgotten_at = clock.map_or(0, |clock| clock.tick());
     }
 
     /// Returns the number of the first that is there.
@@ -113,8 +143,15 @@ impl RecentEvents {
 
     /// Returns what is known of the past.
     pub(crate) fn past(&self, domains: &Domains) -> RecentPast {
-        let records = (self.first()..self.count).map(|number| self.records[number % KEPT]);
-        let events = records.map(|record| {
+        let first = self.first();
+        let since = match first > self.oldest {
+            true => self.records[first % KEPT].time,
+            false => self.forgotten_at,
+        };
+        let records = (first..self.count).map(|number| self.records[number % KEPT]);
+        let mut waiting = BTreeSet::new();
+        let mut events = Vec::new();
+        for record in records {
             let domain = domains.domain(record.domain);
             let event = Event {
                 action: record.action,
@@ -123,12 +160,18 @@ impl RecentEvents {
                 size: record.size,
                 stream: domain.stream,
             };
-            (record.time, event)
-        });
-        RecentPast {
-            events: events.collect(),
-            is_complete: self.first() == 0,
+            let is_both = match record.action {
+                Action::FreeRequested => !waiting.insert(record.address),
+                Action::FreeCompleted => !waiting.remove(&record.address),
+                _ => false,
+            };
+            if is_both {
+                let action = Action::FreeRequested;
+                events.push((record.time, Event { action, ..event }));
+            }
+            events.push((record.time, event));
         }
+        RecentPast { events, since }
     }
 }
 
@@ -138,7 +181,9 @@ mod tests {
 
     fn recent() -> RecentEvents {
         let mut recent = RecentEvents::default();
-        recent.keep(Arc::default());
+        let clock = EventClock::default();
+        clock.start();
+        recent.keep(Arc::new(clock));
         recent
     }
 
@@ -161,7 +206,13 @@ mod tests {
     fn nothing_is_kept_unless_asked_for() {
         let mut recent = RecentEvents::default();
         push(&mut recent, 0..10);
+        let clock = Arc::new(EventClock::default());
+        recent.keep(Arc::clone(&clock));
+        push(&mut recent, 10..20);
         assert_eq!(kept(&recent), [0; 0]);
+        clock.start();
+        push(&mut recent, 20..22);
+        assert_eq!(kept(&recent), [20, 21]);
     }
 
     #[test]
@@ -169,18 +220,21 @@ mod tests {
         let mut recent = recent();
         push(&mut recent, 0..100);
         assert_eq!(kept(&recent), (0..100).collect::<Vec<_>>());
-        assert!(recent.past(&Domains::new()).is_complete);
+        assert_eq!(recent.past(&Domains::new()).since, 0);
         push(&mut recent, 100..3 * KEPT + 7);
         assert_eq!(
             kept(&recent),
             (2 * KEPT + 7..3 * KEPT + 7).collect::<Vec<_>>()
         );
-        assert!(!recent.past(&Domains::new()).is_complete);
+        // A tick for each 64 events.
+        let since = (2 * KEPT + 7) / PER_TICK;
+        assert_eq!(recent.past(&Domains::new()).since, since as u64);
     }
 
     #[test]
     fn the_clock_goes_on_with_dozens_of_events_and_with_each_of_the_driver() {
         let clock = Arc::new(EventClock::default());
+        clock.start();
         let mut busy = RecentEvents::default();
         busy.keep(Arc::clone(&clock));
         let mut other = RecentEvents::default();
@@ -219,6 +273,6 @@ mod tests {
         recent.forget();
         push(&mut recent, 10..12);
         let past = recent.past(&Domains::new());
-        assert_eq!((past.events.len(), past.is_complete), (2, false));
+        assert_eq!((past.events.len(), past.since), (2, 1));
     }
 }

@@ -4,7 +4,7 @@ use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConf
 
 /// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
 /// would set.
-pub(crate) fn of(running: &Config) -> Vec<(String, Config)> {
+pub(crate) fn of(running: &Config, conf_variable: &str) -> Vec<(String, Config)> {
     let base = match running {
         Config::Caching(options) => CachingConfig {
             // The limit is given with the capacity.
@@ -17,10 +17,7 @@ pub(crate) fn of(running: &Config) -> Vec<(String, Config)> {
     let caching = variants_of(&base).map(Config::Caching);
     let caching = caching.into_iter().filter(|variant| variant != running);
     let caching = caching.map(|variant| match of_pytorch {
-        true => (
-            format!("PYTORCH_CUDA_ALLOC_CONF={}", variant.to_conf()),
-            variant,
-        ),
+        true => (format!("{conf_variable}={}", variant.to_conf()), variant),
         false => (format!("--strategy {variant}"), variant),
     });
     let others = [

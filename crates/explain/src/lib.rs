@@ -34,6 +34,8 @@ pub struct Shortfall {
     pub capacity: Bytes,
     /// What the request was served by.
     pub config: Config,
+    /// The variable of the environment that other options of it would be set by.
+    pub conf_variable: &'static str,
     /// What was held from the driver, by address.
     pub segments: Vec<SegmentSnapshot>,
     /// The last events, oldest first, which ended in `segments`; empty where none were kept.
@@ -55,6 +57,8 @@ enum Verdict {
     TooMuchLive(Bytes),
     /// Each was tried in a replay.
     Tried(Trial),
+    /// The settings in use serve the request in a replay of all that happened.
+    Elsewhere,
     /// What was kept of the job does not say enough: why.
     NotTried(String),
 }
@@ -96,7 +100,12 @@ impl Shortfall {
             capacity: Some(self.capacity),
             ..Options::default()
         };
-        let candidates = candidates::of(&self.config);
+        if budget.is_zero() {
+            let reason = "the requests that failed before took the time there is for that";
+            return Verdict::NotTried(reason.into());
+        }
+        let running = ("the settings in use".to_owned(), self.config.clone());
+        let candidates = candidates::of(&self.config, self.conf_variable);
         let mut trial = Trial {
             events: self.events.len(),
             ..Trial::default()
@@ -106,16 +115,21 @@ impl Shortfall {
             Err(error) => return Verdict::NotTried(error.to_string()),
         };
         let job = Job::new(&trace);
-        for (label, config) in candidates {
+        let is_whole_past = trace.initial.blocks.is_empty();
+        for (index, (label, config)) in [running].into_iter().chain(candidates).enumerate() {
             if start.elapsed() > budget {
                 trial.untried += 1;
                 continue;
             }
             match job.replay(&config, &options, &()) {
+                Ok(outcome) if outcome.completed && index == 0 && is_whole_past => {
+                    return Verdict::Elsewhere;
+                }
                 Ok(outcome) if outcome.completed => {
                     trial.fitting.push((label, outcome.peak_reserved_bytes));
                 }
-                Ok(_) => trial.failing += 1,
+                // That the settings in use fail is known.
+                Ok(_) => trial.failing += usize::from(index > 0),
                 Err(error) => return Verdict::NotTried(error.to_string()),
             }
         }
@@ -168,6 +182,10 @@ impl fmt::Display for Explanation {
                 self.capacity
             ),
             Verdict::NotTried(reason) => write!(f, "Would have fitted: not known, as {reason}."),
+            Verdict::Elsewhere => f.write_str(
+                "Would have fitted: with the settings in use, where nothing but the placement of blocks is in \
+                 the way. Something else is: a capture, a memory pool, a margin or another process.",
+            ),
             Verdict::Tried(trial) => trial.fmt(f),
         }
     }

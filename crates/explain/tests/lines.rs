@@ -62,6 +62,7 @@ impl Job {
             pool: error.pool,
             capacity: self.capacity,
             config: self.config.clone(),
+            conf_variable: "PYTORCH_CUDA_ALLOC_CONF",
             segments: self.allocator.segments(),
             events: self.events[self.events.len() - events.min(self.events.len())..].to_vec(),
         }
@@ -105,10 +106,12 @@ fn without_events_what_is_held_is_placed_anew() {
     let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
     let verdict = lines.lines().last().unwrap();
     assert!(
-        verdict.starts_with(
-            "Would have fitted, what is held placed anew: \
-             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), "
-        ),
+        verdict.starts_with("Would have fitted, what is held placed anew: the settings in use ("),
+        "{verdict}"
+    );
+    assert!(
+        verdict
+            .contains(", PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), "),
         "{verdict}"
     );
 }
@@ -128,10 +131,33 @@ fn more_than_there_is_fits_nowhere() {
 }
 
 #[test]
+fn what_placement_has_no_part_in_is_said() {
+    let mut job = Job::new("caching", Bytes::mib(100));
+    job.allocate(Bytes::mib(10)).unwrap();
+    let mut error = job.allocate(Bytes::mib(95)).unwrap_err();
+    // As if someone had forbidden it.
+    error.requested = Bytes::mib(20);
+    let shortfall = job.shortfall(&error, usize::MAX);
+    let lines = shortfall.clone().explain(NO_HURRY).to_string();
+    assert!(
+        lines.contains("\nWould have fitted: with the settings in use, where nothing but"),
+        "{lines}"
+    );
+    let lines = shortfall.explain(Duration::ZERO).to_string();
+    assert!(
+        lines.ends_with("the requests that failed before took the time there is for that."),
+        "{lines}"
+    );
+}
+
+#[test]
 fn what_there_is_no_time_for_is_said() {
     let (job, error) = fragmented();
-    let lines = job.shortfall(&error, 0).explain(Duration::ZERO).to_string();
-    let untried = ["no time for 7 more.", "no time for 6 more."];
+    let lines = job
+        .shortfall(&error, 0)
+        .explain(Duration::from_nanos(1))
+        .to_string();
+    let untried = ["no time for 8 more.", "no time for 7 more."];
     assert!(
         untried.iter().any(|words| lines.ends_with(words)),
         "{lines}"
@@ -223,6 +249,7 @@ proptest! {
             pool: MempoolId::DEFAULT,
             capacity: Bytes::mib(100),
             config,
+            conf_variable: "PYTORCH_CUDA_ALLOC_CONF",
             segments,
             events,
         };

@@ -25,8 +25,12 @@ impl BlockSizes {
     /// addresses, as it does for PyTorch's allocator; else those of [`BlockSizes::estimated`]. Takes as
     /// long as the replay.
     pub fn of(trace: &Trace, progress: &dyn Progress) -> BlockSizes {
-        let config = trace.config_in_force().map(Config::Caching);
-        let config = config.unwrap_or_else(|_| Config::Caching(trace.config_without_text()));
+        let in_force = || trace.config_in_force().map(Config::Caching);
+        let config = { trace.settings.strategy.parse() }
+            .ok()
+            .filter(|config| !matches!(config, Config::Caching(_)))
+            .or_else(|| in_force().ok());
+        let config = config.unwrap_or_else(|| Config::Caching(trace.config_without_text()));
         let replayed = Job::new(trace).block_sizes(&config, progress);
         match replayed {
             Ok(Some(sizes)) => BlockSizes::known(sizes),

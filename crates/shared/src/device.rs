@@ -98,15 +98,23 @@ impl<D: Driver> SharedAllocator<D> {
         self.with_all(|lanes| lanes.snapshot())
     }
 
-    /// Returns what is held and the last events that led there, oldest first: some thousands of each lane, as
-    /// far back as they are known of every lane. Those of several lanes take turns in dozens, but for what
+    /// Returns what is on the device and the last events that led there, oldest first, without the pools whose
+    /// memory is away: some thousands of each lane, as
+    /// far back as they are known of every lane, and none before little of the device was left. Those of several lanes take turns in dozens, but for what
     /// concerns the driver, which is in order.
     ///
     /// # Errors
     ///
     /// [`SharedError::Poisoned`].
     pub fn recent_past(&self) -> Result<(Vec<SegmentSnapshot>, Vec<Event>), SharedError> {
-        self.with_all(|lanes| (lanes.segments(), lanes.recent_events()))
+        self.with_all(|lanes| {
+            let (mut segments, mut events) = (lanes.segments(), lanes.recent_events());
+            let pools = lanes.lane(0);
+            let is_away = |pool: MempoolId| !pool.is_default() && pools.is_paused(pool);
+            segments.retain(|segment| !is_away(segment.pool));
+            events.retain(|event| !is_away(event.pool));
+            (segments, events)
+        })
     }
 
     /// Gives everything that is not in use back, as [`DeviceAllocator::empty_cache`] does.

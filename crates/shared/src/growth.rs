@@ -45,13 +45,19 @@ impl<D: Driver> SharedAllocator<D> {
             if let Some(address) = found {
                 drop(common);
                 self.leave(visit)?;
+                self.keep_events_where_memory_is_short();
                 return Ok(address);
             }
             let mut visits = self.enter_others(visit)?;
             let left = self.wait_left(&visits[index], start);
             let outcome = self.grow_under_all(&mut common, &mut visits, index, &request, left);
             match outcome? {
-                Outcome::Served(address) => return Ok(address),
+                Outcome::Served(address) => {
+                    drop(visits);
+                    drop(common);
+                    self.keep_events_where_memory_is_short();
+                    return Ok(address);
+                }
                 Outcome::MayWait(left) => {
                     drop(common);
                     // The lane was not left since the attempt, so that nothing that came free is missed.
@@ -88,6 +94,22 @@ impl<D: Driver> SharedAllocator<D> {
         match lane.grow(&request)? {
             Growth::Served(address) => Ok((request, Some(address))),
             Growth::Rejected | Growth::Exhausted => Ok((request, None)),
+        }
+    }
+
+    /// Has the last events kept from now on where little of the device is left, or there is a limit: only then
+    /// will someone ask for them soon.
+    fn keep_events_where_memory_is_short(&self) {
+        const LEFT_OF_DEVICE: u64 = 4;
+        if self.clock.is_running() {
+            return;
+        }
+        // A device that does not answer has said so, or will, to a request.
+        let is_short = self
+            .with_driver(Driver::memory_info)
+            .is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE);
+        if is_short || self.limit().is_ok_and(|limit| limit.is_some()) {
+            self.clock.start();
         }
     }
 

@@ -96,6 +96,8 @@ pub struct SharedAllocator<D> {
     freed: Freed,
     owners: Arc<OwnerTable>,
     device: u8,
+    /// Runs once memory may run out soon.
+    clock: Arc<EventClock>,
 }
 
 /// Where threads wait for memory, in a device of one lane.
@@ -208,6 +210,7 @@ impl<D: Driver> SharedAllocator<D> {
             },
             owners,
             device,
+            clock,
         }
     }
 

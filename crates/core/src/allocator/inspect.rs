@@ -128,14 +128,13 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.log.enabled = enabled;
     }
 
-    /// Keeps the last events from now on, some thousands, for [`DeviceAllocator::recent_past`]. Allocators of one
-    /// device have one clock, by which [`Lanes::recent_events`] orders them.
+    /// Keeps the last events, some thousands, for [`DeviceAllocator::recent_past`], while `clock` is running.
+    /// Allocators of one device have one clock, by which [`Lanes::recent_events`] orders them.
     pub fn keep_recent_events(&mut self, clock: Arc<EventClock>) {
         self.heap.log.recent.keep(clock);
     }
 
-    /// Returns the last events, if they are kept. Of a free that was complete at once it has
-    /// [`Action::FreeCompleted`](crate::Action::FreeCompleted) alone.
+    /// Returns the last events, if they are kept.
     pub fn recent_past(&self) -> RecentPast {
         self.heap.log.recent.past(&self.heap.domains)
     }

@@ -189,6 +189,12 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
+    /// Returns whether a pool's memory is away.
+    pub fn is_paused(&self, pool: MempoolId) -> bool {
+        let index = self.find_pool(pool);
+        index.is_ok_and(|index| self.heap.domains.pool(index).paused.is_some())
+    }
+
     /// Gives a private pool's free segments back, whoever holds it, and wherever its memory is.
     ///
     /// # Errors

@@ -108,7 +108,8 @@ impl Sites {
             if come.min(go) > until {
                 return None;
             }
-            if come < go {
+            // What waited for an event before the recording comes and goes at once.
+            if come <= go {
                 live += comes.next()?.1;
             } else {
                 live -= goes.next()?.1;

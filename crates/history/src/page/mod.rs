@@ -407,6 +407,9 @@ fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
 
 /// Returns the allocator that was recorded, with the settings in force.
 fn recorded_strategy(trace: &Trace) -> String {
+    if !trace.settings.strategy.is_empty() {
+        return trace.settings.strategy.clone();
+    }
     let config = trace.config_in_force();
     let config = config.unwrap_or_else(|_| trace.config_without_text());
     Config::Caching(config).to_string()
