@@ -69,6 +69,39 @@ def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:
     assert third.startswith("Error the recording to /dev/full ended: No space left on device")
 
 
+def test_what_the_program_raises_is_not_hidden(gpu: Machine) -> None:
+    program = """
+        try:
+            with lowtide.record("/dev/full"):
+                churn(100)
+                raise KeyError("the program's own")
+        except KeyError as error:
+            print(error)
+        with lowtide.record("next.lowtide"):
+            churn(100)
+    """
+    assert gpu.code(MEMORY, CHURN, program) == '"the program\'s own"\n'
+    assert verified(gpu, "next.lowtide")["compared"] > 30
+
+
+def test_a_part_is_not_recorded_where_the_whole_is(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    program = """
+        churn(100)
+        with lowtide.record("part.lowtide"):
+            churn(200)
+        churn(100)
+    """
+    gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, program))))
+    done = gpu.command(LOWTIDE, "record", "-o", "whole.lowtide", sys.executable, "script.py")
+    assert done.returncode == 0, done.stderr
+    part, whole = done.stderr.splitlines()
+    assert part.startswith("lowtide: part.lowtide is not written: ")
+    assert whole.startswith("lowtide: recorded ")
+    assert not (gpu.directory / "part.lowtide").exists()
+    assert verified(gpu, "whole.lowtide")["compared"] > 200
+
+
 def test_the_command_records_each_process(gpu: Machine) -> None:
     assert LOWTIDE is not None
     gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, "churn(2000)\n"))))

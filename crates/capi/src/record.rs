@@ -82,10 +82,7 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
 /// `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stop() -> Status {
-    run(|| {
-        let recorder = registry::stop_recording()?;
-        recorder.map_or(Ok(()), |recorder| recorder.end())
-    })
+    run(registry::stop_recording)
 }
 
 /// Returns the recorder of this process, given what it had; where it has none, what `LOWTIDE_RECORD` asks for.

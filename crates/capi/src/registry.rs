@@ -13,6 +13,7 @@ use lowtide_core::{
 };
 use lowtide_cuda::{CudaDriver, Library};
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
+use lowtide_trace::AllocatorSettings;
 
 use crate::control::recorded_settings;
 use crate::error::{Error, Status};
@@ -241,12 +242,12 @@ pub(crate) fn with_observer(
 ///
 /// # Errors
 ///
-/// If the process was forked, there is a recorder already, or `make` fails.
+/// If the process was forked, there is a recorder already, or `make` fails. Nothing is recorded then.
 pub(crate) fn start_recording(
     make: impl FnOnce() -> Result<Arc<Recorder>, Error>,
 ) -> Result<(), Error> {
     refuse_fork()?;
-    let _in_order = lock(&CHANGES)?;
+    let in_order = lock(&CHANGES)?;
     let (recorder, observer, settings) = {
         let mut setup = setup()?;
         let known = setup.recorder.as_ref();
@@ -259,32 +260,54 @@ pub(crate) fn start_recording(
         let settings = setup.config.as_ref().map(recorded_settings);
         (recorder, setup.observer, settings.unwrap_or_default())
     };
-    for_each_in_use(|ordinal, allocator| {
+    let begun = for_each_in_use(|ordinal, allocator| {
         allocator.observe_events(combined(ordinal, observer, Some(&recorder)))?;
-        // Under the locks under which all is told, so that nothing is both held before and told.
-        allocator.with_all(|lanes| {
-            recorder.begin(number_in_use(ordinal), settings.clone(), lanes.segments());
-        })?;
-        Ok(())
-    })
+        begin_recording(&recorder, ordinal, allocator, settings.clone())
+    });
+    if begun.is_err() {
+        // The first error says why there is none; half a recording would be taken for a whole one.
+        let _ = end_recording(in_order);
+    }
+    begun
 }
 
-/// Has no recorder told of events any more, and returns the one that was.
+/// Has a recorder record a device from what it holds now on.
+fn begin_recording(
+    recorder: &Recorder,
+    ordinal: c_int,
+    allocator: &Allocator,
+    settings: AllocatorSettings,
+) -> Result<(), Error> {
+    // Under the locks under which all is told, so that nothing is both held before and told.
+    Ok(allocator.with_all(|lanes| {
+        recorder.begin(number_in_use(ordinal), settings, lanes.segments());
+    })?)
+}
+
+/// Has no recorder told of events any more, and completes what the one that was has recorded.
 ///
 /// # Errors
 ///
-/// If the process was forked.
-pub(crate) fn stop_recording() -> Result<Option<Arc<Recorder>>, Error> {
+/// If the process was forked, or the recording ended before.
+pub(crate) fn stop_recording() -> Result<(), Error> {
     refuse_fork()?;
-    let _in_order = lock(&CHANGES)?;
+    end_recording(lock(&CHANGES)?)
+}
+
+fn end_recording(in_order: MutexGuard<'static, ()>) -> Result<(), Error> {
     let (recorder, observer) = {
         let mut setup = setup()?;
         (setup.recorder.take(), setup.observer)
     };
-    for_each_in_use(|ordinal, allocator| {
+    let forgotten = for_each_in_use(|ordinal, allocator| {
         Ok(allocator.observe_events(combined(ordinal, observer, None))?)
-    })?;
-    Ok(recorder.filter(|recorder| recorder.is_of_this_process()))
+    });
+    // The file may take its time, and nobody else is to wait for it.
+    drop(in_order);
+    let recorder = recorder.filter(|recorder| recorder.is_of_this_process());
+    recorder
+        .map_or(Ok(()), |recorder| recorder.end())
+        .and(forgotten)
 }
 
 /// Returns who is told of a device's events.
@@ -421,12 +444,13 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     setup.recorder.clone_from(&recorder);
     let observer = combined(ordinal, setup.observer, recorder.as_ref());
     allocator.observe_events(observer)?;
-    if let Some(recorder) = &recorder {
-        recorder.begin(number, recorded_settings(&config), Vec::new());
-    }
     let shortage = setup.shortage.map(|shortage| shortage.of_device(ordinal));
     allocator.on_shortage(shortage)?;
     let _attached = regions::attach(ordinal, &allocator)?;
+    if let Some(recorder) = &recorder {
+        // Last: a device that could not be made is tried again, and begins once.
+        begin_recording(recorder, ordinal, &allocator, recorded_settings(&config))?;
+    }
     Ok(slot.get_or_init(|| allocator))
 }
 

@@ -219,7 +219,8 @@ pub(crate) struct RunArgs {
 /// `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
-    /// The file to write; what an earlier recording of this name has left is removed
+    /// The file to write; what an earlier recording of this name has left is removed, in a rank of several what that
+    /// rank has left
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 

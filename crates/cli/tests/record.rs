@@ -16,7 +16,8 @@ use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter
 fn record(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = lowtide();
     command.current_dir(directory).env_remove("LOWTIDE_RECORD");
-    command.arg("record").args(arguments).output().unwrap()
+    command.env_remove("RANK").arg("record").args(arguments);
+    command.output().unwrap()
 }
 
 #[test]
@@ -60,6 +61,35 @@ fn what_an_earlier_recording_left_is_gone() {
     let output = record(&scratch.path(""), &["-o", "a.lowtide", "true"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(scratch.names(), ["a.rank1.txt"]);
+}
+
+/// Each rank with a command of its own, of which one comes when another is at work.
+#[test]
+fn a_rank_leaves_the_others_files_alone() {
+    let scratch = Scratch::new("record_ranks");
+    let names = [
+        "a.lowtide",
+        "a.rank0.lowtide",
+        "a.rank1.lowtide",
+        "a.rank1.pid7-2.lowtide",
+    ];
+    for name in names {
+        scratch.write(name, "x");
+    }
+    let mut command = lowtide();
+    command
+        .current_dir(scratch.path(""))
+        .env_remove("LOWTIDE_RECORD");
+    command.env("RANK", "1").env("WORLD_SIZE", "2");
+    let script = "echo \"$LOWTIDE_RECORD\"";
+    let output = command
+        .args(["record", "-o", "a.lowtide", "sh", "-c", script])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let expected = format!("{}\n", scratch.path("a.lowtide").display());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    assert_eq!(scratch.names(), ["a.lowtide", "a.rank0.lowtide"]);
 }
 
 #[test]

@@ -36,6 +36,7 @@
 mod budget;
 mod compact;
 mod error;
+pub mod file_names;
 mod in_force;
 mod model;
 mod notes;

@@ -2,11 +2,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use lowtide_trace::file_names;
 
 /// Returns a new file for what this process records, and where it is: at `path`; with `.rank3` before the
 /// extension in a process of several ranks, as `torchrun` starts them; and with `.pid1234` there where another
-/// process of the job has that already, unless it `replaces` what is there.
+/// process of the job has that already, unless it `replaces` what is there. It is for this user alone: stacks
+/// name files.
 ///
 /// # Errors
 ///
@@ -16,92 +20,65 @@ pub(crate) fn create(
     replaces: bool,
     variable: impl Fn(&str) -> Option<String>,
 ) -> io::Result<(File, PathBuf)> {
-    let rank = rank(variable).map(|rank| with_mark(path, &format!("rank{rank}")));
-    let path = rank.unwrap_or_else(|| path.to_owned());
+    let path = file_names::of_rank(path, variable);
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
     if replaces {
-        return Ok((File::create(&path)?, path));
+        let file = options.create(true).truncate(true).open(&path)?;
+        return Ok((file, path));
     }
-    match OpenOptions::new().write(true).create_new(true).open(&path) {
-        Ok(file) => Ok((file, path)),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            // Only an earlier process can have had the same number.
-            let path = with_mark(&path, &format!("pid{}", std::process::id()));
-            Ok((File::create(&path)?, path))
+    options.create_new(true);
+    let process = std::process::id();
+    // A number is another process's in another container, and may be an earlier one's here.
+    let others = (0..).map(|earlier| file_names::of_process(&path, process, earlier));
+    for path in [path.clone()].into_iter().chain(others) {
+        match options.open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            created => return Ok((created?, path)),
         }
-        Err(error) => Err(error),
     }
-}
-
-/// Returns this process's rank where there are several.
-fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
-    let number = |name| variable(name)?.trim().parse().ok();
-    let pairs = [
-        ("RANK", "WORLD_SIZE"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI_RANK", "PMI_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS"),
-    ];
-    let known = pairs.map(|(rank, size)| Some((number(rank)?, number(size)?)));
-    let (rank, size): (u32, u32) = known.into_iter().flatten().next()?;
-    (size > 1).then_some(rank)
-}
-
-/// Returns `a/b.rank3.lowtide` for `a/b.lowtide` and `rank3`.
-fn with_mark(path: &Path, mark: &str) -> PathBuf {
-    let mut name = path.file_stem().unwrap_or_default().to_owned();
-    name.push(".");
-    name.push(mark);
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::Write as _;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
-
-    fn of<'a>(set: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<'a> {
-        let set: Vec<_> = set
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
-        move |name| {
-            let found = set.iter().find(|(known, _)| known == name);
-            found.map(|(_, value)| value.clone())
-        }
-    }
-
-    #[test]
-    fn ranks_count_where_there_are_several() {
-        assert_eq!(rank(of(&[])), None);
-        assert_eq!(rank(of(&[("RANK", "0"), ("WORLD_SIZE", "1")])), None);
-        assert_eq!(rank(of(&[("RANK", "3"), ("WORLD_SIZE", "8")])), Some(3));
-        assert_eq!(rank(of(&[("RANK", "x"), ("WORLD_SIZE", "8")])), None);
-        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
-        assert_eq!(rank(of(&slurm)), Some(0));
-    }
 
     #[test]
     fn each_process_has_a_file_of_its_own() {
-        let name = format!("lowtide-record-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&directory).unwrap();
+        let process = std::process::id();
+        let directory = std::env::temp_dir().join(format!("lowtide-record-{process}"));
+        fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a job.lowtide");
-        let ours = format!("a job.pid{}.lowtide", std::process::id());
         let names = [
             ("a job.lowtide", false),
-            (&*ours, false),
+            (&*format!("a job.pid{process}.lowtide"), false),
+            (&*format!("a job.pid{process}-1.lowtide"), false),
+            (&*format!("a job.pid{process}-2.lowtide"), false),
             ("a job.lowtide", true),
         ];
         for (expected, replaces) in names {
-            let (_, found) = create(&path, replaces, of(&[])).unwrap();
+            let (mut file, found) = create(&path, replaces, |_| None).unwrap();
             assert_eq!(found, directory.join(expected));
+            assert_eq!(fs::metadata(&found).unwrap().len(), 0);
+            let mode = file.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            file.write_all(b"x").unwrap();
         }
-        let ranks = [("RANK", "5"), ("WORLD_SIZE", "6")];
-        let (_, found) = create(&directory.join("x"), false, of(&ranks)).unwrap();
+        for (name, _) in names {
+            assert_eq!(fs::read(directory.join(name)).unwrap(), b"x", "{name}");
+        }
+        let ranks = |name: &str| match name {
+            "RANK" => Some("5".to_owned()),
+            "WORLD_SIZE" => Some("6".to_owned()),
+            _ => None,
+        };
+        let (_, found) = create(&directory.join("x"), false, ranks).unwrap();
         assert_eq!(found, directory.join("x.rank5"));
-        std::fs::remove_dir_all(&directory).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

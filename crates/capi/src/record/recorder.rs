@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Bytes, Event, SegmentSnapshot};
 use lowtide_shared::Observer;
@@ -23,7 +23,9 @@ use crate::threads::SignalsBlocked;
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
-/// How long a process that ends waits for the file.
+/// How many entries come between two looks at the clock.
+const ENTRIES_PER_LOOK: u32 = 1024;
+/// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A recording that is being made.
@@ -86,7 +88,7 @@ impl Recorder {
         };
         let (file, path) = created.map_err(failed)?;
         let recorder = Arc::new(Recorder {
-            ring: Ring::new(),
+            ring: Ring::new(PATIENCE),
             announced: Mutex::default(),
             announcements: AtomicU64::new(0),
             writer: OnceLock::new(),
@@ -121,7 +123,7 @@ impl Recorder {
                 time_us,
                 stack: stacks::current(),
             });
-            recorder.ring.put(entries, || recorder.wake());
+            recorder.put(entries);
         })
     }
 
@@ -145,7 +147,7 @@ impl Recorder {
     /// # Errors
     ///
     /// If it could not be written to, now or before.
-    pub(super) fn end(&self) -> Result<(), Error> {
+    pub(crate) fn end(&self) -> Result<(), Error> {
         self.announce(Announcement::End);
         self.wake();
         let outcome = lock(&self.outcome);
@@ -153,9 +155,11 @@ impl Recorder {
             .has_ended
             .wait_timeout_while(outcome, PATIENCE, |outcome| outcome.is_none());
         let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        self.ring.close();
-        let stuck = || Err(self.failure("it takes nothing more"));
-        outcome.clone().unwrap_or_else(stuck)
+        if let Some(outcome) = &*outcome {
+            return outcome.clone();
+        }
+        drop(outcome);
+        self.give_up()
     }
 
     /// Puts an announcement behind all that has happened.
@@ -163,8 +167,38 @@ impl Recorder {
         let number = self.announcements.fetch_add(1, Ordering::Relaxed);
         // Not held when the ring is waited for: the writer takes it.
         lock(&self.announced).insert(number, announcement);
-        let entry = Entry::Announced(number);
-        self.ring.put([entry].into_iter(), || self.wake());
+        self.put([Entry::Announced(number)].into_iter());
+    }
+
+    #[inline]
+    fn put(&self, entries: impl ExactSizeIterator<Item = Entry>) {
+        if self.ring.put(entries, || self.wake()).is_err() {
+            let _ = self.give_up();
+        }
+    }
+
+    /// Ends the recording where the writer is still waiting for the file, and returns what became of it.
+    #[cold]
+    fn give_up(&self) -> Result<(), Error> {
+        self.settle(Err(self.failure("it takes nothing more")))
+    }
+
+    /// Ends the recording, once, and returns what became of it. What it has to say is told.
+    fn settle(&self, outcome: Result<String, Error>) -> Result<(), Error> {
+        // Nobody waits for room any more.
+        self.ring.close();
+        let mut known = lock(&self.outcome);
+        let settled = known.get_or_insert_with(|| {
+            stacks::want(false);
+            match &outcome {
+                Ok(what) if self.options.tells => tell(what),
+                Ok(_) => {}
+                Err(error) => tell(&error.text),
+            }
+            outcome.map(drop)
+        });
+        self.has_ended.notify_all();
+        settled.clone()
     }
 
     fn wake(&self) {
@@ -184,17 +218,7 @@ impl Recorder {
         let written = catch_unwind(AssertUnwindSafe(|| self.write_all(file)));
         // A defect of ours ends the recording, and not the job, as whoever allocates would wait.
         let written = written.unwrap_or_else(|_| Err(io::Error::other("lowtide panicked")));
-        // Nobody waits for room any more.
-        self.ring.close();
-        stacks::want(false);
-        let outcome = written.map_err(|error| self.failure(error));
-        match &outcome {
-            Ok(what) if self.options.tells => tell(what),
-            Ok(_) => {}
-            Err(error) => tell(&error.text),
-        }
-        *lock(&self.outcome) = Some(outcome.map(drop));
-        self.has_ended.notify_all();
+        let _ = self.settle(written.map_err(|error| self.failure(error)));
     }
 
     /// Returns what there is to say about the file once it is complete.
@@ -242,7 +266,18 @@ impl Session<'_> {
 
     /// Writes what is there; returns whether nothing more comes.
     fn drain(&mut self) -> io::Result<bool> {
+        let mut flushed = Instant::now();
+        let mut left = ENTRIES_PER_LOOK;
         while let Some(entry) = self.recorder.ring.take() {
+            left -= 1;
+            if left == 0 {
+                left = ENTRIES_PER_LOOK;
+                // Where entries come as fast as they are written, this does not end.
+                if flushed.elapsed() >= FLUSH_EVERY {
+                    self.writer.flush()?;
+                    flushed = Instant::now();
+                }
+            }
             match entry {
                 Entry::Happened {
                     device,
@@ -357,6 +392,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use lowtide_core::{Action, DeviceAddress, MempoolId, Stream};
+
     use super::*;
 
     #[test]
@@ -377,5 +416,40 @@ mod tests {
         assert!(!read.is_cut_off);
         assert_eq!(read.traces.len(), 1);
         let _ = std::fs::remove_file(path);
+    }
+
+    /// What takes nothing, as a pipe that nobody reads, has ended the recording once that is found out.
+    #[test]
+    fn a_file_that_is_stuck_ends_the_recording() {
+        let (reader, writer) = io::pipe().unwrap();
+        let path = PathBuf::from("a pipe");
+        let created = Ok((File::from(OwnedFd::from(writer)), path.clone()));
+        let options = Options {
+            has_stacks: false,
+            tells: false,
+        };
+        let recorder = Recorder::start(&path, created, options).unwrap();
+        recorder.begin(0, AllocatorSettings::default(), Vec::new());
+        let observer = recorder.of_device(0);
+        // More than a pipe holds, and less than the queue.
+        for number in 0..40_000 {
+            observer(&[Event {
+                action: Action::Alloc,
+                pool: MempoolId(0, 0),
+                address: DeviceAddress(number << 9),
+                size: Bytes(512),
+                stream: Stream(0),
+            }]);
+        }
+        let stuck = recorder.give_up();
+        let text = &stuck.as_ref().unwrap_err().text;
+        assert!(
+            text.contains("a pipe ended: it takes nothing more"),
+            "{text}"
+        );
+        assert!(recorder.ring.is_closed());
+        assert_eq!(recorder.end(), stuck);
+        drop(reader);
+        assert_eq!(recorder.end(), stuck, "whatever the writer says then");
     }
 }

@@ -17,8 +17,6 @@ use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 const PLACES: usize = 1 << 16;
 /// How many events come between two wake-ups of who takes them out.
 const WAKE_EVERY: u64 = PLACES as u64 / 4;
-/// How long who puts something in waits for room, at least.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// What stands in the place of an action in an announcement.
 const ANNOUNCEMENT: u64 = 255;
 
@@ -30,7 +28,7 @@ pub(super) enum Entry {
         device: u8,
         event: Event,
         time_us: i64,
-        /// Where it happened, by a number of [`Stacks`](super::stacks).
+        /// Where it happened, by a number of [`stacks`](super::stacks).
         stack: u32,
     },
     /// Something that the recorder has under this number.
@@ -45,7 +43,13 @@ pub(super) struct Ring {
     oldest: Line<AtomicU64>,
     /// Whether nothing is taken out any more.
     is_closed: AtomicBool,
+    /// How long who puts something in waits for room, at least.
+    patience: Duration,
 }
+
+/// The queue is full, and nothing was taken out of it for too long.
+#[derive(Debug)]
+pub(super) struct Stuck;
 
 /// In a cache line of its own, two because processors fetch them in pairs.
 #[repr(align(128))]
@@ -61,30 +65,40 @@ struct Place {
 }
 
 impl Ring {
-    pub(super) fn new() -> Ring {
+    /// Returns an empty queue, on whose room is waited for so long without anything being taken out.
+    pub(super) fn new(patience: Duration) -> Ring {
         Ring {
             places: (0..PLACES).map(|_| Place::default()).collect(),
             next: Line(AtomicU64::new(0)),
             oldest: Line(AtomicU64::new(0)),
             is_closed: AtomicBool::new(false),
+            patience,
         }
     }
 
     /// Puts entries in, one behind the other. Calls `wake` now and then, and before it waits for room.
     ///
-    /// Waits as long as something is taken out, and at least ten seconds. Then, and from then on, the queue is
-    /// closed.
+    /// Waits as long as something is taken out, and at least as long as its patience. A queue that is closed
+    /// throws them away.
+    ///
+    /// # Errors
+    ///
+    /// If it was waited in vain: the queue is closed by that.
     #[inline]
-    pub(super) fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, wake: impl Fn()) {
+    pub(super) fn put(
+        &self,
+        entries: impl ExactSizeIterator<Item = Entry>,
+        wake: impl Fn(),
+    ) -> Result<(), Stuck> {
         if self.is_closed() {
-            return;
+            return Ok(());
         }
         let count = entries.len() as u64;
         let first = self.next.0.fetch_add(count, Ordering::Relaxed);
         for (number, entry) in (first..).zip(entries) {
             let (place, turn) = self.place(number);
-            if place.turn.load(Ordering::Acquire) != turn && !self.wait(place, turn, &wake) {
-                return;
+            if place.turn.load(Ordering::Acquire) != turn && !self.wait(place, turn, &wake)? {
+                return Ok(());
             }
             place.fill(entry);
             place.turn.store(turn + 1, Ordering::Release);
@@ -92,6 +106,7 @@ impl Ring {
         if first / WAKE_EVERY != (first + count) / WAKE_EVERY {
             wake();
         }
+        Ok(())
     }
 
     /// Takes the oldest entry out, if there is one. For one thread only.
@@ -126,27 +141,27 @@ impl Ring {
         (&self.places[index], 2 * lap)
     }
 
-    /// Waits for room; returns whether there is some.
+    /// Waits for room; returns whether there is some, and not where the queue is closed.
     #[cold]
-    fn wait(&self, place: &Place, turn: u64, wake: &impl Fn()) -> bool {
+    fn wait(&self, place: &Place, turn: u64, wake: &impl Fn()) -> Result<bool, Stuck> {
         let is_free = || place.turn.load(Ordering::Acquire) == turn;
         let mut waits_since = Instant::now();
         let mut oldest = self.oldest.0.load(Ordering::Relaxed);
         wake();
         loop {
             if is_free() {
-                return true;
+                return Ok(true);
             }
             if self.is_closed() {
-                return false;
+                return Ok(false);
             }
             thread::sleep(Duration::from_micros(50));
             let now_oldest = self.oldest.0.load(Ordering::Relaxed);
             if now_oldest != oldest {
                 (waits_since, oldest) = (Instant::now(), now_oldest);
-            } else if waits_since.elapsed() > PATIENCE {
+            } else if waits_since.elapsed() > self.patience {
                 self.close();
-                return false;
+                return Err(Stuck);
             }
         }
     }
@@ -206,6 +221,8 @@ impl Place {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(10);
+
     fn happened(number: u64) -> Entry {
         Entry::Happened {
             device: 127,
@@ -223,11 +240,11 @@ mod tests {
 
     #[test]
     fn what_is_put_in_comes_out() {
-        let ring = Ring::new();
+        let ring = Ring::new(PATIENCE);
         assert_eq!(ring.take(), None);
         let entries = [happened(0), Entry::Announced(77), happened(u64::MAX >> 21)];
         for _ in 0..2 * PLACES {
-            ring.put(entries.into_iter(), || ());
+            ring.put(entries.into_iter(), || ()).unwrap();
             for expected in entries {
                 assert_eq!(ring.take(), Some(expected));
             }
@@ -241,7 +258,7 @@ mod tests {
         const THREADS: usize = 4;
         const BATCHES: u64 = 3_000;
         const LARGE: u64 = PLACES as u64 + 100;
-        let ring = Ring::new();
+        let ring = Ring::new(PATIENCE);
         let total = THREADS as u64 * (BATCHES * 50 + LARGE);
         thread::scope(|scope| {
             for thread in 0..THREADS as u64 {
@@ -252,7 +269,7 @@ mod tests {
                         let first = thread << 40 | batch << 20;
                         let entries = (0..usize::try_from(count).unwrap())
                             .map(|index| Entry::Announced(first + index as u64));
-                        ring.put(entries, || ());
+                        ring.put(entries, || ()).unwrap();
                     }
                 });
             }
@@ -284,11 +301,11 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_queue_that_is_closed_goes_on() {
-        let ring = Ring::new();
+        let ring = Ring::new(PATIENCE);
         thread::scope(|scope| {
             let full = scope.spawn(|| {
                 let all = (0..PLACES + 1).map(|number| Entry::Announced(number as u64));
-                ring.put(all, || ());
+                ring.put(all, || ()).unwrap();
             });
             while ring.next.0.load(Ordering::Relaxed) == 0 {
                 thread::yield_now();
@@ -296,7 +313,16 @@ mod tests {
             ring.close();
             full.join().unwrap();
         });
-        ring.put([Entry::Announced(1)].into_iter(), || ());
+        ring.put([Entry::Announced(1)].into_iter(), || ()).unwrap();
         assert_eq!(ring.next.0.load(Ordering::Relaxed), PLACES as u64 + 1);
+    }
+
+    #[test]
+    fn who_waits_in_vain_says_so_and_closes_it() {
+        let ring = Ring::new(Duration::from_millis(1));
+        let all = (0..PLACES + 1).map(|number| Entry::Announced(number as u64));
+        assert!(ring.put(all, || ()).is_err());
+        assert!(ring.is_closed());
+        ring.put([Entry::Announced(1)].into_iter(), || ()).unwrap();
     }
 }

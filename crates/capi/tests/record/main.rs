@@ -217,6 +217,31 @@ fn a_recording_may_begin_and_end_in_the_middle() {
     });
 }
 
+/// Devices whose first use meets the beginning of a recording are recorded, each once and from its beginning on.
+#[test]
+fn a_recording_may_begin_while_devices_are_first_used() {
+    let test = "a_recording_may_begin_while_devices_are_first_used";
+    isolated(test, &[("FAKECUDA_DEVICES", "8")], |fake| {
+        let path = directory().join("first.lowtide");
+        let programs = (0..8).map(|device| Program::new(fake, 7, device, 1));
+        let mut programs: Vec<Program> = programs.collect();
+        thread::scope(|scope| {
+            for program in &mut programs {
+                scope.spawn(|| program.churn(500));
+            }
+            assert_eq!(start(&path), Status::Ok);
+        });
+        programs.iter_mut().for_each(|program| program.churn(100));
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        let snapshot = read(&path);
+        assert!(!snapshot.is_cut_off);
+        assert_eq!(snapshot.traces.len(), 8);
+        for trace in &snapshot.traces {
+            assert!(trace.allocs() >= 100);
+        }
+    });
+}
+
 /// Threads on streams of their own: the order between them in the file is one in which it can have happened.
 #[test]
 fn threads_are_recorded_in_an_order_that_replays() {

@@ -1,0 +1,141 @@
+//! How the files of a recording are called that several processes write: what writes them and what removes them
+//! agree here.
+
+use std::path::{Path, PathBuf};
+
+/// Returns this process's rank, by the variables of its environment, where there are several as `torchrun`,
+/// MPI and SLURM start them.
+pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
+    let number = |name| variable(name)?.trim().parse().ok();
+    let pairs = [
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    ];
+    let known = pairs.map(|(rank, size)| Some((number(rank)?, number(size)?)));
+    let (rank, size): (u32, u32) = known.into_iter().flatten().next()?;
+    (size > 1).then_some(rank)
+}
+
+/// Returns the file of this process's rank: `a/b.rank3.lowtide` for `a/b.lowtide`, which it is itself where there
+/// is one rank.
+pub fn of_rank(file: &Path, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
+    let of_rank = rank(variable).map(|rank| with_mark(file, &format!("rank{rank}")));
+    of_rank.unwrap_or_else(|| file.to_owned())
+}
+
+/// Returns the file of a process: `a/b.pid1234.lowtide`, and `a/b.pid1234-1.lowtide` where `earlier` processes had
+/// the same number, as in containers that share a directory.
+pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
+    match earlier {
+        0 => with_mark(file, &format!("pid{process}")),
+        _ => with_mark(file, &format!("pid{process}-{earlier}")),
+    }
+}
+
+/// Returns whether `path` is `file`, or that of a rank or of a process of it.
+pub fn is_of(file: &Path, path: &Path) -> bool {
+    let is_mark = |mark: &str| mark.split('.').all(is_mark);
+    path == file || path.parent() == file.parent() && mark(file, path).is_some_and(is_mark)
+}
+
+/// Returns `a/b.rank3.lowtide` for `a/b.lowtide` and `rank3`.
+fn with_mark(path: &Path, mark: &str) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(mark);
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Returns `rank3` for `job.lowtide` and `job.rank3.lowtide`.
+fn mark<'a>(file: &Path, path: &'a Path) -> Option<&'a str> {
+    let name = path.file_name()?.to_str()?;
+    let rest = name.strip_prefix(file.file_stem()?.to_str()?)?;
+    let rest = rest.strip_prefix('.')?;
+    match file.extension() {
+        Some(extension) => rest.strip_suffix(extension.to_str()?)?.strip_suffix('.'),
+        None => Some(rest),
+    }
+}
+
+fn is_mark(text: &str) -> bool {
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    match (text.strip_prefix("rank"), text.strip_prefix("pid")) {
+        (Some(rank), _) => is_number(rank),
+        (_, Some(process)) => {
+            let (process, earlier) = process.split_once('-').unwrap_or((process, "0"));
+            is_number(process) && is_number(earlier)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of<'a>(set: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<'a> {
+        move |name| {
+            let found = set.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        }
+    }
+
+    #[test]
+    fn ranks_count_where_there_are_several() {
+        assert_eq!(rank(of(&[])), None);
+        assert_eq!(rank(of(&[("RANK", "0"), ("WORLD_SIZE", "1")])), None);
+        assert_eq!(rank(of(&[("RANK", "3"), ("WORLD_SIZE", "8")])), Some(3));
+        assert_eq!(rank(of(&[("RANK", "x"), ("WORLD_SIZE", "8")])), None);
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
+        assert_eq!(rank(of(&slurm)), Some(0));
+    }
+
+    #[test]
+    fn only_what_a_recording_made_is_of_it() {
+        let file = Path::new("/data/a.job.lowtide");
+        let of_rank = of_rank(file, of(&[("RANK", "3"), ("WORLD_SIZE", "8")]));
+        assert_eq!(of_rank, Path::new("/data/a.job.rank3.lowtide"));
+        let of_process = of_process(&of_rank, 12, 2);
+        assert_eq!(of_process, Path::new("/data/a.job.rank3.pid12-2.lowtide"));
+        assert!(is_of(&of_rank, &of_process));
+        assert!(!is_of(&of_rank, file));
+        let are = [
+            "a.job.lowtide",
+            "a.job.rank0.lowtide",
+            "a.job.pid1234.lowtide",
+            "a.job.pid1234-1.lowtide",
+            "a.job.rank3.pid12-2.lowtide",
+        ];
+        for name in are {
+            assert!(is_of(file, &Path::new("/data").join(name)), "{name}");
+            assert_eq!(
+                is_of(&of_rank, &Path::new("/data").join(name)),
+                name.contains("rank3"),
+                "{name}"
+            );
+        }
+        let are_not = [
+            "b.job.lowtide",
+            "a.job.rank.lowtide",
+            "a.job.rank1b.lowtide",
+            "a.job.rank1.pickle",
+            "a.job.pid1-.lowtide",
+            "a.job.2.lowtide",
+            "a.job.old.lowtide",
+            "a.rank1.lowtide",
+            "rank1.lowtide",
+        ];
+        for name in are_not {
+            assert!(!is_of(file, &Path::new("/data").join(name)), "{name}");
+        }
+        assert!(!is_of(file, Path::new("/other/a.job.rank0.lowtide")));
+        assert!(is_of(Path::new("/x/job"), Path::new("/x/job.rank3")));
+    }
+}
