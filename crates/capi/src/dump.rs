@@ -9,7 +9,7 @@ use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_name};
 use lowtide_trace::{Snapshot, Trace};
 
 use crate::boundary::run;
@@ -89,8 +89,13 @@ fn write(directory: &Path) -> Result<(PathBuf, PathBuf), Error> {
     let (mut file, path) = record::create_file(&path, false, registry::variable).map_err(failed)?;
     file.write_all(&pickle).map_err(failed)?;
     let report = path.with_extension("html");
-    fs::write(&report, page(&path, &snapshot).map_err(failed)?).map_err(failed)?;
-    Ok((path, report))
+    match page(&path, &snapshot).and_then(|page| fs::write(&report, page)) {
+        Ok(()) => Ok((path, report)),
+        Err(error) => {
+            let text = format_args!("{error}: {} has no report", path.display());
+            Err(Error::new(Status::File, text))
+        }
+    }
 }
 
 /// Returns a snapshot of whoever knows the most, and the pickle of it.
@@ -127,16 +132,17 @@ fn page(path: &Path, snapshot: &Snapshot) -> io::Result<Vec<u8>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let is_used = |trace: &&Trace| trace.allocs() > 0 || !trace.segments.is_empty();
-    for trace in snapshot.traces.iter().filter(is_used) {
+    let traces: Vec<&Trace> = snapshot.traces.iter().filter(is_used).collect();
+    for trace in &traces {
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         data.add(&PageTrace {
-            name: &format!("{name}, device {}", trace.device),
+            name: &trace_name(&name, trace, traces.len()),
             trace,
             history: &history,
             replayed: &[],
             leaks: &Leaks::find(trace, &history),
             is_cut_off: snapshot.is_cut_off,
-            traces: snapshot.traces.len(),
+            traces: traces.len(),
         });
     }
     let mut page = Vec::new();

@@ -71,114 +71,115 @@ struct Figure<Of, Value> {
     value: fn(&Of) -> Value,
 }
 
-const fn gauge<Of, Value>(
+const fn figure<Of, Value>(
+    kind: &'static str,
     name: &'static str,
     help: &'static str,
     value: fn(&Of) -> Value,
 ) -> Figure<Of, Value> {
-    let family = Family {
-        name,
-        kind: "gauge",
-        help,
-    };
-    Figure { family, value }
-}
-
-const fn counter<Of, Value>(
-    name: &'static str,
-    help: &'static str,
-    value: fn(&Of) -> Value,
-) -> Figure<Of, Value> {
-    let family = Family {
-        name,
-        kind: "counter",
-        help,
-    };
+    let family = Family { name, kind, help };
     Figure { family, value }
 }
 
 const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
-    gauge(
+    figure(
+        "gauge",
         "lowtide_requested_bytes",
         "Bytes that the program asked for and holds.",
         |stats| stats.requested_bytes.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_allocated_bytes",
         "Bytes of the blocks that the program holds, rounding included.",
         |stats| stats.allocated_bytes.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_active_bytes",
         "Bytes of the blocks that the program holds or that wait for a stream.",
         |stats| stats.active_bytes.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_reserved_bytes",
         "Bytes held from the driver.",
         |stats| stats.reserved_bytes.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_inactive_split_bytes",
         "Bytes of free blocks whose segment cannot go back as a whole.",
         |stats| stats.inactive_split_bytes.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_requested_peak_bytes",
         "The most bytes that the program asked for and held at once.",
         |stats| stats.requested_bytes.all.peak,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_allocated_peak_bytes",
         "The most bytes of blocks that the program held at once.",
         |stats| stats.allocated_bytes.all.peak,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_reserved_peak_bytes",
         "The most bytes held from the driver at once.",
         |stats| stats.reserved_bytes.all.peak,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_blocks",
         "Blocks that the program holds.",
         |stats| stats.allocation.all.current,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_segments",
         "Segments held from the driver; expandable ones are not counted.",
         |stats| stats.segment.all.current,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_allocations_total",
         "Requests that were served.",
         |stats| stats.allocation.all.allocated,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_frees_total",
         "Blocks that the program gave back.",
         |stats| stats.allocation.all.freed,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_driver_allocations_total",
         "Calls by which memory came from the driver: allocations and maps.",
         |stats| stats.num_device_alloc,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_driver_frees_total",
         "Calls by which memory went back to the driver: frees and unmaps.",
         |stats| stats.num_device_free,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_allocation_retries_total",
         "Requests for which cached memory had to go back first.",
         |stats| stats.num_alloc_retries,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_out_of_memory_total",
         "Requests that could not be served.",
         |stats| stats.num_ooms,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_stream_waits_total",
         "Waits for every stream that blocks were waiting for.",
         |stats| stats.num_sync_all_streams,
@@ -186,47 +187,56 @@ const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
 ];
 
 const REGION_FIGURES: [Figure<Region, u64>; 9] = [
-    gauge(
+    figure(
+        "gauge",
         "lowtide_region_live_bytes",
         "Bytes of the blocks that the program holds in the region.",
         |region| region.live_bytes,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_region_mapped_bytes",
         "Bytes of the device that the region has.",
         |region| region.mapped_bytes,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_region_paused_bytes",
         "Bytes of the region that are away.",
         |region| region.paused_bytes,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_region_host_bytes",
         "Bytes of the region that are kept in the host's memory.",
         |region| region.host_bytes,
     ),
-    gauge(
+    figure(
+        "gauge",
         "lowtide_region_disk_bytes",
         "Bytes of the region that are kept on disk.",
         |region| region.disk_bytes,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_region_pauses_total",
         "How often the region was paused.",
         |region| region.pauses,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_region_resumes_total",
         "How often the region was resumed.",
         |region| region.resumes,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_region_saved_bytes_total",
         "Bytes that were copied away.",
         |region| region.saved_bytes,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_region_restored_bytes_total",
         "Bytes that were copied back.",
         |region| region.restored_bytes,
@@ -235,12 +245,14 @@ const REGION_FIGURES: [Figure<Region, u64>; 9] = [
 
 /// In nanoseconds.
 const REGION_TIMES: [Figure<Region, u64>; 2] = [
-    counter(
+    figure(
+        "counter",
         "lowtide_region_pause_seconds_total",
         "How long pausing took, the wait for the device included.",
         |region| region.pause_ns,
     ),
-    counter(
+    figure(
+        "counter",
         "lowtide_region_resume_seconds_total",
         "How long resuming took.",
         |region| region.resume_ns,
@@ -330,12 +342,14 @@ impl Page {
             })?;
         }
         let figures: [Figure<[Bytes; 2], u64>; 2] = [
-            gauge(
+            figure(
+                "gauge",
                 "lowtide_stream_reserved_bytes",
                 "Bytes held from the driver for a stream.",
                 |sizes| sizes[0].get(),
             ),
-            gauge(
+            figure(
+                "gauge",
                 "lowtide_stream_allocated_bytes",
                 "Bytes of the blocks of a stream that the program holds.",
                 |sizes| sizes[1].get(),

@@ -370,7 +370,7 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
         assert!(
             fs::read_to_string(&report)
                 .unwrap()
-                .contains("oom.pickle, device 0")
+                .contains("\"oom.pickle\"")
         );
 
         assert_eq!(allocate(30 << 20, 0), Err(Status::OutOfMemory));

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use lowtide_core::Config;
-use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 use rayon::prelude::*;
@@ -71,10 +71,7 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
         bail!("{}", recording::nothing_recorded(path));
     }
     for trace in &traces {
-        let label = match traces.len() {
-            1 => name.clone(),
-            _ => format!("{name}, device {}", trace.device),
-        };
+        let label = trace_name(&name, trace, traces.len());
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let ((history, leaks), replayed) = rayon::join(
             || {

@@ -162,13 +162,6 @@ fn large_page(config: &Config) -> Bytes {
     }
 }
 
-impl Explanation {
-    /// Returns by which causes memory was reserved and not live.
-    pub fn gap(&self) -> &Gap {
-        &self.gap
-    }
-}
-
 /// Two lines, without a line break at the end.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

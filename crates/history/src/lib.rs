@@ -28,5 +28,5 @@ mod walk;
 pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Refusal, SegmentLife};
 pub use levels::Levels;
-pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script, stream_text};
+pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script, stream_text, trace_name};
 pub use sizes::BlockSizes;

@@ -44,8 +44,12 @@ impl<D: Driver> SharedAllocator<D> {
             };
             if let Some(address) = found {
                 drop(common);
+                // Who gives memory back and takes it again is as far from the end as before.
+                let has_new_peak = visit.state.allocator.has_new_peak();
                 self.leave(visit)?;
-                self.keep_events_where_memory_is_short();
+                if has_new_peak {
+                    self.keep_events_where_memory_is_short();
+                }
                 return Ok(address);
             }
             let mut visits = self.enter_others(visit)?;

@@ -83,15 +83,3 @@ export function fittingScale(runs: readonly Run[], groups: number, width: number
   const room = Math.max(width, lines * width - Math.min(runs.length, 400) * RUN_GAP);
   return Math.max(1, bytes / room);
 }
-
-/** Returns the place in sorted `values` of the last that is at most `value`; -1 if all are above. */
-export function lastAtMost(values: Float64Array, value: number): number {
-  let low = 0;
-  let high = values.length;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (values[middle] <= value) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
-}

@@ -209,7 +209,7 @@ export function rowsAt(rows: { start: Uint32Array; end: Uint32Array }, instant: 
 }
 
 /** Returns how many of the sorted values are at most `value`. */
-export function upperBound(values: Uint32Array, value: number): number {
+export function upperBound(values: Uint32Array | Float64Array, value: number): number {
   let low = 0;
   let high = values.length;
   while (low < high) {

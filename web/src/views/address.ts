@@ -2,8 +2,8 @@
 
 import { type Palette, paletteOf } from "../coloring.ts";
 import { byAddress, type Run, runsAt } from "../data/gap.ts";
-import { fittingScale, type Layout, LINE_HEIGHT, lastAtMost, layOut, type Piece } from "../data/layout.ts";
-import { liveBytes } from "../data/trace.ts";
+import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../data/layout.ts";
+import { liveBytes, upperBound } from "../data/trace.ts";
 import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -173,7 +173,7 @@ export class AddressView implements View {
     context.fillRect(piece.x, y, piece.width, LINE_HEIGHT);
     const scale = piece.width / (piece.to - piece.from);
     let drawnTo = Number.NEGATIVE_INFINITY;
-    for (let i = Math.max(0, lastAtMost(this.#addresses, piece.from)); i < this.#blocks.length; i++) {
+    for (let i = Math.max(0, upperBound(this.#addresses, piece.from) - 1); i < this.#blocks.length; i++) {
       const block = this.#blocks[i];
       const start = Math.max(piece.from, blocks.address[block]);
       const end = Math.min(piece.to, blocks.address[block] + blocks.size[block]);
@@ -235,7 +235,7 @@ export class AddressView implements View {
   #blockUnder(event: PointerEvent | MouseEvent): number | null {
     const address = this.#addressUnder(event);
     if (address === null) return null;
-    const place = lastAtMost(this.#addresses, address);
+    const place = upperBound(this.#addresses, address) - 1;
     if (place < 0) return null;
     const block = this.#blocks[place];
     const { blocks } = this.#model.trace;
@@ -282,7 +282,7 @@ export class AddressView implements View {
   #freeText(address: number): HTMLElement {
     const { blocks } = this.#model.trace;
     const run = this.#runs.find((run) => address >= run.address && address < run.end);
-    const place = lastAtMost(this.#addresses, address);
+    const place = upperBound(this.#addresses, address) - 1;
     const before = place < 0 ? 0 : blocks.address[this.#blocks[place]] + blocks.size[this.#blocks[place]];
     const from = Math.max(run?.address ?? 0, before);
     const to = Math.min(run?.end ?? 0, this.#addresses[place + 1] ?? Number.POSITIVE_INFINITY);
@@ -329,7 +329,7 @@ export class AddressView implements View {
   #inOrder(): number[] {
     const found: number[] = [];
     for (const run of this.#runs) {
-      for (let i = lastAtMost(this.#addresses, run.address - 1) + 1; this.#addresses[i] < run.end; i++) {
+      for (let i = upperBound(this.#addresses, run.address - 1); this.#addresses[i] < run.end; i++) {
         found.push(this.#blocks[i]);
       }
     }
@@ -350,7 +350,7 @@ export class AddressView implements View {
     );
     for (let i = here < 0 ? 0 : here + by; i >= 0 && i < lines.length; i += by) {
       for (const piece of lines[i].pieces) {
-        const place = lastAtMost(this.#addresses, piece.from - 1) + 1;
+        const place = upperBound(this.#addresses, piece.from - 1);
         if (this.#addresses[place] < piece.to) {
           this.#pickInSight(this.#blocks[place]);
           return;

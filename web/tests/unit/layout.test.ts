@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Run } from "../../src/data/gap.ts";
-import { fittingScale, lastAtMost, layOut } from "../../src/data/layout.ts";
+import { fittingScale, layOut } from "../../src/data/layout.ts";
 
 const run = (address: number, size: number, stream = 0): Run => ({
   address,
@@ -38,12 +38,4 @@ test("the fitting scale fits", () => {
   const runs = Array.from({ length: 50 }, (_, i) => run(i * 1e9, 20 * 2 ** 20));
   const scale = fittingScale(runs, 1, 1000, 400);
   assert.ok(layOut(runs, () => "all", 1000, scale).height <= 500);
-});
-
-test("the last at most", () => {
-  const values = Float64Array.of(10, 20, 30);
-  assert.deepEqual(
-    [5, 10, 25, 99].map((value) => lastAtMost(values, value)),
-    [-1, 0, 1, 2],
-  );
 });

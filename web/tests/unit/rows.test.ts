@@ -45,6 +45,11 @@ test("rows at an instant are those that have begun and not ended", () => {
   const expected = made.blocks.filter(({ start, end }) => start <= 300 && 300 < end).length;
   assert.equal(rowsAt(trace.blocks, 300).length, expected);
   assert.equal(upperBound(Uint32Array.of(1, 3, 3, 5), 3), 3);
+  const addresses = Float64Array.of(10, 20, 30);
+  assert.deepEqual(
+    [5, 10, 25, 99].map((address) => upperBound(addresses, address)),
+    [0, 1, 2, 3],
+  );
 });
 
 test("every word of a filter has to be found: in a frame, a tag, a stream or a pool", () => {

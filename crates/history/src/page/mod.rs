@@ -170,7 +170,7 @@ impl PageData {
     /// # Errors
     ///
     /// If it cannot be written as JSON.
-    pub fn summary(&mut self) -> io::Result<String> {
+    fn summary(&mut self) -> io::Result<String> {
         self.summary.strings = self.strings.texts();
         Ok(escape_for_script(&serde_json::to_string(&self.summary)?))
     }
@@ -180,7 +180,7 @@ impl PageData {
     /// # Errors
     ///
     /// If `out` fails.
-    pub fn write_columns(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn write_columns(&self, out: &mut dyn Write) -> io::Result<()> {
         self.columns.write(out)
     }
 
@@ -413,6 +413,14 @@ fn recorded_strategy(trace: &Trace) -> String {
     let config = trace.config_in_force();
     let config = config.unwrap_or_else(|_| trace.config_without_text());
     Config::Caching(config).to_string()
+}
+
+/// Returns what a trace is called that is one of `traces` of a recording.
+pub fn trace_name(recording: &str, trace: &Trace, traces: usize) -> String {
+    match traces {
+        1 => recording.to_owned(),
+        _ => format!("{recording}, device {}", trace.device),
+    }
 }
 
 /// Returns a stream's handle as people know it: small numbers, and addresses.
