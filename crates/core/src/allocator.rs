@@ -116,7 +116,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
     /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
-    /// is away, [`AllocError::Driver`] when the device fails otherwise.
+    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`] when the device fails otherwise.
     #[inline]
     pub fn allocate(
         &mut self,
@@ -235,7 +235,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.process_events()?;
         }
         let size = Strategy::<D>::block_size(&self.strategy, requested);
-        let domain = self.heap.domains.find_or_insert(pool, stream);
+        let domain = self.heap.domains.find_or_insert(pool, stream)?;
         Ok(Request {
             requested,
             size,
@@ -317,7 +317,7 @@ impl<D: Driver> DeviceAllocator<D> {
             .map(|(index, _)| index)
             .collect();
         open.into_iter().find_map(|pool| {
-            let domain = self.heap.domains.find_or_insert(pool, stream);
+            let domain = self.heap.domains.find_or_insert(pool, stream).ok()?;
             self.take(&Request { domain, ..*request })
         })
     }
@@ -331,7 +331,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// [`AllocError::Driver`] when the driver has no such segment; nothing has then changed.
     pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
         let pool = self.find_or_insert_pool(segment.pool);
-        let domain = self.heap.domains.find_or_insert(pool, segment.stream);
+        let domain = self.heap.domains.find_or_insert(pool, segment.stream)?;
         let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
             return Ok(false);
         };
@@ -344,11 +344,13 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Gives a found block to the program.
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
-        self.heap.blocks.list(id);
-        let block = &mut self.heap.blocks[id];
-        block.state = BlockState::Allocated;
-        block.requested = requested;
-        let (address, size, kind, domain) = (block.address, block.size, block.kind, block.domain);
+        let Block {
+            address,
+            size,
+            kind,
+            domain,
+            ..
+        } = self.heap.blocks.hand_out(id, requested);
         self.heap.stats.count_allocated(kind, size, requested);
         if self.heap.is_oversize(size) {
             self.heap.stats.count_oversize_allocation();
@@ -372,7 +374,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         let id = self.find_allocated(address)?;
-        let block = &self.heap.blocks[id];
+        let block = self.heap.blocks.get(id);
         let (size, kind, domain) = (block.size, block.kind, block.domain);
         let (requested, used_elsewhere) = (block.requested, block.used_elsewhere);
         let before = self.heap.log.mark();
@@ -406,9 +408,9 @@ impl<D: Driver> DeviceAllocator<D> {
         } else {
             self.uses.wait_for(&mut self.heap.driver, id)?;
         }
-        let block = &mut self.heap.blocks[id];
-        block.state = BlockState::Pending;
-        block.used_elsewhere = false;
+        self.heap.blocks.set_state(id, BlockState::Pending);
+        self.heap.blocks.set_used_elsewhere(id, false);
+        let block = self.heap.blocks.get(id);
         let (address, requested, domain) = (block.address, block.requested, block.domain);
         let recent = &mut self.heap.log.recent;
         recent.push(Action::FreeRequested, domain, address, requested);
@@ -422,13 +424,18 @@ impl<D: Driver> DeviceAllocator<D> {
     )]
     #[inline(always)]
     fn give_back(&mut self, id: BlockId) -> Result<(), DriverError> {
-        let block = &mut self.heap.blocks[id];
-        let (address, requested, domain) = (block.address, block.requested, block.domain);
-        let state = std::mem::replace(&mut block.state, BlockState::Free);
+        let Block {
+            address,
+            requested,
+            domain,
+            state,
+            ..
+        } = self.heap.blocks.get(id);
+        self.heap.blocks.set_state(id, BlockState::Free);
         self.heap
             .record(Action::FreeCompleted, domain, address, requested);
         if let Err(error) = self.strategy.put(&mut self.heap, id) {
-            self.heap.blocks[id].state = state;
+            self.heap.blocks.set_state(id, state);
             return Err(error);
         }
         Ok(())
@@ -449,8 +456,14 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         let id = self.find_allocated(address)?;
         // Work in the block's own stream is ordered already.
-        if self.heap.domains.domain(self.heap.blocks[id].domain).stream != stream {
-            self.heap.blocks[id].used_elsewhere = true;
+        if self
+            .heap
+            .domains
+            .domain(self.heap.blocks.get(id).domain)
+            .stream
+            != stream
+        {
+            self.heap.blocks.set_used_elsewhere(id, true);
             self.uses.add(id, stream, self.captures > 0);
         }
         Ok(())
@@ -474,7 +487,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     fn reclaim_passed(&mut self) -> Result<(), DriverError> {
         while let Some(id) = self.uses.first_passed() {
-            let block = &self.heap.blocks[id];
+            let block = self.heap.blocks.get(id);
             let (size, kind, requested) = (block.size, block.kind, block.requested);
             let before = self.heap.log.mark();
             if let Err(error) = self.give_back(id) {
@@ -573,7 +586,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     fn allocation_of(&self, id: BlockId) -> Allocation {
-        let block = &self.heap.blocks[id];
+        let block = self.heap.blocks.get(id);
         let domain = self.heap.domains.domain(block.domain);
         Allocation {
             address: block.address,
@@ -581,13 +594,17 @@ impl<D: Driver> DeviceAllocator<D> {
             requested: block.requested,
             stream: domain.stream,
             pool: self.heap.domains.pool(domain.pool).id,
-            is_expandable: self.heap.segments.get(block.segment).is_expandable(),
+            is_expandable: self
+                .heap
+                .segments
+                .get(self.heap.blocks.segment(id))
+                .is_expandable(),
         }
     }
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {
         match self.heap.blocks.find(address) {
-            Some(id) if self.heap.blocks[id].state == BlockState::Allocated => Ok(id),
+            Some(id) if self.heap.blocks.get(id).state == BlockState::Allocated => Ok(id),
             _ => Err(AllocError::NotAllocated { address }),
         }
     }

@@ -5,7 +5,6 @@
 )]
 
 use std::num::NonZeroU32;
-use std::ops::{Index, IndexMut};
 
 use crate::domain::DomainId;
 use crate::figures::SizeKind;
@@ -37,36 +36,46 @@ pub(crate) enum BlockState {
 }
 
 /// A range of device addresses inside one segment.
-///
-/// One cache line: a request that hits touches one or two of these and nothing else that is cold.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
 pub(crate) struct Block {
     pub(crate) address: DeviceAddress,
     pub(crate) size: Bytes,
-    /// What the program asked for; stale in a block that is not active.
+    /// What the program asked for; in a block that is not active, what its last holder did.
     pub(crate) requested: Bytes,
-    pub(crate) segment: SegmentId,
     /// The pool and stream that may use the block.
     pub(crate) domain: DomainId,
+    /// Which of PyTorch's two size pools the block counts for: the same as its segment's.
+    pub(crate) kind: SizeKind,
+    pub(crate) state: BlockState,
+    /// Whether streams besides its own have used it since it was handed out.
+    pub(crate) used_elsewhere: bool,
     /// The block that ends where this one starts, in strategies that link the blocks of a segment.
     pub(crate) previous: Option<BlockId>,
     /// The block that starts where this one ends, likewise.
     pub(crate) next: Option<BlockId>,
-    /// The block beneath this one, in strategies that stack free blocks.
-    pub(crate) below: Option<BlockId>,
-    /// A number for the strategy's own use: an order, a size class, an age.
-    pub(crate) mark: u64,
-    pub(crate) state: BlockState,
-    /// Which of PyTorch's two size pools the block counts for: the same as its segment's.
-    pub(crate) kind: SizeKind,
-    /// Whether streams besides its own have used it since it was handed out.
-    pub(crate) used_elsewhere: bool,
-    /// Whether the block can be found by its address.
-    pub(crate) is_listed: bool,
 }
 
 impl Block {
+    /// Returns a free block that nobody held yet, linked to no other.
+    pub(crate) fn new(
+        address: DeviceAddress,
+        size: Bytes,
+        domain: DomainId,
+        kind: SizeKind,
+    ) -> Block {
+        Block {
+            address,
+            size,
+            requested: Bytes::ZERO,
+            domain,
+            kind,
+            state: BlockState::Free,
+            used_elsewhere: false,
+            previous: None,
+            next: None,
+        }
+    }
+
     /// Returns the address behind the block's last byte.
     pub(crate) fn end(&self) -> DeviceAddress {
         self.address + self.size
@@ -83,15 +92,116 @@ impl Block {
     }
 }
 
+/// How the table keeps a [`Block`], in half a cache line.
+///
+/// A job's blocks are touched in no order, each time from a cache that holds only some of them: what
+/// fits into it twice as often is worth the few instructions that packing takes. No segment has 2^48
+/// bytes ([`Bytes::SEGMENT_MAX`]) and no device 2^16 domains, so a word holds one of each.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+struct Record {
+    address: DeviceAddress,
+    /// Zero in a record that holds no block. The bits above the size are the flags.
+    size_and_flags: u64,
+    requested_and_domain: u64,
+    previous: Option<BlockId>,
+    next: Option<BlockId>,
+}
+
+/// The bits of a size in a word of a record.
+const SIZE_BITS: u32 = 48;
+const SIZE_MASK: u64 = (1 << SIZE_BITS) - 1;
+/// The flags: two bits of the state, whose values are those of [`BlockState`], and one for each of the others.
+const STATE_SHIFT: u32 = SIZE_BITS;
+const STATE_MASK: u64 = 3 << STATE_SHIFT;
+const IS_LARGE: u64 = 1 << (SIZE_BITS + 2);
+const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 3);
+/// Whether the block can be found by its address.
+const IS_LISTED: u64 = 1 << (SIZE_BITS + 4);
+
+impl Record {
+    /// What keeps the place of a block that is no more.
+    const VACANT: Record = Record {
+        address: DeviceAddress::NULL,
+        size_and_flags: 0,
+        requested_and_domain: 0,
+        previous: None,
+        next: None,
+    };
+
+    #[inline(always)]
+    fn pack(block: &Block) -> Record {
+        debug_assert!(!block.size.is_zero() && block.size.get() <= SIZE_MASK);
+        debug_assert!(block.requested.get() <= SIZE_MASK);
+        let is_large = u64::from(block.kind == SizeKind::Large) * IS_LARGE;
+        let used_elsewhere = u64::from(block.used_elsewhere) * USED_ELSEWHERE;
+        let state = (block.state as u64) << STATE_SHIFT;
+        Record {
+            address: block.address,
+            size_and_flags: block.size.get() | state | is_large | used_elsewhere,
+            requested_and_domain: block.requested.get()
+                | u64::from(block.domain.number()) << SIZE_BITS,
+            previous: block.previous,
+            next: block.next,
+        }
+    }
+
+    #[inline(always)]
+    fn unpack(&self) -> Block {
+        let has = |flag| self.size_and_flags & flag != 0;
+        Block {
+            address: self.address,
+            size: self.size(),
+            requested: Bytes(self.requested_and_domain & SIZE_MASK),
+            domain: DomainId::of_number((self.requested_and_domain >> SIZE_BITS) as u16),
+            kind: if has(IS_LARGE) {
+                SizeKind::Large
+            } else {
+                SizeKind::Small
+            },
+            state: self.state(),
+            used_elsewhere: has(USED_ELSEWHERE),
+            previous: self.previous,
+            next: self.next,
+        }
+    }
+
+    #[inline(always)]
+    fn size(&self) -> Bytes {
+        Bytes(self.size_and_flags & SIZE_MASK)
+    }
+
+    #[inline(always)]
+    fn state(&self) -> BlockState {
+        match (self.size_and_flags & STATE_MASK) >> STATE_SHIFT {
+            0 => BlockState::Free,
+            1 => BlockState::Allocated,
+            2 => BlockState::Pending,
+            _ => BlockState::Unmapped,
+        }
+    }
+
+    /// Replaces those bits of the first word that `mask` has.
+    #[inline(always)]
+    fn set(&mut self, mask: u64, bits: u64) {
+        self.size_and_flags = self.size_and_flags & !mask | bits;
+    }
+}
+
 /// Every block, by number and by address.
 ///
-/// Numbers are used again, last freed first: the newest record is likeliest to be in cache; a record
-/// that holds no block has no segment. The map from addresses compares through the table.
+/// Numbers are used again, last freed first: the newest record is likeliest to be in cache. The map from
+/// addresses compares through the table.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
-    /// Slot 0 is never used, so that `Option<BlockId>` takes four bytes.
-    blocks: Vec<Block>,
-    /// Slots that hold no block.
+    /// Record 0 is never used, so that `Option<BlockId>` takes four bytes.
+    records: Vec<Record>,
+    /// The segment of each block: apart from its record, because a request that hits does not ask for it.
+    segments: Vec<SegmentId>,
+    /// A number of the strategy's own for each block, as far as it has set any: an order, a size class,
+    /// an age.
+    marks: Vec<u64>,
+    /// Records that hold no block.
     vacant: Vec<BlockId>,
     by_address: NumberTable,
     lists_when_handed_out: bool,
@@ -99,23 +209,10 @@ pub(crate) struct BlockTable {
 
 impl BlockTable {
     pub(crate) fn new() -> BlockTable {
-        let unused = Block {
-            address: DeviceAddress::NULL,
-            size: Bytes::ZERO,
-            requested: Bytes::ZERO,
-            segment: SegmentId::NONE,
-            domain: DomainId::DEFAULT,
-            previous: None,
-            next: None,
-            below: None,
-            mark: 0,
-            state: BlockState::Free,
-            kind: SizeKind::Small,
-            used_elsewhere: false,
-            is_listed: false,
-        };
         BlockTable {
-            blocks: vec![unused],
+            records: vec![Record::VACANT],
+            segments: vec![SegmentId::NONE],
+            marks: Vec::new(),
             vacant: Vec::new(),
             by_address: NumberTable::new(),
             lists_when_handed_out: false,
@@ -131,52 +228,132 @@ impl BlockTable {
 
     /// Returns the number of blocks.
     pub(crate) fn len(&self) -> usize {
-        self.blocks.len() - 1 - self.vacant.len()
+        self.records.len() - 1 - self.vacant.len()
+    }
+
+    /// Returns a block. Constant time.
+    #[inline(always)]
+    pub(crate) fn get(&self, id: BlockId) -> Block {
+        self.records[id.index()].unpack()
+    }
+
+    /// Returns the segment that a block lies in. Constant time.
+    #[inline(always)]
+    pub(crate) fn segment(&self, id: BlockId) -> SegmentId {
+        self.segments[id.index()]
+    }
+
+    /// Returns what [`BlockTable::set_mark`] set; zero of a block that it was never called for. Constant time.
+    #[inline(always)]
+    pub(crate) fn mark(&self, id: BlockId) -> u64 {
+        self.marks.get(id.index()).copied().unwrap_or(0)
+    }
+
+    /// Keeps a number of the strategy's own for a block. Constant time.
+    #[inline(always)]
+    pub(crate) fn set_mark(&mut self, id: BlockId, mark: u64) {
+        match self.marks.get_mut(id.index()) {
+            Some(place) => *place = mark,
+            None if mark == 0 => {}
+            None => self.insert_mark(id, mark),
+        }
+    }
+
+    #[cold]
+    fn insert_mark(&mut self, id: BlockId, mark: u64) {
+        self.marks.resize(self.records.len(), 0);
+        self.marks[id.index()] = mark;
+    }
+
+    /// Says what a block is doing.
+    #[inline(always)]
+    pub(crate) fn set_state(&mut self, id: BlockId, state: BlockState) {
+        self.records[id.index()].set(STATE_MASK, (state as u64) << STATE_SHIFT);
+    }
+
+    /// Says whether other streams than its own use a block.
+    pub(crate) fn set_used_elsewhere(&mut self, id: BlockId, used_elsewhere: bool) {
+        let bits = u64::from(used_elsewhere) * USED_ELSEWHERE;
+        self.records[id.index()].set(USED_ELSEWHERE, bits);
+    }
+
+    /// Gives a block another length. It must lie in its segment, and in no other block.
+    #[inline(always)]
+    pub(crate) fn set_size(&mut self, id: BlockId, size: Bytes) {
+        debug_assert!(!size.is_zero() && size.get() <= SIZE_MASK);
+        self.records[id.index()].set(SIZE_MASK, size.get());
+    }
+
+    /// Makes a block, which is not linked to any behind it, the neighbour of one.
+    pub(crate) fn link(&mut self, id: BlockId, next: BlockId) {
+        self.records[id.index()].next = Some(next);
+        self.records[next.index()].previous = Some(id);
+    }
+
+    /// Notes that the program holds a block and what it asked for, makes it found by its address, and
+    /// returns it. Constant time.
+    #[inline(always)]
+    pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> Block {
+        debug_assert!(requested.get() <= SIZE_MASK);
+        let record = &mut self.records[id.index()];
+        let is_listed = record.size_and_flags & IS_LISTED != 0;
+        let allocated = (BlockState::Allocated as u64) << STATE_SHIFT;
+        record.set(STATE_MASK | IS_LISTED, allocated | IS_LISTED);
+        let domain = record.requested_and_domain & !SIZE_MASK;
+        record.requested_and_domain = domain | requested.get();
+        let block = record.unpack();
+        if !is_listed {
+            self.put_in_map(id, block.address);
+        }
+        block
     }
 
     /// Puts a block in and returns its number. Constant time.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, block: Block) -> BlockId {
+    pub(crate) fn insert(&mut self, block: &Block, segment: SegmentId) -> BlockId {
+        let mut record = Record::pack(block);
+        if !self.lists_when_handed_out {
+            record.size_and_flags |= IS_LISTED;
+        }
         let id = match self.vacant.pop() {
             Some(id) => {
-                self.blocks[id.index()] = block;
+                self.records[id.index()] = record;
+                self.segments[id.index()] = segment;
                 id
             }
-            None => self.push(block),
+            None => self.push(record, segment),
         };
+        self.set_mark(id, 0);
         if !self.lists_when_handed_out {
-            self.list(id);
+            self.put_in_map(id, block.address);
         }
         id
     }
 
     #[cold]
-    fn push(&mut self, block: Block) -> BlockId {
-        let number = u32::try_from(self.blocks.len())
+    fn push(&mut self, record: Record, segment: SegmentId) -> BlockId {
+        let number = u32::try_from(self.records.len())
             .ok()
             .and_then(NonZeroU32::new);
-        self.blocks.push(block);
-        BlockId(number.expect("fewer than 2^32 blocks: their records alone are 256 GiB"))
+        self.records.push(record);
+        self.segments.push(segment);
+        BlockId(number.expect("fewer than 2^32 blocks: their records alone are 128 GiB"))
     }
 
-    /// Makes a block found by its address, if it is not already. Constant time.
-    #[inline]
-    pub(crate) fn list(&mut self, id: BlockId) {
-        let block = &mut self[id];
-        if !std::mem::replace(&mut block.is_listed, true) {
-            let address = block.address;
-            debug_assert!(self.find(address).is_none(), "two blocks at {address}");
-            self.by_address.insert(hash_of(address.get()), id.0);
-        }
+    #[inline(always)]
+    fn put_in_map(&mut self, id: BlockId, address: DeviceAddress) {
+        debug_assert!(self.find(address).is_none(), "two blocks at {address}");
+        self.by_address.insert(hash_of(address.get()), id.0);
     }
 
     /// Takes a block out. Its number may be given to another. Constant time.
     #[inline]
     pub(crate) fn remove(&mut self, id: BlockId) {
-        let block = &mut self[id];
-        block.segment = SegmentId::NONE;
-        if std::mem::replace(&mut block.is_listed, false) {
-            let hash = hash_of(block.address.get());
+        let record = &mut self.records[id.index()];
+        let is_listed = record.size_and_flags & IS_LISTED != 0;
+        record.size_and_flags = 0;
+        if is_listed {
+            let hash = hash_of(record.address.get());
             self.by_address.remove(hash, id.0);
         }
         self.vacant.push(id);
@@ -186,38 +363,47 @@ impl BlockTable {
     /// time.
     #[inline]
     pub(crate) fn find(&self, address: DeviceAddress) -> Option<BlockId> {
-        let is_it = |number| self[BlockId(number)].address == address;
+        let is_it = |number| self.records[BlockId(number).index()].address == address;
         self.by_address
             .find(hash_of(address.get()), is_it)
             .map(BlockId)
     }
 
     /// Returns every block, in the order of their numbers. Linear time.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
-        let numbered = (1..).filter_map(NonZeroU32::new).zip(&self.blocks[1..]);
-        let present = numbered.filter(|(_, block)| block.segment != SegmentId::NONE);
-        present.map(|(number, block)| (BlockId(number), block))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, Block)> {
+        let numbered = (1..).filter_map(NonZeroU32::new).zip(&self.records[1..]);
+        let present = numbered.filter(|(_, record)| !record.size().is_zero());
+        present.map(|(number, record)| (BlockId(number), record.unpack()))
+    }
+
+    /// Returns every block with its segment: segment by segment, in the order of their addresses.
+    /// O(n log n).
+    pub(crate) fn by_segment(&self) -> Vec<(SegmentId, Block)> {
+        let blocks = self.iter().map(|(id, block)| (self.segment(id), block));
+        let mut blocks: Vec<(SegmentId, Block)> = blocks.collect();
+        blocks.sort_unstable_by_key(|&(segment, block)| (segment, block.address));
+        blocks
     }
 
     /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
-    /// has the state of the first. Constant time.
+    /// has the state and the mark of the first. Constant time.
     #[inline]
     pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
-        let first = &mut self[id];
+        let first = self.get(id);
         debug_assert!(!size.is_zero() && size < first.size);
-        let next = first.next;
         let rest = Block {
             address: first.address + size,
             size: first.size - size,
             previous: Some(id),
-            is_listed: false,
-            ..*first
+            ..first
         };
-        first.size = size;
-        let rest = self.insert(rest);
-        self[id].next = Some(rest);
-        if let Some(next) = next {
-            self[next].previous = Some(rest);
+        let rest = self.insert(&rest, self.segment(id));
+        self.set_mark(rest, self.mark(id));
+        let record = &mut self.records[id.index()];
+        record.set(SIZE_MASK, size.get());
+        record.next = Some(rest);
+        if let Some(next) = first.next {
+            self.records[next.index()].previous = Some(rest);
         }
         rest
     }
@@ -229,37 +415,106 @@ impl BlockTable {
     /// If there is none behind it.
     #[inline]
     pub(crate) fn merge_with_next(&mut self, id: BlockId) {
-        let next = self[id].next.expect("a block to merge with");
-        debug_assert_eq!(self[id].end(), self[next].address);
-        let (size, after) = (self[next].size, self[next].next);
+        let first = self.get(id);
+        let next = first.next.expect("a block to merge with");
+        let second = self.get(next);
+        debug_assert_eq!(first.end(), second.address);
         self.remove(next);
-        self[id].size += size;
-        self[id].next = after;
-        if let Some(after) = after {
-            self[after].previous = Some(id);
+        let record = &mut self.records[id.index()];
+        record.set(SIZE_MASK, (first.size + second.size).get());
+        record.next = second.next;
+        if let Some(after) = second.next {
+            self.records[after.index()].previous = Some(id);
         }
-    }
-}
-
-impl Index<BlockId> for BlockTable {
-    type Output = Block;
-    fn index(&self, id: BlockId) -> &Block {
-        &self.blocks[id.index()]
-    }
-}
-
-impl IndexMut<BlockId> for BlockTable {
-    fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.blocks[id.index()]
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Returns a block's number for tests that need one and no table.
     pub(crate) fn block_id(number: u32) -> BlockId {
         BlockId(NonZeroU32::new(number).unwrap())
+    }
+
+    #[test]
+    fn a_record_is_half_a_cache_line() {
+        assert_eq!(size_of::<Record>(), 32);
+        assert_eq!(align_of::<Record>(), 32);
+    }
+
+    proptest! {
+        /// Every field at its limits too, and none changes with another.
+        #[test]
+        fn a_record_keeps_what_a_block_says(
+            address in any::<u64>(),
+            size in prop_oneof![1..=SIZE_MASK, Just(1), Just(SIZE_MASK)],
+            requested in prop_oneof![0..=SIZE_MASK, Just(0), Just(SIZE_MASK)],
+            domain in prop_oneof![any::<u16>(), Just(u16::MAX)],
+            (is_large, used_elsewhere, state) in (any::<bool>(), any::<bool>(), 0..4_usize),
+            (previous, next) in (any::<u32>(), any::<u32>()),
+            (other_size, other_state) in (1..=SIZE_MASK, 0..4_usize),
+        ) {
+            const STATES: [BlockState; 4] =
+                [BlockState::Free, BlockState::Allocated, BlockState::Pending, BlockState::Unmapped];
+            let id = |number| NonZeroU32::new(number).map(BlockId);
+            let mut block = Block {
+                address: DeviceAddress(address),
+                size: Bytes(size),
+                requested: Bytes(requested),
+                domain: DomainId::of_number(domain),
+                kind: if is_large { SizeKind::Large } else { SizeKind::Small },
+                state: STATES[state],
+                used_elsewhere,
+                previous: id(previous),
+                next: id(next),
+            };
+            let mut table = BlockTable::new();
+            let same = |table: &BlockTable, id, block: &Block| {
+                format!("{:?}", table.get(id)) == format!("{block:?}")
+            };
+            let place = table.insert(&block, SegmentId::NONE);
+            prop_assert!(same(&table, place, &block));
+            table.set_size(place, Bytes(other_size));
+            block.size = Bytes(other_size);
+            prop_assert!(same(&table, place, &block));
+            table.set_state(place, STATES[other_state]);
+            block.state = STATES[other_state];
+            prop_assert!(same(&table, place, &block));
+            table.set_used_elsewhere(place, !used_elsewhere);
+            block.used_elsewhere = !used_elsewhere;
+            prop_assert!(same(&table, place, &block));
+            block.requested = Bytes(size / 2);
+            block.state = BlockState::Allocated;
+            let returned = table.hand_out(place, block.requested);
+            prop_assert_eq!(format!("{returned:?}"), format!("{block:?}"));
+            prop_assert!(same(&table, place, &block));
+            prop_assert_eq!(table.find(block.address), Some(place));
+        }
+    }
+
+    #[test]
+    fn marks_are_zero_until_one_is_set_and_go_with_a_split() {
+        let mut table = BlockTable::new();
+        let block = Block::new(
+            DeviceAddress(512),
+            Bytes(4096),
+            DomainId::DEFAULT,
+            SizeKind::Small,
+        );
+        let first = table.insert(&block, SegmentId::NONE);
+        table.set_mark(first, 0);
+        assert_eq!(table.mark(first), 0);
+        let second = table.split(first, Bytes(1024));
+        assert_eq!(table.mark(second), 0);
+        table.set_mark(second, 7);
+        let third = table.split(second, Bytes(1024));
+        assert_eq!(
+            (table.mark(first), table.mark(second), table.mark(third)),
+            (0, 7, 7)
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What must be true between any two calls.
 
 use crate::allocator::DeviceAllocator;
-use crate::block::{Block, BlockState};
+use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
 use crate::segment::Heap;
 use crate::stats::{PoolStats, Stat};
@@ -41,7 +41,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let waiting = self.uses.waiting();
         let strays = waiting
             .iter()
-            .filter(|&&id| self.heap.blocks[id].state != BlockState::Pending);
+            .filter(|&&id| self.heap.blocks.get(id).state != BlockState::Pending);
         ensure_equal(
             "blocks that wait but are not pending",
             strays.count() as u64,
@@ -110,18 +110,19 @@ fn check_pool_stats(name: &str, pools: &PoolStats) -> Result<(), String> {
 
 /// Every block lies in its segment, and no two overlap.
 fn check_blocks<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
-    let mut blocks: Vec<&Block> = heap.blocks.iter().map(|(_, block)| block).collect();
-    blocks.sort_unstable_by_key(|block| block.address);
+    let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
+    blocks.sort_unstable_by_key(|(_, block)| block.address);
     for pair in blocks.windows(2) {
-        ensure(pair[0].end() <= pair[1].address, || {
+        let (first, second) = (&pair[0].1, &pair[1].1);
+        ensure(first.end() <= second.address, || {
             format!(
                 "the blocks at {} and {} overlap",
-                pair[0].address, pair[1].address
+                first.address, second.address
             )
         })?;
     }
-    for block in blocks {
-        let segment = heap.segments.get(block.segment);
+    for (id, block) in blocks {
+        let segment = heap.segments.get(heap.blocks.segment(id));
         let end = segment.address + segment.size;
         ensure(
             segment.address <= block.address && block.end() <= end,
@@ -144,7 +145,7 @@ fn check_blocks<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
 fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result<(), String> {
     let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
         let blocks = heap.blocks.iter().map(|(_, block)| block);
-        blocks.filter(|block| counts(block)).map(bytes).sum()
+        blocks.filter(counts).map(|block| bytes(&block)).sum()
     };
     let allocated = sum(&|block| block.state == BlockState::Allocated, &|block| {
         block.size

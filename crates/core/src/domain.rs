@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::error::AllocError;
 use crate::figures::Gauge;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -19,15 +20,32 @@ impl PoolIndex {
 /// The number of a pair of pool and stream. Free memory is reused only within its domain: another
 /// stream could still be working on it, and a private pool's addresses belong to its graphs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct DomainId(u32);
+pub(crate) struct DomainId(u16);
 
 impl DomainId {
     /// The default pool's default stream.
     pub(crate) const DEFAULT: DomainId = DomainId(0);
 
+    /// There are at most so many at a time: the record of a block has two bytes for the number.
+    pub(crate) const COUNT_MAX: usize = 1 << u16::BITS;
+
+    fn at(index: usize) -> DomainId {
+        DomainId(u16::try_from(index).expect("domains are counted"))
+    }
+
     /// Returns the number as an index; strategies keep a vector with an entry for each domain.
     pub(crate) fn index(self) -> usize {
-        self.0 as usize
+        self.0.into()
+    }
+
+    /// Returns the number.
+    pub(crate) fn number(self) -> u16 {
+        self.0
+    }
+
+    /// Returns the domain that has a number.
+    pub(crate) fn of_number(number: u16) -> DomainId {
+        DomainId(number)
     }
 }
 
@@ -127,34 +145,45 @@ impl Domains {
     }
 
     /// Returns the domain of a pool and a stream, a new one if need be. Constant time.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::TooManyStreams`] where there are [`DomainId::COUNT_MAX`] others.
     #[inline]
-    pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> DomainId {
+    pub(crate) fn find_or_insert(
+        &mut self,
+        pool: PoolIndex,
+        stream: Stream,
+    ) -> Result<DomainId, AllocError> {
         let pair = Domain { pool, stream };
         if self.recent.0 != pair {
-            self.recent = (pair, self.find_or_insert_other(pair));
+            self.recent = (pair, self.find_or_insert_other(pair)?);
         }
-        self.recent.1
+        Ok(self.recent.1)
     }
 
-    fn find_or_insert_other(&mut self, pair: Domain) -> DomainId {
+    fn find_or_insert_other(&mut self, pair: Domain) -> Result<DomainId, AllocError> {
         match self.by_pair.get(&pair) {
-            Some(&id) => id,
+            Some(&id) => Ok(id),
             None => self.insert(pair),
         }
     }
 
-    fn insert(&mut self, pair: Domain) -> DomainId {
+    fn insert(&mut self, pair: Domain) -> Result<DomainId, AllocError> {
+        if self.by_pair.len() == DomainId::COUNT_MAX {
+            return Err(AllocError::TooManyStreams);
+        }
         let index = first_vacant(&mut self.domains);
         self.domains[index] = Some(pair);
-        let id = DomainId(number(index));
+        let id = DomainId::at(index);
         self.by_pair.insert(pair, id);
-        id
+        Ok(id)
     }
 
     /// Returns every domain that there is.
     pub(crate) fn iter(&self) -> impl Iterator<Item = DomainId> {
         let numbered = self.domains.iter().enumerate();
-        numbered.filter_map(|(index, domain)| domain.map(|_| DomainId(number(index))))
+        numbered.filter_map(|(index, domain)| domain.map(|_| DomainId::at(index)))
     }
 
     /// Returns the pool and stream of a domain.
@@ -168,7 +197,7 @@ impl Domains {
             domain.is_some_and(|domain| domain.pool == pool)
         };
         let mut ids: Vec<DomainId> = (self.domains.iter().enumerate().filter(in_pool))
-            .map(|(index, _)| DomainId(number(index)))
+            .map(|(index, _)| DomainId::at(index))
             .collect();
         ids.sort_unstable_by_key(|&id| self.domain(id).stream);
         ids
@@ -287,5 +316,5 @@ fn first_vacant<T>(slots: &mut Vec<Option<T>>) -> usize {
 }
 
 fn number(index: usize) -> u32 {
-    u32::try_from(index).expect("fewer than 2^32 pools and streams")
+    u32::try_from(index).expect("fewer than 2^32 pools")
 }

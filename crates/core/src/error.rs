@@ -41,6 +41,8 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// Too many streams, counted once for each pool that they use, have been used already.
+    TooManyStreams,
     /// The pool's memory is away.
     Paused {
         /// The name of the region that the memory belongs to.
@@ -188,6 +190,11 @@ impl fmt::Display for AllocError {
                     "only the strategy caching takes other options over while it runs"
                 )
             }
+            AllocError::TooManyStreams => write!(
+                f,
+                "65,536 streams are in use, counted once for each memory pool: use the same ones again, or \
+                 release pools"
+            ),
             AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),
         }

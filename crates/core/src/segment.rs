@@ -220,7 +220,8 @@ impl<D: Driver> Heap<D> {
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] also where the limit forbids it; the driver is then not asked.
+    /// [`DriverError::OutOfMemory`] also where the limit forbids it, and above [`Bytes::SEGMENT_MAX`]; the
+    /// driver is then not asked.
     pub(crate) fn allocate_segment(
         &mut self,
         domain: DomainId,
@@ -248,6 +249,7 @@ impl<D: Driver> Heap<D> {
         let address = self.allocate(domain, size, kind)?;
         let ends_there = |segment: &Segment| {
             segment.address + segment.size == address
+                && segment.size + size <= Bytes::SEGMENT_MAX
                 && (segment.domain, segment.kind) == (domain, kind)
                 && !segment.is_expandable()
         };
@@ -282,7 +284,7 @@ impl<D: Driver> Heap<D> {
         size: Bytes,
         kind: SizeKind,
     ) -> Result<DeviceAddress, DriverError> {
-        if self.exceeds_limit(size) {
+        if size > Bytes::SEGMENT_MAX || self.exceeds_limit(size) {
             return Err(DriverError::OutOfMemory);
         }
         let stream = self.domains.domain(domain).stream;
@@ -366,6 +368,10 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Takes addresses for an expandable segment, with no memory behind them. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; [`DriverError::OutOfMemory`] above [`Bytes::SEGMENT_MAX`].
     pub(crate) fn reserve_segment(
         &mut self,
         domain: DomainId,
@@ -373,6 +379,9 @@ impl<D: Driver> Heap<D> {
         page_size: Bytes,
         kind: SizeKind,
     ) -> Result<SegmentId, DriverError> {
+        if size > Bytes::SEGMENT_MAX {
+            return Err(DriverError::OutOfMemory);
+        }
         let address = self.driver.reserve(size)?;
         let backing = Backing::Pages {
             page_size,
@@ -595,21 +604,9 @@ impl<D: Driver> Heap<D> {
     /// Adds a block at an offset into a segment, free, unlinked, belonging to the segment's domain.
     pub(crate) fn insert_block(&mut self, id: SegmentId, offset: Bytes, size: Bytes) -> BlockId {
         let segment = self.segments.get(id);
-        self.blocks.insert(Block {
-            address: segment.address + offset,
-            size,
-            requested: Bytes::ZERO,
-            segment: id,
-            domain: segment.domain,
-            previous: None,
-            next: None,
-            below: None,
-            mark: 0,
-            state: BlockState::Free,
-            kind: segment.kind,
-            used_elsewhere: false,
-            is_listed: false,
-        })
+        let (domain, kind) = (segment.domain, segment.kind);
+        let block = Block::new(segment.address + offset, size, domain, kind);
+        self.blocks.insert(&block, id)
     }
 
     /// Writes an event down, if anyone asked for events.
@@ -681,4 +678,61 @@ fn pages_in(size: Bytes, page_size: Bytes) -> usize {
 /// Returns a size as the figures hold it. Sizes are below 2^60.
 pub(crate) fn signed(size: Bytes) -> i64 {
     size.get().cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::DeviceAllocator;
+    use crate::check::CheckLevel;
+    use crate::config::Config;
+    use crate::strategy::test_driver::TestDriver;
+    use crate::units::Stream;
+
+    /// All but `bfc`, whose regions are powers of two that shrink by tenths.
+    const EXACT: [&str; 5] = ["direct", "pool", "buddy", "slab", "caching"];
+
+    /// A device larger than any, whose allocations are adjacent and join.
+    fn allocator(strategy: &str) -> DeviceAllocator<TestDriver> {
+        let config: Config = strategy.parse().unwrap();
+        DeviceAllocator::new(TestDriver::new(Bytes(1 << 62)), 0, &config)
+    }
+
+    #[test]
+    fn the_largest_segment_is_served_to_the_byte_and_nothing_larger() {
+        for strategy in EXACT {
+            let mut allocator = allocator(strategy);
+            let more = Bytes(Bytes::SEGMENT_MAX.get() + 1);
+            let error = allocator.allocate(more, Stream::DEFAULT).unwrap_err();
+            assert!(error.is_out_of_memory(), "{strategy}: {error}");
+            assert!(allocator.snapshot().is_empty(), "{strategy}");
+            let block = allocator.allocate(Bytes::SEGMENT_MAX, Stream::DEFAULT);
+            let block = block.unwrap_or_else(|error| panic!("{strategy}: {error}"));
+            let allocation = allocator.allocation(block).unwrap();
+            let sizes = (allocation.size, allocation.requested);
+            assert_eq!(
+                sizes,
+                (Bytes::SEGMENT_MAX, Bytes::SEGMENT_MAX),
+                "{strategy}"
+            );
+            allocator.check_invariants(CheckLevel::Everything).unwrap();
+            allocator.free(block).unwrap();
+            allocator.check_invariants(CheckLevel::Everything).unwrap();
+        }
+    }
+
+    #[test]
+    fn segments_that_would_be_too_large_together_stay_apart() {
+        let mut allocator = allocator("bfc");
+        let third = Bytes(Bytes::SEGMENT_MAX.get() / 3);
+        let blocks = [third; 4].map(|size| allocator.allocate(size, Stream::DEFAULT).unwrap());
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        for segment in allocator.snapshot() {
+            assert!(segment.size <= Bytes::SEGMENT_MAX, "{:?}", segment.size);
+        }
+        for block in blocks {
+            allocator.free(block).unwrap();
+        }
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
 }

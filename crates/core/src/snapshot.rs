@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::block::{Block, BlockState};
 use crate::figures::SizeKind;
-use crate::segment::{Heap, Segment};
+use crate::segment::{Heap, Segment, SegmentId};
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// Whether a block is in use.
@@ -103,12 +103,11 @@ impl SegmentSnapshot {
 /// Returns a picture of a heap. Blocks that a strategy does not keep in the table, because it knows
 /// free space otherwise, show as inactive blocks between those that it does.
 pub(crate) fn of_heap<D>(heap: &Heap<D>) -> Vec<SegmentSnapshot> {
-    let mut blocks: Vec<&Block> = heap.blocks.iter().map(|(_, block)| block).collect();
-    blocks.sort_unstable_by_key(|block| (block.segment, block.address));
+    let blocks = heap.blocks.by_segment();
     let mut snapshots = Vec::new();
     for (id, segment) in heap.segments.iter() {
-        let first = blocks.partition_point(|block| block.segment < id);
-        let count = blocks[first..].partition_point(|block| block.segment == id);
+        let first = blocks.partition_point(|&(segment, _)| segment < id);
+        let count = blocks[first..].partition_point(|&(segment, _)| segment == id);
         let ranges = split_at_unmapped(segment, &blocks[first..first + count]);
         snapshots.extend(ranges.into_iter().map(|(range, blocks)| {
             let domain = heap.domains.domain(segment.domain);
@@ -127,24 +126,27 @@ pub(crate) fn of_heap<D>(heap: &Heap<D>) -> Vec<SegmentSnapshot> {
     snapshots
 }
 
+/// A block and its segment.
+type PlacedBlock = (SegmentId, Block);
+
 /// Returns the mapped ranges of a segment, each with its blocks: all of it for a plain segment.
-fn split_at_unmapped<'a, 'b>(
+fn split_at_unmapped<'a>(
     segment: &Segment,
-    blocks: &'a [&'b Block],
-) -> Vec<(Range<DeviceAddress>, &'a [&'b Block])> {
+    blocks: &'a [PlacedBlock],
+) -> Vec<(Range<DeviceAddress>, &'a [PlacedBlock])> {
     if !segment.is_expandable() {
         return vec![(segment.address..segment.address + segment.size, blocks)];
     }
-    let mapped = blocks.split(|block| block.state == BlockState::Unmapped);
+    let mapped = blocks.split(|(_, block)| block.state == BlockState::Unmapped);
     let ranges = mapped.filter_map(|blocks| {
-        let (first, last) = (blocks.first()?, blocks.last()?);
+        let ((_, first), (_, last)) = (blocks.first()?, blocks.last()?);
         Some((first.address..last.end(), blocks))
     });
     ranges.collect()
 }
 
 /// Returns blocks that cover a range: those given, and inactive ones between them.
-fn tile(range: Range<DeviceAddress>, blocks: &[&Block]) -> Vec<BlockSnapshot> {
+fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapshot> {
     let mut tiles = Vec::with_capacity(blocks.len());
     let mut end = range.start;
     let gap = |from: DeviceAddress, to: DeviceAddress| {
@@ -155,7 +157,7 @@ fn tile(range: Range<DeviceAddress>, blocks: &[&Block]) -> Vec<BlockSnapshot> {
             status: BlockStatus::Inactive,
         })
     };
-    for block in blocks {
+    for (_, block) in blocks {
         tiles.extend(gap(end, block.address));
         tiles.push(BlockSnapshot {
             address: block.address,

@@ -18,6 +18,9 @@ impl Bytes {
     /// The largest request that is looked at, 1 EiB: PyTorch refuses more with a message of its own.
     pub const REQUEST_MAX: Bytes = Bytes(1 << 60);
 
+    /// The largest segment, 128 TiB: where a device has no limit, more is refused as if there were none left.
+    pub const SEGMENT_MAX: Bytes = Bytes(1 << 47);
+
     /// Returns `count` KiB.
     pub const fn kib(count: u64) -> Bytes {
         Bytes(count << 10)

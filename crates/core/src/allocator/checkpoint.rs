@@ -54,12 +54,13 @@ impl<D: Driver> DeviceAllocator<D> {
         let in_pool = self.blocks_of_pool(index);
         let has_memory = in_pool.filter(|(_, block)| block.state != BlockState::Unmapped);
         let mut blocks: Vec<CheckpointBlock> = has_memory
-            .map(|(_, block)| {
-                let segment = self.heap.segments.get(block.segment);
+            .map(|(id, block)| {
+                let number = self.heap.blocks.segment(id);
+                let segment = self.heap.segments.get(number);
                 CheckpointBlock {
                     address: block.address,
                     size: block.size,
-                    segment: block.segment,
+                    segment: number,
                     serial: segment.serial,
                     offset: block.address.offset_from(segment.address),
                     is_held: block.state == BlockState::Allocated,
@@ -122,11 +123,11 @@ impl<D: Driver> DeviceAllocator<D> {
         let mut expected = expected.to_vec();
         expected.sort_unstable();
         expected.dedup();
-        let held = held.iter().map(|&id| self.heap.blocks[id].address);
+        let held = held.iter().map(|&id| self.heap.blocks.get(id).address);
         Ok(held.eq(expected))
     }
 
-    fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, &Block)> {
+    fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, Block)> {
         let blocks = self.heap.blocks.iter();
         blocks.filter(move |(_, block)| self.heap.domains.domain(block.domain).pool == pool)
     }
@@ -155,7 +156,7 @@ impl<D: Driver> DeviceAllocator<D> {
             });
             return used.map_or(Ok(()), Err);
         }
-        if blocks.any(is_pending) {
+        if blocks.any(|block| is_pending(&block)) {
             drop(blocks);
             Lanes::alone(self).reclaim_pending()?;
         }
@@ -172,7 +173,7 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         for id in held {
             self.uses.forget(id);
-            self.heap.blocks[id].used_elsewhere = false;
+            self.heap.blocks.set_used_elsewhere(id, false);
         }
         Ok(())
     }
@@ -208,10 +209,13 @@ impl<D: Driver> DeviceAllocator<D> {
         let mut freed = Vec::new();
         for id in self.held_in_pool(pool) {
             freed.push(self.allocation_of(id));
-            let (address, size) = (self.heap.blocks[id].address, self.heap.blocks[id].size);
+            let (address, size) = (
+                self.heap.blocks.get(id).address,
+                self.heap.blocks.get(id).size,
+            );
             let found = wanted.binary_search_by_key(&address, |block| block.address);
             let is_wanted = found.is_ok_and(|index| wanted[index].size == size);
-            if is_wanted && self.heap.segments.get(self.heap.blocks[id].segment).size == size {
+            if is_wanted && self.heap.segments.get(self.heap.blocks.segment(id)).size == size {
                 self.count_unused(id);
             } else {
                 self.free_unused(id);
@@ -235,7 +239,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let mut last: Option<BlockId> = None;
         let mut taken = Vec::with_capacity(wanted.len());
         for block in wanted {
-            let address_of = |&id: &BlockId| self.heap.blocks[id].address;
+            let address_of = |&id: &BlockId| self.heap.blocks.get(id).address;
             if let Ok(index) = held.binary_search_by_key(&block.address, address_of) {
                 taken.push((block, held[index]));
                 continue;
@@ -243,7 +247,7 @@ impl<D: Driver> DeviceAllocator<D> {
             // What was left behind the last block is not among those that were free before.
             let before = free.partition_point(|&(address, _)| address <= block.address);
             let known = before.checked_sub(1).map(|index| free[index]);
-            let rest = last.and_then(|last| self.heap.blocks[last].next);
+            let rest = last.and_then(|last| self.heap.blocks.get(last).next);
             let rest = rest.map(|id| (address_of(&id), id));
             let around = known
                 .into_iter()
@@ -260,7 +264,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
     /// next request tries that again.
     fn free_unused(&mut self, id: BlockId) {
-        let block = &self.heap.blocks[id];
+        let block = self.heap.blocks.get(id);
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (kind, domain) = (block.kind, block.domain);
         self.heap
@@ -271,7 +275,7 @@ impl<D: Driver> DeviceAllocator<D> {
             Err(_) => {
                 self.heap.log.take_back(before);
                 self.uses.pass(id);
-                self.heap.blocks[id].state = BlockState::Pending;
+                self.heap.blocks.set_state(id, BlockState::Pending);
                 self.heap.stats.count_suspended(kind, size);
             }
         }
@@ -282,7 +286,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Counts a block as freed that is about to be handed out again.
     fn count_unused(&mut self, id: BlockId) {
-        let block = &self.heap.blocks[id];
+        let block = self.heap.blocks.get(id);
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (kind, domain) = (block.kind, block.domain);
         for action in [Action::FreeRequested, Action::FreeCompleted] {

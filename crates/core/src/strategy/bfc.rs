@@ -103,10 +103,11 @@ impl SplitChange {
 impl DomainChunks {
     /// Does what follows when a chunk is taken out of `free`.
     #[inline]
-    fn forget(&mut self, chunk: &Block, change: &mut SplitChange) {
-        change.subtract(chunk);
-        if chunk.mark != 0 {
-            self.recent.remove(&(chunk.mark, chunk.address));
+    fn forget<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
+        let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
+        change.subtract(&chunk);
+        if mark != 0 {
+            self.recent.remove(&(mark, chunk.address));
         }
     }
 }
@@ -143,21 +144,22 @@ impl Bfc {
     /// Makes a chunk that is free findable.
     #[inline]
     fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
-        let chunk = &heap.blocks[id];
-        change.add(chunk);
+        let chunk = heap.blocks.get(id);
+        let mark = heap.blocks.mark(id);
+        change.add(&chunk);
         let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.free.insert(free_chunk(id, chunk));
-        if chunk.mark != 0 {
-            chunks.recent.insert((chunk.mark, chunk.address));
+        chunks.free.insert(FreeBlock::of(id, &chunk));
+        if mark != 0 {
+            chunks.recent.insert((mark, chunk.address));
         }
     }
 
     #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
-        let chunk = &heap.blocks[id];
+        let chunk = heap.blocks.get(id);
         let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.free.remove(free_chunk(id, chunk));
-        chunks.forget(chunk, change);
+        chunks.free.remove(FreeBlock::of(id, &chunk));
+        chunks.forget(heap, id, change);
     }
 
     /// Takes what a request needs from a chunk that is in no list.
@@ -169,7 +171,7 @@ impl Bfc {
         request: &Request,
         change: &mut SplitChange,
     ) {
-        if self.should_split(heap, &heap.blocks[id], request.size) {
+        if self.should_split(heap, &heap.blocks.get(id), request.size) {
             let rest = heap.blocks.split(id, request.size);
             self.insert_free(heap, rest, change);
         }
@@ -211,11 +213,11 @@ impl Bfc {
         merge: Merge,
         change: &mut SplitChange,
     ) -> BlockId {
-        let merges = |neighbour: &BlockId, heap: &Heap<D>| {
-            let neighbour = &heap.blocks[*neighbour];
-            neighbour.state == BlockState::Free && (neighbour.mark == 0 || merge == Merge::All)
+        let merges = |&neighbour: &BlockId, heap: &Heap<D>| {
+            let is_safe = heap.blocks.mark(neighbour) == 0 || merge == Merge::All;
+            is_safe && heap.blocks.get(neighbour).state == BlockState::Free
         };
-        let Block { previous, next, .. } = heap.blocks[id];
+        let Block { previous, next, .. } = heap.blocks.get(id);
         if let Some(next) = next.filter(|next| merges(next, heap)) {
             self.remove_free(heap, next, change);
             merge_with_next(heap, id);
@@ -246,14 +248,14 @@ impl<D: Driver> Strategy<D> for Bfc {
         let best = match request.freed_before {
             None => chunks.free.take_first_at_least(request.size, |_| true)?,
             Some(mark) => {
-                let was_freed = |chunk: &FreeBlock| heap.blocks[chunk.id].mark <= mark;
+                let was_freed = |chunk: &FreeBlock| heap.blocks.mark(chunk.id) <= mark;
                 let best = chunks.free.iter_from(request.size).find(was_freed)?;
                 chunks.free.remove(best);
                 best
             }
         };
         let mut change = SplitChange::default();
-        chunks.forget(&heap.blocks[best.id], &mut change);
+        chunks.forget(heap, best.id, &mut change);
         self.carve(heap, best.id, request, &mut change);
         change.apply(&mut heap.stats);
         Some(best.id)
@@ -277,7 +279,7 @@ impl<D: Driver> Strategy<D> for Bfc {
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
-        heap.blocks[id].mark = mark;
+        heap.blocks.set_mark(id, mark);
         let mut change = SplitChange::default();
         if mark == 0 {
             id = self.coalesce(heap, id, Merge::Safe, &mut change);
@@ -297,18 +299,18 @@ impl<D: Driver> Strategy<D> for Bfc {
         let mut change = SplitChange::default();
         self.remove_free(heap, id, &mut change);
         // What the frontier has not passed need not be one chunk.
-        while heap.blocks[id].end() < wanted.address + wanted.size {
-            let next = heap.blocks[id].next.expect("the region has the memory");
+        while heap.blocks.get(id).end() < wanted.address + wanted.size {
+            let next = heap.blocks.get(id).next.expect("the region has the memory");
             self.remove_free(heap, next, &mut change);
             merge_with_next(heap, id);
         }
-        let before = wanted.address.offset_from(heap.blocks[id].address);
+        let before = wanted.address.offset_from(heap.blocks.get(id).address);
         if !before.is_zero() {
             let rest = heap.blocks.split(id, before);
             self.insert_free(heap, id, &mut change);
             id = rest;
         }
-        if wanted.size < heap.blocks[id].size {
+        if wanted.size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, wanted.size);
             self.insert_free(heap, rest, &mut change);
         }
@@ -351,10 +353,10 @@ impl<D: Driver> Strategy<D> for Bfc {
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
         let (mut free, mut split) = (Bytes::ZERO, SplitChange::default());
         for (id, chunk) in heap.blocks.iter() {
-            check_links(heap, id, chunk)?;
+            check_links(heap, id, &chunk)?;
             if chunk.state == BlockState::Free {
                 free += chunk.size;
-                split.add(chunk);
+                split.add(&chunk);
             }
         }
         let figures = heap.stats.inactive_split();
@@ -374,21 +376,22 @@ impl Bfc {
         for chunks in &self.domains {
             let mut recent = 0;
             for listed in chunks.free.iter() {
-                let chunk = &heap.blocks[listed.id];
-                if chunk.state != BlockState::Free || free_chunk(listed.id, chunk) != listed {
+                let chunk = heap.blocks.get(listed.id);
+                if chunk.state != BlockState::Free || FreeBlock::of(listed.id, &chunk) != listed {
                     return Err(format!("{} is listed as free but is not", listed.address));
                 }
-                if chunk.mark != 0 && !chunks.recent.contains(&(chunk.mark, chunk.address)) {
+                let mark = heap.blocks.mark(listed.id);
+                if mark != 0 && !chunks.recent.contains(&(mark, chunk.address)) {
                     return Err(format!("{} waits for no frontier", listed.address));
                 }
-                recent += usize::from(chunk.mark != 0);
+                recent += usize::from(mark != 0);
             }
             if recent != chunks.recent.len() {
                 return Err("a chunk that is not free waits for the frontier".to_owned());
             }
             listed_total += chunks.free.len();
         }
-        let is_free = |(_, chunk): &(_, &Block)| chunk.state == BlockState::Free;
+        let is_free = |(_, chunk): &(_, Block)| chunk.state == BlockState::Free;
         if listed_total != heap.blocks.iter().filter(is_free).count() {
             return Err("a free chunk is in no list".to_owned());
         }
@@ -397,17 +400,18 @@ impl Bfc {
 }
 
 fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), String> {
-    let region = heap.segments.get(chunk.segment);
+    let region = heap.segments.get(heap.blocks.segment(id));
     let at = chunk.address;
-    let is_safe = |chunk: &Block| chunk.state == BlockState::Free && chunk.mark == 0;
-    match chunk.next.map(|next| &heap.blocks[next]) {
+    let is_safe = |id| heap.blocks.get(id).state == BlockState::Free && heap.blocks.mark(id) == 0;
+    let next = chunk.next.map(|next| (next, heap.blocks.get(next)));
+    match next {
         None if chunk.end() != region.address + region.size => {
             Err(format!("nothing follows {at} in its region"))
         }
-        Some(next) if next.previous != Some(id) || next.address != chunk.end() => {
+        Some((_, next)) if next.previous != Some(id) || next.address != chunk.end() => {
             Err(format!("{at} and the chunk behind it are not neighbours"))
         }
-        Some(next) if is_safe(chunk) && is_safe(next) => {
+        Some((next, _)) if is_safe(id) && is_safe(next) => {
             Err(format!("{at} and the chunk behind it should be one"))
         }
         _ if chunk.previous.is_none() && at != region.address => {
@@ -420,19 +424,10 @@ fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), Stri
 /// Joins a free chunk with the free one behind it: the whole was freed when the later part was.
 #[inline]
 fn merge_with_next<D>(heap: &mut Heap<D>, id: BlockId) {
-    let next = heap.blocks[id].next.expect("a chunk to merge with");
-    let mark = heap.blocks[id].mark.max(heap.blocks[next].mark);
+    let next = heap.blocks.get(id).next.expect("a chunk to merge with");
+    let mark = heap.blocks.mark(id).max(heap.blocks.mark(next));
     heap.blocks.merge_with_next(id);
-    heap.blocks[id].mark = mark;
-}
-
-#[inline]
-fn free_chunk(id: BlockId, chunk: &Block) -> FreeBlock {
-    FreeBlock {
-        size: chunk.size,
-        address: chunk.address,
-        id,
-    }
+    heap.blocks.set_mark(id, mark);
 }
 
 #[cfg(test)]

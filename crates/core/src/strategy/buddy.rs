@@ -102,10 +102,10 @@ impl<D: Driver> Strategy<D> for Buddy {
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
         let arenas = &mut self.arenas;
-        if is_own_segment(&heap.blocks[block]) {
+        if is_own_segment(heap, block) {
             arenas.put_own_segment(heap, block);
         } else {
-            let class = class_of(heap.blocks[block].size);
+            let class = class_of(heap.blocks.get(block).size);
             let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);
             self.recent.put(heap, class, block, merge);
         }
@@ -139,9 +139,8 @@ impl<D: Driver> Strategy<D> for Buddy {
     }
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
-        let blocks = heap.blocks.iter().map(|(_, block)| block);
-        let in_arenas = blocks.filter(|block| !is_own_segment(block));
-        let taken = in_arenas.map(|block| (block.address, block.size));
+        let in_arenas = (heap.blocks.iter()).filter(|&(id, _)| !is_own_segment(heap, id));
+        let taken = in_arenas.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = self.arenas.check(heap, taken)?;
         let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
         check_inactive_split(&heap.stats, nodes + recent, node_bytes + recent_bytes)?;

@@ -85,24 +85,24 @@ impl Caching {
     #[inline]
     fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
         let age = self.large_searches;
-        let block = &mut heap.blocks[id];
-        block.mark = age;
-        let free = FreeBlock::of(id, block);
+        heap.blocks.set_mark(id, age);
+        let block = heap.blocks.get(id);
+        let free = FreeBlock::of(id, &block);
         let (domain, kind) = (block.domain, block.kind);
         self.pool_of(domain, kind).free.insert(free);
     }
 
     #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         self.pool_of(block.domain, block.kind)
             .free
-            .remove(FreeBlock::of(id, block));
+            .remove(FreeBlock::of(id, &block));
     }
 
     #[inline]
-    fn is_expandable<D>(&self, heap: &Heap<D>, block: &Block) -> bool {
-        self.has_expandable && heap.segments.get(block.segment).is_expandable()
+    fn is_expandable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+        self.has_expandable && heap.segments.get(heap.blocks.segment(id)).is_expandable()
     }
 
     fn collects_garbage<D>(&self, heap: &Heap<D>) -> bool {
@@ -112,7 +112,7 @@ impl Caching {
     /// Cuts a block that is in no list down to a request and returns it.
     #[inline]
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
-        let split = self.should_split(heap, &heap.blocks[id], request.size);
+        let split = self.should_split(heap, &heap.blocks.get(id), request.size);
         self.cut(heap, id, request.size, split);
         id
     }
@@ -120,15 +120,15 @@ impl Caching {
     /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes.
     #[inline]
     fn cut<D>(&mut self, heap: &mut Heap<D>, id: BlockId, wanted: Bytes, split: bool) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let (kind, size, was_split) = (block.kind, block.size, block.is_split());
-        let counts = !self.is_expandable(heap, block);
+        let counts = !self.is_expandable(heap, id);
         if split {
             let rest = heap.blocks.split(id, wanted);
             self.insert_free(heap, rest);
         }
         if counts {
-            let split_off = size - heap.blocks[id].size;
+            let split_off = size - heap.blocks.get(id).size;
             let (blocks, bytes) = match (was_split, split) {
                 // Of a part that was free, some stays free.
                 (true, true) => (0, -signed(wanted)),
@@ -145,9 +145,9 @@ impl Caching {
     /// Leaves the first `size` bytes of a free block that is in no list free, and returns what is behind
     /// them, which is in none.
     fn leave_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> BlockId {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
-        let counts = !self.is_expandable(heap, block);
+        let counts = !self.is_expandable(heap, id);
         let rest = heap.blocks.split(id, size);
         self.insert_free(heap, id);
         if counts {
@@ -175,7 +175,7 @@ impl Caching {
         heap: &mut Heap<D>,
         id: BlockId,
     ) -> Result<(), DriverError> {
-        heap.free_segment(heap.blocks[id].segment)?;
+        heap.free_segment(heap.blocks.segment(id))?;
         self.remove_free(heap, id);
         heap.blocks.remove(id);
         Ok(())
@@ -183,8 +183,7 @@ impl Caching {
 
     /// Returns whether a free block is a whole segment that can go back as it is.
     fn is_releasable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
-        let block = &heap.blocks[id];
-        !block.is_split() && !self.is_expandable(heap, block)
+        !heap.blocks.get(id).is_split() && !self.is_expandable(heap, id)
     }
 
     /// Gives back the free segments of a pool and kind, stream by stream, smallest first.
@@ -205,7 +204,7 @@ impl Caching {
             self.release_block(heap, id)?;
         }
         for id in others {
-            if self.is_expandable(heap, &heap.blocks[id]) {
+            if self.is_expandable(heap, id) {
                 self.unmap_free_pages(heap, id)?;
             }
         }
@@ -224,7 +223,7 @@ impl Caching {
             let whole = free
                 .into_iter()
                 .filter(|block| self.is_releasable(heap, block.id));
-            aged.extend(whole.map(|block| (block.id, now - heap.blocks[block.id].mark)));
+            aged.extend(whole.map(|block| (block.id, now - heap.blocks.mark(block.id))));
         }
         aged
     }
@@ -324,26 +323,26 @@ impl<D: Driver> Strategy<D> for Caching {
 
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let (kind, previous, next) = (block.kind, block.previous, block.next);
-        let counts = !self.is_expandable(heap, block);
+        let counts = !self.is_expandable(heap, id);
         let (mut blocks, mut bytes) = (0, 0);
         // Both neighbours are looked at first: their records are in two cache lines, likely far away.
-        let is_free = |id: &BlockId| heap.blocks[*id].state == BlockState::Free;
+        let is_free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
         let (next, previous) = (next.filter(is_free), previous.filter(is_free));
         if let Some(next) = next {
-            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[next].size));
+            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks.get(next).size));
             self.remove_free(heap, next);
             heap.blocks.merge_with_next(id);
         }
         if let Some(previous) = previous {
-            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks[previous].size));
+            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks.get(previous).size));
             self.remove_free(heap, previous);
             heap.blocks.merge_with_next(previous);
             id = previous;
         }
-        if heap.blocks[id].is_split() {
-            (blocks, bytes) = (blocks + 1, bytes + signed(heap.blocks[id].size));
+        if heap.blocks.get(id).is_split() {
+            (blocks, bytes) = (blocks + 1, bytes + signed(heap.blocks.get(id).size));
         }
         if counts {
             heap.stats.change_inactive_split(kind, blocks, bytes);
@@ -376,7 +375,7 @@ impl<D: Driver> Strategy<D> for Caching {
                 .into_iter()
                 .partition(|&(_, age)| age * count >= total_age);
             for (id, age) in old {
-                let size = heap.blocks[id].size;
+                let size = heap.blocks.get(id).size;
                 self.release_block(heap, id)?;
                 (reclaimed, total_age) = (reclaimed + size, total_age - age);
             }
@@ -420,10 +419,10 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
-        let fits = size <= heap.blocks[id].size && (size % BLOCK_MIN).is_zero();
+        let fits = size <= heap.blocks.get(id).size && (size % BLOCK_MIN).is_zero();
         if fits {
             self.remove_free(heap, id);
-            self.cut(heap, id, size, size < heap.blocks[id].size);
+            self.cut(heap, id, size, size < heap.blocks.get(id).size);
         }
         fits
     }
@@ -436,11 +435,16 @@ impl<D: Driver> Strategy<D> for Caching {
     ) -> BlockId {
         let mut id = around.expect("mapped memory is covered by blocks");
         self.remove_free(heap, id);
-        let before = wanted.address.offset_from(heap.blocks[id].address);
+        let before = wanted.address.offset_from(heap.blocks.get(id).address);
         if !before.is_zero() {
             id = self.leave_free(heap, id, before);
         }
-        self.cut(heap, id, wanted.size, wanted.size < heap.blocks[id].size);
+        self.cut(
+            heap,
+            id,
+            wanted.size,
+            wanted.size < heap.blocks.get(id).size,
+        );
         id
     }
 
@@ -466,14 +470,14 @@ impl<D: Driver> Strategy<D> for Caching {
             heap.insert_whole_block(id)
         };
         let mut in_use = Vec::new();
-        for block in blocks_covering(segment, heap.blocks[rest].size) {
+        for block in blocks_covering(segment, heap.blocks.get(rest).size) {
             let id = rest;
-            if block.size < heap.blocks[id].size {
+            if block.size < heap.blocks.get(id).size {
                 rest = heap.blocks.split(id, block.size);
             }
             if block.status == BlockStatus::Inactive {
                 self.insert_free(heap, id);
-                if heap.blocks[id].is_split() && !segment.is_expandable {
+                if heap.blocks.get(id).is_split() && !segment.is_expandable {
                     let bytes = signed(block.size);
                     heap.stats.change_inactive_split(kind, 1, bytes);
                 }
@@ -505,10 +509,10 @@ impl<D: Driver> Strategy<D> for Caching {
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
         let (mut free, mut split, mut split_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
         for (id, block) in heap.blocks.iter() {
-            self.check_links(heap, id, block)?;
+            self.check_links(heap, id, &block)?;
             if block.state == BlockState::Free {
                 free += block.size;
-                if block.is_split() && !self.is_expandable(heap, block) {
+                if block.is_split() && !self.is_expandable(heap, id) {
                     split += 1;
                     split_bytes += block.size;
                 }
@@ -528,10 +532,10 @@ impl<D: Driver> Strategy<D> for Caching {
 /// What is checked, and never needed otherwise.
 impl Caching {
     fn check_links<D>(&self, heap: &Heap<D>, id: BlockId, block: &Block) -> Result<(), String> {
-        let segment = heap.segments.get(block.segment);
+        let segment = heap.segments.get(heap.blocks.segment(id));
         let at = block.address;
         let end = segment.address + segment.size;
-        match block.next.map(|next| &heap.blocks[next]) {
+        match block.next.map(|next| heap.blocks.get(next)) {
             None if block.end() != end => Err(format!("nothing follows {at} in its segment")),
             Some(next) if next.previous != Some(id) || next.address != block.end() => {
                 Err(format!("{at} and the block behind it are not neighbours"))
@@ -555,13 +559,13 @@ impl Caching {
             .flat_map(|pools| [&pools.small, &pools.large])
         {
             for listed in pool.free.iter() {
-                let block = &heap.blocks[listed.id];
-                if block.state != BlockState::Free || FreeBlock::of(listed.id, block) != listed {
+                let block = heap.blocks.get(listed.id);
+                if block.state != BlockState::Free || FreeBlock::of(listed.id, &block) != listed {
                     return Err(format!("{} is listed as free but is not", listed.address));
                 }
             }
             for (&address, &id) in &pool.unmapped {
-                let block = &heap.blocks[id];
+                let block = heap.blocks.get(id);
                 if block.state != BlockState::Unmapped || block.address != address {
                     return Err(format!("{address} is listed as unmapped but is not"));
                 }

@@ -40,7 +40,7 @@ impl<D: Driver> Strategy<D> for Direct {
     }
 
     fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
-        heap.free_segment(heap.blocks[block].segment)?;
+        heap.free_segment(heap.blocks.segment(block))?;
         heap.blocks.remove(block);
         Ok(())
     }

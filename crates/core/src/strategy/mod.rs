@@ -19,7 +19,7 @@ mod recent_blocks;
 mod slab;
 
 #[cfg(test)]
-mod test_driver;
+pub(crate) mod test_driver;
 
 use crate::allocator::CheckpointBlock;
 use crate::block::BlockId;

@@ -11,7 +11,7 @@ use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
 use crate::allocator::CheckpointBlock;
-use crate::block::{Block, BlockId, BlockState, BlockTable};
+use crate::block::{BlockId, BlockState};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -22,9 +22,6 @@ use crate::units::{Bytes, DeviceAddress};
 
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
-
-/// `Block::mark` of a rest. Other blocks have the number of their list.
-const REST: u64 = u64::MAX;
 
 /// The strategy.
 #[derive(Debug)]
@@ -45,41 +42,12 @@ struct SizeLists {
     rests: FreeBlocks,
 }
 
-/// The free blocks of one size: a stack, because the record of the newest is likeliest to be in cache.
-/// It goes through the blocks' own records, which are read and written anyway.
+/// The free blocks of one size, the newest last: a stack, because the record of the newest is likeliest
+/// to be in cache.
 #[derive(Debug)]
 struct SizeList {
     size: Bytes,
-    newest: Option<BlockId>,
-}
-
-impl SizeList {
-    #[inline]
-    fn push(&mut self, blocks: &mut BlockTable, id: BlockId) {
-        blocks[id].below = self.newest.replace(id);
-    }
-
-    #[inline]
-    fn pop(&mut self, blocks: &BlockTable) -> Option<BlockId> {
-        let id = self.newest?;
-        self.newest = blocks[id].below;
-        Some(id)
-    }
-
-    /// Keeps the blocks that `keep` names, in their order.
-    fn retain(&mut self, blocks: &mut BlockTable, keep: impl Fn(&Block) -> bool) {
-        let kept = self.iter(blocks).filter(|&id| keep(&blocks[id]));
-        let kept: Vec<BlockId> = kept.collect();
-        self.newest = None;
-        for id in kept.into_iter().rev() {
-            self.push(blocks, id);
-        }
-    }
-
-    /// Returns the blocks, the newest first.
-    fn iter(&self, blocks: &BlockTable) -> impl Iterator<Item = BlockId> {
-        std::iter::successors(self.newest, |&id| blocks[id].below)
-    }
+    blocks: Vec<BlockId>,
 }
 
 impl Pool {
@@ -113,8 +81,8 @@ impl<D: Driver> Strategy<D> for Pool {
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let domain = self.domain(request.domain);
         let number = domain.list_of(request.size);
-        if let Some(id) = domain.lists[number].pop(&heap.blocks) {
-            let block = &heap.blocks[id];
+        if let Some(id) = domain.lists[number].blocks.pop() {
+            let block = heap.blocks.get(id);
             if block.is_split() {
                 let size = signed(block.size);
                 heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
@@ -143,11 +111,11 @@ impl<D: Driver> Strategy<D> for Pool {
 
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
-        let block = &heap.blocks[id];
-        let (size, is_split) = (signed(block.size), block.is_split());
+        let block = heap.blocks.get(id);
         let lists = &mut self.domains[block.domain.index()].lists;
-        lists[index(block.mark)].push(&mut heap.blocks, id);
-        if is_split {
+        lists[index(heap.blocks.mark(id))].blocks.push(id);
+        if block.is_split() {
+            let size = signed(block.size);
             heap.stats.change_inactive_split(SizeKind::Large, 1, size);
         }
         Ok(())
@@ -166,7 +134,7 @@ impl<D: Driver> Strategy<D> for Pool {
         let mut result = Ok(());
         for (address, slab) in slabs {
             let blocks: Vec<BlockId> = blocks_of(heap, address).collect();
-            if blocks.iter().any(|&id| heap.blocks[id].is_active()) {
+            if blocks.iter().any(|&id| heap.blocks.get(id).is_active()) {
                 continue;
             }
             result = heap.free_segment(slab);
@@ -175,6 +143,7 @@ impl<D: Driver> Strategy<D> for Pool {
             }
             gone.extend(blocks);
         }
+        gone.sort_unstable();
         self.forget(heap, &domains, &gone);
         result
     }
@@ -187,14 +156,15 @@ impl<D: Driver> Strategy<D> for Pool {
         around: Option<BlockId>,
     ) -> BlockId {
         let id = around.expect("a slab is covered by blocks");
-        let block = &heap.blocks[id];
-        let (size, is_split) = (signed(block.size), block.is_split());
+        let block = heap.blocks.get(id);
         let is_it = (block.address, block.size) == (wanted.address, wanted.size);
-        assert!(is_it && block.mark != REST, "no block was merged");
-        let (domain, list) = (block.domain, index(block.mark));
-        let list = &mut self.domains[domain.index()].lists[list];
-        list.retain(&mut heap.blocks, |block| block.address != wanted.address);
-        if is_split {
+        let lists = &mut self.domains[block.domain.index()].lists;
+        let list = &mut lists[index(heap.blocks.mark(id))].blocks;
+        let position = list.iter().position(|&listed| listed == id);
+        let position = position.filter(|_| is_it);
+        list.remove(position.expect("no block was merged"));
+        if block.is_split() {
+            let size = signed(block.size);
             heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
         }
         id
@@ -205,7 +175,7 @@ impl<D: Driver> Strategy<D> for Pool {
             return Bytes::ZERO;
         };
         let rest = domain.rests.last().map(|rest| rest.size);
-        let lists = domain.lists.iter().filter(|list| list.newest.is_some());
+        let lists = domain.lists.iter().filter(|list| !list.blocks.is_empty());
         lists
             .map(|list| list.size)
             .chain(rest)
@@ -260,7 +230,10 @@ impl SizeLists {
 
     #[cold]
     fn insert_list(&mut self, size: Bytes) -> usize {
-        self.lists.push(SizeList { size, newest: None });
+        self.lists.push(SizeList {
+            size,
+            blocks: Vec::new(),
+        });
         let number = u32::try_from(self.lists.len())
             .ok()
             .and_then(NonZeroU32::new);
@@ -269,18 +242,17 @@ impl SizeLists {
         list_index(number)
     }
 
-    /// Cuts a block for a list from a rest that is not in `rests`, and puts what is left there.
+    /// Cuts a block for a list from a rest that is not in `rests`, and puts what is left there. The block's
+    /// mark is the number of its list.
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, number: usize) -> BlockId {
         let size = self.lists[number].size;
-        let block = &mut heap.blocks[id];
-        let was_split = block.is_split();
-        let whole = block.size;
-        block.mark = REST;
+        let rest = heap.blocks.get(id);
+        let (was_split, whole) = (rest.is_split(), rest.size);
         if size < whole {
             let rest = heap.blocks.split(id, size);
-            self.rests.insert(FreeBlock::of(rest, &heap.blocks[rest]));
+            self.rests
+                .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
         }
-        heap.blocks[id].mark = number as u64;
         let (blocks, bytes) = match (was_split, size < whole) {
             (true, true) => (0, -signed(size)),
             (true, false) => (-1, -signed(whole)),
@@ -290,6 +262,7 @@ impl SizeLists {
         };
         heap.stats
             .change_inactive_split(SizeKind::Large, blocks, bytes);
+        heap.blocks.set_mark(id, number as u64);
         id
     }
 
@@ -297,50 +270,50 @@ impl SizeLists {
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
         for (number, list) in self.lists.iter().enumerate() {
-            for block in list.iter(&heap.blocks).map(|id| &heap.blocks[id]) {
-                let belongs = (block.mark, block.size) == (number as u64, list.size);
+            for &id in &list.blocks {
+                let block = heap.blocks.get(id);
+                let belongs = (heap.blocks.mark(id), block.size) == (number as u64, list.size);
                 if block.state != BlockState::Free || !belongs {
                     return Err(format!("{} is in the wrong list", block.address));
                 }
             }
         }
         for rest in self.rests.iter() {
-            let block = &heap.blocks[rest.id];
-            let belongs = block.mark == REST && FreeBlock::of(rest.id, block) == rest;
-            if block.state != BlockState::Free || !belongs {
+            let block = heap.blocks.get(rest.id);
+            if block.state != BlockState::Free || FreeBlock::of(rest.id, &block) != rest {
                 return Err(format!("{} is no rest", block.address));
             }
         }
-        let listed = (self.lists.iter()).map(|list| list.iter(&heap.blocks).count());
+        let listed = self.lists.iter().map(|list| list.blocks.len());
         Ok(self.rests.len() + listed.sum::<usize>())
     }
 }
 
 impl Pool {
-    /// Takes free blocks out of the lists of their domains, which are among `domains`, and out of the
-    /// table.
+    /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
+    /// out of the table.
     fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
-        /// `Block::mark` of a block that leaves its list.
-        const GONE: u64 = REST - 1;
-        for &id in gone {
-            let block = &mut heap.blocks[id];
-            if block.mark == REST {
-                let rests = &mut self.domains[block.domain.index()].rests;
-                rests.remove(FreeBlock::of(id, block));
+        for domain in domains {
+            let domain = self.domains.get_mut(domain.index());
+            let Some(SizeLists { lists, rests, .. }) = domain else {
+                continue;
+            };
+            let is_gone = |id: &BlockId| gone.binary_search(id).is_ok();
+            for list in lists {
+                list.blocks.retain(|id| !is_gone(id));
             }
-            block.mark = GONE;
+            let gone_rests: Vec<FreeBlock> =
+                rests.iter().filter(|rest| is_gone(&rest.id)).collect();
+            for rest in gone_rests {
+                rests.remove(rest);
+            }
+        }
+        for &id in gone {
+            let block = heap.blocks.get(id);
             if block.is_split() {
                 let size = signed(block.size);
                 heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
             }
-        }
-        for domain in domains {
-            let lists = self.domains.get_mut(domain.index());
-            for list in lists.into_iter().flat_map(|domain| &mut domain.lists) {
-                list.retain(&mut heap.blocks, |block| block.mark != GONE);
-            }
-        }
-        for &id in gone {
             heap.blocks.remove(id);
         }
     }
@@ -349,14 +322,14 @@ impl Pool {
 /// Returns the blocks of the slab that starts at `address`, rests included, in order.
 fn blocks_of<D>(heap: &Heap<D>, address: DeviceAddress) -> impl Iterator<Item = BlockId> {
     let first = heap.blocks.find(address);
-    std::iter::successors(first, |&id| heap.blocks[id].next)
+    std::iter::successors(first, |&id| heap.blocks.get(id).next)
 }
 
 /// Checks that blocks cover every slab.
 fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
     for (_, slab) in heap.segments.iter() {
         let mut end = slab.address;
-        for block in blocks_of(heap, slab.address).map(|id| &heap.blocks[id]) {
+        for block in blocks_of(heap, slab.address).map(|id| heap.blocks.get(id)) {
             if block.address != end {
                 return Err(format!("{end} and {} are not neighbours", block.address));
             }

@@ -59,7 +59,7 @@ impl RecentBlocks {
         id: BlockId,
         mut merge: impl FnMut(&mut Heap<D>, BlockId),
     ) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let (domain, size) = (block.domain.index(), block.size);
         heap.stats
             .change_inactive_split(SizeKind::Large, 1, signed(size));
@@ -113,7 +113,7 @@ impl RecentBlocks {
         let (mut count, mut bytes) = (0, Bytes::ZERO);
         for (domain, classes) in self.domains.iter().enumerate() {
             for (class, recent) in classes.iter().enumerate() {
-                for block in recent.blocks.iter().map(|&id| &heap.blocks[id]) {
+                for block in recent.blocks.iter().map(|&id| heap.blocks.get(id)) {
                     let belongs = (domain, class) == (block.domain.index(), class_of(block.size));
                     if block.state != BlockState::Free || !belongs {
                         return Err(format!(
@@ -143,6 +143,6 @@ impl RecentBlocks {
 
 #[inline]
 fn uncount<D>(heap: &mut Heap<D>, id: BlockId) {
-    let size = signed(heap.blocks[id].size);
+    let size = signed(heap.blocks.get(id).size);
     heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
 }

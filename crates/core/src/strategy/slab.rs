@@ -141,12 +141,11 @@ impl<D: Driver> Strategy<D> for Slabs {
 
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
-        let block = &heap.blocks[id];
         let layers = &mut self.layers;
-        if is_own_segment(block) {
+        if is_own_segment(heap, id) {
             layers.arenas.put_own_segment(heap, id);
         } else {
-            let class = SizeClass::of(block.size).index();
+            let class = SizeClass::of(heap.blocks.get(id).size).index();
             (self.recent).put(heap, class, id, |heap, id| layers.put(heap, id));
         }
         Ok(())
@@ -183,9 +182,9 @@ impl<D: Driver> Strategy<D> for Slabs {
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
         let slabs = self.layers.check_slabs(heap)?;
-        let blocks = heap.blocks.iter().map(|(_, block)| block);
-        let runs = blocks.filter(|block| !is_own_segment(block) && !is_object(block));
-        let runs = runs.map(|block| (block.address, block.size));
+        let is_run = |&(id, ref block): &_| !is_own_segment(heap, id) && !is_object(block);
+        let runs = heap.blocks.iter().filter(is_run);
+        let runs = runs.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = (self.layers.arenas).check(heap, runs.chain(slabs.runs))?;
         let class_of = |size| SizeClass::of(size).index();
         let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
@@ -214,7 +213,7 @@ impl Layers {
     /// Puts a block where [`Layers::take`] took it from, and out of the table.
     #[inline]
     fn put<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
-        if is_object(&heap.blocks[id]) {
+        if is_object(&heap.blocks.get(id)) {
             self.put_object(heap, id);
         } else {
             let run_of = |size| SizeClass::of(size).run();
@@ -296,16 +295,15 @@ impl Layers {
         } = slab.place;
         let offset = offset + Bytes(u64::from(object) * class.size().get());
         let id = heap.insert_block(segment, offset, class.size());
-        heap.blocks[id].mark = mark(number, object);
+        heap.blocks.set_mark(id, mark(number, object));
         count_objects(heap, class, -1);
         id
     }
 
     #[inline]
     fn put_object<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
-        let &Block {
-            size, domain, mark, ..
-        } = &heap.blocks[id];
+        let Block { size, domain, .. } = heap.blocks.get(id);
+        let mark = heap.blocks.mark(id);
         heap.blocks.remove(id);
         let (number, object) = slab_and_object(mark);
         let class = SizeClass::of(size);
@@ -388,17 +386,15 @@ impl Layers {
                     }
                     used += 1;
                     let address = start + Bytes(size.get() * object);
-                    let block = heap.blocks.find(address).map(|id| &heap.blocks[id]);
+                    let block = heap.blocks.find(address).map(|id| heap.blocks.get(id));
                     if block.is_none_or(|block| block.size != size) {
                         return Err(format!("no object in use starts at {address}"));
                     }
                 }
             }
         }
-        let blocks = heap.blocks.iter().map(|(_, block)| block);
-        let objects = blocks
-            .filter(|block| !is_own_segment(block) && is_object(block))
-            .count();
+        let is_it = |&(id, ref block): &_| !is_own_segment(heap, id) && is_object(block);
+        let objects = heap.blocks.iter().filter(is_it).count();
         if used != objects {
             return Err(format!(
                 "{objects} blocks are objects, {used} objects are in use"
@@ -428,7 +424,7 @@ fn all_free(class: SizeClass) -> u64 {
     u64::MAX >> (u64::BITS - (1 << class.objects_log2()))
 }
 
-/// Returns the [`Block::mark`] of an object.
+/// Returns the mark of an object's block.
 #[inline]
 fn mark(number: usize, object: u32) -> u64 {
     (number as u64) << u64::BITS.ilog2() | u64::from(object)

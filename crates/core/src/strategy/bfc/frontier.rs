@@ -67,7 +67,7 @@ impl Bfc {
         };
         for &address in &addresses {
             let id = id_at(heap, address);
-            heap.blocks[id].mark = 0;
+            heap.blocks.set_mark(id, 0);
         }
         let mut change = SplitChange::default();
         for &address in &addresses {
@@ -89,11 +89,11 @@ impl Bfc {
             let Some(id) = heap.blocks.find(address) else {
                 continue;
             };
-            debug_assert_eq!(heap.blocks[id].state, BlockState::Free);
+            debug_assert_eq!(heap.blocks.get(id).state, BlockState::Free);
             self.remove_free(heap, id, &mut change);
             let id = self.coalesce(heap, id, Merge::All, &mut change);
             self.insert_free(heap, id, &mut change);
-            found = heap.blocks[id].size >= request.size;
+            found = heap.blocks.get(id).size >= request.size;
             if found {
                 break;
             }

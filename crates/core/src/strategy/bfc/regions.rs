@@ -97,15 +97,14 @@ impl Bfc {
         let mut change = SplitChange::default();
         if !offset.is_zero() {
             let last = last_chunk(heap, region);
-            let last_is_free = heap.blocks[last].state == BlockState::Free;
+            let last_is_free = heap.blocks.get(last).state == BlockState::Free;
             if last_is_free {
-                change.subtract(&heap.blocks[last]);
+                change.subtract(&heap.blocks.get(last));
             }
-            heap.blocks[last].next = Some(id);
-            heap.blocks[id].previous = Some(last);
+            heap.blocks.link(last, id);
             // A free chunk that was a whole region shares it from now on.
             if last_is_free {
-                change.add(&heap.blocks[last]);
+                change.add(&heap.blocks.get(last));
             }
         }
         let id = self.coalesce(heap, id, Merge::Safe, &mut change);
@@ -129,7 +128,7 @@ impl Bfc {
         let domains = pools.flat_map(|(pool, _)| heap.domains.of_pool(pool));
         let regions = domains.flat_map(|domain| self.free_regions(heap, domain));
         let free: Bytes = regions
-            .map(|first| heap.segments.get(heap.blocks[first].segment).size)
+            .map(|first| heap.segments.get(heap.blocks.segment(first)).size)
             .sum();
         !free.is_zero() && request.size <= (limit + free).saturating_sub(heap.limited())
     }
@@ -140,9 +139,9 @@ impl Bfc {
         let chunks = self.domains.get(domain.index());
         let free = chunks.into_iter().flat_map(|chunks| chunks.free.iter());
         free.map(|chunk| chunk.id)
-            .filter(|&id| heap.blocks[id].previous.is_none())
+            .filter(|&id| heap.blocks.get(id).previous.is_none())
             .filter(|&id| {
-                let free = |&id: &BlockId| heap.blocks[id].state == BlockState::Free;
+                let free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
                 following(heap, id).all(|id| free(&id))
             })
             .collect()
@@ -168,14 +167,14 @@ impl Bfc {
         for _ in 1..chunks.len() {
             super::merge_with_next(heap, first);
         }
-        let region = heap.blocks[first].segment;
+        let region = heap.blocks.segment(first);
         loop {
             match heap.free_last_part(region) {
                 Ok(Bytes::ZERO) => {
                     heap.blocks.remove(first);
                     return Ok(());
                 }
-                Ok(left) => heap.blocks[first].size = left,
+                Ok(left) => heap.blocks.set_size(first, left),
                 Err(error) => {
                     self.insert_free(heap, first, &mut SplitChange::default());
                     return Err(error);
@@ -207,7 +206,7 @@ fn allocate_region<D: Driver>(
 
 /// Returns a chunk and those behind it in its region.
 fn following<D>(heap: &Heap<D>, first: BlockId) -> impl Iterator<Item = BlockId> {
-    std::iter::successors(Some(first), |&id| heap.blocks[id].next)
+    std::iter::successors(Some(first), |&id| heap.blocks.get(id).next)
 }
 
 /// Returns the chunk that a region ended with before it was extended. Linear in the region's chunks,

@@ -51,8 +51,7 @@ fn write_description<D>(
     request: &Request,
     largest_free: Bytes,
 ) -> fmt::Result {
-    let mut chunks: Vec<&Block> = heap.blocks.iter().map(|(_, chunk)| chunk).collect();
-    chunks.sort_unstable_by_key(|chunk| (chunk.segment, chunk.address));
+    let chunks = heap.blocks.by_segment();
     write_bins(text, &chunks)?;
     write_sizes(text, &chunks)?;
     writeln!(
@@ -65,9 +64,9 @@ fn write_description<D>(
 }
 
 /// A line for each bin that holds anything.
-fn write_bins(text: &mut String, chunks: &[&Block]) -> fmt::Result {
+fn write_bins(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut bins = [BinSummary::default(); BINS];
-    for chunk in chunks {
+    for (_, chunk) in chunks {
         let bin = &mut bins[bin_of(chunk.size)];
         bin.chunks += 1;
         bin.bytes += chunk.size;
@@ -94,9 +93,9 @@ fn write_bins(text: &mut String, chunks: &[&Block]) -> fmt::Result {
 }
 
 /// A line for each size of chunks in use, those first that hold the most memory.
-fn write_sizes(text: &mut String, chunks: &[&Block]) -> fmt::Result {
+fn write_sizes(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut counts: BTreeMap<Bytes, u64> = BTreeMap::new();
-    for chunk in chunks.iter().filter(|chunk| chunk.is_active()) {
+    for (_, chunk) in chunks.iter().filter(|(_, chunk)| chunk.is_active()) {
         *counts.entry(chunk.size).or_default() += 1;
     }
     let mut sizes: Vec<(Bytes, Bytes, u64)> = counts
@@ -112,13 +111,17 @@ fn write_sizes(text: &mut String, chunks: &[&Block]) -> fmt::Result {
 }
 
 /// A picture of each region, the largest first.
-fn write_regions<D>(text: &mut String, heap: &Heap<D>, chunks: &[&Block]) -> fmt::Result {
+fn write_regions<D>(
+    text: &mut String,
+    heap: &Heap<D>,
+    chunks: &[(SegmentId, Block)],
+) -> fmt::Result {
     let mut regions: Vec<_> = heap.segments.iter().collect();
     regions.sort_unstable_by_key(|(_, region)| (Reverse(region.size), region.address));
     writeln!(text, "Regions (# in use, + in part, . free):")?;
     for &(id, region) in regions.iter().take(REGIONS_MAX) {
-        let first = chunks.partition_point(|chunk| chunk.segment < id);
-        let count = chunks[first..].partition_point(|chunk| chunk.segment == id);
+        let first = chunks.partition_point(|&(segment, _)| segment < id);
+        let count = chunks[first..].partition_point(|&(segment, _)| segment == id);
         let picture = picture_of(heap, id, &chunks[first..first + count]);
         let domain = heap.domains.domain(region.domain);
         let pool = heap.domains.pool(domain.pool).id;
@@ -132,12 +135,12 @@ fn write_regions<D>(text: &mut String, heap: &Heap<D>, chunks: &[&Block]) -> fmt
 }
 
 /// Draws a region: each character stands for an equal part of it.
-fn picture_of<D>(heap: &Heap<D>, id: SegmentId, chunks: &[&Block]) -> String {
+fn picture_of<D>(heap: &Heap<D>, id: SegmentId, chunks: &[(SegmentId, Block)]) -> String {
     let region = heap.segments.get(id);
     let size = u128::from(region.size.get());
     // In units of which a part of the region, and a byte, have a whole number.
     let mut used = [0_u128; PICTURE_WIDTH];
-    for chunk in chunks.iter().filter(|chunk| chunk.is_active()) {
+    for (_, chunk) in chunks.iter().filter(|(_, chunk)| chunk.is_active()) {
         let start = chunk.address.offset_from(region.address);
         let [start, end] = [start, start + chunk.size]
             .map(|bytes| u128::from(bytes.get()) * PICTURE_WIDTH as u128);

@@ -3,7 +3,7 @@
 
 use super::forest::{Change, Forest, Position, Run};
 use crate::allocator::CheckpointBlock;
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::{Figures, SizeKind};
@@ -15,7 +15,7 @@ use crate::units::{Bytes, DeviceAddress};
 /// What runs are made of: no part of an arena is smaller.
 pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);
 
-/// [`Block::mark`] of a block that is a segment. Others have the number of their arena.
+/// The mark of a block that is a segment. Others have the number of their arena.
 const OWN_SEGMENT: u64 = u64::MAX;
 
 /// The arenas of every domain.
@@ -165,10 +165,11 @@ impl Arenas {
         id: BlockId,
         run_of: impl Fn(Bytes) -> Run,
     ) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let domain = &self.domains[block.domain.index()];
-        let arena = domain.arenas[index(block.mark)];
-        let place = (block.mark, block.address.offset_from(arena.address));
+        let mark = heap.blocks.mark(id);
+        let arena = domain.arenas[index(mark)];
+        let place = (mark, block.address.offset_from(arena.address));
         let (domain, run) = (block.domain, run_of(block.size));
         self.put(&mut heap.stats, domain, place, run);
         heap.blocks.remove(id);
@@ -220,9 +221,9 @@ impl Arenas {
 
     /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
     pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         let domain = &mut self.domains[block.domain.index()];
-        domain.own_segments.insert(FreeBlock::of(id, block));
+        domain.own_segments.insert(FreeBlock::of(id, &block));
     }
 
     /// Takes a block that is a segment, free since it was handed out before.
@@ -254,7 +255,7 @@ impl Arenas {
         // Where the block comes back to.
         self.domain(request.domain);
         let id = heap.insert_whole_block(segment);
-        heap.blocks[id].mark = OWN_SEGMENT;
+        heap.blocks.set_mark(id, OWN_SEGMENT);
         Ok(Some(id))
     }
 
@@ -288,7 +289,7 @@ impl Arenas {
                     domain.forest.remove_tree(tree);
                 }
                 Idle::OwnSegment(block) => {
-                    heap.free_segment(heap.blocks[block.id].segment)?;
+                    heap.free_segment(heap.blocks.segment(block.id))?;
                     domain.own_segments.remove(block);
                     heap.blocks.remove(block.id);
                 }
@@ -344,8 +345,8 @@ impl Arenas {
                 }
             }
             for listed in domain.own_segments.iter() {
-                let block = &heap.blocks[listed.id];
-                if block.state != BlockState::Free || FreeBlock::of(listed.id, block) != listed {
+                let block = heap.blocks.get(listed.id);
+                if block.state != BlockState::Free || FreeBlock::of(listed.id, &block) != listed {
                     return Err(format!("{} is listed as free but is not", listed.address));
                 }
                 free += listed.size;
@@ -386,7 +387,7 @@ impl Arenas {
 #[inline]
 fn insert_block<D: Driver>(heap: &mut Heap<D>, place: Place, run: Run) -> BlockId {
     let id = heap.insert_block(place.segment, place.offset, bytes(run.granules()));
-    heap.blocks[id].mark = place.arena;
+    heap.blocks.set_mark(id, place.arena);
     id
 }
 
@@ -397,8 +398,8 @@ enum Idle {
 }
 
 /// Returns whether a block is a segment, and so in no arena.
-pub(in crate::strategy) fn is_own_segment(block: &Block) -> bool {
-    block.mark == OWN_SEGMENT
+pub(in crate::strategy) fn is_own_segment<D>(heap: &Heap<D>, id: BlockId) -> bool {
+    heap.blocks.mark(id) == OWN_SEGMENT
 }
 
 #[inline]

@@ -45,7 +45,7 @@ impl Caching {
     ) -> Option<FreeBlock> {
         let is_expandable = |block: &FreeBlock| {
             heap.segments
-                .get(heap.blocks[block.id].segment)
+                .get(heap.blocks.segment(block.id))
                 .is_expandable()
         };
         if !is_expandable(&first) {
@@ -58,7 +58,11 @@ impl Caching {
             return candidates.find(|block| !is_expandable(block));
         }
         let grown_size = |block: &FreeBlock| {
-            let next = heap.blocks[block.id].next.map(|next| &heap.blocks[next]);
+            let next = heap
+                .blocks
+                .get(block.id)
+                .next
+                .map(|next| heap.blocks.get(next));
             let unmapped = next.filter(|next| next.state == BlockState::Unmapped);
             block.size + unmapped.map_or(Bytes::ZERO, |next| next.size)
         };
@@ -90,16 +94,18 @@ impl Caching {
                 }
             }
         };
-        if heap.blocks[candidate].state == BlockState::Unmapped {
+        if heap.blocks.get(candidate).state == BlockState::Unmapped {
             match self.map_some(heap, candidate, size)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
             }
         }
         // What is mapped is free from here on, and grows into the unmapped block behind it.
-        while heap.blocks[candidate].size < size {
-            let missing = size - heap.blocks[candidate].size;
-            let next = heap.blocks[candidate]
+        while heap.blocks.get(candidate).size < size {
+            let missing = size - heap.blocks.get(candidate).size;
+            let next = heap
+                .blocks
+                .get(candidate)
                 .next
                 .expect("there is room behind the block");
             match self.map_some(heap, next, missing)? {
@@ -116,22 +122,22 @@ impl Caching {
     /// refuses to undo a mapping that failed are passed over.
     fn find_room<D: Driver>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let has_room = |heap: &Heap<D>, first: BlockId| {
-            let usable = |id: &BlockId| !heap.blocks[*id].is_active();
+            let usable = |&id: &BlockId| !heap.blocks.get(id).is_active();
             let (mut room, mut at) = (Bytes::ZERO, Some(first));
             while room < request.size
                 && let Some(id) = at.filter(usable)
             {
-                room += heap.blocks[id].size;
-                at = heap.blocks[id].next;
+                room += heap.blocks.get(id).size;
+                at = heap.blocks.get(id).next;
             }
             room >= request.size
         };
         let pool = self.pool_of(request.domain, kind_of(request.size));
         pool.unmapped.values().find_map(|&id| {
-            let before = heap.blocks[id].previous;
-            let first = before.filter(|&id| !heap.blocks[id].is_active());
+            let before = heap.blocks.get(id).previous;
+            let first = before.filter(|&id| !heap.blocks.get(id).is_active());
             let first = first.unwrap_or(id);
-            let segment = heap.blocks[id].segment;
+            let segment = heap.blocks.segment(id);
             let is_room = has_room(heap, first) && heap.unmap_half_mapped(segment).is_ok();
             is_room.then_some(first)
         })
@@ -155,7 +161,7 @@ impl Caching {
             .next_back()
             .map(|(_, &id)| id);
         let around = around.filter(|&id| {
-            let room = &heap.blocks[id];
+            let room = heap.blocks.get(id);
             let is_page = (segment.address.offset_from(room.address) % page_size).is_zero();
             is_page && segment.address + size <= room.end()
         });
@@ -163,23 +169,23 @@ impl Caching {
             Some(id) => id,
             None => self.reserve_room(heap, domain, kind)?,
         };
-        let start = heap.blocks[id].address;
+        let start = heap.blocks.get(id).address;
         let before = match around {
             Some(_) => segment.address.offset_from(start),
             // Where the driver put a new range elsewhere, the picture is laid out from its start.
             None => Bytes::ZERO,
         };
-        heap.map(heap.blocks[id].segment, start + before, size)?;
+        heap.map(heap.blocks.segment(id), start + before, size)?;
         if before.is_zero() {
             self.remove_unmapped(heap, id);
         } else {
             id = heap.blocks.split(id, before);
         }
-        if size < heap.blocks[id].size {
+        if size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, size);
             self.insert_unmapped(heap, rest);
         }
-        heap.blocks[id].state = BlockState::Free;
+        heap.blocks.set_state(id, BlockState::Free);
         Ok(id)
     }
 
@@ -218,23 +224,24 @@ impl Caching {
         mut id: BlockId,
         size: Bytes,
     ) -> Result<Option<BlockId>, DriverError> {
-        let (segment, address) = (heap.blocks[id].segment, heap.blocks[id].address);
-        let size = size.min(heap.blocks[id].size);
+        let (segment, address) = (heap.blocks.segment(id), heap.blocks.get(id).address);
+        let size = size.min(heap.blocks.get(id).size);
         let Some(mapped) = unless_out_of_memory(heap.map(segment, address, size))? else {
             return Ok(None);
         };
         self.remove_unmapped(heap, id);
-        if mapped < heap.blocks[id].size {
+        if mapped < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, mapped);
             self.insert_unmapped(heap, rest);
         }
-        heap.blocks[id].state = BlockState::Free;
-        if let Some(previous) = self.neighbour(heap, heap.blocks[id].previous, BlockState::Free) {
+        heap.blocks.set_state(id, BlockState::Free);
+        if let Some(previous) = self.neighbour(heap, heap.blocks.get(id).previous, BlockState::Free)
+        {
             self.remove_free(heap, previous);
             heap.blocks.merge_with_next(previous);
             id = previous;
         }
-        if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Free) {
+        if let Some(next) = self.neighbour(heap, heap.blocks.get(id).next, BlockState::Free) {
             self.remove_free(heap, next);
             heap.blocks.merge_with_next(id);
         }
@@ -248,8 +255,9 @@ impl Caching {
         heap: &mut Heap<D>,
         id: BlockId,
     ) -> Result<(), DriverError> {
-        let block = &heap.blocks[id];
-        let (segment, block_address, block_size) = (block.segment, block.address, block.size);
+        let block = heap.blocks.get(id);
+        let (segment, block_address, block_size) =
+            (heap.blocks.segment(id), block.address, block.size);
         let Backing::Pages { page_size, .. } = heap.segments.get(segment).backing else {
             unreachable!("the caller looks for expandable segments");
         };
@@ -269,7 +277,7 @@ impl Caching {
             self.insert_free(heap, id);
             middle
         };
-        if size < heap.blocks[middle].size {
+        if size < heap.blocks.get(middle).size {
             let after = heap.blocks.split(middle, size);
             self.insert_free(heap, after);
         }
@@ -288,10 +296,10 @@ impl Caching {
         let unmapped = self.pool_of(domain, kind).unmapped.values();
         let whole: Vec<BlockId> = unmapped
             .copied()
-            .filter(|&id| !heap.blocks[id].is_split())
+            .filter(|&id| !heap.blocks.get(id).is_split())
             .collect();
         for id in whole {
-            let segment = heap.blocks[id].segment;
+            let segment = heap.blocks.segment(id);
             // Those in which the driver refuses to undo a mapping that failed are offered again.
             if heap.unmap_half_mapped(segment).is_err() {
                 continue;
@@ -305,12 +313,13 @@ impl Caching {
 
     /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
     fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
-        heap.blocks[id].state = BlockState::Unmapped;
-        if let Some(next) = self.neighbour(heap, heap.blocks[id].next, BlockState::Unmapped) {
+        heap.blocks.set_state(id, BlockState::Unmapped);
+        if let Some(next) = self.neighbour(heap, heap.blocks.get(id).next, BlockState::Unmapped) {
             self.remove_unmapped(heap, next);
             heap.blocks.merge_with_next(id);
         }
-        if let Some(previous) = self.neighbour(heap, heap.blocks[id].previous, BlockState::Unmapped)
+        if let Some(previous) =
+            self.neighbour(heap, heap.blocks.get(id).previous, BlockState::Unmapped)
         {
             self.remove_unmapped(heap, previous);
             heap.blocks.merge_with_next(previous);
@@ -325,18 +334,18 @@ impl Caching {
         id: Option<BlockId>,
         state: BlockState,
     ) -> Option<BlockId> {
-        id.filter(|&id| heap.blocks[id].state == state)
+        id.filter(|&id| heap.blocks.get(id).state == state)
     }
 
     fn insert_unmapped<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
-        let block = &mut heap.blocks[id];
-        block.state = BlockState::Unmapped;
+        heap.blocks.set_state(id, BlockState::Unmapped);
+        let block = heap.blocks.get(id);
         let (domain, kind, address) = (block.domain, block.kind, block.address);
         self.pool_of(domain, kind).unmapped.insert(address, id);
     }
 
     fn remove_unmapped<D>(&mut self, heap: &Heap<D>, id: BlockId) {
-        let block = &heap.blocks[id];
+        let block = heap.blocks.get(id);
         self.pool_of(block.domain, block.kind)
             .unmapped
             .remove(&block.address);
