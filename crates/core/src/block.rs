@@ -343,7 +343,10 @@ impl BlockTable {
     #[inline(always)]
     fn put_in_map(&mut self, id: BlockId, address: DeviceAddress) {
         debug_assert!(self.find(address).is_none(), "two blocks at {address}");
-        self.by_address.insert(hash_of(address.get()), id.0);
+        let records = &self.records;
+        let hash_of_number = |number| hash_of(records[BlockId(number).index()].address.get());
+        self.by_address
+            .insert(hash_of(address.get()), id.0, hash_of_number);
     }
 
     /// Takes a block out. Its number may be given to another. Constant time.

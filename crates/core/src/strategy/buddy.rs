@@ -11,7 +11,7 @@
 pub(super) mod arenas;
 pub(super) mod forest;
 
-use arenas::{Arenas, GRANULE, is_own_segment};
+use arenas::{Arenas, GRANULE};
 use forest::Run;
 
 use super::recent_blocks::RecentBlocks;
@@ -102,7 +102,7 @@ impl<D: Driver> Strategy<D> for Buddy {
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
         let arenas = &mut self.arenas;
-        if is_own_segment(heap, block) {
+        if arenas.is_own_segment(heap, block) {
             arenas.put_own_segment(heap, block);
         } else {
             let class = class_of(heap.blocks.get(block).size);
@@ -139,7 +139,8 @@ impl<D: Driver> Strategy<D> for Buddy {
     }
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
-        let in_arenas = (heap.blocks.iter()).filter(|&(id, _)| !is_own_segment(heap, id));
+        let in_arenas =
+            (heap.blocks.iter()).filter(|&(id, _)| !self.arenas.is_own_segment(heap, id));
         let taken = in_arenas.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = self.arenas.check(heap, taken)?;
         let (recent, recent_bytes) = self.recent.check(heap, class_of)?;

@@ -16,7 +16,7 @@ mod size_class;
 use size_class::{OBJECT_CLASSES, SizeClass};
 
 use super::bit_set::BitSet;
-use super::buddy::arenas::{Arenas, GRANULE, Place, is_own_segment};
+use super::buddy::arenas::{Arenas, GRANULE, Place};
 use super::buddy::check_inactive_split;
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
@@ -142,7 +142,7 @@ impl<D: Driver> Strategy<D> for Slabs {
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
         let layers = &mut self.layers;
-        if is_own_segment(heap, id) {
+        if layers.arenas.is_own_segment(heap, id) {
             layers.arenas.put_own_segment(heap, id);
         } else {
             let class = SizeClass::of(heap.blocks.get(id).size).index();
@@ -182,7 +182,8 @@ impl<D: Driver> Strategy<D> for Slabs {
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
         let slabs = self.layers.check_slabs(heap)?;
-        let is_run = |&(id, ref block): &_| !is_own_segment(heap, id) && !is_object(block);
+        let arenas = &self.layers.arenas;
+        let is_run = |&(id, ref block): &_| !arenas.is_own_segment(heap, id) && !is_object(block);
         let runs = heap.blocks.iter().filter(is_run);
         let runs = runs.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = (self.layers.arenas).check(heap, runs.chain(slabs.runs))?;
@@ -393,7 +394,8 @@ impl Layers {
                 }
             }
         }
-        let is_it = |&(id, ref block): &_| !is_own_segment(heap, id) && is_object(block);
+        let is_it =
+            |&(id, ref block): &_| !self.arenas.is_own_segment(heap, id) && is_object(block);
         let objects = heap.blocks.iter().filter(is_it).count();
         if used != objects {
             return Err(format!(

@@ -208,6 +208,14 @@ impl Arenas {
         Ok(true)
     }
 
+    /// Returns whether a block is a segment, and so in no arena. Constant time.
+    #[inline]
+    pub(in crate::strategy) fn is_own_segment<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+        // Most are too small for that, and their marks need not be looked at.
+        let least = self.arena_size.min(SEGMENT_ROUNDING);
+        heap.blocks.get(id).size >= least && heap.blocks.mark(id) == OWN_SEGMENT
+    }
+
     /// Takes a free block that is a segment, where it is at most an eighth larger than need be.
     pub(in crate::strategy) fn take_own_segment(&mut self, request: &Request) -> Option<BlockId> {
         let own_segments = &mut self.domains.get_mut(request.domain.index())?.own_segments;
@@ -395,11 +403,6 @@ fn insert_block<D: Driver>(heap: &mut Heap<D>, place: Place, run: Run) -> BlockI
 enum Idle {
     Arena(usize),
     OwnSegment(FreeBlock),
-}
-
-/// Returns whether a block is a segment, and so in no arena.
-pub(in crate::strategy) fn is_own_segment<D>(heap: &Heap<D>, id: BlockId) -> bool {
-    heap.blocks.mark(id) == OWN_SEGMENT
 }
 
 #[inline]
