@@ -96,7 +96,7 @@ impl<D: Driver> Strategy<D> for Pool {
             return Some(id);
         }
         let rest = domain.rests.take_first_at_least(request.size, |_| true)?;
-        Some(domain.carve(heap, rest.id, number))
+        Some(domain.carve(heap, rest.id, request.size))
     }
 
     fn grow(
@@ -111,15 +111,15 @@ impl<D: Driver> Strategy<D> for Pool {
         };
         let rest = heap.insert_whole_block(slab);
         let domain = self.domain(request.domain);
-        let number = domain.list_of(request.size);
-        Ok(Some(domain.carve(heap, rest, number)))
+        Ok(Some(domain.carve(heap, rest, request.size)))
     }
 
     #[inline(never)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
-        let lists = &mut self.domains[block.domain.index()].lists;
-        lists[index(heap.blocks.mark(id))].blocks.push(id);
+        let domain = &mut self.domains[block.domain.index()];
+        let number = domain.list_of(block.size);
+        domain.lists[number].blocks.push(id);
         if block.is_split() {
             let size = signed(block.size);
             heap.stats.change_inactive_split(SizeKind::Large, 1, size);
@@ -164,8 +164,9 @@ impl<D: Driver> Strategy<D> for Pool {
         let id = around.expect("a slab is covered by blocks");
         let block = heap.blocks.get(id);
         let is_it = (block.address, block.size) == (wanted.address, wanted.size);
-        let lists = &mut self.domains[block.domain.index()].lists;
-        let list = &mut lists[index(heap.blocks.mark(id))].blocks;
+        let domain = &mut self.domains[block.domain.index()];
+        let number = domain.list_of(block.size);
+        let list = &mut domain.lists[number].blocks;
         let position = list.iter().position(|&listed| listed == id);
         let position = position.filter(|_| is_it);
         list.remove(position.expect("no block was merged"));
@@ -264,10 +265,8 @@ impl SizeLists {
         list_index(number)
     }
 
-    /// Cuts a block for a list from a rest that is not in `rests`, and puts what is left there. The block's
-    /// mark is the number of its list.
-    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, number: usize) -> BlockId {
-        let size = self.lists[number].size;
+    /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
+    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> BlockId {
         let rest = heap.blocks.get(id);
         let (was_split, whole) = (rest.is_split(), rest.size);
         if size < whole {
@@ -284,18 +283,16 @@ impl SizeLists {
         };
         heap.stats
             .change_inactive_split(SizeKind::Large, blocks, bytes);
-        heap.blocks.set_mark(id, number as u64);
         id
     }
 
     /// Checks that everything listed is free and listed where it belongs, and returns how many
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
-        for (number, list) in self.lists.iter().enumerate() {
+        for list in &self.lists {
             for &id in &list.blocks {
                 let block = heap.blocks.get(id);
-                let belongs = (heap.blocks.mark(id), block.size) == (number as u64, list.size);
-                if block.state != BlockState::Free || !belongs {
+                if block.state != BlockState::Free || block.size != list.size {
                     return Err(format!("{} is in the wrong list", block.address));
                 }
             }
