@@ -311,10 +311,13 @@ impl BlockTable {
     /// Puts a block in and returns its number. Constant time.
     #[inline(always)]
     pub(crate) fn insert(&mut self, block: &Block, segment: SegmentId) -> BlockId {
-        let mut record = Record::pack(block);
-        if !self.lists_when_handed_out {
-            record.size_and_flags |= IS_LISTED;
-        }
+        self.insert_record(Record::pack(block), segment, 0)
+    }
+
+    #[inline(always)]
+    fn insert_record(&mut self, mut record: Record, segment: SegmentId, mark: u64) -> BlockId {
+        let lists = !self.lists_when_handed_out;
+        record.set(IS_LISTED, u64::from(lists) * IS_LISTED);
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.records[id.index()] = record;
@@ -323,9 +326,9 @@ impl BlockTable {
             }
             None => self.push(record, segment),
         };
-        self.set_mark(id, 0);
-        if !self.lists_when_handed_out {
-            self.put_in_map(id, block.address);
+        self.set_mark(id, mark);
+        if lists {
+            self.put_in_map(id, record.address);
         }
         id
     }
@@ -392,16 +395,15 @@ impl BlockTable {
     /// has the state and the mark of the first. Constant time.
     #[inline]
     pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
-        let first = self.get(id);
-        debug_assert!(!size.is_zero() && size < first.size);
-        let rest = Block {
+        let first = self.records[id.index()];
+        debug_assert!(!size.is_zero() && size < first.size());
+        let rest = Record {
             address: first.address + size,
-            size: first.size - size,
+            size_and_flags: first.size_and_flags - size.get(),
             previous: Some(id),
             ..first
         };
-        let rest = self.insert(&rest, self.segment(id));
-        self.set_mark(rest, self.mark(id));
+        let rest = self.insert_record(rest, self.segment(id), self.mark(id));
         let record = &mut self.records[id.index()];
         record.set(SIZE_MASK, size.get());
         record.next = Some(rest);
@@ -418,13 +420,13 @@ impl BlockTable {
     /// If there is none behind it.
     #[inline]
     pub(crate) fn merge_with_next(&mut self, id: BlockId) {
-        let first = self.get(id);
-        let next = first.next.expect("a block to merge with");
-        let second = self.get(next);
-        debug_assert_eq!(first.end(), second.address);
+        let next = self.records[id.index()].next;
+        let next = next.expect("a block to merge with");
+        let second = self.records[next.index()];
         self.remove(next);
         let record = &mut self.records[id.index()];
-        record.set(SIZE_MASK, (first.size + second.size).get());
+        debug_assert_eq!(record.address + record.size(), second.address);
+        record.size_and_flags += second.size().get();
         record.next = second.next;
         if let Some(after) = second.next {
             self.records[after.index()].previous = Some(id);
