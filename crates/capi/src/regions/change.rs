@@ -13,7 +13,8 @@ use lowtide_core::{
 };
 use lowtide_cuda::CudaDriver;
 use lowtide_region::{
-    BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource, RegionState,
+    BackupError, BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource,
+    RegionState,
 };
 use lowtide_shared::SharedError;
 
@@ -74,9 +75,18 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
     }))
 }
 
-/// Pauses a region on one device.
+/// Pauses a region on one device, where other regions' retained copies go if the host has too little memory
+/// otherwise.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause(&mut RegionPools(region), keeper)
+    let mut pools = RegionPools(region);
+    match region.memory.pause(&mut pools, keeper) {
+        Err(RegionError::Backup(BackupError::NoHostMemory { .. })) => {
+            let released = keeper::release_copies(region.device, keeper);
+            released.map_err(|error| RegionError::Pools(error.text.into()))?;
+            region.memory.pause(&mut pools, keeper)
+        }
+        outcome => outcome,
+    }
 }
 
 /// Pauses a region on one device, and keeps nothing of what is in it.
@@ -340,7 +350,7 @@ impl Pools for RegionPools<'_> {
 }
 
 /// Returns what of a block is kept: what was asked for, in units in which it may be copied.
-fn contents_of(block: &Allocation) -> MemoryRange {
+pub(super) fn contents_of(block: &Allocation) -> MemoryRange {
     let size = block.requested.round_up(Bytes(512)).min(block.size);
     MemoryRange {
         address: block.address,
