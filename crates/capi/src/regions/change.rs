@@ -336,12 +336,20 @@ impl Pools for RegionPools<'_> {
     fn tell(&mut self, is_leaving: bool) {
         let OnDevice { device, .. } = *self.0;
         // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
-        let _ = registry::with_observer(|observer| {
+        let _ = registry::with_listeners(|observer, recorder| {
+            self.0.is_told_away.store(is_leaving, Ordering::Relaxed);
             let pools = self.0.all_pools()?;
             allocator(device).with_pools(|lane| {
-                let segments = lane.segments().into_iter();
-                for segment in segments.filter(|segment| pools.contains(&segment.pool)) {
-                    observer.tell_of_pause(device, is_leaving, &segment);
+                let mut segments = lane.segments();
+                segments.retain(|segment| pools.contains(&segment.pool));
+                let event = |segment| registry::pause_event(is_leaving, segment);
+                let events: Vec<_> = segments.iter().map(event).collect();
+                if let Some(observer) = observer {
+                    events.iter().for_each(|event| observer.tell(device, event));
+                }
+                if let Some(recorder) = recorder {
+                    let number = registry::number_in_use(device);
+                    recorder.tell_of_pause(number, &self.0.name.tag, events);
                 }
             })?;
             Ok(())
