@@ -418,6 +418,10 @@ typedef struct lowtide_segment {
    */
   bool is_expandable;
   /**
+   * Whether its memory is away: `LOWTIDE_ACTION_SEGMENT_PAUSED` was told of it last, to whoever watched.
+   */
+  bool is_paused;
+  /**
    * Grows with each segment that its pool takes, so that it says which came first, on every rank of a
    * job alike. The parts of an expandable segment have one number.
    */
