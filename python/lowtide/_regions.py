@@ -166,7 +166,8 @@ def get_backup(tensor: Any) -> Any:
     """Returns a CPU tensor over the host's copy of a tensor's memory, without copying it.
 
     It has the tensor's type, shape and strides, and is valid until the region is resumed or the tensor is
-    freed. Raises `Error` unless the tensor is in a paused region with the backup `"host"`.
+    freed; where backups are retained (`retain_backups`), until the region is paused again. Raises `Error` unless the
+    tensor is in a region with the backup `"host"` that is paused, or whose backup was retained.
     """
     copy = find_backup(tensor)
     if copy is None:
@@ -204,13 +205,17 @@ def set_backup_directory(path: str | os.PathLike[str]) -> None:
 def retain_backups(retain: bool = True) -> None:
     """Keeps the host's memory of backups for the next pause, which is faster for it, until it is released.
 
-    Otherwise it goes back 30 seconds after it was last used. Files are never kept.
+    Until that pause `get_backup` still reads what the last one kept. Otherwise a resume ends the backup, and its
+    memory goes back 30 seconds after it was last used. Files are never kept.
     """
     check(library().lowtide_retain_backups(retain))
 
 
 def release_backups() -> None:
-    """Gives the host's memory back that waits for the next pause, retained or not."""
+    """Gives the host's memory back that waits for the next pause, retained or not.
+
+    Tensors that `get_backup` returned of regions that are not paused must not be used any more.
+    """
     check(library().lowtide_release_backups())
 
 

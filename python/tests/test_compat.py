@@ -167,6 +167,72 @@ print(saver.retain_cpu_backup)
     ]
 
 
+@pytest.mark.parametrize("mode", ["torch", "preload"])
+@pytest.mark.parametrize("backend", ["pinned", "mmap"])
+def test_a_retained_backup_is_read_after_a_resume(machine: Machine, mode: str, backend: str) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        f"mode, backend = {mode!r}, {backend!r}\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.binary_wrapper import BinaryWrapper
+saver.hook_mode = mode
+cdll = BinaryWrapper().cdll
+with saver.region("kept", enable_cpu_backup=True, cpu_backup_backend=backend):
+    allocate(512)
+    selected = allocate(3000)
+with saver.region("other", enable_cpu_backup=True, cpu_backup_backend=backend):
+    other = allocate(3000)
+def backup(memory=selected, size=4):
+    pointer = cdll.tms_get_cpu_backup_pointer(ctypes.cast(memory, ctypes.POINTER(ctypes.c_uint8)), size)
+    return (ctypes.addressof(pointer.contents), bytes(pointer[:size])) if pointer else (None, None)
+addresses = []
+def show():
+    address, content = backup()
+    addresses.append(address)
+    print(content, end=" ")
+def cycle(content, retain):
+    write(selected, content)
+    saver.pause("kept")
+    show()
+    saver.retain_cpu_backup = retain
+    saver.resume("kept")
+    assert read(selected, 4) == content
+    write(selected, b"late")
+    show()
+    saver.retain_cpu_backup = not retain
+    show()
+    saver.retain_cpu_backup = False
+    print(read(selected, 4))
+print(backup())
+cycle(b"1111", False)
+cycle(b"2222", True)
+first = addresses[-1]
+saver.pause("other")
+saver.resume("other")
+print(backup(), backup(other), first)
+inside = selected + 2
+print(backup(inside, 2)[1], backup(inside, 3000)[1], backup(inside, 2)[0] - first)
+cycle(b"3333", True)
+cycle(b"4444", False)
+print(len(set(addresses[3:10])))
+""",
+    )
+    lines = printed.splitlines()
+    first = lines[3].rsplit(" ", 1)[1]
+    assert lines == [
+        "(None, None)",
+        "b'1111' None None b'late'",
+        "b'2222' b'2222' b'2222' b'late'",
+        f"({first}, b'2222') (None, None) {first}",
+        "b'22' None 2",
+        "b'3333' b'3333' b'3333' b'late'",
+        "b'4444' None None b'late'",
+        "1",
+    ]
+
+
 @pytest.mark.parametrize("variables", [{}, {"TMS_INIT_CPU_BACKUP_BACKEND": "mmap"}])
 def test_memory_of_the_host_goes_back_with_a_resume(machine: Machine, variables: dict[str, str]) -> None:
     printed = machine.code(

@@ -340,12 +340,16 @@ def test_a_backup_is_read_as_the_tensor_that_it_is_of(gpu: Machine) -> None:
         backup = lowtide.get_backup(tensor)
         print(backup.dtype, tuple(backup.shape), backup.stride() == view.stride(), torch.equal(backup, view))
         print(backup.untyped_storage().data_ptr() == lowtide.get_backup(tensor).untyped_storage().data_ptr())
+        lowtide.retain_backups()
         lowtide.resume()
+        write(memory, bytes(24000))
+        print(torch.equal(lowtide.get_backup(tensor), view))
+        lowtide.release_backups()
         print(refusal(lowtide.get_backup, tensor))
         """,
     )
     nothing = 'Error there is no copy: the tensor is not in a paused region with the backup "host"'
-    assert printed.splitlines() == [nothing, "torch.int32 (40, 50) True True", "True", nothing]
+    assert printed.splitlines() == [nothing, "torch.int32 (40, 50) True True", "True", "True", nothing]
 
 
 # What captures do with an allocator, without a device: the thread's requests go to the pool of the graph.

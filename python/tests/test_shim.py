@@ -180,6 +180,107 @@ def test_trackers_register_what_is_resumed_anew(gpu: Machine) -> None:
     assert printed == "3\n1\n2\n0 0\n"
 
 
+# Does what ProcessGroupNCCL does to register a pool: its segments as a snapshot lists them, and from then on those that
+# come and go. What is not there, or twice, is an error to NCCL.
+POOL_REGISTRATIONS = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+    #include <set>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    static std::set<uint64_t> registered;
+    static int wrongs = 0;
+    static bool follows = false;
+
+    static auto segments(unsigned long first, unsigned long second) {
+      return caching::get()->snapshot({first, second}).segments;
+    }
+
+    extern "C" void register_pool(unsigned long first, unsigned long second) {
+      caching::get()->init(1);
+      if (!follows) {
+        caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
+          if (!follows) {
+            return;
+          } else if (entry.action_ == caching::TraceEntry::SEGMENT_ALLOC) {
+            wrongs += !registered.insert(entry.addr_).second;
+          } else if (entry.action_ == caching::TraceEntry::SEGMENT_FREE) {
+            wrongs += registered.erase(entry.addr_) != 1;
+          }
+        });
+        follows = true;
+      }
+      for (const auto& segment : segments(first, second)) {
+        wrongs += !registered.insert(segment.address).second;
+      }
+    }
+
+    extern "C" void deregister_pool(unsigned long first, unsigned long second) {
+      for (const auto& segment : segments(first, second)) {
+        wrongs += registered.erase(segment.address) != 1;
+      }
+      follows = false;
+    }
+
+    extern "C" int registered_count() {
+      return registered.size();
+    }
+
+    extern "C" int wrong_count() {
+      return wrongs;
+    }
+
+    extern "C" int segment_count() {
+      return segments(0, 0).size();
+    }
+"""
+
+
+def test_a_pool_that_is_registered_while_it_is_paused_is_so_at_the_resume(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        f"""
+        import ctypes, subprocess
+        from pathlib import Path
+        import lowtide, lowtide._install
+        from lowtide.torch import build
+        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
+        source = Path("registrations.cpp")
+        source.write_text({dedent(POOL_REGISTRATIONS)!r})
+        arguments, _ = build._plan()
+        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
+        subprocess.run(
+            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "registrations.so"], check=True
+        )
+        nccl = ctypes.CDLL("./registrations.so")
+
+        def allocate():
+            memory = ctypes.c_void_p()
+            check(library().lowtide_allocate(
+                ctypes.c_size_t(30 << 20), 0, ctypes.c_void_p(), ctypes.byref(memory)))
+            return memory
+
+        # The region's own pool is a pool like others.
+        with lowtide.region("kv", backup="host"):
+            kept, freed, freed_later = allocate(), allocate(), allocate()
+        pool = ctypes.c_ulong(1), ctypes.c_ulong(1)
+        lowtide.pause("kv")
+        nccl.register_pool(*pool)
+        print(nccl.registered_count(), nccl.segment_count())
+        check(library().lowtide_deallocate(freed))
+        lowtide.resume("kv")
+        print(nccl.registered_count())
+        lowtide.pause("kv")
+        print(nccl.registered_count())
+        lowtide.resume("kv")
+        lowtide.pause("kv")
+        nccl.deregister_pool(*pool)
+        print(nccl.registered_count(), nccl.segment_count(), nccl.wrong_count())
+        """,
+    )
+    assert printed == "0 3\n2\n0\n0 2 0\n"
+
+
 # Puts memory where PyTorch keeps it for cuBLAS. `{declarations}` is what PyTorch's own header says of the place, which
 # takes more of CUDA's headers than are there.
 WORKSPACES = """

@@ -161,9 +161,15 @@ export class Model {
   }
 }
 
-function sumsOf({ live, reserved, requested, causes }: NamedInstant): Omit<Gap, "blocks" | "segments"> {
+function sumsOf({
+  live,
+  reserved,
+  requested,
+  paused,
+  causes,
+}: NamedInstant): Omit<Gap, "blocks" | "segments"> {
   const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
-  return { live, reserved, requested, causes, difference };
+  return { live, reserved, requested, paused, causes, difference };
 }
 
 /** Returns what the page shows first: the first failure, else the peak. */
@@ -180,7 +186,12 @@ export function initialState(traces: TraceSummary[]): State {
     instants: traces.map(({ ooms, peak_live }) => ooms[0]?.event ?? peak_live.event),
     seconds: traces.map(() => null),
     view: null,
-    curves: ["live", "reserved", ...better.map(({ label }) => `${label}/reserved`)],
+    curves: [
+      "live",
+      "reserved",
+      ...(first.peak_paused > 0 ? ["paused"] : []),
+      ...better.map(({ label }) => `${label}/reserved`),
+    ],
     coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
     stackView: "instant",
     table: "holders",

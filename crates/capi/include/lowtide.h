@@ -418,6 +418,10 @@ typedef struct lowtide_segment {
    */
   bool is_expandable;
   /**
+   * Whether its memory is away: `LOWTIDE_ACTION_SEGMENT_PAUSED` was told of it last, to whoever watched.
+   */
+  bool is_paused;
+  /**
    * Grows with each segment that its pool takes, so that it says which came first, on every rank of a
    * job alike. The parts of an expandable segment have one number.
    */
@@ -953,6 +957,10 @@ enum lowtide_status lowtide_resume(const char *tag);
  * region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
  * valid until the region is resumed.
  *
+ * Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
+ * paused again or has no memory any more, or `lowtide_release_backups`: what the block's address held when the
+ * region was paused, if the block of that moment had the same size.
+ *
  * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
  * hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
  *
@@ -995,18 +1003,21 @@ enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 enum lowtide_status lowtide_set_backup_directory(const char *path);
 
 /**
- * Says whether the host's memory that backups leave idle stays until `lowtide_release_backups`: a pause that
- * finds such memory is faster. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1, it goes back 30
- * seconds after it was last used.
+ * Says whether the host's memory of backups stays until `lowtide_release_backups`: a pause that finds such memory
+ * is faster. Each region's copy then stays with a resume as it is, to be read (`lowtide_backup_find`), and its
+ * memory is used by the next pause of that region. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1,
+ * a resume ends the copy, and its memory goes back 30 seconds after it was last used.
  *
- * This holds from now on, for what is idle already, too. It waits for a pause or a resume that is under way.
- * Files are never kept: they go when their region was resumed.
+ * This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
+ * region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
+ * their region was resumed. A pause for which the host has too little memory ends the copies that can be read
+ * of other regions of the device.
  */
 enum lowtide_status lowtide_retain_backups(bool retain);
 
 /**
- * Gives back the host's memory that waits for the next backups, retained or not, and returns when that is
- * done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
+ * Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
+ * are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
  */
 enum lowtide_status lowtide_release_backups(void);
 
@@ -1416,7 +1427,7 @@ const char *tms_get_cpu_backup_backend(void);
 void tms_set_disk_backup_dir(const char *path);
 
 /**
- * As `lowtide_retain_backups`.
+ * As `lowtide_retain_backups`: what is retained can be read after a resume.
  */
 void tms_set_retain_cpu_backup(bool retain);
 
@@ -1451,7 +1462,9 @@ int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
 /**
- * Returns where the host's copy of `size` bytes at `memory`, a block's beginning, is; null where there is none.
+ * Returns where the host's copy of `size` bytes at `memory`, within a block, is; null where there is none. There
+ * is one while the block's region is paused, and after a resume where `tms_set_retain_cpu_backup` had it retained:
+ * until the next pause of the region.
  */
 const uint8_t *tms_get_cpu_backup_pointer(const uint8_t *memory,
                                           uint64_t size);

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use lowtide_core::{DeviceAddress, SegmentSnapshot};
+use lowtide_core::DeviceAddress;
 use lowtide_shared::Observer;
 
 use crate::boundary::run;
@@ -104,23 +104,8 @@ impl EventListener {
         Arc::new(move |events| events.iter().for_each(|event| self.tell(device, event)))
     }
 
-    /// Tells that the memory of a segment is about to leave, or is back. Called under the lock of the segment's
-    /// pool, and while no observer is replaced.
-    pub(crate) fn tell_of_pause(&self, device: c_int, is_leaving: bool, segment: &SegmentSnapshot) {
-        self.call(&Event {
-            action: match is_leaving {
-                true => Action::SegmentPaused,
-                false => Action::SegmentResumed,
-            },
-            device,
-            address: segment.address.get(),
-            size: segment.size.get(),
-            stream: pointer_to(DeviceAddress(segment.stream.0)),
-            pool: Mempool::of(segment.pool),
-        });
-    }
-
-    fn tell(&self, device: c_int, event: &lowtide_core::Event) {
+    /// Tells of an event. Called under the lock of the memory concerned, and while no observer is replaced.
+    pub(crate) fn tell(&self, device: c_int, event: &lowtide_core::Event) {
         self.call(&Event {
             action: Action::of(event.action),
             device,
@@ -149,6 +134,8 @@ impl Action {
             lowtide_core::Action::SegmentUnmap => Action::SegmentUnmap,
             lowtide_core::Action::Snapshot => Action::Snapshot,
             lowtide_core::Action::OutOfMemory => Action::OutOfMemory,
+            lowtide_core::Action::SegmentPaused => Action::SegmentPaused,
+            lowtide_core::Action::SegmentResumed => Action::SegmentResumed,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, pointer_to};
 use crate::pools::Mempool;
-use crate::registry;
+use crate::{regions, registry};
 
 /// Whether a block is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +54,8 @@ pub struct Segment {
     pub is_large: bool,
     /// Whether it is a part of an expandable segment.
     pub is_expandable: bool,
+    /// Whether its memory is away: `LOWTIDE_ACTION_SEGMENT_PAUSED` was told of it last, to whoever watched.
+    pub is_paused: bool,
     /// Grows with each segment that its pool takes, so that it says which came first, on every rank of a
     /// job alike. The parts of an expandable segment have one number.
     pub number: u64,
@@ -90,20 +92,25 @@ pub unsafe extern "C" fn lowtide_visit_segments(
         let Some(allocator) = registry::in_use_or_none(device)? else {
             return Ok(());
         };
-        allocator.with_all(|lanes| {
-            let numbers = lanes.segment_numbers();
-            let mut blocks = Vec::new();
-            for shown in lanes.segments() {
-                blocks.clear();
-                blocks.extend(shown.blocks.iter().map(Block::of));
-                let after = numbers.partition_point(|&(start, _)| start <= shown.address);
-                let (_, number) = numbers[after - 1];
-                let segment = Segment::of(device, &shown, number);
-                // SAFETY: it may be called with the context, by the contract of this function.
-                unsafe { visit(context, &raw const segment, blocks.as_ptr(), blocks.len()) };
-            }
-        })?;
-        Ok(())
+        // While no pause is told of, so that what is shown is what was told.
+        registry::with_listeners(|_, _| {
+            let paused = regions::paused_pools(device)?;
+            allocator.with_all(|lanes| {
+                let numbers = lanes.segment_numbers();
+                let mut blocks = Vec::new();
+                for shown in lanes.segments() {
+                    blocks.clear();
+                    blocks.extend(shown.blocks.iter().map(Block::of));
+                    let after = numbers.partition_point(|&(start, _)| start <= shown.address);
+                    let (_, number) = numbers[after - 1];
+                    let is_paused = paused.iter().any(|&(pool, _)| pool == shown.pool);
+                    let segment = Segment::of(device, &shown, number, is_paused);
+                    // SAFETY: it may be called with the context, by the contract of this function.
+                    unsafe { visit(context, &raw const segment, blocks.as_ptr(), blocks.len()) };
+                }
+            })?;
+            Ok(())
+        })
     })
 }
 
@@ -188,7 +195,7 @@ impl Block {
 }
 
 impl Segment {
-    fn of(device: c_int, segment: &SegmentSnapshot, number: u64) -> Segment {
+    fn of(device: c_int, segment: &SegmentSnapshot, number: u64, is_paused: bool) -> Segment {
         Segment {
             address: segment.address.get(),
             size: segment.size.get(),
@@ -197,6 +204,7 @@ impl Segment {
             pool: Mempool::of(segment.pool),
             is_large: segment.is_large,
             is_expandable: segment.is_expandable,
+            is_paused,
             number,
         }
     }

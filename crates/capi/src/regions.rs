@@ -19,7 +19,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::ptr;
 
-use lowtide_region::{BackupKind, MemoryRange, RegionFigures};
+use lowtide_core::{Allocation, Bytes, DeviceAddress};
+use lowtide_region::{BackupKind, RegionFigures};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
@@ -28,7 +29,7 @@ use crate::pools::Mempool;
 use crate::registry;
 
 pub(crate) use keeper::{retains as retains_backups, show_files as show_backup_files};
-pub(crate) use table::{attach, depth, is_known};
+pub(crate) use table::{attach, depth, is_known, paused_pools};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,6 +170,10 @@ pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
 /// region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
 /// valid until the region is resumed.
 ///
+/// Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
+/// paused again or has no memory any more, or `lowtide_release_backups`: what the block's address held when the
+/// region was paused, if the block of that moment had the same size.
+///
 /// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
 /// hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
 ///
@@ -186,22 +191,42 @@ pub unsafe extern "C" fn lowtide_backup_find(
             return Err(Error::null("copy"));
         }
         let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
-        let range = MemoryRange {
-            address: block.address,
-            size: block.requested,
-        };
-        let found = table::memory_of(device, block.pool)?;
-        let found = found.map(|region| region.memory.host_copy(range));
-        let found = found.transpose().map_err(change::error)?.flatten();
-        let found = found.ok_or_else(|| {
+        let found = copy_of(device, &block)?.ok_or_else(|| {
             let text = "the host has no copy of this block: its region is not paused, or has no backup there";
             Error::new(Status::InvalidArgument, text)
         })?;
         // SAFETY: it may be written to, by the contract of this function.
-        unsafe { write_to_c("size", size, host_size(range.size)) }?;
+        unsafe { write_to_c("size", size, host_size(block.requested)) }?;
         // SAFETY: as above.
         unsafe { write_to_c("copy", copy, ptr::with_exposed_provenance(found)) }
     })
+}
+
+/// Returns where the host's copy of a device's block is, if there is one.
+fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
+    let found = table::memory_of(device, block.pool)?;
+    let found = found.map(|region| region.memory.host_copy(change::contents_of(block)));
+    Ok(found.transpose().map_err(change::error)?.flatten())
+}
+
+/// Returns where the host's copy of some bytes is, which lie in one block.
+///
+/// # Errors
+///
+/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks.
+pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
+    let (device, segment) = registry::find_segment(start)?;
+    let allocator = registry::known(device).expect("it has a segment");
+    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
+    let mut held = held.iter().rev();
+    let Some(block) = held.find(|block| block.address <= start) else {
+        return Ok(None);
+    };
+    let distance = start.offset_from(block.address);
+    if block.requested.saturating_sub(distance) < size {
+        return Ok(None);
+    }
+    Ok(copy_of(device, block)?.map(|copy| copy + host_size(distance)))
 }
 
 /// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
@@ -254,19 +279,22 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
     })
 }
 
-/// Says whether the host's memory that backups leave idle stays until `lowtide_release_backups`: a pause that
-/// finds such memory is faster. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1, it goes back 30
-/// seconds after it was last used.
+/// Says whether the host's memory of backups stays until `lowtide_release_backups`: a pause that finds such memory
+/// is faster. Each region's copy then stays with a resume as it is, to be read (`lowtide_backup_find`), and its
+/// memory is used by the next pause of that region. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1,
+/// a resume ends the copy, and its memory goes back 30 seconds after it was last used.
 ///
-/// This holds from now on, for what is idle already, too. It waits for a pause or a resume that is under way.
-/// Files are never kept: they go when their region was resumed.
+/// This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
+/// region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
+/// their region was resumed. A pause for which the host has too little memory ends the copies that can be read
+/// of other regions of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
     run(|| keeper::set_retain(retain))
 }
 
-/// Gives back the host's memory that waits for the next backups, retained or not, and returns when that is
-/// done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
+/// Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
+/// are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_backups() -> Status {
     run(keeper::release_retained)

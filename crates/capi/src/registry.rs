@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{
-    AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, SegmentSnapshot,
+    Action, AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
+    MempoolId, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library};
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
@@ -225,17 +226,21 @@ pub(crate) fn observe_events(observer: Option<EventListener>) -> Result<(), Erro
     })
 }
 
-/// Does something with the observer of events, if there is one, which is not replaced meanwhile.
+/// Does something with the observer of events and the recorder, as far as they are there, which are not replaced
+/// meanwhile.
 ///
 /// # Errors
 ///
 /// What `act` returned.
-pub(crate) fn with_observer(
-    act: impl FnOnce(EventListener) -> Result<(), Error>,
+pub(crate) fn with_listeners(
+    act: impl FnOnce(Option<EventListener>, Option<&Recorder>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let _in_order = lock(&CHANGES)?;
-    let observer = setup()?.observer;
-    observer.map_or(Ok(()), act)
+    let (observer, recorder) = {
+        let setup = setup()?;
+        (setup.observer, setup.recorder.clone())
+    };
+    act(observer, recorder.as_deref())
 }
 
 /// Has a new recorder told of the events of every device, from what each holds now on.
@@ -262,7 +267,8 @@ pub(crate) fn start_recording(
     };
     let begun = for_each_in_use(|ordinal, allocator| {
         allocator.observe_events(combined(ordinal, observer, Some(&recorder)))?;
-        begin_recording(&recorder, ordinal, allocator, settings.clone())
+        let paused = regions::paused_pools(ordinal)?;
+        begin_recording(&recorder, ordinal, allocator, settings.clone(), &paused)
     });
     if begun.is_err() {
         // The first error says why there is none; half a recording would be taken for a whole one.
@@ -271,17 +277,46 @@ pub(crate) fn start_recording(
     begun
 }
 
-/// Has a recorder record a device from what it holds now on.
+/// Has a recorder record a device from what it holds now on. The pools are those whose memory is away, with the
+/// tags of their regions; none is told of meanwhile.
 fn begin_recording(
     recorder: &Recorder,
     ordinal: c_int,
     allocator: &Allocator,
     settings: AllocatorSettings,
+    paused: &[(MempoolId, Arc<str>)],
 ) -> Result<(), Error> {
+    let device = number_in_use(ordinal);
     // Under the locks under which all is told, so that nothing is both held before and told.
     Ok(allocator.with_all(|lanes| {
-        recorder.begin(number_in_use(ordinal), settings, lanes.segments());
+        let held = lanes.segments();
+        let away = paused.iter().map(|(pool, tag)| {
+            let of_pool = held.iter().filter(|segment| segment.pool == *pool);
+            (
+                tag,
+                of_pool.map(|segment| pause_event(true, segment)).collect(),
+            )
+        });
+        let away: Vec<(_, Vec<_>)> = away.collect();
+        recorder.begin(device, settings, held);
+        for (tag, segments) in away {
+            recorder.tell_of_pause(device, tag, segments);
+        }
     })?)
+}
+
+/// Returns what is told of a segment whose memory leaves, or is back.
+pub(crate) fn pause_event(is_leaving: bool, segment: &SegmentSnapshot) -> Event {
+    Event {
+        action: match is_leaving {
+            true => Action::SegmentPaused,
+            false => Action::SegmentResumed,
+        },
+        pool: segment.pool,
+        address: segment.address,
+        size: segment.size,
+        stream: segment.stream,
+    }
 }
 
 /// Has no recorder told of events any more, and completes what the one that was has recorded.
@@ -449,7 +484,13 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let _attached = regions::attach(ordinal, &allocator)?;
     if let Some(recorder) = &recorder {
         // Last: a device that could not be made is tried again, and begins once.
-        begin_recording(recorder, ordinal, &allocator, recorded_settings(&config))?;
+        begin_recording(
+            recorder,
+            ordinal,
+            &allocator,
+            recorded_settings(&config),
+            &[],
+        )?;
     }
     Ok(slot.get_or_init(|| allocator))
 }
@@ -533,7 +574,7 @@ fn number_of(ordinal: c_int, count: u32) -> Result<u8, Error> {
 }
 
 /// Returns the number of a device in use.
-fn number_in_use(ordinal: c_int) -> u8 {
+pub(crate) fn number_in_use(ordinal: c_int) -> u8 {
     u8::try_from(ordinal).expect("devices in use have a place, of which there are fewer")
 }
 

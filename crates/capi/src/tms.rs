@@ -10,12 +10,14 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Once;
 
-use crate::boundary::{run_and_tell, text_from_c};
+use lowtide_core::Bytes;
+
+use crate::boundary::{run, run_and_tell, text_from_c};
 use crate::error::{Error, Status};
-use crate::pluggable::{lowtide_free, lowtide_malloc};
+use crate::pluggable::{address_of, lowtide_free, lowtide_malloc};
 use crate::regions::{
-    self, Backup, lowtide_backup_find, lowtide_pause, lowtide_region_enter, lowtide_region_leave,
-    lowtide_resume, lowtide_retain_backups, lowtide_set_backup_directory,
+    self, Backup, lowtide_pause, lowtide_region_enter, lowtide_region_leave, lowtide_resume,
+    lowtide_retain_backups, lowtide_set_backup_directory,
 };
 
 thread_local! {
@@ -193,7 +195,7 @@ pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
     });
 }
 
-/// As `lowtide_retain_backups`.
+/// As `lowtide_retain_backups`: what is retained can be read after a resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
     tell(|| {
@@ -239,14 +241,19 @@ pub unsafe extern "C" fn tms_resume(tag: *const c_char) -> c_int {
     unsafe { with_known(tag, lowtide_resume) }
 }
 
-/// Returns where the host's copy of `size` bytes at `memory`, a block's beginning, is; null where there is none.
+/// Returns where the host's copy of `size` bytes at `memory`, within a block, is; null where there is none. There
+/// is one while the block's region is paused, and after a resume where `tms_set_retain_cpu_backup` had it retained:
+/// until the next pause of the region.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_cpu_backup_pointer(memory: *const u8, size: u64) -> *const u8 {
-    let (mut copy, mut copied) = (ptr::null(), 0);
-    // SAFETY: both may be written to.
-    let status = unsafe { lowtide_backup_find(memory.cast(), &raw mut copy, &raw mut copied) };
-    let is_there = status == Status::Ok && size <= copied as u64;
-    if is_there { copy.cast() } else { ptr::null() }
+    let start = address_of(memory.cast_mut().cast());
+    let mut copy = None;
+    // It is asked of any memory: none of a region's, none that is held.
+    let _ = run(|| {
+        copy = regions::find_copy(start, Bytes(size))?;
+        Ok(())
+    });
+    copy.map_or(ptr::null(), ptr::with_exposed_provenance)
 }
 
 /// As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.

@@ -35,6 +35,20 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
+/// Says what a replay makes of regions that were paused, if any were.
+pub(crate) fn note_pauses(path: &Path, trace: &Trace) {
+    if trace
+        .events
+        .iter()
+        .any(|event| event.event.action.is_pause())
+    {
+        output::note(&format!(
+            "{}: regions were paused; replays are without pauses, so memory that was away counts all the time",
+            name(path)
+        ));
+    }
+}
+
 /// Returns what messages call the file at `path`, on one line.
 pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {

@@ -28,6 +28,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         bail!("--html - and --json both print in place of the table; name a file for the page");
     }
     let trace = recording::read_device(&source.trace, source.device)?;
+    recording::note_pauses(&source.trace, &trace);
     if args.verify {
         recording::refuse_other_strategy(&source.trace, &trace)?;
     }

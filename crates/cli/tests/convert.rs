@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{GPT2, Scratch, fail, read_sample, run};
+use common::{GPT2, Scratch, fail, lowtide, read_sample, run, stderr};
+use lowtide_core::Action;
+use lowtide_trace::TraceEvent;
 
 #[test]
 fn each_format_reads_back_as_the_same_recording() {
@@ -36,6 +38,40 @@ fn each_format_reads_back_as_the_same_recording() {
     assert!(size("a.pickle.zst") < size("a.pickle") / 2);
     assert!(size("a.pickle.gz") < size("a.pickle") / 2);
     assert!(size("a.lowtide") < size("a.pickle") / 2);
+}
+
+#[test]
+fn what_becomes_of_pauses_is_said() {
+    let scratch = Scratch::new("pauses");
+    let mut snapshot = read_sample("mnist_mlp.pickle.zst");
+    let trace = &mut snapshot.traces[0];
+    let came = |event: &TraceEvent| event.event.action == Action::SegmentAlloc;
+    let first = trace.events.iter().position(came).unwrap();
+    for (place, action) in [(1, Action::SegmentPaused), (2, Action::SegmentResumed)] {
+        let mut event = trace.events[first];
+        event.event.action = action;
+        trace.events.insert(first + place, event);
+    }
+    let input = scratch.write_snapshot("in.lowtide", &snapshot);
+    let messages = |command: &str, output: &str| {
+        let mut lowtide = lowtide();
+        lowtide.arg(command).arg(&input);
+        match command {
+            "convert" => lowtide.arg(scratch.path(output)),
+            _ => lowtide.args(["--strategy", "bfc", "--json"]),
+        };
+        stderr(&lowtide.output().unwrap())
+    };
+    assert_eq!(messages("convert", "out.lowtide"), "");
+    let kept = lowtide_trace::read(&scratch.path("out.lowtide")).unwrap();
+    assert!(kept.traces[0].events == snapshot.traces[0].events);
+    let text = messages("convert", "out.pickle");
+    assert!(text.contains("PyTorch's format knows no pauses"), "{text}");
+    let left = lowtide_trace::read(&scratch.path("out.pickle")).unwrap();
+    let original = read_sample("mnist_mlp.pickle.zst");
+    assert!(left.traces[0].events == original.traces[0].events);
+    let text = messages("replay", "");
+    assert!(text.contains("in.lowtide: regions were paused"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// What an [`Event`] says. The names are PyTorch's.
+/// What an [`Event`] says. Up to [`Action::OutOfMemory`] the names are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Action {
@@ -27,11 +27,16 @@ pub enum Action {
     /// A request could not be served. `size` is the rounded request, and `address` holds the bytes
     /// that were free on the device, as PyTorch's own record has it.
     OutOfMemory,
+    /// The memory of a segment left the device, as its region was paused. The segment stays, and so do its
+    /// blocks. No allocator of this crate says so: who pauses does.
+    SegmentPaused,
+    /// The memory of a segment that was paused is back.
+    SegmentResumed,
 }
 
 impl Action {
     /// Every action, in the order of their numbers.
-    pub const ALL: [Action; 9] = [
+    pub const ALL: [Action; 11] = [
         Action::Alloc,
         Action::FreeRequested,
         Action::FreeCompleted,
@@ -41,9 +46,11 @@ impl Action {
         Action::SegmentUnmap,
         Action::Snapshot,
         Action::OutOfMemory,
+        Action::SegmentPaused,
+        Action::SegmentResumed,
     ];
 
-    /// Returns the name that PyTorch's snapshots give the action.
+    /// Returns the name that PyTorch's snapshots give the action, which know of no pauses.
     pub const fn name(self) -> &'static str {
         match self {
             Action::Alloc => "alloc",
@@ -55,7 +62,14 @@ impl Action {
             Action::SegmentUnmap => "segment_unmap",
             Action::Snapshot => "snapshot",
             Action::OutOfMemory => "oom",
+            Action::SegmentPaused => "segment_paused",
+            Action::SegmentResumed => "segment_resumed",
         }
+    }
+
+    /// Returns whether the event concerns memory that is away for a while: to an allocator nothing happened.
+    pub const fn is_pause(self) -> bool {
+        matches!(self, Action::SegmentPaused | Action::SegmentResumed)
     }
 
     /// Returns whether the event concerns memory between the allocator and the driver.

@@ -111,7 +111,10 @@ impl EventLog {
                 Action::SegmentAlloc => correct(Action::SegmentFree),
                 Action::SegmentMap => correct(Action::SegmentUnmap),
                 // That these were so stays true.
-                Action::Snapshot | Action::OutOfMemory => {}
+                Action::Snapshot
+                | Action::OutOfMemory
+                | Action::SegmentPaused
+                | Action::SegmentResumed => {}
             }
         }
     }

@@ -161,8 +161,8 @@ impl CudaBackups {
         self.shows_files = shows;
     }
 
-    /// Sets whether the host's memory is kept after a backup until it is released; it is not unless this
-    /// is called.
+    /// Sets whether the host's memory is kept after a backup until it is released, and a backup in it that was
+    /// restored until the next; neither is unless this is called.
     pub fn set_retain(&mut self, retain: bool) {
         self.keeper.set_retains(retain);
     }
@@ -320,6 +320,10 @@ impl Backups for CudaBackups {
         if let Contents::Host(memory) = backup.contents {
             self.keeper.keep(memory);
         }
+    }
+
+    fn retains(&mut self, backup: &CudaBackup) -> bool {
+        self.keeper.retains() && matches!(backup.contents, Contents::Host(_))
     }
 
     fn host_copy(backup: &CudaBackup, range: MemoryRange) -> Option<usize> {

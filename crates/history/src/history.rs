@@ -25,8 +25,10 @@ pub struct History {
     pub streams: Vec<Stream>,
     /// The pools that they name; the first is the default pool.
     pub pools: Vec<MempoolId>,
-    /// What the program said of the blocks; the first is empty.
+    /// What the program said of the blocks, and the tags of regions that were paused; the first is empty.
     pub tags: Vec<String>,
+    /// When the memory of segments was away, in the order in which it left.
+    pub pauses: Vec<Pause>,
     /// The stream whose gap is told: the one in which the most was asked for.
     pub main_stream: Stream,
     /// The most that was live.
@@ -37,7 +39,7 @@ pub struct History {
     pub refusals: Vec<Refusal>,
     /// The end.
     pub end: Moment,
-    /// What is reserved, what is live, and the gap's causes, over time: [`CURVE_NAMES`].
+    /// What is reserved, what is live, the gap's causes, and what is paused, over time: [`CURVE_NAMES`].
     pub levels: Levels<CURVES>,
     /// Whether the blocks' sizes are those that the job had; if not, some are estimated.
     pub sizes_are_verified: bool,
@@ -46,12 +48,12 @@ pub struct History {
     pub contradictions: u64,
 }
 
-/// How many curves there are: reserved, live, and the causes.
-pub const CURVES: usize = 2 + Cause::ALL.len();
+/// How many curves there are: reserved, live, the causes, and paused.
+pub const CURVES: usize = 3 + Cause::ALL.len();
 
 /// What the curves are called.
 pub const CURVE_NAMES: [&str; CURVES] = {
-    let mut names = ["reserved", "live", "", "", "", "", "", "", ""];
+    let mut names = ["reserved", "live", "", "", "", "", "", "", "", "paused"];
     let mut cause = 0;
     while cause < Cause::ALL.len() {
         names[2 + cause] = Cause::ALL[cause].name();
@@ -131,6 +133,23 @@ pub struct Moment {
     pub gap: Gap,
     /// Whose gap it is.
     pub stream: Stream,
+    /// The segments whose memory is away. Of these, nothing is reserved or live, nor requested.
+    pub paused: Bytes,
+}
+
+/// The memory of a segment is away: at the instants from `start` to before `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pause {
+    /// The first instant at which it is away; that of its event.
+    pub start: u32,
+    /// The first instant at which it is back, or the segment gone; one after the last if there is none.
+    pub end: u32,
+    /// The number of its region's tag.
+    pub tag: u32,
+    /// Where the segment is.
+    pub address: u64,
+    /// How long it is.
+    pub size: Bytes,
 }
 
 /// A request that could not be served.

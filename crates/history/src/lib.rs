@@ -2,7 +2,8 @@
 //!
 //! [`History`] is one walk over a [`Trace`](lowtide_trace::Trace): every block's life, every segment's,
 //! and at every instant what is reserved, what is live, and by [`Cause`](lowtide_core::Cause) why the
-//! rest is not. Recordings say what was asked for and not how long the blocks were; [`BlockSizes`] finds
+//! rest is not. What regions had paused was off the device: it is neither reserved nor live meanwhile, and told
+//! beside both. Recordings say what was asked for and not how long the blocks were; [`BlockSizes`] finds
 //! that out.
 //!
 //! ```no_run
@@ -26,7 +27,7 @@ mod space;
 mod walk;
 
 pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps};
-pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Refusal, SegmentLife};
+pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script, stream_text, trace_name};
 pub use sizes::BlockSizes;

@@ -21,6 +21,8 @@ struct Unit {
     used: u64,
     /// The number of its domain.
     domain: usize,
+    /// Whether it is off the device: it counts nowhere.
+    is_away: bool,
 }
 
 /// What is reserved, by address and by domain.
@@ -90,6 +92,7 @@ impl Space {
                 end: to,
                 used: 0,
                 domain: number,
+                is_away: false,
             };
             self.units.insert(from, unit);
             from = to;
@@ -106,19 +109,12 @@ impl Space {
     /// whether it did.
     pub(crate) fn remove(&mut self, start: u64, size: Bytes) -> bool {
         let end = start.saturating_add(size.get());
-        let mut reached = start;
-        let mut domain = None;
-        for (&from, unit) in self.units.range(start..end) {
-            if from != reached || unit.used > 0 || domain.is_some_and(|other| other != unit.domain)
-            {
-                return false;
-            }
-            reached = unit.end;
-            domain = Some(unit.domain);
-        }
-        let Some(domain) = domain.filter(|_| reached == end) else {
+        let Some((domain, false)) = self.whole_units(start, end) else {
             return false;
         };
+        if self.units.range(start..end).any(|(_, unit)| unit.used > 0) {
+            return false;
+        }
         while let Some((&from, _)) = self.units.range(start..end).next() {
             self.units.remove(&from);
         }
@@ -128,6 +124,50 @@ impl Space {
             free.releasable -= size;
         });
         true
+    }
+
+    /// Takes the `size` bytes at `start` off the device, or brings them back, if they are whole units that are
+    /// not so, and returns whether it did. What is in them stays.
+    pub(crate) fn set_away(&mut self, start: u64, size: Bytes, is_away: bool) -> bool {
+        let end = start.saturating_add(size.get());
+        let Some((domain, was_away)) = self.whole_units(start, end) else {
+            return false;
+        };
+        if is_away == was_away {
+            return false;
+        }
+        let (mut free, mut releasable) = (Bytes::ZERO, Bytes::ZERO);
+        for (&from, unit) in self.units.range_mut(start..end) {
+            unit.is_away = is_away;
+            free += Bytes(unit.end - from - unit.used);
+            releasable += Bytes(if unit.used == 0 { unit.end - from } else { 0 });
+        }
+        let change = |bytes: &mut Bytes, by: Bytes| match is_away {
+            true => *bytes -= by,
+            false => *bytes += by,
+        };
+        change(&mut self.gap.reserved, size);
+        self.change_free(domain, |of_domain| {
+            change(&mut of_domain.free, free);
+            change(&mut of_domain.releasable, releasable);
+        });
+        true
+    }
+
+    /// Returns the domain of a range, and whether it is away, if it is whole units of one domain that are all
+    /// away or all not.
+    fn whole_units(&self, start: u64, end: u64) -> Option<(usize, bool)> {
+        let mut reached = start;
+        let mut found = None;
+        for (&from, unit) in self.units.range(start..end) {
+            let kind = (unit.domain, unit.is_away);
+            if from != reached || found.is_some_and(|other| other != kind) {
+                return None;
+            }
+            reached = unit.end;
+            found = Some(kind);
+        }
+        found.filter(|_| reached == end)
     }
 
     /// Returns how many of the `size` bytes at `address` are one segment's, without a hole.
@@ -198,6 +238,9 @@ impl Space {
             *whole_after += if unit.used == 0 { length } else { Bytes::ZERO };
         }
         let (domain, free_before, free_after, whole_before, whole_after) = totals;
+        if self.units[&first].is_away {
+            return true;
+        }
         self.change_free(domain, |free| {
             free.free = free.free + free_after - free_before;
             free.releasable = free.releasable + whole_after - whole_before;

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
 use lowtide_trace::{Trace, TraceEvent};
 
-use crate::history::{Block, CURVES, History, Moment, Refusal, SegmentLife, main_stream};
+use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife, main_stream};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -23,6 +23,10 @@ pub(crate) struct Walk<'a> {
     large_page: Bytes,
     /// The number of each block that is there, by address.
     in_use: HashMap<u64, usize>,
+    /// The addresses of these in order, or nothing: made when segments are paused, as many are at once.
+    in_order: Vec<u64>,
+    /// The number of each pause that is not over, by the segment's address.
+    paused: BTreeMap<u64, usize>,
     /// The number of each segment or range that is there, by address.
     present: BTreeMap<u64, usize>,
     /// Blocks in no segment, each of which is one of its own.
@@ -32,6 +36,7 @@ pub(crate) struct Walk<'a> {
     tags: Numbering<&'a str>,
     blocks: Vec<Block>,
     segments: Vec<SegmentLife>,
+    pauses: Vec<Pause>,
     /// How many blocks the recording has had so far, those left out included.
     block_number: usize,
     now: Moment,
@@ -56,6 +61,8 @@ impl<'a> Walk<'a> {
             space: Space::new(stream, large_page),
             large_page,
             in_use: HashMap::new(),
+            in_order: Vec::new(),
+            paused: BTreeMap::new(),
             present: BTreeMap::new(),
             alone: HashMap::new(),
             streams: Numbering::new(),
@@ -63,6 +70,7 @@ impl<'a> Walk<'a> {
             tags,
             blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
             segments: Vec::new(),
+            pauses: Vec::new(),
             block_number: 0,
             now: Moment {
                 stream,
@@ -93,6 +101,9 @@ impl<'a> Walk<'a> {
         for segment in &mut self.segments {
             segment.end = segment.end.min(events + 1);
         }
+        for pause in &mut self.pauses {
+            pause.end = pause.end.min(events + 1);
+        }
         let tags = self.tags.into_values().into_iter();
         History {
             events,
@@ -101,6 +112,7 @@ impl<'a> Walk<'a> {
             streams: self.streams.into_values(),
             pools: self.pools.into_values(),
             tags: tags.map(str::to_owned).collect(),
+            pauses: self.pauses,
             main_stream: self.now.stream,
             peak_live: self.peak_live,
             peak_reserved: self.peak_reserved,
@@ -169,6 +181,8 @@ impl<'a> Walk<'a> {
             }
             Action::SegmentFree | Action::SegmentUnmap => self.remove_segment(address, size),
             Action::OutOfMemory => self.refuse(recorded),
+            Action::SegmentPaused => self.pause(recorded),
+            Action::SegmentResumed => self.resume(address),
             Action::Snapshot => {}
         }
     }
@@ -196,7 +210,8 @@ impl<'a> Walk<'a> {
     /// whether it can be there.
     fn add_block(&mut self, mut block: Block) -> bool {
         self.block_number += 1;
-        if self.in_use.contains_key(&block.address) || block.size.is_zero() {
+        let is_taken = self.in_use.contains_key(&block.address) || self.is_away(block.address);
+        if is_taken || block.size.is_zero() {
             self.contradictions += u64::from(!block.size.is_zero());
             return false;
         }
@@ -217,11 +232,9 @@ impl<'a> Walk<'a> {
             self.contradictions += 1;
             return false;
         }
-        let gap = self.space.gap_mut();
-        gap.live += block.live_bytes();
-        *gap.of_cause_mut(Cause::Rounding) += block.size - block.live_bytes();
-        self.now.requested += block.requested;
+        self.count(&block, true);
         self.in_use.insert(block.address, self.blocks.len());
+        self.in_order.clear();
         self.blocks.push(block);
         true
     }
@@ -230,16 +243,31 @@ impl<'a> Walk<'a> {
         let Some(&index) = self.in_use.get(&address) else {
             return;
         };
-        let block = &mut self.blocks[index];
+        let before = self.blocks[index];
+        if before.freed == NEVER {
+            self.blocks[index].freed = self.now.instant;
+            if !self.is_away(address) {
+                self.count(&before, false);
+                let waiting = self.blocks[index];
+                self.count(&waiting, true);
+            }
+        }
+    }
+
+    /// Counts a block that is on the device for what it is, or no more.
+    fn count(&mut self, block: &Block, is_there: bool) {
+        let change = |bytes: &mut Bytes, by: Bytes| match is_there {
+            true => *bytes += by,
+            false => *bytes -= by,
+        };
+        let gap = self.space.gap_mut();
         if block.freed == NEVER {
-            block.freed = self.now.instant;
-            let block = *block;
-            let gap = self.space.gap_mut();
-            gap.live -= block.live_bytes();
-            let rounding = gap.of_cause_mut(Cause::Rounding);
-            *rounding -= block.size - block.live_bytes();
-            *gap.of_cause_mut(Cause::WaitingForEvents) += block.size;
-            self.now.requested -= block.requested;
+            let live = block.live_bytes();
+            change(&mut gap.live, live);
+            change(gap.of_cause_mut(Cause::Rounding), block.size - live);
+            change(&mut self.now.requested, block.requested);
+        } else {
+            change(gap.of_cause_mut(Cause::WaitingForEvents), block.size);
         }
     }
 
@@ -248,12 +276,13 @@ impl<'a> Walk<'a> {
         let Some(index) = self.in_use.remove(&address) else {
             return;
         };
-        let block = &mut self.blocks[index];
-        block.end = self.now.instant;
-        let size = block.size;
-        let waiting = self.space.gap_mut().of_cause_mut(Cause::WaitingForEvents);
-        *waiting -= size;
-        self.space.vacate(address, size);
+        self.in_order.clear();
+        self.blocks[index].end = self.now.instant;
+        let block = self.blocks[index];
+        if !self.is_away(address) {
+            self.count(&block, false);
+        }
+        self.space.vacate(address, block.size);
         if let Some(size) = self.alone.remove(&address) {
             self.remove_segment(address, size);
         }
@@ -308,7 +337,67 @@ impl<'a> Walk<'a> {
         });
     }
 
+    /// Takes a segment off the device, with all that is in it.
+    fn pause(&mut self, recorded: &TraceEvent) {
+        let (address, size) = (recorded.event.address.get(), recorded.event.size);
+        if !self.space.set_away(address, size, true) {
+            self.contradictions += 1;
+            return;
+        }
+        let tag = self.trace.stacks.note(recorded.note).user_metadata;
+        let pause = Pause {
+            start: self.now.instant,
+            end: NEVER,
+            tag: self.tags.number(tag.unwrap_or_default()),
+            address,
+            size,
+        };
+        self.count_inside(&pause, false);
+        self.now.paused += size;
+        self.paused.insert(address, self.pauses.len());
+        self.pauses.push(pause);
+    }
+
+    /// Brings a segment back.
+    fn resume(&mut self, address: u64) {
+        let Some(index) = self.paused.remove(&address) else {
+            self.contradictions += 1;
+            return;
+        };
+        self.pauses[index].end = self.now.instant;
+        let pause = self.pauses[index];
+        let was_away = self.space.set_away(address, pause.size, false);
+        debug_assert!(was_away, "a segment at {address:#x}");
+        self.now.paused -= pause.size;
+        self.count_inside(&pause, true);
+    }
+
+    /// Counts the blocks that lie in a segment, or no more.
+    fn count_inside(&mut self, pause: &Pause, is_there: bool) {
+        if self.in_order.is_empty() {
+            self.in_order.extend(self.in_use.keys());
+            self.in_order.sort_unstable();
+        }
+        let first = self.in_order.partition_point(|&at| at < pause.address);
+        let end = pause.address + pause.size.get();
+        let past = self.in_order.partition_point(|&at| at < end);
+        for position in first..past {
+            let block = self.blocks[self.in_use[&self.in_order[position]]];
+            self.count(&block, is_there);
+        }
+    }
+
+    /// Returns whether an address is in memory that is away.
+    fn is_away(&self, address: u64) -> bool {
+        let before = self.paused.range(..=address).next_back();
+        before.is_some_and(|(&start, &index)| address - start < self.pauses[index].size.get())
+    }
+
     fn remove_segment(&mut self, address: u64, size: Bytes) {
+        // One may go back while it is away.
+        if self.paused.contains_key(&address) {
+            self.resume(address);
+        }
         if !self.space.remove(address, size) {
             self.contradictions += 1;
             return;
@@ -363,15 +452,17 @@ impl<'a> Walk<'a> {
         if gap.reserved > self.peak_reserved.gap.reserved {
             self.peak_reserved = self.now;
         }
-        self.levels.add(u64::from(self.now.instant), &curves(&gap));
+        let values = curves(&gap, self.now.paused);
+        self.levels.add(u64::from(self.now.instant), &values);
     }
 }
 
 /// Returns the values of the curves.
-fn curves(gap: &Gap) -> [u64; CURVES] {
+fn curves(gap: &Gap, paused: Bytes) -> [u64; CURVES] {
     let mut values = [0; CURVES];
     values[0] = gap.reserved.get();
     values[1] = gap.live.get();
+    values[CURVES - 1] = paused.get();
     for (value, bytes) in values[2..].iter_mut().zip(gap.causes) {
         *value = bytes.get();
     }

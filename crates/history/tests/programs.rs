@@ -40,6 +40,8 @@ enum Op {
     /// The streams are done with all that was freed.
     Pass,
     EmptyCache,
+    /// The private pool's memory leaves the device, or is back.
+    PauseOrResume,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -58,6 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(|index| Op::FreeWhileUsed { index }),
         1 => Just(Op::Pass),
         1 => Just(Op::EmptyCache),
+        1 => Just(Op::PauseOrResume),
     ]
 }
 
@@ -67,9 +70,11 @@ struct Job {
     held: Vec<DeviceAddress>,
     events: Vec<Event>,
     sizes: Vec<Bytes>,
-    /// After how many events the allocator listed what, for requests in each stream.
-    listed: Vec<(u32, [Gap; 3])>,
+    /// After how many events the allocator listed what, for requests in each stream, and what was away.
+    listed: Vec<(u32, [Gap; 3], Bytes)>,
     large_page: Bytes,
+    /// Whether the private pool's memory is away.
+    is_away: bool,
 }
 
 impl Job {
@@ -92,6 +97,7 @@ impl Job {
             sizes: Vec::new(),
             listed: Vec::new(),
             large_page,
+            is_away: false,
         }
     }
 
@@ -124,6 +130,7 @@ impl Job {
                 self.allocator.process_events().expect("the device answers");
             }
             Op::EmptyCache => self.allocator.empty_cache().expect("the device answers"),
+            Op::PauseOrResume => self.pause_or_resume(),
         }
         let events: Vec<Event> = self.allocator.take_events().collect();
         let block = events.iter().find(|event| event.action == Action::Alloc);
@@ -135,10 +142,46 @@ impl Job {
             self.sizes.push(block.size);
         }
         self.events.extend(events);
-        let segments = self.allocator.segments();
+        let mut segments = self.allocator.segments();
+        if self.is_away {
+            segments.retain(|segment| segment.pool != POOL);
+        }
         let gaps = [0, 1, 2].map(|stream| Gap::of(&segments, Stream(stream), self.large_page));
-        self.listed
-            .push((u32::try_from(self.events.len()).expect("few events"), gaps));
+        let instant = u32::try_from(self.events.len()).expect("few events");
+        self.listed.push((instant, gaps, self.paused_bytes()));
+    }
+
+    /// Does what a region does with its pools. A region's segments do not grow.
+    fn pause_or_resume(&mut self) {
+        let mut segments = self.allocator.segments();
+        segments.retain(|segment| segment.pool == POOL);
+        if segments.iter().any(|segment| segment.is_expandable) {
+            return;
+        }
+        let is_back = self.is_away;
+        self.is_away = !is_back;
+        // Those that went back while they were away are not there any more.
+        let told = segments.into_iter().map(|segment| Event {
+            action: match is_back {
+                true => Action::SegmentResumed,
+                false => Action::SegmentPaused,
+            },
+            pool: segment.pool,
+            address: segment.address,
+            size: segment.size,
+            stream: segment.stream,
+        });
+        self.events.extend(told);
+        let region = self.is_away.then(|| "kv".into());
+        self.allocator
+            .set_paused(POOL, region)
+            .expect("it is there");
+    }
+
+    fn paused_bytes(&self) -> Bytes {
+        let segments = self.allocator.segments().into_iter();
+        let away = segments.filter(|segment| self.is_away && segment.pool == POOL);
+        away.map(|segment| segment.size).sum()
     }
 
     fn trace(&self, config: &Config) -> Trace {
@@ -170,19 +213,22 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
     let trace = job.trace(&config);
     let history = History::new(&trace, &BlockSizes::known(job.sizes.clone()));
     prop_assert_eq!(history.contradictions, 0);
-    for &(instant, gaps) in &job.listed {
+    for &(instant, gaps, paused) in &job.listed {
         let gap = gaps[usize::try_from(history.main_stream.0).expect("three streams")];
         let part =
             usize::try_from(u64::from(instant) / history.levels.part_instants()).expect("few");
         let mut curves = vec![gap.reserved, gap.live];
         curves.extend(gap.causes);
+        curves.push(paused);
         for (curve, bytes) in curves.into_iter().enumerate() {
             // So few events are parts of their own.
             prop_assert_eq!(history.levels.least(curve)[part], bytes.get());
             prop_assert_eq!(history.levels.most(curve)[part], bytes.get());
         }
     }
-    let last = job.listed.last().map(|&(_, gaps)| gaps).unwrap_or_default();
+    let last = job.listed.last();
+    let last = last.map(|&(_, gaps, _)| gaps).unwrap_or_default();
+    prop_assert_eq!(history.end.paused, job.paused_bytes());
     prop_assert_eq!(
         history.end.gap,
         last[usize::try_from(history.main_stream.0).expect("three")]

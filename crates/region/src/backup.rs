@@ -51,6 +51,10 @@ pub trait Backups {
     /// implementation was told.
     fn discard(&mut self, backup: Self::Backup);
 
+    /// Returns whether a backup that was restored is kept as it is, to be read, and not discarded with the
+    /// resume: until its region is paused again, or has no segment any more.
+    fn retains(&mut self, backup: &Self::Backup) -> bool;
+
     /// Returns the address of the host's copy of a range, where that is in the host's memory: valid until
     /// the backup is discarded. The range is one of those that were saved, or lies within one.
     fn host_copy(backup: &Self::Backup, range: MemoryRange) -> Option<usize>;

@@ -64,6 +64,8 @@ pub struct RegionMemory<D, B: Backups> {
 struct Books<K> {
     state: RegionState,
     reservations: Vec<Reservation>,
+    /// What the blocks held when the region was last paused: while it is paused, and after that as long as
+    /// it is retained.
     saved: Option<Saved<K>>,
     figures: RegionFigures,
 }
@@ -188,13 +190,32 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         books.state = RegionState::Mapped;
         books.tidy(&self.device);
         books.figures.count_resume(bytes, start.elapsed());
-        let saved = books.saved.take();
+        let is_empty = books.reservations.is_empty();
+        let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
+        let saved = books.saved.take_if(is_over);
         drop(books);
         if let Some(saved) = saved {
             backups.discard(saved.backup);
         }
         pools.tell(false);
         Ok(pools.set_paused(false)?)
+    }
+
+    /// Discards what is retained of a region that is mapped. Of another nothing is.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Stopped`].
+    pub fn release_retained(&self, backups: &mut B) -> Result<(), RegionError> {
+        let _operation = self.operation.lock()?;
+        let mut books = self.books()?;
+        let is_mapped = books.state == RegionState::Mapped;
+        let saved = books.saved.take_if(|_| is_mapped);
+        drop(books);
+        if let Some(saved) = saved {
+            backups.discard(saved.backup);
+        }
+        Ok(())
     }
 
     /// Returns the figures as they are now.
@@ -228,19 +249,21 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         Ok(self.books()?.state)
     }
 
-    /// Returns the address of the host's copy of a block, where there is one, while the region is paused:
-    /// valid until it is resumed.
+    /// Returns the address of the host's copy of a block, where there is one: while the region is paused, and
+    /// after that as long as the copy is retained, which is then of what lay at the block's address when the
+    /// region was paused, in a block of the same size. Valid until the copy is discarded.
     ///
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
     pub fn host_copy(&self, block: MemoryRange) -> Result<Option<usize>, RegionError> {
         let books = self.books()?;
-        let saved = books.saved.as_ref();
-        let saved = saved.filter(|_| books.state == RegionState::Paused);
-        Ok(saved.and_then(|saved| {
-            let around = saved.around(block)?;
-            B::host_copy(&saved.backup, around)
+        let copy = |saved: &Saved<B::Backup>, block| B::host_copy(&saved.backup, block);
+        Ok(books.saved.as_ref().and_then(|saved| match books.state {
+            RegionState::Paused => copy(saved, saved.around(block)?),
+            RegionState::Mapped => copy(saved, saved.exactly(block)?),
+            // It is being made, or read.
+            RegionState::Pausing | RegionState::Resuming => None,
         }))
     }
 
@@ -256,6 +279,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             self.device.synchronize()?;
         }
         let ranges = pools.settle()?;
+        // Its memory is the next one's.
+        let retained = self.books()?.saved.take();
+        if let Some(retained) = retained {
+            backups.discard(retained.backup);
+        }
         let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
             return Ok(None);
         };
@@ -416,6 +444,10 @@ where
         let _ = reservations.any(|reservation| reservation.remove(address));
         if books.state == RegionState::Mapped {
             books.tidy(&self.0.device);
+            let is_empty = books.reservations.is_empty();
+            let retained = books.saved.take_if(|_| is_empty);
+            drop(books);
+            drop(retained);
         }
     }
 }
@@ -503,6 +535,14 @@ impl<K> Saved<K> {
             .partition_point(|range| range.address <= block.address);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         range.contains(block).then_some(block)
+    }
+
+    /// Returns the block, if it is one that was saved: it begins where that did, and is as long but for what
+    /// rounding added.
+    fn exactly(&self, block: MemoryRange) -> Option<MemoryRange> {
+        let find = |range: &MemoryRange| range.address.cmp(&block.address);
+        let range = self.ranges[self.ranges.binary_search_by(find).ok()?];
+        (range.size == block.size).then_some(range)
     }
 
     /// Returns what was saved of those blocks that the program still holds.

@@ -91,7 +91,7 @@ impl World {
         drop(lane);
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);
-        assert_eq!(self.backups.count, 0);
+        assert_eq!(self.backups.count(), 0);
     }
 }
 

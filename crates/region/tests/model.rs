@@ -34,6 +34,9 @@ enum Op {
     /// Has some calls of the driver fail in the next step.
     FailAtRandom(u64),
     FailBackup(u64),
+    /// Whether backups in the host's memory stay after a resume from now on.
+    Retain(bool),
+    ReleaseRetained(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -63,6 +66,8 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
         3 => (0..2_u64).prop_map(Op::FailBackup),
+        3 => any::<bool>().prop_map(Op::Retain),
+        2 => (0..3_usize).prop_map(Op::ReleaseRetained),
     ]
 }
 
@@ -141,6 +146,13 @@ impl World {
             Op::FailBackup(after) => {
                 self.backups.fails_in = Some(*after);
                 self.is_failing = true;
+            }
+            Op::Retain(retains) => self.backups.retains = *retains,
+            Op::ReleaseRetained(number) => {
+                let memory = &self.regions[*number].memory;
+                memory
+                    .release_retained(&mut self.backups)
+                    .expect("no call panics");
             }
         }
         if was_failing {
@@ -241,7 +253,10 @@ impl World {
         let resumed = self.regions[number].resume(&mut self.backups);
         let state = self.regions[number].memory.state().expect("no call panics");
         match resumed {
-            Ok(()) => assert_eq!(state, RegionState::Mapped),
+            Ok(()) => {
+                assert_eq!(state, RegionState::Mapped);
+                self.check_retained(number, before);
+            }
             Err(RegionError::NoRoom { needed, free }) => {
                 assert_eq!(state, before);
                 assert!(needed > free || self.is_failing, "{needed} {free}");
@@ -252,6 +267,26 @@ impl World {
             }
         }
         self.states[number] = state;
+    }
+
+    /// Looks at the copies of a region that is mapped: all are there of one that was just resumed and is to
+    /// keep them, if any were.
+    fn check_retained(&self, number: usize, before: RegionState) {
+        let region = &self.regions[number];
+        let host = region.memory.figures().expect("no call panics").host;
+        let is_of_host = region.kind == Some(BackupKind::Host);
+        assert!(host.is_zero() || is_of_host);
+        if before == RegionState::Paused {
+            assert!(host.is_zero() || self.backups.retains);
+            let has_held = self.held.iter().any(|held| held.region == number);
+            if has_held && is_of_host && self.backups.retains {
+                assert!(!host.is_zero());
+                for held in self.held.iter().filter(|held| held.region == number) {
+                    let copy = region.memory.host_copy(held.range);
+                    assert!(copy.expect("no call panics").is_some(), "{held:?}");
+                }
+            }
+        }
     }
 
     fn check(&self) {
@@ -279,7 +314,7 @@ impl World {
             }
             kept += usize::from(!(figures.host + figures.disk).is_zero());
         }
-        assert_eq!(self.backups.count, kept, "what is kept is known of");
+        assert_eq!(self.backups.count(), kept, "what is kept is known of");
     }
 
     /// Everything that the program holds comes back and is given back.
@@ -323,7 +358,7 @@ impl World {
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);
         assert_eq!(self.driver.physical_bytes(), Bytes::ZERO);
-        assert_eq!(self.backups.count, 0);
+        assert_eq!(self.backups.count(), 0);
     }
 }
 

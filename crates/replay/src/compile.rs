@@ -143,7 +143,8 @@ impl<'a> Compiler<'a> {
                 self.group.traffic.add(size);
             }
             Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
-            Action::Snapshot => {}
+            // To the program nothing happened: what was paused keeps its place until it is freed.
+            Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
         }
     }
 

@@ -141,7 +141,11 @@ impl Layout {
             Action::Alloc => self.take(address, size).map(Some),
             Action::FreeCompleted => self.give(address).map(Some),
             Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
-            Action::FreeRequested | Action::Snapshot | Action::OutOfMemory => Some(None),
+            Action::FreeRequested
+            | Action::Snapshot
+            | Action::OutOfMemory
+            | Action::SegmentPaused
+            | Action::SegmentResumed => Some(None),
         }
     }
 

@@ -139,7 +139,7 @@ impl Survey {
                         None => drop(survey.initial_completions.insert(event.address, index)),
                     }
                 }
-                Action::Snapshot => {}
+                Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
             }
             if event.action == Action::FreeRequested {
                 if is_free_at_once(trace, index) {

@@ -77,7 +77,7 @@ impl<'a> Comparison<'a> {
 
 /// What is in a recording for other reasons than what the allocator did.
 fn is_compared(event: &Event) -> bool {
-    event.action != Action::Snapshot
+    event.action != Action::Snapshot && !event.action.is_pause()
 }
 
 /// Returns the first event that differs. Within a step the order is that of PyTorch's hash tables

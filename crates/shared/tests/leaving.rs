@@ -46,6 +46,7 @@ impl Picture {
                 self.left += 1;
             }
             Action::Snapshot | Action::OutOfMemory => {}
+            Action::SegmentPaused | Action::SegmentResumed => panic!("nobody pauses: {event:?}"),
         }
     }
 

@@ -572,12 +572,12 @@ fn damage_to_a_compact_file_is_noticed() {
 #[test]
 fn a_newer_version_is_refused() {
     let mut bytes = compact(&example());
-    bytes[8] = 4;
+    bytes[8] = 5;
     let error = read_from(&bytes[..]).unwrap_err();
     assert!(error.is_newer_version());
     assert_eq!(
         error.to_string(),
-        "version 4 of lowtide's format; this lowtide reads up to 3, update it"
+        "version 5 of lowtide's format; this lowtide reads up to 4, update it"
     );
 }
 
@@ -643,6 +643,61 @@ fn an_older_version_is_read() {
             .for_each(|event| event.note = NoteId::NONE);
     }
     assert_same(&old, &same);
+}
+
+/// What a region paused and resumed, with its tag.
+fn paused_and_resumed(trace: &mut Trace) {
+    let stacks = Arc::make_mut(&mut trace.stacks);
+    let note = stacks.intern_note(Note {
+        compile_context: None,
+        user_metadata: Some("kv"),
+    });
+    let (segment, last) = (
+        &trace.segments[0],
+        *trace.events.last().expect("it has events"),
+    );
+    for action in [Action::SegmentPaused, Action::SegmentResumed] {
+        trace.events.push(TraceEvent {
+            event: Event {
+                action,
+                pool: segment.pool,
+                address: segment.address,
+                size: segment.size,
+                stream: segment.stream,
+            },
+            note,
+            pool_known: true,
+            ..last
+        });
+    }
+}
+
+#[test]
+fn pauses_are_in_the_compact_format_alone() {
+    let mut with = example();
+    with.traces.iter_mut().for_each(paused_and_resumed);
+    let back = read_from(&compact(&with)[..]).unwrap();
+    assert_same(&back, &with);
+    let tag = |trace: &Trace, event: &TraceEvent| {
+        let text = trace.stacks.note(event.note).user_metadata;
+        text.map(str::to_owned)
+    };
+    for trace in &back.traces {
+        let events = trace.events.iter();
+        let pauses = events.filter(|event| event.event.action.is_pause());
+        let tags: Vec<_> = pauses.map(|event| tag(trace, event)).collect();
+        assert_eq!(tags, [Some("kv".to_owned()), Some("kv".to_owned())]);
+    }
+    // PyTorch's viewer knows no such events.
+    assert_same(&read_from(&pickled(&with)[..]).unwrap(), &example());
+}
+
+/// Version 3 is version 4 without two kinds of events.
+#[test]
+fn a_file_of_version_3_is_read() {
+    let mut bytes = compact(&example());
+    bytes[8..10].copy_from_slice(&3_u16.to_le_bytes());
+    assert_same(&read_from(&bytes[..]).unwrap(), &example());
 }
 
 #[test]

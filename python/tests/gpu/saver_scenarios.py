@@ -88,6 +88,8 @@ def cpu_backup() -> None:
         del others
         torch.cuda.empty_cache()
         torch_memory_saver.resume()
+        after = torch_memory_saver.get_cpu_backup(matrix)
+        assert (after is not None and torch.equal(after, backup)) if retain else after is None
         assert bool((kept == 10).all())
         assert bool((mapped == 11).all())
         assert bool((matrix == 1.5).all())

@@ -25,10 +25,10 @@ export class Curves {
     this.#trace = trace;
   }
 
-  /** Returns the names of the curves there are: `live`, `reserved`, causes, and a path for each strategy. */
+  /** Returns the names of the curves there are: `live`, `reserved`, `paused`, causes, and a path for each strategy. */
   get names(): string[] {
     const strategies = this.#trace.summary.strategies.map(({ label }) => `${label}/reserved`);
-    return ["live", "reserved", ...CAUSES, ...strategies].filter(
+    return ["live", "reserved", "paused", ...CAUSES, ...strategies].filter(
       (name) => name === "live" || name === "reserved" || this.#trace.curve(name) !== null,
     );
   }
@@ -48,14 +48,13 @@ export class Curves {
 
   /** Returns whether steps of this width show the curve's own values, and not those of a bucket. */
   isExact(name: string): boolean {
-    return (name === "live" || name === "reserved") && this.#trace.summary.aggregated === null;
+    return this.#isCounted(name) && this.#trace.summary.aggregated === null;
   }
 
   envelope(name: string, steps: Steps): Envelope {
     const buckets = this.#trace.curve(name);
     const bucket = Math.max(1, this.#trace.summary.bucket_events);
-    const isKept = name === "live" || name === "reserved";
-    if (buckets !== null && (!isKept || steps.width % bucket === 0)) {
+    if (buckets !== null && (!this.#isCounted(name) || steps.width % bucket === 0)) {
       return overBuckets(buckets, bucket, steps);
     }
     const found = overValues(this.exact(name), steps);
@@ -73,6 +72,12 @@ export class Curves {
   overview(name: string, steps: Steps): Envelope | null {
     const buckets = this.#trace.curve(name);
     return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
+  }
+
+  /** Returns whether a curve is counted from the columns where it is exact. What is in segments that were away for a
+   * while is not: it counts for some of its life only. */
+  #isCounted(name: string): boolean {
+    return (name === "live" || name === "reserved") && this.#trace.summary.peak_paused === 0;
   }
 
   /** Returns `live` or `reserved` at every instant, from the columns. */

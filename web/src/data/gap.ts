@@ -4,7 +4,7 @@
 // no block, and then the first cause that applies takes it. So live and the causes add up to reserved.
 
 import { CAUSES, type Cause } from "./summary.ts";
-import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
+import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace, upperBound } from "./trace.ts";
 
 /** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
 const SMALL_UNIT_BYTES = 2 * 2 ** 20;
@@ -13,6 +13,8 @@ export interface Gap {
   reserved: number;
   live: number;
   requested: number;
+  /** The segments that are off the device. What is in them is not in the other sums. */
+  paused: number;
   causes: Record<Cause, number>;
   /** Reserved less live less the causes: 0, unless the data contradicts itself. */
   difference: number;
@@ -35,8 +37,10 @@ export interface Run {
  */
 export function gapAt(trace: Trace, instant: number, stream: number): Gap {
   const { blocks } = trace;
-  const alive = byAddress(rowsAt(blocks, instant), blocks.address);
-  const runs = runsAt(trace, instant);
+  const away = awayAt(trace, instant);
+  const present = rowsAt(blocks, instant).filter((block) => !away.has(blocks.address[block]));
+  const alive = byAddress(present, blocks.address);
+  const runs = runsAt(trace, instant).filter((run) => !away.has(run.address));
   const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
   let live = 0;
   let requested = 0;
@@ -65,6 +69,7 @@ export function gapAt(trace: Trace, instant: number, stream: number): Gap {
     reserved,
     live,
     requested,
+    paused: away.bytes,
     causes,
     difference: reserved - total,
     blocks: alive.length,
@@ -105,7 +110,20 @@ function addFree(
   add(from, run.end);
 }
 
-/** Returns the runs at an instant, by address. */
+/** Returns what is paused at an instant: how much, and whether it is at an address. */
+function awayAt(trace: Trace, instant: number): { bytes: number; has: (address: number) => boolean } {
+  const { pauses } = trace;
+  const rows = byAddress(rowsAt(pauses, instant), pauses.address);
+  const addresses = Float64Array.from(rows, (row) => pauses.address[row]);
+  const sizes = Array.from(rows, (row) => pauses.size[row]);
+  const has = (address: number) => {
+    const place = upperBound(addresses, address) - 1;
+    return place >= 0 && address < addresses[place] + sizes[place];
+  };
+  return { bytes: sizes.reduce((sum, size) => sum + size, 0), has };
+}
+
+/** Returns the runs at an instant, by address; those that are paused are there, too. */
 export function runsAt(trace: Trace, instant: number): Run[] {
   const { segments } = trace;
   const runs: Run[] = [];

@@ -27,6 +27,8 @@ export interface NamedInstant {
   live: number;
   reserved: number;
   requested: number;
+  /** The segments that are off the device; in none of the others. */
+  paused: number;
   causes: Record<Cause, number>;
   /** Whose gap it is: other streams' free memory is a cause. An index into `streams`. */
   stream: number;
@@ -93,6 +95,8 @@ export interface TraceSummary {
   bucket_events: number;
   peak_live: Point;
   peak_reserved: Point;
+  /** The most bytes that were paused at once. */
+  peak_paused: number;
   ooms: { event: number; requested: number }[];
   instants: NamedInstant[];
   /** Blocks that are in the curves only. */

@@ -30,6 +30,15 @@ export interface Segments {
   flags: Uint32Array;
 }
 
+/** Segments whose memory is off the device: at instants `start <= k < end`. */
+export interface Pauses {
+  count: number;
+  start: Uint32Array;
+  end: Uint32Array;
+  address: Float64Array;
+  size: Float64Array;
+}
+
 export const LARGE = 1;
 export const EXPANDABLE = 2;
 
@@ -56,6 +65,7 @@ export class Trace {
   readonly #strings: string[];
   #blocks: Blocks | null = null;
   #segments: Segments | null = null;
+  #pauses: Pauses | null = null;
 
   constructor(container: Container, index: number, summary: TraceSummary, strings: string[]) {
     this.summary = summary;
@@ -79,6 +89,11 @@ export class Trace {
   get segments(): Segments {
     this.#segments ??= this.#readSegments();
     return this.#segments;
+  }
+
+  get pauses(): Pauses {
+    this.#pauses ??= this.#readPauses();
+    return this.#pauses;
   }
 
   /** Returns the last instant: how many events there are. */
@@ -178,6 +193,17 @@ export class Trace {
       stream: this.#u32("segments/stream"),
       pool: this.#u32("segments/pool"),
       flags: this.#u32("segments/flags"),
+    };
+  }
+
+  #readPauses(): Pauses {
+    const start = this.#u32("pauses/start");
+    return {
+      count: start.length,
+      start,
+      end: this.#u32("pauses/end"),
+      address: this.#u64("pauses/address"),
+      size: this.#u64("pauses/size"),
     };
   }
 

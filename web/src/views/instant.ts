@@ -110,6 +110,7 @@ export class InstantBar implements View {
       figure("Live", gap.live),
       figure("Reserved", gap.reserved),
       figure("Gap", gap.reserved - gap.live),
+      trace.summary.peak_paused > 0 ? figure("Paused", gap.paused) : null,
     );
     this.#set.hidden = second !== null;
     this.#second.hidden = second === null;

@@ -13,6 +13,9 @@ export const OTHERS = [
   { key: "others/reserved", name: "reserved", title: "Reserved of all others" },
 ];
 
+/** What the device had at each instant: `paused` is what it would have had besides. */
+const RECORDED = ["live", "reserved", "paused"];
+
 export class Legend {
   readonly element = h("div", {
     class: "curves",
@@ -43,7 +46,7 @@ export class Legend {
     };
     const isCause = (name: string) => (CAUSES as readonly string[]).includes(name);
     const groups = [
-      ["Recorded", curves.names.filter((name) => name === "live" || name === "reserved")],
+      ["Recorded", curves.names.filter((name) => RECORDED.includes(name))],
       ["The gap", curves.names.filter(isCause)],
       ["Other traces", this.#model.summary.traces.length > 1 ? OTHERS.map(({ key }) => key) : []],
       ["Replayed", curves.names.filter((name) => name.endsWith("/reserved"))],
@@ -77,6 +80,7 @@ export function nameOf(name: string): string {
   if (cause !== undefined) return CAUSE_TEXTS[cause].title;
   if (name === "live") return "Live";
   if (name === "reserved") return "Reserved";
+  if (name === "paused") return "Paused";
   return name.slice(0, name.lastIndexOf("/"));
 }
 
@@ -84,6 +88,7 @@ export function nameOf(name: string): string {
 export function colorOf(model: Model, name: string): string {
   if (name === "live") return "--live";
   if (name === "reserved") return "--reserved";
+  if (name === "paused") return "--paused";
   if (OTHERS.some(({ key }) => key === name)) return "--ink-3";
   const cause = (CAUSES as readonly string[]).indexOf(name);
   if (cause >= 0) return `--cause-${cause}`;

@@ -101,6 +101,13 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
         "is not recorded counts as its request rounded up to 512 bytes.",
     );
   }
+  if (summary.peak_paused > 0) {
+    lines.push(
+      `Up to ${format.bytes(summary.peak_paused)} were paused at once. While memory is paused it is off the device, ` +
+        "and neither reserved nor live here, but a curve of its own; its blocks stay listed and drawn, as their " +
+        "addresses stay theirs. What other strategies would have needed is without any pause.",
+    );
+  }
   if (summary.is_cut_off) {
     lines.push(
       "The recording is cut off: events from its beginning are missing, so blocks made then have no stack and no age.",

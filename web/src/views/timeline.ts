@@ -399,7 +399,8 @@ export class Timeline implements View, Gestures {
 
   #showLevel(steps: Steps): void {
     const [from, to] = this.view;
-    const { bucket_events } = this.#model.trace.summary;
+    const { bucket_events, peak_paused } = this.#model.trace.summary;
+    const curves = peak_paused > 0 ? "Curves" : "Curves other than live and reserved";
     const others = this.#shown().some((name) => !this.#model.curves.isExact(name));
     this.#level.textContent =
       `Events ${format.whole(from)} to ${format.whole(to)}. ` +
@@ -407,7 +408,7 @@ export class Timeline implements View, Gestures {
         ? "Every event by itself."
         : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
       (others && steps.width < bucket_events && bucket_events > 1
-        ? ` Curves other than live and reserved: least and most of ${format.whole(bucket_events)} events.`
+        ? ` ${curves}: least and most of ${format.whole(bucket_events)} events.`
         : "");
   }
 

@@ -318,6 +318,34 @@ test("without stacks the bytes are told by stream and size", async () => {
   assertQuiet();
 });
 
+test("what is paused is told beside what is reserved, and what that leaves out is said", async () => {
+  const segment = first.segments.find(({ flags }) => flags === 1);
+  assert.ok(segment !== undefined);
+  const { address, size } = segment;
+  const pause = { start: first.events - 100, end: first.events + 1, address, size };
+  const away: Recording = { ...first, pauses: [pause] };
+  const page = await session.open([away]);
+  await page.locator("#instant").fill(String(first.events));
+  await page.locator("#instant").press("Enter");
+  await settled(page);
+  const figure = async (name: string) => {
+    const term = page.locator(".readout div", { has: page.getByText(name, { exact: true }) });
+    return Number(await term.locator("data").getAttribute("value"));
+  };
+  const { live, reserved, paused } = count(away, first.events);
+  assert.ok(paused > 0);
+  assert.deepEqual(
+    [await figure("Live"), await figure("Reserved"), await figure("Paused")],
+    [live, reserved, paused],
+  );
+  await assertSums(page, away);
+  assert.equal(await page.getByRole("button", { name: "Paused" }).getAttribute("aria-pressed"), "true");
+  assert.match(await page.locator(".notes").innerText(), /were paused at once/);
+  const without = await session.open([first]);
+  assert.equal(await without.getByRole("button", { name: "Paused" }).count(), 0);
+  assertQuiet();
+});
+
 test("a click copies a number to the byte", async () => {
   const page = await session.open([first]);
   const number = page.locator("#gap td[data-cell=Reserved] data");

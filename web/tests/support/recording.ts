@@ -28,6 +28,14 @@ export interface Segment {
   flags: number;
 }
 
+/** A segment that is off the device for some instants. */
+export interface Pause {
+  start: number;
+  end: number;
+  address: number;
+  size: number;
+}
+
 export interface Recording {
   name: string;
   events: number;
@@ -38,6 +46,7 @@ export interface Recording {
   stacks: string[][];
   blocks: Block[];
   segments: Segment[];
+  pauses?: Pause[];
   /** Microseconds between events; 0: no times. */
   pace_us: number;
   ooms: { event: number; requested: number }[];
@@ -58,6 +67,7 @@ export interface Counted {
   live: number;
   reserved: number;
   requested: number;
+  paused: number;
   causes: Record<Cause, number>;
 }
 
@@ -115,6 +125,12 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   for (const name of ["address", "size"] as const) {
     columns[`${prefix}segments/${name}`] = u64(segments.map((segment) => segment[name]));
   }
+  const pauses = recording.pauses ?? [];
+  columns[`${prefix}pauses/start`] = u32(pauses.map(({ start }) => start));
+  columns[`${prefix}pauses/end`] = u32(pauses.map(({ end }) => end));
+  columns[`${prefix}pauses/tag`] = u32(pauses.map(() => 0));
+  columns[`${prefix}pauses/address`] = u64(pauses.map(({ address }) => address));
+  columns[`${prefix}pauses/size`] = u64(pauses.map(({ size }) => size));
   columns[`${prefix}steps/boundaries`] = u32(recording.steps);
   if (recording.pace_us > 0) {
     columns[`${prefix}events/time_event`] = u32([0, recording.events]);
@@ -180,6 +196,7 @@ function summaryOf(recording: Recording): TraceSummary {
     bucket_events: recording.bucket_events,
     peak_live: peak("live"),
     peak_reserved: peak("reserved"),
+    peak_paused: Math.max(...curves.paused),
     ooms: recording.ooms,
     instants: [
       named("Peak live", peak("live").event),
@@ -203,8 +220,13 @@ function summaryOf(recording: Recording): TraceSummary {
 /** Counts one instant byte by byte of its description: blocks and segments as objects, nothing shared with src. */
 export function count(recording: Recording, instant: number): Counted {
   const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
-  const blocks = recording.blocks.filter(({ start, end }) => start <= instant && instant < end);
-  const segments = recording.segments.filter(({ start, end }) => start <= instant && instant < end);
+  const pauses = (recording.pauses ?? []).filter(({ start, end }) => start <= instant && instant < end);
+  const isThere = ({ start, end, address }: { start: number; end: number; address: number }) =>
+    start <= instant &&
+    instant < end &&
+    !pauses.some((pause) => pause.address <= address && address < pause.address + pause.size);
+  const blocks = recording.blocks.filter(isThere);
+  const segments = recording.segments.filter(isThere);
   let [live, requested] = [0, 0];
   for (const block of blocks) {
     if (block.freed <= instant) causes.waiting_for_events += block.size;
@@ -235,11 +257,20 @@ export function count(recording: Recording, instant: number): Counted {
     } else if (free === segment.size) causes.cached_segments += free;
     else causes.split_remainders += free;
   }
-  return { live, requested, reserved: segments.reduce((sum, { size }) => sum + size, 0), causes };
+  const sum = (rows: { size: number }[]) => rows.reduce((sum, { size }) => sum + size, 0);
+  return { live, requested, reserved: sum(segments), paused: sum(pauses), causes };
 }
 
-/** Returns live and reserved bytes at every instant. */
-function pointsOf(recording: Recording): { live: number[]; reserved: number[] } {
+/** Returns live, reserved and paused bytes at every instant. */
+function pointsOf(recording: Recording): { live: number[]; reserved: number[]; paused: number[] } {
+  if (recording.pauses !== undefined) {
+    const all = Array.from({ length: recording.events + 1 }, (_, instant) => count(recording, instant));
+    return {
+      live: all.map(({ live }) => live),
+      reserved: all.map(({ reserved }) => reserved),
+      paused: all.map(({ paused }) => paused),
+    };
+  }
   const live = new Array<number>(recording.events + 1).fill(0);
   const reserved = new Array<number>(recording.events + 1).fill(0);
   const add = (values: number[], start: number, end: number, bytes: number) => {
@@ -254,11 +285,12 @@ function pointsOf(recording: Recording): { live: number[]; reserved: number[] } 
     live[i] += live[i - 1];
     reserved[i] += reserved[i - 1];
   }
-  return { live, reserved };
+  return { live, reserved, paused: [0] };
 }
 
 function curvesOf(recording: Recording): Record<string, { min: number[]; max: number[] }> {
-  const curves: Record<string, number[]> = { ...pointsOf(recording) };
+  const { paused, ...kept } = pointsOf(recording);
+  const curves: Record<string, number[]> = recording.pauses === undefined ? kept : { ...kept, paused };
   if (recording.folded_below !== undefined) {
     const hidden = recording.blocks.filter((block) => isFolded(recording, block));
     curves.aggregated = pointsOf({ ...recording, blocks: hidden }).live;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Curves, everyFitting, stepsWithin } from "../../src/data/curves.ts";
-import { traceOf } from "../support/recording.ts";
+import { count, traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
 const made = { ...simulate({ seed: 4, steps: 6, requestsPerStep: 50 }), bucket_events: 16 };
@@ -27,6 +27,25 @@ test("at every width a step has the least and the most of its instants", () => {
       const values = exact.slice(from, from + steps.width);
       assert.equal(min[i], Math.min(...values), `step ${i} of ${steps.count}`);
       assert.equal(max[i], Math.max(...values), `step ${i} of ${steps.count}`);
+    }
+  }
+});
+
+test("what is paused is a curve of its own, and in no other", () => {
+  const { start, address, size } = made.segments[0];
+  const pauses = [{ start: start + 100, end: start + 150, address, size }];
+  const away = { ...made, pauses };
+  const withPause = new Curves(traceOf(away));
+  assert.deepEqual(withPause.names.slice(0, 3), ["live", "reserved", "paused"]);
+  assert.ok(!curves.names.includes("paused"));
+  // Live and reserved are read off the buckets, which know what was away.
+  const steps = withPause.steps(0, made.events, 10_000);
+  for (const name of ["live", "reserved", "paused"] as const) {
+    assert.ok(!withPause.isExact(name));
+    const { min, max } = withPause.envelope(name, steps);
+    for (const instant of [start + 99, start + 100, start + 120, start + 149, start + 150]) {
+      const value = count(away, instant)[name];
+      assert.ok(min[instant] <= value && value <= max[instant], `${name} at ${instant}`);
     }
   }
 });

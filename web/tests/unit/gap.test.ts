@@ -52,6 +52,23 @@ test("each cause takes its own", () => {
   assert.deepEqual(parts([{ stream: 1, pool: 1 }], []), { private_pools: 20 * MIB });
 });
 
+test("what is paused is neither reserved nor live, and counts again when it is back", () => {
+  const made = recording(
+    [{}, { address: 20 * MIB, flags: 1 }],
+    [{}, { address: 20 * MIB }, { address: 22 * MIB, end: 6 }],
+  );
+  const trace = traceOf({ ...made, pauses: [{ start: 3, end: 8, address: 20 * MIB, size: 20 * MIB }] });
+  const at = (instant: number) => {
+    const { live, reserved, paused, difference } = gapAt(trace, instant, 0);
+    assert.equal(difference, 0);
+    return [live, reserved, paused].map((bytes) => bytes / MIB);
+  };
+  assert.deepEqual(at(2), [3, 40, 0]);
+  assert.deepEqual(at(3), [1, 20, 20]);
+  assert.deepEqual(at(7), [1, 20, 20]);
+  assert.deepEqual(at(8), [2, 40, 0]);
+});
+
 test("an instant is after so many events", () => {
   const block = { start: 3, freed: 5, end: 7 };
   const at = (instant: number) => parts([{}], [block], instant);
@@ -94,9 +111,9 @@ test("random jobs: the causes are those of an independent count, and add up", ()
     const trace = traceOf(made);
     const curves = new Curves(trace);
     for (let instant = 0; instant <= made.events; instant += 7) {
-      const { live, reserved, requested, causes, difference } = gapAt(trace, instant, 0);
+      const { live, reserved, requested, paused, causes, difference } = gapAt(trace, instant, 0);
       assert.deepEqual(
-        { live, reserved, requested, causes },
+        { live, reserved, requested, paused, causes },
         count(made, instant),
         `seed ${seed}, ${instant}`,
       );
@@ -107,4 +124,26 @@ test("random jobs: the causes are those of an independent count, and add up", ()
     }
   }
   assert.equal(seen.size, CAUSES.length, "every cause occurs");
+});
+
+test("random jobs whose segments are paused: the same", () => {
+  const made = simulate({ seed: 5, steps: 4, requestsPerStep: 60 });
+  const plain = made.segments.filter(({ flags }) => flags === 1);
+  const pauses = plain.map(({ start, end, address, size }, i) => ({
+    start: Math.min(end, start + 30),
+    end: Math.min(end, start + 90 + 20 * i),
+    address,
+    size,
+  }));
+  const away = { ...made, pauses };
+  const trace = traceOf(away);
+  const seen = new Set<number>();
+  for (let instant = 0; instant <= made.events; instant += 3) {
+    const { live, reserved, requested, paused, causes, difference } = gapAt(trace, instant, 0);
+    const counted = count(away, instant);
+    assert.deepEqual({ live, reserved, requested, paused, causes }, counted, `instant ${instant}`);
+    assert.equal(difference, 0);
+    seen.add(paused);
+  }
+  assert.ok(seen.size > 2, "some are, and some are not");
 });

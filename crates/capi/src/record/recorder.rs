@@ -14,7 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Bytes, Event, SegmentSnapshot};
 use lowtide_shared::Observer;
-use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+use lowtide_trace::{
+    AllocatorSettings, Note, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
+};
 
 use super::ring::{Entry, Ring};
 use super::stacks;
@@ -58,6 +60,13 @@ enum Announcement {
         device: u8,
         settings: AllocatorSettings,
         held: Vec<SegmentSnapshot>,
+    },
+    /// The memory of a region's segments leaves, or is back.
+    Pause {
+        device: u8,
+        tag: Arc<str>,
+        segments: Vec<Event>,
+        time_us: i64,
     },
     /// Nothing more comes.
     End,
@@ -139,6 +148,16 @@ impl Recorder {
             device,
             settings,
             held,
+        });
+    }
+
+    /// Records that the memory of some segments of a device leaves, or is back. Their region has this tag.
+    pub(crate) fn tell_of_pause(&self, device: u8, tag: &Arc<str>, segments: Vec<Event>) {
+        self.announce(Announcement::Pause {
+            device,
+            tag: Arc::clone(tag),
+            segments,
+            time_us: now_us(),
         });
     }
 
@@ -242,7 +261,8 @@ struct Session<'a> {
     writer: StreamWriter<Counted>,
     /// Whether a device's events are recorded, by its number.
     begun: [bool; 256],
-    no_stacks: StackTable,
+    /// The tags of regions, as notes. It has no stacks.
+    tags: StackTable,
     events: u64,
     bytes: Arc<AtomicU64>,
 }
@@ -258,7 +278,7 @@ impl Session<'_> {
             recorder,
             writer: StreamWriter::new(file)?,
             begun: [false; 256],
-            no_stacks: StackTable::new(),
+            tags: StackTable::new(),
             events: 0,
             bytes,
         })
@@ -297,6 +317,12 @@ impl Session<'_> {
                             self.writer.begin_device(device.into(), &settings, &held)?;
                         }
                     }
+                    Some(Announcement::Pause {
+                        device,
+                        tag,
+                        segments,
+                        time_us,
+                    }) => self.push_pause(device, &tag, &segments, time_us)?,
                     Some(Announcement::End) | None => return Ok(true),
                 },
             }
@@ -317,11 +343,38 @@ impl Session<'_> {
             note: NoteId::NONE,
         };
         if stack == 0 {
-            return self.writer.push(device.into(), &event, &self.no_stacks);
+            return self.writer.push(device.into(), &event, &self.tags);
         }
         stacks::with(stack, |stack, table| {
             let event = TraceEvent { stack, ..event };
             self.writer.push(device.into(), &event, table)
+        })
+    }
+
+    fn push_pause(
+        &mut self,
+        device: u8,
+        tag: &str,
+        segments: &[Event],
+        time_us: i64,
+    ) -> io::Result<()> {
+        if !self.begun[usize::from(device)] {
+            return Ok(());
+        }
+        let note = self.tags.intern_note(Note {
+            compile_context: None,
+            user_metadata: Some(tag),
+        });
+        self.events += segments.len() as u64;
+        segments.iter().try_for_each(|&event| {
+            let event = TraceEvent {
+                event,
+                time_us,
+                stack: StackId::NONE,
+                pool_known: true,
+                note,
+            };
+            self.writer.push(device.into(), &event, &self.tags)
         })
     }
 

@@ -13,7 +13,8 @@ use lowtide_core::{
 };
 use lowtide_cuda::CudaDriver;
 use lowtide_region::{
-    BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource, RegionState,
+    BackupError, BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource,
+    RegionState,
 };
 use lowtide_shared::SharedError;
 
@@ -74,9 +75,18 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
     }))
 }
 
-/// Pauses a region on one device.
+/// Pauses a region on one device, where other regions' retained copies go if the host has too little memory
+/// otherwise.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause(&mut RegionPools(region), keeper)
+    let mut pools = RegionPools(region);
+    match region.memory.pause(&mut pools, keeper) {
+        Err(RegionError::Backup(BackupError::NoHostMemory { .. })) => {
+            let released = keeper::release_copies(region.device, keeper);
+            released.map_err(|error| RegionError::Pools(error.text.into()))?;
+            region.memory.pause(&mut pools, keeper)
+        }
+        outcome => outcome,
+    }
 }
 
 /// Pauses a region on one device, and keeps nothing of what is in it.
@@ -326,12 +336,20 @@ impl Pools for RegionPools<'_> {
     fn tell(&mut self, is_leaving: bool) {
         let OnDevice { device, .. } = *self.0;
         // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
-        let _ = registry::with_observer(|observer| {
+        let _ = registry::with_listeners(|observer, recorder| {
+            self.0.is_told_away.store(is_leaving, Ordering::Relaxed);
             let pools = self.0.all_pools()?;
             allocator(device).with_pools(|lane| {
-                let segments = lane.segments().into_iter();
-                for segment in segments.filter(|segment| pools.contains(&segment.pool)) {
-                    observer.tell_of_pause(device, is_leaving, &segment);
+                let mut segments = lane.segments();
+                segments.retain(|segment| pools.contains(&segment.pool));
+                let event = |segment| registry::pause_event(is_leaving, segment);
+                let events: Vec<_> = segments.iter().map(event).collect();
+                if let Some(observer) = observer {
+                    events.iter().for_each(|event| observer.tell(device, event));
+                }
+                if let Some(recorder) = recorder {
+                    let number = registry::number_in_use(device);
+                    recorder.tell_of_pause(number, &self.0.name.tag, events);
                 }
             })?;
             Ok(())
@@ -340,7 +358,7 @@ impl Pools for RegionPools<'_> {
 }
 
 /// Returns what of a block is kept: what was asked for, in units in which it may be copied.
-fn contents_of(block: &Allocation) -> MemoryRange {
+pub(super) fn contents_of(block: &Allocation) -> MemoryRange {
     let size = block.requested.round_up(Bytes(512)).min(block.size);
     MemoryRange {
         address: block.address,

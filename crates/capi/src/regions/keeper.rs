@@ -9,7 +9,8 @@ use lowtide_core::Bytes;
 use lowtide_cuda::{CudaBackup, CudaBackups};
 use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
 
-use super::table::stopped;
+use super::change;
+use super::table::{self, stopped};
 use crate::error::Error;
 use crate::registry::{self, DEVICES_MAX};
 
@@ -75,9 +76,26 @@ pub(crate) fn retains() -> bool {
     SETTINGS.lock().is_ok_and(|settings| settings.retains())
 }
 
-/// Gives back what is kept for the next backups, on every device.
+/// Gives back what is kept for the next backups, and the copies of regions that are mapped, on every device.
 pub(super) fn release_retained() -> Result<(), Error> {
-    for_each_engine(CudaBackups::release_retained)
+    for (device, _) in registry::devices_in_use()? {
+        let mut keeper = lock(device)?;
+        release_copies(device, &mut keeper)?;
+        let engine = keeper.engine.iter_mut();
+        engine.for_each(CudaBackups::release_retained);
+    }
+    Ok(())
+}
+
+/// Discards the copies of a device's regions that are mapped: their memory waits for the next backup.
+pub(super) fn release_copies(device: c_int, keeper: &mut Keeper) -> Result<(), Error> {
+    for region in table::on_devices()? {
+        if region.device == device {
+            let released = region.memory.release_retained(keeper);
+            released.map_err(change::error)?;
+        }
+    }
+    Ok(())
 }
 
 fn for_each_engine(act: impl Fn(&mut CudaBackups)) -> Result<(), Error> {
@@ -151,6 +169,10 @@ impl Backups for Keeper {
         if let Ok(engine) = self.engine() {
             engine.discard(backup);
         }
+    }
+
+    fn retains(&mut self, backup: &CudaBackup) -> bool {
+        self.engine().is_ok_and(|engine| engine.retains(backup))
     }
 
     fn host_copy(backup: &CudaBackup, range: MemoryRange) -> Option<usize> {

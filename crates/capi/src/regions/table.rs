@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
@@ -93,6 +93,8 @@ pub(crate) struct OnDevice {
     pub(super) own_pool: MempoolId,
     /// Other pools that have its memory. Taken after any lock of an allocator.
     pub(super) pools: Mutex<Vec<MempoolId>>,
+    /// Whether those who are told of events know its memory to be away. Changes while no listener does.
+    pub(super) is_told_away: AtomicBool,
 }
 
 /// Has this thread's requests served from a region.
@@ -215,6 +217,19 @@ pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
     Ok(all.cloned().collect())
 }
 
+/// Returns a device's pools whose memory is away, as far as was told, with the tags of their regions. Called
+/// while nobody is told of it.
+pub(crate) fn paused_pools(device: c_int) -> Result<Vec<(MempoolId, Arc<str>)>, Error> {
+    let mut paused = Vec::new();
+    for region in on_devices()? {
+        if region.device == device && region.is_told_away.load(Ordering::Relaxed) {
+            let pools = region.all_pools()?.into_iter();
+            paused.extend(pools.map(|pool| (pool, Arc::clone(&region.name.tag))));
+        }
+    }
+    Ok(paused)
+}
+
 /// Returns whether a tag was ever entered.
 pub(crate) fn is_known(tag: &str) -> Result<bool, Error> {
     registry::refuse_fork()?;
@@ -333,6 +348,7 @@ impl Region {
             memory,
             own_pool,
             pools: Mutex::default(),
+            is_told_away: AtomicBool::new(false),
         });
         self.memories.insert(device, Arc::clone(&on_device));
         Ok(on_device)

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use common::{Fake, allocate, allocate_on, command, isolated, last_error};
 use lowtide::*;
-use lowtide_core::Config;
+use lowtide_core::{Action, Bytes, Config};
+use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
 use lowtide_trace::{Snapshot, Trace};
 
@@ -134,6 +135,119 @@ fn verify(trace: &Trace) -> u64 {
     assert_eq!(verified.first_difference, None);
     assert_eq!(verified.same_address, verified.compared);
     verified.compared
+}
+
+/// Returns `size` bytes of the region `kv`.
+fn allocate_in_region(size: usize) -> *mut c_void {
+    let tag = CString::new("kv").unwrap();
+    // SAFETY: it ends with a zero byte.
+    let entered = unsafe { lowtide_region_enter(tag.as_ptr(), Backup::None as i32) };
+    assert_eq!(entered, Status::Ok);
+    let memory = allocate(size, 0).unwrap();
+    assert_eq!(lowtide_region_leave(), Status::Ok);
+    memory
+}
+
+fn pause() {
+    // SAFETY: null is every region.
+    assert_eq!(unsafe { lowtide_pause(ptr::null()) }, Status::Ok);
+}
+
+fn resume() {
+    // SAFETY: null is every region.
+    assert_eq!(unsafe { lowtide_resume(ptr::null()) }, Status::Ok);
+}
+
+/// Returns what left and came back in a trace: the action, the segment's size in MiB, and the tag.
+fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
+    let events = trace.events.iter();
+    let pauses = events.filter(|event| event.event.action.is_pause());
+    let told = pauses.map(|event| {
+        assert!(event.time_us > 0);
+        let tag = trace.stacks.note(event.note).user_metadata.unwrap();
+        let size = event.event.size.get() >> 20;
+        (event.event.action, size, tag.to_owned())
+    });
+    told.collect()
+}
+
+#[test]
+fn pauses_are_recorded_where_they_were() {
+    isolated("pauses_are_recorded_where_they_were", &[], |_| {
+        let path = directory().join("pauses.lowtide");
+        assert_eq!(start(&path), Status::Ok);
+        let outside = allocate(30 << 20, 0).unwrap();
+        let freed = allocate_in_region(40 << 20);
+        let kept = allocate_in_region(50 << 20);
+        pause();
+        assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        let meanwhile = allocate(60 << 20, 0).unwrap();
+        resume();
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        let snapshot = read(&path);
+        let trace = &snapshot.traces[0];
+        let kv = |action, mib| (action, mib, "kv".to_owned());
+        assert_eq!(
+            pauses(trace),
+            [
+                kv(Action::SegmentPaused, 40),
+                kv(Action::SegmentPaused, 50),
+                kv(Action::SegmentResumed, 50),
+            ]
+        );
+        // What the device gave at most is what it had at once.
+        let history = History::new(trace, &BlockSizes::of(trace, &()));
+        assert_eq!(history.contradictions, 0);
+        assert_eq!(history.peak_reserved.gap.reserved, Bytes::mib(140));
+        let most = history.levels.most(CURVES - 1).iter().max();
+        assert_eq!(most, Some(&(90 << 20)));
+        assert_eq!(history.end.paused, Bytes::ZERO);
+        let away = &history.pauses[0];
+        assert_eq!(history.tags[away.tag as usize], "kv");
+        let last = history.pauses.last().unwrap();
+        assert!(away.end < last.end, "one went back while it was away");
+
+        // To another strategy nothing happened, and what is away keeps its place.
+        let config = "buddy".parse().unwrap();
+        let outcome = |trace: &Trace| {
+            let replayed = Job::new(trace).replay(&config, &Options::default(), &());
+            let outcome = replayed.unwrap();
+            (outcome.peak_reserved_bytes, outcome.device_allocs)
+        };
+        let mut without = trace.clone();
+        without
+            .events
+            .retain(|event| !event.event.action.is_pause());
+        assert_eq!(outcome(trace), outcome(&without));
+        for memory in [outside, kept, meanwhile] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+    });
+}
+
+#[test]
+fn a_recording_that_begins_late_knows_what_is_paused() {
+    let test = "a_recording_that_begins_late_knows_what_is_paused";
+    isolated(test, &[], |_| {
+        let path = directory().join("paused.lowtide");
+        let kept = allocate_in_region(50 << 20);
+        for is_away in [true, false] {
+            if is_away {
+                pause();
+            }
+            assert_eq!(start(&path), Status::Ok);
+            if is_away {
+                resume();
+            }
+            assert_eq!(lowtide_record_stop(), Status::Ok);
+            let snapshot = read(&path);
+            let told = pauses(&snapshot.traces[0]);
+            let actions: Vec<_> = told.iter().map(|(action, ..)| *action).collect();
+            let expected = [Action::SegmentPaused, Action::SegmentResumed];
+            assert_eq!(actions, &expected[..if is_away { 2 } else { 0 }]);
+        }
+        assert_eq!(lowtide_deallocate(kept), Status::Ok);
+    });
 }
 
 #[test]

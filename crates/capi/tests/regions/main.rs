@@ -248,6 +248,70 @@ fn a_paused_region_hands_nothing_out_and_takes_blocks_back() {
 }
 
 #[test]
+fn a_retained_copy_stays_until_the_next_pause() {
+    isolated("a_retained_copy_stays_until_the_next_pause", &[], |_| {
+        let kept = allocate_in("kv", Backup::Host, 5 * MIB, 0, 1);
+        let other = allocate_in("other", Backup::Host, 5 * MIB, 0, 2);
+        let in_file = allocate_in("kv", Backup::Disk, MIB, 0, 3);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause_all(), Status::Ok);
+        let (copy, size) = host_copy(kept).unwrap();
+        assert_eq!(resume_all(), Status::Ok);
+        // What the program writes later is not in it.
+        fill(kept, 5 * MIB, 4);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        check(copy, size, 1);
+        assert_eq!(host_copy(in_file), Err(Status::InvalidArgument));
+        assert!(region("kv", Backup::Host, 0).host_bytes >= 5 << 20);
+        let late = allocate_in("kv", Backup::Host, 5 * MIB, 0, 5);
+        assert_eq!(host_copy(late), Err(Status::InvalidArgument));
+        assert_eq!(lowtide_deallocate(late), Status::Ok);
+
+        // It is asked at a resume whether a copy is retained; the next pause has its memory.
+        assert_eq!(lowtide_retain_backups(false), Status::Ok);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        check(copy, size, 4);
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert!(host_copy(other).is_ok(), "it was not paused since");
+
+        // A copy goes with the region's last segment, or when it is released.
+        assert_eq!(lowtide_deallocate(other), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(region("other", Backup::Host, 0).host_bytes, 0);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert!(host_copy(kept).is_ok(), "it is paused");
+        assert_eq!(resume("kv"), Status::Ok);
+        assert!(host_copy(kept).is_ok());
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
+        check(kept, 5 * MIB, 4);
+    });
+}
+
+/// What was kept is older than what the program dropped.
+#[test]
+fn a_region_that_is_dropped_has_no_copy_left() {
+    isolated("a_region_that_is_dropped_has_no_copy_left", &[], |_| {
+        let kept = allocate_in("kv", Backup::Host, MIB, 0, 1);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        assert!(host_copy(kept).is_ok());
+        // SAFETY: null stands for every region.
+        assert_eq!(unsafe { lowtide_pause_and_drop(ptr::null()) }, Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(region("kv", Backup::Host, 0).last_restored_bytes, 0);
+    });
+}
+
+#[test]
 fn a_tag_that_was_never_entered_is_refused() {
     isolated("a_tag_that_was_never_entered_is_refused", &[], |_| {
         assert_eq!(pause_all(), Status::Ok);

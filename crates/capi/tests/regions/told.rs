@@ -62,6 +62,55 @@ unsafe extern "C" fn observe(context: *mut c_void, event: *const Event) {
     registrations.lock().unwrap().on(unsafe { &*event });
 }
 
+/// Returns the sizes of the segments that are shown as paused, in MiB.
+fn shown_as_paused() -> Vec<u64> {
+    unsafe extern "C" fn visit(
+        context: *mut c_void,
+        segment: *const Segment,
+        _blocks: *const Block,
+        _count: usize,
+    ) {
+        // SAFETY: it is what is passed below.
+        let seen = unsafe { &mut *context.cast::<Vec<u64>>() };
+        // SAFETY: it is shown for the time of the call.
+        let segment = unsafe { &*segment };
+        if segment.is_paused {
+            seen.push(segment.size >> 20);
+        }
+    }
+    let mut seen: Vec<u64> = Vec::new();
+    // SAFETY: `visit` takes such a context.
+    let status = unsafe { lowtide_visit_segments(0, Some(visit), (&raw mut seen).cast()) };
+    assert_eq!(status, Status::Ok);
+    seen.sort_unstable();
+    seen
+}
+
+/// Who comes late finds what was told before, whoever was told: nobody here.
+#[test]
+fn what_is_paused_is_shown_so() {
+    isolated("told::what_is_paused_is_shown_so", &[], |fake| {
+        let outside = allocate(MIB, 0).unwrap();
+        let kept = allocate_in("kv", Backup::Host, 30 * MIB, 0, 1);
+        let freed = allocate_in("kv", Backup::None, 40 * MIB, 0, 2);
+        assert_eq!(shown_as_paused(), [0; 0]);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(shown_as_paused(), [30, 40]);
+        assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        assert_eq!(shown_as_paused(), [30, 40], "segments stay");
+        // Of one of the two regions.
+        fake.fail("cuMemSetAccess", 1, 999);
+        assert_eq!(resume("kv"), Status::Driver);
+        fake.fail_none();
+        assert_eq!(shown_as_paused(), [30]);
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(shown_as_paused(), [0; 0]);
+        for memory in [outside, kept] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+    });
+}
+
 #[test]
 fn registrations_follow_a_pause_and_a_resume() {
     let test = "told::registrations_follow_a_pause_and_a_resume";

@@ -1,6 +1,7 @@
 //! Memory between backups: who page-locks it beside the job, keeps it for the next backup, and gives it
 //! back when none comes.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
@@ -64,7 +65,8 @@ impl Keeper {
     /// Returns memory that waits for a backup of so many bytes, if there is some.
     ///
     /// It is the smallest that is large enough, and not more than twice what would be mapped anew, lest a
-    /// small backup takes it from a large one. If none is, the largest that is too small goes back: it is
+    /// small backup takes it from a large one; of equals the newest, which is the same backup's where that was
+    /// discarded just now. If none is, the largest that is too small goes back: it is
     /// likely the same backup's, which has grown, and would wait in vain.
     pub(super) fn take(&self, needed_bytes: usize) -> Option<Arc<HostMemory>> {
         let bytes_max = 2 * HostMemory::bytes_for(needed_bytes);
@@ -73,7 +75,7 @@ impl Keeper {
         let fitting = sizes
             .clone()
             .filter(|&(_, bytes)| (needed_bytes..=bytes_max).contains(&bytes))
-            .min_by_key(|&(_, bytes)| bytes);
+            .min_by_key(|&(index, bytes)| (bytes, Reverse(state.idle[index].since)));
         if let Some((index, _)) = fitting {
             return Some(state.idle.swap_remove(index).kept);
         }
@@ -130,7 +132,7 @@ impl Keeper {
         self.shared.changed.notify_all();
     }
 
-    fn retains(&self) -> bool {
+    pub(super) fn retains(&self) -> bool {
         self.shared.lock().retains
     }
 

@@ -4,6 +4,7 @@
 //! ([`History`](crate::History)); a block was freed at `start + held` and gone at `start + held +
 //! pending`, and took `requested + padding` bytes. A curve has the least and the most of each
 //! `bucket_events` instants. Texts are numbers in the summary's `strings`, which all traces share.
+//! While a segment is paused, it and its blocks are in no curve but `paused`.
 
 mod base64;
 mod columns;
@@ -144,6 +145,7 @@ impl PageData {
             bucket_events: history.levels.part_instants(),
             peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
             peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
+            peak_paused: peak_paused(history),
             ooms: ooms(history),
             instants: figures.collect(),
             aggregated: folded.as_ref().map(|folded| Aggregated {
@@ -258,6 +260,18 @@ impl PageData {
         columns.add_u32(name("flags"), flags);
         columns.add_u64(name("address"), segments().map(|segment| segment.address));
         columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
+        self.add_pauses(prefix, history);
+    }
+
+    fn add_pauses(&mut self, prefix: &str, history: &History) {
+        let pauses = || history.pauses.iter();
+        let name = |name: &str| format!("{prefix}pauses/{name}");
+        let columns = &mut self.columns;
+        columns.add_u32(name("start"), pauses().map(|pause| pause.start));
+        columns.add_u32(name("end"), pauses().map(|pause| pause.end));
+        columns.add_u32(name("tag"), pauses().map(|pause| pause.tag));
+        columns.add_u64(name("address"), pauses().map(|pause| pause.address));
+        columns.add_u64(name("size"), pauses().map(|pause| pause.size.get()));
     }
 
     fn add_curves(&mut self, prefix: &str, history: &History, folded: Option<&Folded>) {
@@ -267,6 +281,9 @@ impl PageData {
             self.columns.add_u64(name("max"), most.iter().copied());
         };
         for (index, curve) in CURVE_NAMES.iter().enumerate() {
+            if *curve == "paused" && history.pauses.is_empty() {
+                continue;
+            }
             add(
                 curve,
                 history.levels.least(index),
@@ -369,6 +386,12 @@ fn instants(history: &History) -> Vec<(String, Moment)> {
     }));
     instants.push(("end".to_owned(), history.end));
     instants
+}
+
+/// Returns the most that was paused at once.
+fn peak_paused(history: &History) -> u64 {
+    let most = history.levels.most(CURVE_NAMES.len() - 1).iter();
+    most.copied().max().unwrap_or(0)
 }
 
 fn ooms(history: &History) -> Vec<Oom> {

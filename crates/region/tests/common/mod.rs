@@ -315,8 +315,10 @@ impl Device for TestDriver {
 #[derive(Debug)]
 pub(crate) struct TestBackups {
     driver: TestDriver,
-    /// How many backups there are.
-    pub(crate) count: usize,
+    /// Each backup has one, too.
+    there: Arc<()>,
+    /// Whether backups in the host's memory stay after a resume.
+    pub(crate) retains: bool,
     /// How many of the next calls work before one fails.
     pub(crate) fails_in: Option<u64>,
     pub(crate) failures: u64,
@@ -327,16 +329,23 @@ pub(crate) struct TestBackup {
     ranges: Vec<MemoryRange>,
     contents: BTreeMap<DeviceAddress, u64>,
     kind: BackupKind,
+    _there: Arc<()>,
 }
 
 impl TestBackups {
     pub(crate) fn new(driver: &TestDriver) -> TestBackups {
         TestBackups {
             driver: driver.clone(),
-            count: 0,
+            there: Arc::default(),
+            retains: false,
             fails_in: None,
             failures: 0,
         }
+    }
+
+    /// Returns how many backups there are.
+    pub(crate) fn count(&self) -> usize {
+        Arc::strong_count(&self.there) - 1
     }
 
     fn call(&mut self) -> Result<(), BackupError> {
@@ -372,7 +381,6 @@ impl Backups for TestBackups {
     ) -> Result<TestBackup, BackupError> {
         self.require_usable(ranges);
         self.call()?;
-        self.count += 1;
         let contents = ranges
             .iter()
             .flat_map(|&range| self.driver.card().read(range));
@@ -380,6 +388,7 @@ impl Backups for TestBackups {
             ranges: ranges.to_vec(),
             contents: contents.collect(),
             kind,
+            _there: Arc::clone(&self.there),
         })
     }
 
@@ -401,8 +410,10 @@ impl Backups for TestBackups {
         fails
     }
 
-    fn discard(&mut self, _backup: TestBackup) {
-        self.count -= 1;
+    fn discard(&mut self, _backup: TestBackup) {}
+
+    fn retains(&mut self, backup: &TestBackup) -> bool {
+        self.retains && backup.kind == BackupKind::Host
     }
 
     fn host_copy(backup: &TestBackup, range: MemoryRange) -> Option<usize> {

@@ -76,6 +76,7 @@ impl Witness {
                 assert_eq!(blocks.next(), None, "{event:?}");
             }
             Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::OutOfMemory => {}
+            Action::SegmentPaused | Action::SegmentResumed => panic!("nobody pauses: {event:?}"),
         }
     }
 

@@ -86,6 +86,7 @@ impl Ledger {
                 Ok(())
             }
             Action::Snapshot => Ok(()),
+            Action::SegmentPaused | Action::SegmentResumed => Err("nobody pauses".to_owned()),
         }
         .map_err(|error| format!("after {event:?}: {error}"))
     }

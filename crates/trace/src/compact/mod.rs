@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   8 bytes  "lowtide\n"
-//!          2 bytes  the version of the format, 3; a reader refuses higher ones
+//!          2 bytes  the version of the format, 4; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
 //!          4 bytes  the length of the payload
 //!          …        the payload
@@ -41,7 +41,11 @@
 //! known.
 //!
 //! Version 1 had no notes, and no byte in `C` for what the recording says. Version 2 had no `G` and no `I`, and
-//! named each device once.
+//! named each device once. Version 3 had no events of regions that are paused and resumed.
+//!
+//! Those, [`Action::SegmentPaused`] and [`Action::SegmentResumed`], are of whole segments, and have a note whose
+//! `user_metadata` is the region's tag. A segment that was paused before the first event is so by the first events
+//! there are. One that goes back while it is paused is not resumed before.
 //!
 //! A file has one of `I` and `M` for each device. With `M`, which is written when all has been recorded, what was
 //! there before the first event follows from the events and the segments at the end, as for PyTorch's snapshots.
@@ -64,7 +68,7 @@ pub use stream::StreamWriter;
 pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 /// What the sections hold, by their first byte.
 mod section {

@@ -126,7 +126,10 @@ impl Present {
                 let gone = self.segments.undo_map(&mut event, true);
                 return gone.map_err(|_| not_there(recorded.event));
             }
-            Action::Snapshot | Action::OutOfMemory => {}
+            Action::Snapshot
+            | Action::OutOfMemory
+            | Action::SegmentPaused
+            | Action::SegmentResumed => {}
         }
         Ok(())
     }

@@ -188,7 +188,10 @@ impl Past {
             Action::SegmentFree => self.segments.undo_free(event),
             Action::SegmentMap => self.segments.undo_map(event, self.knows_end),
             Action::SegmentUnmap => self.segments.undo_unmap(event),
-            Action::Snapshot | Action::OutOfMemory => Ok(()),
+            Action::Snapshot
+            | Action::OutOfMemory
+            | Action::SegmentPaused
+            | Action::SegmentResumed => Ok(()),
         }
     }
 

@@ -23,7 +23,8 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// What is written reads back as the same traces. What reading leaves out is not there to be written:
 /// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
 /// to frames, what an annotation has beside its name and stage, the settings that do not decide where
-/// blocks go, `category`, and host memory. A segment gets the call stack of the event that took it, which
+/// blocks go, `category`, and host memory. Nor are pauses of regions written, for which PyTorch has no word: a
+/// segment that is paused is one like others there. A segment gets the call stack of the event that took it, which
 /// is more than PyTorch does: there the first block has it, and once that was split, none is written.
 ///
 /// # Errors
@@ -99,7 +100,13 @@ impl<W: Write> SnapshotWriter<W> {
                 device += 1;
             }
             self.pickle.list()?;
-            self.append(&trace.events, |writer, event| writer.event(event, stacks))?;
+            self.append(&trace.events, |writer, event| {
+                // There is no word for it that the viewer knows.
+                match event.event.action.is_pause() {
+                    true => Ok(()),
+                    false => writer.event(event, stacks),
+                }
+            })?;
             device += 1;
         }
         self.pickle.end_items()?;

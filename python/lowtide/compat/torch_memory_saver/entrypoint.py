@@ -73,7 +73,10 @@ class TorchMemorySaver:
         self._started().resume(tag or None)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        """Returns what a tensor in a paused region held: a copy, or the very backup. `None` where there is none."""
+        """Returns what a tensor held when its region was paused, a copy or the very backup; `None` where there is none.
+
+        There is one while the region is paused, and after a resume as long as it is retained.
+        """
         self._started()
         assert x.is_cuda, f"the tensor is on {x.device}"
         assert x.is_contiguous(), "the tensor is not contiguous"
@@ -109,7 +112,7 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether the host's memory of a backup is kept for the next one."""
+        """Whether a resume leaves the backup as it is, to be read, and its memory for the next pause."""
         return bool(self._started().cdll.tms_get_retain_cpu_backup())
 
     @retain_cpu_backup.setter
@@ -197,10 +200,16 @@ class _Impl:
     def resume(self, tag: str | None) -> None:
         if self._has(tag):
             _regions.resume(tag)
-            if self._gives_host_memory_back and not self.cdll.tms_get_retain_cpu_backup():
+            if self._gives_host_memory_back and not self._retains():
                 _regions.release_backups()
             if self._process is not None:
                 self._process.fill()
+
+    def _retains(self) -> bool:
+        """Returns whether backups are retained, or one still is that an earlier resume left."""
+        return self.cdll.tms_get_retain_cpu_backup() or any(
+            seen["state"] == "mapped" and seen["host_bytes"] > 0 for seen in _regions.regions()
+        )
 
     def _uses_mmap(self) -> bool:
         return bool(self._binary_wrapper.get_config()["cpu_backup_backend"] == "mmap")

@@ -35,9 +35,6 @@ void give_back(void* memory);
 // The deleter of what the driver was asked for at each request, while caching is off.
 void give_back_uncached(void* memory);
 
-// How many devices PyTorch has found; 0 until it starts CUDA.
-inline std::atomic<int> device_count{0};
-
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
   if (device_count.load(std::memory_order_relaxed) == 1) {

@@ -18,6 +18,32 @@
 
 namespace lowtide {
 
+// How many devices PyTorch has found; 0 until it starts CUDA.
+inline std::atomic<int> device_count{0};
+
+// Calls `visit` for every segment of a device, under lowtide's locks: it must not call lowtide.
+template <typename Visit>
+void visit_segments(DeviceIndex device, Visit visit) {
+  struct Visitor {
+    Visit& visit;
+    std::exception_ptr thrown;
+  } visitor{visit, nullptr};
+  const auto call = [](void* context, const lowtide_segment* segment, const lowtide_block* blocks, size_t count) {
+    auto& visitor = *static_cast<Visitor*>(context);
+    try {
+      if (visitor.thrown == nullptr) {
+        visitor.visit(*segment, blocks, count);
+      }
+    } catch (...) {
+      visitor.thrown = std::current_exception();
+    }
+  };
+  check(lowtide_visit_segments(device, call, &visitor));
+  if (visitor.thrown != nullptr) {
+    std::rethrow_exception(visitor.thrown);
+  }
+}
+
 // lowtide tells its events to this while history is recorded or somebody tracks them, and never else: a program
 // that asks for neither pays nothing.
 //
@@ -258,7 +284,17 @@ class History {
   void watch() {
     is_watching_ = is_recording_ || has_trackers_;
     check(lowtide_observe_events(is_watching_ ? &History::observe : nullptr, this));
-    if (!is_watching_) {
+    if (is_watching_) {
+      // What was paused before anybody watched: trackers do not hear of its end either.
+      for (DeviceIndex index = 0; index < device_count; ++index) {
+        visit_segments(index, [&](const lowtide_segment& segment, const lowtide_block*, size_t) {
+          if (segment.is_paused) {
+            const std::lock_guard<std::mutex> lock(events_);
+            devices_[index].paused.insert(segment.address);
+          }
+        });
+      }
+    } else {
       // Addresses will be given to others unseen.
       const std::lock_guard<std::mutex> lock(events_);
       for (auto& [index, device] : devices_) {

@@ -15,29 +15,6 @@
 
 namespace lowtide {
 
-// Calls `visit` for every segment of a device, under lowtide's locks: it must not call lowtide.
-template <typename Visit>
-void visit_segments(DeviceIndex device, Visit visit) {
-  struct Visitor {
-    Visit& visit;
-    std::exception_ptr thrown;
-  } visitor{visit, nullptr};
-  const auto call = [](void* context, const lowtide_segment* segment, const lowtide_block* blocks, size_t count) {
-    auto& visitor = *static_cast<Visitor*>(context);
-    try {
-      if (visitor.thrown == nullptr) {
-        visitor.visit(*segment, blocks, count);
-      }
-    } catch (...) {
-      visitor.thrown = std::current_exception();
-    }
-  };
-  check(lowtide_visit_segments(device, call, &visitor));
-  if (visitor.thrown != nullptr) {
-    std::rethrow_exception(visitor.thrown);
-  }
-}
-
 inline SegmentInfo segment_info(
     History& history,
     const lowtide_segment& segment,
@@ -77,11 +54,14 @@ inline SegmentInfo segment_info(
 }
 
 // The segments of a pool, or of all for the default one, by address. Notes that they were looked at.
+//
+// Who asks for a pool's registers its segments with NCCL, or takes them from it, while trackers do so with what comes
+// and goes. Those that are paused are gone to trackers, and come again with the resume: there are none of them.
 inline std::vector<SegmentInfo> snapshot_segments(History& history, DeviceIndex device, const MempoolId_t& pool) {
   std::vector<SegmentInfo> segments;
   size_t active = 0;
   visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block* blocks, size_t count) {
-    if (is_default(pool) || to_torch(segment.pool) == pool) {
+    if (is_default(pool) || (to_torch(segment.pool) == pool && !segment.is_paused)) {
       active += segments.emplace_back(segment_info(history, segment, blocks, count)).active_size;
     }
   });

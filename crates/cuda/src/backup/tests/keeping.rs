@@ -52,6 +52,35 @@ fn memory_that_is_not_retained_goes_by_itself() {
     world.end();
 }
 
+/// Where there is memory of another backup, too, a copy that is made anew keeps its address.
+#[test]
+fn a_backup_has_the_memory_again_that_it_had_just_now() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let [first, second] = [(); 2].map(|()| world.save(BackupKind::Host).unwrap());
+    let addresses = [address_of(&first), address_of(&second)];
+    world.backups.discard(first);
+    world.backups.discard(second);
+    let again = world.save(BackupKind::Host).unwrap();
+    assert_eq!(address_of(&again), addresses[1]);
+    world.backups.discard(again);
+    world.end();
+}
+
+#[test]
+fn backups_in_the_hosts_memory_are_retained_if_that_was_asked_for() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let in_memory = world.save(BackupKind::Host).unwrap();
+    let in_file = world.save(BackupKind::Disk).unwrap();
+    for retain in [false, true, false] {
+        world.backups.set_retain(retain);
+        assert_eq!(world.backups.retains(&in_memory), retain);
+        assert!(!world.backups.retains(&in_file));
+    }
+    world.backups.discard(in_memory);
+    world.backups.discard(in_file);
+    world.end();
+}
+
 /// A region that grows must not leave a trail of memory that was too small.
 #[test]
 fn growing_backups_keep_one_memory() {
