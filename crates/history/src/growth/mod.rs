@@ -3,6 +3,7 @@
 mod difference;
 mod leaks;
 mod line;
+mod period;
 mod sites;
 mod steps;
 
