@@ -12,6 +12,7 @@ use lowtide_core::{
     AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library};
+use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 use lowtide_trace::AllocatorSettings;
 
@@ -43,6 +44,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
     choice: Choice {
         strategy: None,
         conf: None,
+        is_of_environment: false,
     },
     config: None,
     library: None,
@@ -382,6 +384,11 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
 pub(crate) fn config() -> Result<Config, Error> {
     refuse_fork()?;
     setup()?.config().cloned()
+}
+
+/// Returns what a user changes to have another strategy or other options than those in force.
+pub(crate) fn configured() -> Result<Configured, Error> {
+    Ok(setup()?.choice.configured(variable))
 }
 
 /// Starts the driver, if it has not been.

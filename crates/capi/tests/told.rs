@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
@@ -326,6 +326,43 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
             "{text}"
         );
     });
+}
+
+#[test]
+fn what_would_have_fitted_is_said_as_it_was_chosen() {
+    let test = "what_would_have_fitted_is_said_as_it_was_chosen";
+    let cases = [
+        (
+            "argument",
+            "lowtide.install(config=\"max_split_size_mb:256,expandable_segments:True\")",
+        ),
+        (
+            "LOWTIDE_CONF",
+            "LOWTIDE_CONF=max_split_size_mb:256,expandable_segments:True",
+        ),
+        (
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF=max_split_size_mb:256,expandable_segments:True",
+        ),
+    ];
+    for (how, expected) in cases {
+        let variables = [
+            ("FAKECUDA_CAPACITY", "104857600"),
+            (how, "max_split_size_mb:256"),
+            ("EXPECTED", expected),
+        ];
+        isolated(test, &variables, |_| {
+            if let Ok(conf) = env::var("argument") {
+                let conf = CString::new(conf).unwrap();
+                // SAFETY: it ends with a zero byte.
+                let status = unsafe { lowtide_configure(ptr::null(), conf.as_ptr()) };
+                assert_eq!(status, Status::Ok);
+            }
+            let text = run_out_of_pieces();
+            let expected = format!(": {} (", env::var("EXPECTED").unwrap());
+            assert!(text.contains(&expected), "{text}");
+        });
+    }
 }
 
 /// Returns the names of the files in a directory.
