@@ -74,13 +74,13 @@ unsafe impl Send for Writer {}
 #[cold]
 pub(crate) fn write_once() -> Option<String> {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    let directory = registry::variable(VARIABLE).filter(|text| !text.is_empty())?;
+    let directory = registry::path_variable(VARIABLE)?;
     if IS_DONE.swap(true, Ordering::Relaxed) {
         return None;
     }
-    let told = match write(Path::new(&directory)) {
+    let told = match write(&directory) {
         Ok(what) => format!("Written: {what}."),
-        Err(error) => format!("{VARIABLE}={directory}: {}.", error.text),
+        Err(error) => format!("{VARIABLE}={}: {}.", directory.display(), error.text),
     };
     Some(told)
 }

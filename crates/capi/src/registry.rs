@@ -5,6 +5,7 @@
 
 use std::env;
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
@@ -546,6 +547,12 @@ fn number_in_use(ordinal: c_int) -> u8 {
 
 fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
     DEVICES.get(usize::try_from(ordinal).ok()?)
+}
+
+/// Returns the path that a variable of the environment has: the bytes as they are, UTF-8 or not.
+pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
+    let path = env::var_os(name).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
 }
 
 /// Returns a variable of the environment.

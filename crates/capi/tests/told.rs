@@ -4,7 +4,8 @@
 
 mod common;
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, OsStr, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
@@ -501,6 +502,26 @@ fn a_snapshot_that_takes_long_to_read_is_left_without_a_report() {
         assert!(text.ends_with(&told), "{text}");
         fs::remove_dir_all(&directory).unwrap();
     });
+}
+
+#[test]
+fn a_directory_may_have_any_name() {
+    let test = "a_directory_may_have_any_name";
+    let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_anywhere");
+    let variable = "LOWTIDE_TEST_CHILD";
+    if env::var_os(variable).is_none() && parent.exists() {
+        fs::remove_dir_all(&parent).unwrap();
+    }
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_anywhere");
+        let directory = parent.join(OsStr::from_bytes(b"any\xffname"));
+        // SAFETY: no other thread is there yet that looks at the environment.
+        unsafe { env::set_var("LOWTIDE_OOM_DUMP", &directory) };
+        assert!(run_out_of_pieces().contains("\nWritten: "));
+        assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
+    });
+    fs::remove_dir_all(parent).unwrap();
 }
 
 #[test]

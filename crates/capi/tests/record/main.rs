@@ -6,9 +6,10 @@
 mod common;
 
 use std::env;
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, OsStr, c_int, c_void};
 use std::fs;
 use std::mem;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -35,7 +36,7 @@ fn directory() -> PathBuf {
 }
 
 fn start(path: &Path) -> Status {
-    let path = CString::new(path.to_str().unwrap()).unwrap();
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     // SAFETY: it ends with a zero byte.
     unsafe { lowtide_record_start(path.as_ptr(), false) }
 }
@@ -508,6 +509,29 @@ fn a_recording_that_the_environment_asks_for_may_fail() {
         assert!(output.status.success(), "{role}: {output:?}");
         assert_eq!(told(&output), [expected], "{role}");
     }
+}
+
+/// A name that is no UTF-8 is used as it is, by the calls and by the environment.
+#[test]
+fn a_path_may_be_any_bytes() {
+    const TEST: &str = "a_path_may_be_any_bytes";
+    let directory = directory().join("any");
+    fs::create_dir_all(&directory).unwrap();
+    let name = |name: &'static [u8]| directory.join(OsStr::from_bytes(name));
+    if role().is_some() {
+        let fake = Fake::load();
+        let mut program = Program::new(&fake, 14, 0, 2);
+        program.run(1_000);
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        check_records(&mut program, &name(b"called\xff.lowtide"));
+        std::process::exit(0);
+    }
+    let path = name(b"any\xffbytes.lowtide");
+    let output = play(TEST, "any", &path, &[]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!read(&path).is_cut_off);
+    let left: Vec<_> = fs::read_dir(&directory).unwrap().collect();
+    assert_eq!(left.len(), 0, "{left:?}");
 }
 
 /// Runs a role of this file in a process of its own, which records because of its environment.
