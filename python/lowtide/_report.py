@@ -46,6 +46,8 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        # The path of the page is among it, which may be any bytes.
+        errors="replace",
         check=False,
     )
     if done.returncode != 0:

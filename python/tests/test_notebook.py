@@ -94,6 +94,15 @@ def test_a_report_shows_itself_where_it_reaches_nothing(gpu: Machine) -> None:
     ]
 
 
+def test_a_report_may_have_any_name(gpu: Machine) -> None:
+    gpu.write("command", COMMAND + "sys.stdout.buffer.write(os.fsencode(arguments[-1]))\n").chmod(0o755)
+    program = """
+        report = lowtide.report("a.lowtide", output=os.fsdecode(b"any" + bytes([255]) + b".html"))
+        print(os.listdir(b".").count(b"any" + bytes([255]) + b".html"), len(report.path.read_text()) > 0)
+    """
+    assert gpu.code(MEMORY, USE, program) == "1 True\n"
+
+
 def test_a_report_without_recordings_is_about_this_process(gpu: Machine) -> None:
     gpu.write("command", COMMAND).chmod(0o755)
     program = """

@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Status};
@@ -135,6 +137,21 @@ pub(crate) unsafe fn text_from_c<'a>(
         )
     })?;
     Ok(Some(text))
+}
+
+/// Returns a path of the caller's, UTF-8 or not, `None` for null.
+///
+/// # Safety
+///
+/// As of [`text_from_c`].
+pub(crate) unsafe fn path_from_c<'a>(path: *const c_char) -> Option<&'a Path> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: 1. it is not null. 2. It ends with a zero byte and does not change, by the contract of
+    // this function.
+    let path = unsafe { CStr::from_ptr(path) };
+    Some(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 
 /// Writes through a pointer of the caller's.

@@ -55,6 +55,7 @@ pub unsafe extern "C" fn lowtide_configure(
         registry::configure(Choice {
             strategy: strategy.map(str::to_owned),
             conf: conf.map(str::to_owned),
+            is_of_environment: false,
         })
     })
 }

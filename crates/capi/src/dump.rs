@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_name};
-use lowtide_trace::{Snapshot, Trace};
+use lowtide_trace::{Snapshot, Trace, TraceError};
 
 use crate::boundary::run;
 use crate::control::recorded_settings;
@@ -19,6 +19,13 @@ use crate::{record, registry};
 
 /// The directory that a process writes to when its memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
+
+/// So many events are reported, the last, as the program waits for the report: of what PyTorch's history keeps
+/// there may be millions.
+const REPORTED_EVENTS_MAX: usize = 100_000;
+
+/// A snapshot of more than this is not read for a report.
+const REPORTED_BYTES_MAX: usize = 128 << 20;
 
 static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
 
@@ -67,44 +74,79 @@ unsafe impl Send for Writer {}
 #[cold]
 pub(crate) fn write_once() -> Option<String> {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    let directory = registry::variable(VARIABLE).filter(|text| !text.is_empty())?;
+    let directory = registry::path_variable(VARIABLE)?;
     if IS_DONE.swap(true, Ordering::Relaxed) {
         return None;
     }
-    let told = match write(Path::new(&directory)) {
-        Ok((snapshot, report)) => {
-            format!("Written: {} and {}.", snapshot.display(), report.display())
-        }
-        Err(error) => format!("{VARIABLE}={directory}: {}.", error.text),
+    let told = match write(&directory) {
+        Ok(what) => format!("Written: {what}."),
+        Err(error) => format!("{VARIABLE}={}: {}.", directory.display(), error.text),
     };
     Some(told)
 }
 
-/// Writes the snapshot, and the report on it, into a directory, and returns where they are.
-fn write(directory: &Path) -> Result<(PathBuf, PathBuf), Error> {
+/// Writes the snapshot, and the report on it, into a directory, and returns what there is then.
+fn write(directory: &Path) -> Result<String, Error> {
     let failed = |error: io::Error| Error::new(Status::File, error);
     let (pickle, snapshot) = snapshot()?;
     fs::create_dir_all(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
     let (mut file, path) = record::create_file(&path, false, registry::variable).map_err(failed)?;
     file.write_all(&pickle).map_err(failed)?;
-    let report = path.with_extension("html");
-    match page(&path, &snapshot).and_then(|page| fs::write(&report, page)) {
-        Ok(()) => Ok((path, report)),
-        Err(error) => {
-            let text = format_args!("{error}: {} has no report", path.display());
-            Err(Error::new(Status::File, text))
-        }
+    let written = path.display();
+    if pickle.len() > REPORTED_BYTES_MAX {
+        return Ok(format!(
+            "{written}, whose report would keep the program waiting: `lowtide report {written}` makes it"
+        ));
     }
+    let no_report = |error: &dyn Display| {
+        let text = format_args!("{error}: {written} has no report");
+        Error::new(Status::File, text)
+    };
+    let snapshot = match snapshot {
+        Some(snapshot) => snapshot,
+        None => lowtide_trace::read_from(&*pickle).map_err(|error| no_report(&error))?,
+    };
+    let (left_out, snapshot) = last_events(snapshot).map_err(|error| no_report(&error))?;
+    let report = path.with_extension("html");
+    page(&path, &snapshot, left_out.as_deref())
+        .and_then(|page| fs::write(&report, page))
+        .map_err(|error| no_report(&error))?;
+    let report = report.display();
+    Ok(match left_out {
+        Some(left_out) => format!("{written} and {report}, which shows {left_out}"),
+        None => format!("{written} and {report}"),
+    })
 }
 
-/// Returns a snapshot of whoever knows the most, and the pickle of it.
-fn snapshot() -> Result<(Vec<u8>, Snapshot), Error> {
+/// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.
+fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceError> {
+    let count = |snapshot: &Snapshot| -> usize {
+        let traces = snapshot.traces.iter();
+        traces.map(|trace| trace.events.len()).sum()
+    };
+    let all = count(&snapshot);
+    if all <= REPORTED_EVENTS_MAX {
+        return Ok((None, snapshot));
+    }
+    let of_each = REPORTED_EVENTS_MAX / snapshot.traces.len();
+    let traces = snapshot.traces.iter();
+    let last = Snapshot {
+        traces: traces
+            .map(|trace| trace.last_events(of_each))
+            .collect::<Result<_, _>>()?,
+        ..snapshot
+    };
+    let left_out = format!("the last {} of {all} events", count(&last));
+    Ok((Some(left_out), last))
+}
+
+/// Returns the pickle of a snapshot by whoever knows the most, and the snapshot if it is lowtide's own.
+fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
     let failed = |error: &dyn Display| Error::new(Status::Internal, error);
     let writer = *WRITER.lock().map_err(|_| poisoned())?;
     if let Some(pickle) = writer.and_then(|writer| writer.snapshot()) {
-        let snapshot = lowtide_trace::read_from(&*pickle).map_err(|error| failed(&error))?;
-        return Ok((pickle, snapshot));
+        return Ok((pickle, None));
     }
     let settings = recorded_settings(&registry::config()?);
     let mut snapshot = Snapshot::default();
@@ -124,12 +166,16 @@ fn snapshot() -> Result<(Vec<u8>, Snapshot), Error> {
     }
     let mut pickle = Vec::new();
     lowtide_trace::write_pickle(&snapshot, &mut pickle).map_err(|error| failed(&error))?;
-    Ok((pickle, snapshot))
+    Ok((pickle, Some(snapshot)))
 }
 
-/// Returns the report on a snapshot.
-fn page(path: &Path, snapshot: &Snapshot) -> io::Result<Vec<u8>> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+/// Returns the report on a snapshot, under a name that says what is left out.
+fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<Vec<u8>> {
+    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = match left_out {
+        Some(left_out) => format!("{file_name}, {left_out}"),
+        None => file_name.into_owned(),
+    };
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let is_used = |trace: &&Trace| trace.allocs() > 0 || !trace.segments.is_empty();
     let traces: Vec<&Trace> = snapshot.traces.iter().filter(is_used).collect();

@@ -64,7 +64,7 @@ fn explanation(
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
         config: registry::config()?,
-        conf_variable: conf_variable(),
+        configured: registry::configured()?,
         segments,
         events,
     };
@@ -73,13 +73,4 @@ fn explanation(
     let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
     SPENT_MS.fetch_add(took_ms, Ordering::Relaxed);
     Ok(text)
-}
-
-/// Returns the variable whose value the options in force are, or would be.
-fn conf_variable() -> &'static str {
-    let is_set = |name| registry::variable(name).is_some_and(|text| !text.is_empty());
-    match is_set("LOWTIDE_CONF") || is_set("LOWTIDE_STRATEGY") {
-        true => "LOWTIDE_CONF",
-        false => "PYTORCH_CUDA_ALLOC_CONF",
-    }
 }

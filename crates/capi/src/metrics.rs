@@ -33,12 +33,12 @@ enum Target {
 /// Shows the figures from now on where `LOWTIDE_METRICS` says. What is wrong with that is said once, and the
 /// program goes on.
 pub(crate) fn start() {
-    let Some(text) = registry::variable("LOWTIDE_METRICS").filter(|text| !text.is_empty()) else {
+    let Some(path) = registry::path_variable("LOWTIDE_METRICS") else {
         return;
     };
     let _ = boundary::run_and_tell(|| {
         let rank = registry::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
-        let started = Target::parse(&text, rank).and_then(|target| {
+        let started = Target::parse(&path, rank).and_then(|target| {
             let started = match target {
                 Target::Address(address) => listen(address),
                 Target::File(path) => write_repeatedly(path),
@@ -46,7 +46,7 @@ pub(crate) fn start() {
             started.map_err(|error| error.to_string())
         });
         started.map_err(|why| {
-            let text = format_args!("no metrics: LOWTIDE_METRICS={text}: {why}");
+            let text = format_args!("no metrics: LOWTIDE_METRICS={}: {why}", path.display());
             Error::new(Status::Config, text)
         })
     });
@@ -54,8 +54,7 @@ pub(crate) fn start() {
 
 impl Target {
     /// Returns what the variable says, for one of several ranks of a machine.
-    fn parse(text: &str, local_rank: Option<u16>) -> Result<Target, String> {
-        let path = Path::new(text);
+    fn parse(path: &Path, local_rank: Option<u16>) -> Result<Target, String> {
         if path
             .extension()
             .is_some_and(|extension| extension == "prom")
@@ -63,6 +62,7 @@ impl Target {
             let marked = local_rank.map(|rank| path.with_extension(format!("rank{rank}.prom")));
             return Ok(Target::File(marked.unwrap_or_else(|| path.to_owned())));
         }
+        let text = path.to_str().unwrap_or_default();
         let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let address = text.parse::<u16>().map(local).ok();
         let address = address.or_else(|| text.parse::<SocketAddr>().ok());
@@ -129,10 +129,13 @@ fn remove_at_exit(path: PathBuf) {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
 
     fn check(text: &str, rank: Option<u16>, expected: &str) {
-        let found = match Target::parse(text, rank) {
+        let found = match Target::parse(text.as_ref(), rank) {
             Ok(Target::Address(address)) => address.to_string(),
             Ok(Target::File(path)) => path.display().to_string(),
             Err(why) => why,
@@ -157,5 +160,18 @@ mod tests {
             Some(1),
             "the port and the rank are together more than 65535",
         );
+    }
+
+    #[test]
+    fn a_path_may_be_any_bytes() {
+        let path = Path::new(OsStr::from_bytes(b"/run/any\xffname.prom"));
+        assert_eq!(Target::parse(path, None), Ok(Target::File(path.to_owned())));
+        let ranked = Path::new(OsStr::from_bytes(b"/run/any\xffname.rank1.prom"));
+        assert_eq!(
+            Target::parse(path, Some(1)),
+            Ok(Target::File(ranked.to_owned()))
+        );
+        let neither = Path::new(OsStr::from_bytes(b"80\xff"));
+        assert!(Target::parse(neither, None).is_err());
     }
 }

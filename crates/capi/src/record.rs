@@ -21,11 +21,10 @@ mod ring;
 pub(crate) mod stacks;
 
 use std::ffi::c_char;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::boundary::{run, text_from_c};
+use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
 use crate::{boundary, registry};
 
@@ -61,12 +60,12 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
-        let path = unsafe { text_from_c("path", path) }?.ok_or_else(|| Error::null("path"))?;
+        let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
         registry::start_recording(|| {
-            let created = file::create(Path::new(path), true, registry::variable);
+            let created = file::create(path, true, registry::variable);
             let has_stacks = stacks;
             Recorder::start(
-                Path::new(path),
+                path,
                 created,
                 Options {
                     has_stacks,
@@ -99,15 +98,15 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     if TRIED_IN.swap(process, Ordering::Relaxed) == process {
         return None;
     }
-    let path = registry::variable(VARIABLE).filter(|path| !path.is_empty())?;
+    let path = registry::path_variable(VARIABLE)?;
     let mut recorder = None;
     let _ = boundary::run_and_tell(|| {
-        let created = file::create(Path::new(&path), false, registry::variable);
+        let created = file::create(&path, false, registry::variable);
         let options = Options {
             has_stacks: registry::variable(STACKS_VARIABLE).as_deref() == Some("1"),
             tells: true,
         };
-        recorder = Some(Recorder::start(Path::new(&path), created, options)?);
+        recorder = Some(Recorder::start(&path, created, options)?);
         Ok(())
     });
     recorder

@@ -16,13 +16,12 @@ mod keeper;
 mod table;
 
 use std::ffi::{c_char, c_int, c_void};
-use std::path::PathBuf;
 use std::ptr;
 
 use lowtide_core::{Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, RegionFigures};
 
-use crate::boundary::{run, text_from_c, write_to_c};
+use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
@@ -274,8 +273,8 @@ pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
 pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
-        let path = unsafe { text_from_c("path", path) }?.ok_or_else(|| Error::null("path"))?;
-        keeper::set_directory(PathBuf::from(path))
+        let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
+        keeper::set_directory(path.to_owned())
     })
 }
 

@@ -5,6 +5,7 @@
 
 use std::env;
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
@@ -13,6 +14,7 @@ use lowtide_core::{
     MempoolId, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library};
+use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 use lowtide_trace::AllocatorSettings;
 
@@ -44,6 +46,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
     choice: Choice {
         strategy: None,
         conf: None,
+        is_of_environment: false,
     },
     config: None,
     library: None,
@@ -419,6 +422,11 @@ pub(crate) fn config() -> Result<Config, Error> {
     setup()?.config().cloned()
 }
 
+/// Returns what a user changes to have another strategy or other options than those in force.
+pub(crate) fn configured() -> Result<Configured, Error> {
+    Ok(setup()?.choice.configured(variable))
+}
+
 /// Starts the driver, if it has not been.
 ///
 /// # Errors
@@ -580,6 +588,12 @@ pub(crate) fn number_in_use(ordinal: c_int) -> u8 {
 
 fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
     DEVICES.get(usize::try_from(ordinal).ok()?)
+}
+
+/// Returns the path that a variable of the environment has: the bytes as they are, UTF-8 or not.
+pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
+    let path = env::var_os(name).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
 }
 
 /// Returns a variable of the environment.

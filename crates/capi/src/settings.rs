@@ -1,6 +1,7 @@
 //! Which strategy a process uses, and with which options.
 
 use lowtide_core::{Config, ConfigError};
+use lowtide_explain::Configured;
 
 /// PyTorch's own variables. It takes the first that is set, be it empty.
 const PYTORCH_VARIABLES: [&str; 3] = [
@@ -17,6 +18,8 @@ const DEFAULT_STRATEGY: &str = "caching";
 pub(crate) struct Choice {
     pub(crate) strategy: Option<String>,
     pub(crate) conf: Option<String>,
+    /// Whether it is what the environment asks for, and no one in the program.
+    pub(crate) is_of_environment: bool,
 }
 
 impl Choice {
@@ -27,6 +30,7 @@ impl Choice {
         Choice {
             strategy: Some(ours("LOWTIDE_STRATEGY").unwrap_or_else(|| DEFAULT_STRATEGY.to_owned())),
             conf: Some(ours("LOWTIDE_CONF").unwrap_or_default()),
+            is_of_environment: true,
         }
     }
 
@@ -57,6 +61,30 @@ impl Choice {
         let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
         Config::parse(&strategy, &conf.or_else(pytorch).unwrap_or_default())
     }
+
+    /// Returns what a user changes to have other settings than [`Choice::resolve`] returns, given the
+    /// environment's variables: what has them, or where nothing does, what may.
+    pub(crate) fn configured(&self, variable: impl Fn(&str) -> Option<String>) -> Configured {
+        let ours = |name| variable(name).is_some_and(|text| !text.is_empty());
+        let is_by_program =
+            (self.strategy.is_some() || self.conf.is_some()) && !self.is_of_environment;
+        let names_strategy = self.strategy.is_some() && !self.is_of_environment;
+        let pytorch = PYTORCH_VARIABLES
+            .into_iter()
+            .find(|name| variable(name).is_some());
+        let options_variable = match pytorch {
+            _ if self.is_of_environment => Some("LOWTIDE_CONF"),
+            _ if self.conf.is_some() => None,
+            _ if ours("LOWTIDE_CONF") && !names_strategy => Some("LOWTIDE_CONF"),
+            Some(name) => Some(name),
+            None if ours("LOWTIDE_STRATEGY") && !names_strategy => Some("LOWTIDE_CONF"),
+            None => Some(PYTORCH_VARIABLES[0]),
+        };
+        Configured {
+            options_variable,
+            is_by_program,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -67,14 +95,80 @@ mod tests {
         let choice = Choice {
             strategy: choice.0.map(str::to_owned),
             conf: choice.1.map(str::to_owned),
+            is_of_environment: false,
         };
-        let variable = |name: &str| {
-            let found = environment.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_owned())
-        };
-        match choice.resolve(variable) {
+        match choice.resolve(in_environment(environment)) {
             Ok(config) => config.to_string(),
             Err(error) => error.to_string(),
+        }
+    }
+
+    fn in_environment(environment: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        move |name: &str| {
+            let found = environment.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        }
+    }
+
+    #[test]
+    fn what_is_advised_to_change_is_what_counts() {
+        let program = |strategy: Option<&str>, conf: Option<&str>| Choice {
+            strategy: strategy.map(str::to_owned),
+            conf: conf.map(str::to_owned),
+            is_of_environment: false,
+        };
+        let strategy = ("LOWTIDE_STRATEGY", "caching");
+        let conf = ("LOWTIDE_CONF", "max_split_size_mb:64");
+        let check =
+            |choice: Choice, environment: &[(&str, &str)], expected: (Option<&str>, bool)| {
+                let found = choice.configured(in_environment(environment));
+                assert_eq!(
+                    (found.options_variable, found.is_by_program),
+                    expected,
+                    "{choice:?}, {environment:?}"
+                );
+                let Some(variable) = found.options_variable else {
+                    return;
+                };
+                // And that changed counts.
+                let advised = (variable, "expandable_segments:True");
+                let others = environment.iter().filter(|(name, _)| *name != variable);
+                let changed: Vec<_> = others.copied().chain([advised]).collect();
+                let choice = match choice.is_of_environment {
+                    true => Choice::of_environment_alone(in_environment(&changed)),
+                    false => choice,
+                };
+                let config = choice.resolve(in_environment(&changed)).unwrap();
+                assert_eq!(config.to_string(), "caching:expandable_segments:True");
+            };
+        let pytorch = Some("PYTORCH_CUDA_ALLOC_CONF");
+        let ours = Some("LOWTIDE_CONF");
+        check(program(None, None), &[], (pytorch, false));
+        check(program(None, None), &[PYTORCH, strategy], (pytorch, false));
+        check(program(None, None), &[PYTORCH, conf], (ours, false));
+        check(program(None, None), &[strategy], (ours, false));
+        let newer = ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64");
+        check(
+            program(None, None),
+            &[newer],
+            (Some("PYTORCH_ALLOC_CONF"), false),
+        );
+        // The environment's options are for the environment's strategy.
+        check(
+            program(Some("caching"), None),
+            &[PYTORCH, conf],
+            (pytorch, true),
+        );
+        check(
+            program(Some("caching"), None),
+            &[strategy, conf],
+            (pytorch, true),
+        );
+        check(program(None, Some("")), &[PYTORCH, conf], (None, true));
+        check(program(Some("caching"), Some("")), &[], (None, true));
+        for environment in [&[PYTORCH][..], &[PYTORCH, strategy, conf]] {
+            let alone = Choice::of_environment_alone(in_environment(environment));
+            check(alone, environment, (ours, false));
         }
     }
 
@@ -124,12 +218,9 @@ mod tests {
     #[test]
     fn without_pytorch_the_environment_is_ours_alone() {
         let chosen = |environment: &[(&str, &str)]| {
-            let variable = |name: &str| {
-                let found = environment.iter().find(|(key, _)| *key == name);
-                found.map(|(_, value)| (*value).to_owned())
-            };
-            let choice = Choice::of_environment_alone(variable);
-            choice.resolve(variable).unwrap().to_string()
+            let choice = Choice::of_environment_alone(in_environment(environment));
+            let config = choice.resolve(in_environment(environment));
+            config.unwrap().to_string()
         };
         assert_eq!(chosen(&[PYTORCH]), "caching");
         let ours = [

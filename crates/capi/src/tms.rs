@@ -5,8 +5,9 @@
 
 use std::cell::RefCell;
 use std::env;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStringExt;
 use std::ptr;
 use std::sync::Once;
 
@@ -278,7 +279,7 @@ fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         tell(|| {
-            let directory = env::var("TMS_DISK_BACKUP_DIR").ok();
+            let directory = env::var_os("TMS_DISK_BACKUP_DIR").map(OsString::into_vec);
             if let Some(directory) = directory.and_then(|path| CString::new(path).ok()) {
                 regions::show_backup_files()?;
                 // SAFETY: it ends with a zero byte.

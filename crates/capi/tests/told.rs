@@ -4,7 +4,8 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, OsStr, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
@@ -328,6 +329,43 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
     });
 }
 
+#[test]
+fn what_would_have_fitted_is_said_as_it_was_chosen() {
+    let test = "what_would_have_fitted_is_said_as_it_was_chosen";
+    let cases = [
+        (
+            "argument",
+            "lowtide.install(config=\"max_split_size_mb:256,expandable_segments:True\")",
+        ),
+        (
+            "LOWTIDE_CONF",
+            "LOWTIDE_CONF=max_split_size_mb:256,expandable_segments:True",
+        ),
+        (
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF=max_split_size_mb:256,expandable_segments:True",
+        ),
+    ];
+    for (how, expected) in cases {
+        let variables = [
+            ("FAKECUDA_CAPACITY", "104857600"),
+            (how, "max_split_size_mb:256"),
+            ("EXPECTED", expected),
+        ];
+        isolated(test, &variables, |_| {
+            if let Ok(conf) = env::var("argument") {
+                let conf = CString::new(conf).unwrap();
+                // SAFETY: it ends with a zero byte.
+                let status = unsafe { lowtide_configure(ptr::null(), conf.as_ptr()) };
+                assert_eq!(status, Status::Ok);
+            }
+            let text = run_out_of_pieces();
+            let expected = format!(": {} (", env::var("EXPECTED").unwrap());
+            assert!(text.contains(&expected), "{text}");
+        });
+    }
+}
+
 /// Returns the names of the files in a directory.
 fn files(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
@@ -412,12 +450,78 @@ fn what_another_knows_of_the_process_is_left_instead() {
         // SAFETY: it needs no context.
         let status = unsafe { lowtide_on_dump(Some(knows), ptr::null_mut()) };
         assert_eq!(status, Status::Ok);
-        run_out_of_pieces();
+        let text = run_out_of_pieces();
         let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
         assert_eq!(files(&directory), ["oom.rank3.html", "oom.rank3.pickle"]);
         let read = lowtide_trace::read(&directory.join("oom.rank3.pickle")).unwrap();
         assert!(read.traces[0].allocs() > 50_000);
+        // The snapshot has all; the report, which the program waits for, the end of it.
+        let left_out = "the last 100000 of 160745 events";
+        assert!(
+            text.ends_with(&format!("oom.rank3.html, which shows {left_out}.")),
+            "{text}"
+        );
+        let page = fs::read_to_string(directory.join("oom.rank3.html")).unwrap();
+        assert!(page.contains(&format!("\"oom.rank3.pickle, {left_out}\"")));
+        assert!(page.contains("\"events\":100000,"));
     });
+}
+
+#[test]
+fn a_snapshot_that_takes_long_to_read_is_left_without_a_report() {
+    const LENGTH: usize = (128 << 20) + 1;
+    unsafe extern "C" fn knows_much(
+        _: *mut c_void,
+        write: unsafe extern "C" fn(*mut c_void, *const c_void, usize),
+        to: *mut c_void,
+    ) -> bool {
+        let pickle = vec![0_u8; LENGTH];
+        // SAFETY: there are so many bytes.
+        unsafe { write(to, pickle.as_ptr().cast(), pickle.len()) };
+        true
+    }
+    let test = "a_snapshot_that_takes_long_to_read_is_left_without_a_report";
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_of_much");
+    let variables = [
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_DUMP", directory.to_str().unwrap()),
+    ];
+    isolated(test, &variables, |_| {
+        // SAFETY: it needs no context.
+        let status = unsafe { lowtide_on_dump(Some(knows_much), ptr::null_mut()) };
+        assert_eq!(status, Status::Ok);
+        let text = run_out_of_pieces();
+        let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
+        assert_eq!(files(&directory), ["oom.pickle"]);
+        let path = directory.join("oom.pickle");
+        assert_eq!(fs::metadata(&path).unwrap().len(), LENGTH as u64);
+        let path = path.display();
+        let told = format!(
+            "\nWritten: {path}, whose report would keep the program waiting: `lowtide report {path}` makes it."
+        );
+        assert!(text.ends_with(&told), "{text}");
+        fs::remove_dir_all(&directory).unwrap();
+    });
+}
+
+#[test]
+fn a_directory_may_have_any_name() {
+    let test = "a_directory_may_have_any_name";
+    let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_anywhere");
+    let variable = "LOWTIDE_TEST_CHILD";
+    if env::var_os(variable).is_none() && parent.exists() {
+        fs::remove_dir_all(&parent).unwrap();
+    }
+    isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_anywhere");
+        let directory = parent.join(OsStr::from_bytes(b"any\xffname"));
+        // SAFETY: no other thread is there yet that looks at the environment.
+        unsafe { env::set_var("LOWTIDE_OOM_DUMP", &directory) };
+        assert!(run_out_of_pieces().contains("\nWritten: "));
+        assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
+    });
+    fs::remove_dir_all(parent).unwrap();
 }
 
 #[test]

@@ -63,6 +63,15 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String
         let places = format::counted(others as u64, "other place");
         let _ = writeln!(text, "{} in {places}, which --json lists", signed(rest));
     }
+    let moved = difference.sites.iter().filter(|site| site.lines_differ);
+    let moved = moved.count() as u64;
+    if moved > 0 {
+        let places = format::counted(moved, "place");
+        let _ = writeln!(
+            text,
+            "{places} matched by file and function: the code is at other lines in the second recording"
+        );
+    }
     let total: i64 = changed().map(SiteDifference::growth_bytes).sum();
     let _ = writeln!(
         text,
@@ -77,9 +86,14 @@ fn site_difference_text(site: &SiteDifference, traces: [&Trace; 2]) -> String {
     let [before_step, after_step] = site.bytes_per_step.map(bytes_text);
     let [before_blocks, after_blocks] = site.peak_blocks.map(format::count);
     let (site_id, stacks) = name(site, traces);
+    let matched = if site.lines_differ {
+        "; at other lines in the first"
+    } else {
+        ""
+    };
     format!(
         "{}: {before} → {after} in {before_blocks} → {after_blocks} blocks; asks for {before_step} → \
-         {after_step} a step; confidence {:.2}\n{}",
+         {after_step} a step; confidence {:.2}{matched}\n{}",
         style(signed(site.growth_bytes())).bold(),
         site.confidence.abs(),
         site_text(site_id, stacks),
@@ -117,6 +131,8 @@ struct SiteDifferenceRow<'a> {
     bytes_per_step: [f64; 2],
     /// From -1, each step of the second holds less, to 1, each holds more.
     confidence: f64,
+    /// Whether it was matched by file and function, as its lines differ; those of `stack` are the second's.
+    lines_differ: bool,
     #[serde(flatten)]
     site: SiteRow<'a>,
 }
@@ -135,6 +151,7 @@ impl<'a> DiffReport<'a> {
                 peak_blocks: site.peak_blocks,
                 bytes_per_step: site.bytes_per_step,
                 confidence: site.confidence,
+                lines_differ: site.lines_differ,
                 site: SiteRow::new(site_id, stacks),
             }
         };

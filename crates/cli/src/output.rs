@@ -10,11 +10,11 @@ use lowtide_trace::OneLine;
 
 use crate::recording;
 
-/// Writes `text` to standard output. A reader that has seen enough (`| head`) is no error.
-pub(crate) fn print(text: &str) -> Result<()> {
+/// Writes `text`, in which paths may be no UTF-8, to standard output. A reader that has seen enough (`| head`) is no error.
+pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout
-        .write_all(text.as_bytes())
+        .write_all(text.as_ref())
         .and_then(|()| stdout.flush())
     {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -38,26 +38,34 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if prints_page {
         let mut page = Vec::new();
         data.write_page(&mut page)?;
-        return output::print(&String::from_utf8(page)?);
+        return output::print(&page);
     }
     output::write_file(&target, |file| Ok(data.write_page(file)?))?;
     if args.open {
         open(&target)?;
     }
-    output::print(&format!("{}\n", target.display()))
+    // As it is, for whoever opens it.
+    let mut line = target.into_os_string().into_encoded_bytes();
+    line.push(b'\n');
+    output::print(&line)
 }
 
 /// Returns the page's name for a recording's: in the working directory, without what says how the
 /// recording is stored.
 fn default_output(trace: &Path) -> PathBuf {
-    let name = trace.file_name().unwrap_or_default().to_string_lossy();
-    let mut stem = &*name;
-    for extension in [".zst", ".gz", ".pickle", ".lowtide"] {
-        stem = stem.strip_suffix(extension).unwrap_or(stem);
+    let mut path = PathBuf::from(trace.file_name().unwrap_or_default());
+    for extension in ["zst", "gz", "pickle", "lowtide"] {
+        if path.extension().is_some_and(|known| known == extension) {
+            path.set_extension("");
+        }
     }
-    match stem {
-        "" | "-" => "report.html".into(),
-        stem => format!("{stem}.html").into(),
+    let mut name = path.into_os_string();
+    match name.as_encoded_bytes() {
+        b"" | b"-" => "report.html".into(),
+        _ => {
+            name.push(".html");
+            name.into()
+        }
     }
 }
 

@@ -13,11 +13,16 @@ const MIB: u64 = 1 << 20;
 /// Writes the recording of 20 steps of 100 requests, of which each keeps `leak_bytes` where that is not
 /// zero.
 fn job(scratch: &Scratch, name: &str, leak_bytes: u64) -> PathBuf {
+    edited_job(scratch, name, leak_bytes, 0)
+}
+
+/// Writes such a recording of a program that has `lines_added` at its top.
+fn edited_job(scratch: &Scratch, name: &str, leak_bytes: u64, lines_added: u32) -> PathBuf {
     let mut stacks = StackTable::new();
-    let frame = |name, line| Frame {
+    let frame = |name, line: u32| Frame {
         name,
         filename: "train.py",
-        line,
+        line: line + lines_added,
     };
     let leak = stacks.intern([frame("keep_history", 77), frame("main", 1)]);
     let work: Vec<StackId> = (0..100)
@@ -127,8 +132,36 @@ fn a_difference_is_named_with_its_stack() {
     assert_eq!(json["sites"][0]["growth_bytes"], 20 << 20);
     assert_eq!(json["sites"][0]["stack"][0]["line"], 77);
     assert_eq!(json["sites"][1]["growth_bytes"], 0);
+    assert_eq!(json["sites"][1]["lines_differ"], false);
+    assert!(!text.contains("lines"), "{text}");
     let same = run(&["diff", GPT2, GPT2]);
     assert!(same.ends_with("+0 bytes in all\n"), "{same}");
+}
+
+#[test]
+fn a_difference_is_named_though_the_code_moved() {
+    let scratch = Scratch::new("moved");
+    let before = job(&scratch, "before.lowtide", MIB);
+    for lines_added in [1, 3, 200] {
+        let after = edited_job(&scratch, "after.lowtide", 3 * MIB, lines_added);
+        let paths = [before.as_os_str(), after.as_os_str()];
+        let text = run(&["diff".as_ref(), paths[0], paths[1]]);
+        let expected = format!(
+            "+40.00 MiB: 20.00 MiB → 60.00 MiB in 20 → 20 blocks; asks for 1024.00 KiB → 3.00 MiB a step; \
+             confidence 0.70; at other lines in the first\n    keep_history  train.py:{}\n",
+            77 + lines_added
+        );
+        assert!(text.contains(&expected), "{text}");
+        let expected = "\n101 places matched by file and function: the code is at other lines in the second \
+                        recording\n+40.00 MiB in all\n";
+        assert!(text.ends_with(expected), "{text}");
+        let json = run_json(&["diff".as_ref(), paths[0], paths[1], "--json".as_ref()]);
+        let sites = json["sites"].as_array().unwrap();
+        assert_eq!(sites.len(), 101);
+        assert!(sites.iter().all(|site| site["lines_differ"] == true));
+        let changed = sites.iter().filter(|site| site["growth_bytes"] != 0);
+        assert_eq!(changed.count(), 1);
+    }
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
 
+use crate::Configured;
+
 /// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
 /// would set.
-pub(crate) fn of(running: &Config, conf_variable: &str) -> Vec<(String, Config)> {
+pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Config)> {
     let base = match running {
         Config::Caching(options) => CachingConfig {
             // The limit is given with the capacity.
@@ -17,8 +19,8 @@ pub(crate) fn of(running: &Config, conf_variable: &str) -> Vec<(String, Config)>
     let caching = variants_of(&base).map(Config::Caching);
     let caching = caching.into_iter().filter(|variant| variant != running);
     let caching = caching.map(|variant| match of_pytorch {
-        true => (format!("{conf_variable}={}", variant.to_conf()), variant),
-        false => (format!("--strategy {variant}"), variant),
+        true => (with_options(&variant.to_conf(), configured), variant),
+        false => (with_strategy(&variant, configured), variant),
     });
     let others = [
         Config::Bfc(BfcConfig::default()),
@@ -27,8 +29,24 @@ pub(crate) fn of(running: &Config, conf_variable: &str) -> Vec<(String, Config)>
     ];
     let others = { others.into_iter() }.filter(|other| other.name() != running.name());
     caching
-        .chain(others.map(|other| (format!("--strategy {other}"), other)))
+        .chain(others.map(|other| (with_strategy(&other, configured), other)))
         .collect()
+}
+
+/// Returns what sets other options of the strategy in use.
+fn with_options(conf: &str, configured: Configured) -> String {
+    match configured.options_variable {
+        Some(variable) => format!("{variable}={conf}"),
+        None => format!("lowtide.install(config=\"{conf}\")"),
+    }
+}
+
+/// Returns what sets another strategy, with its options.
+fn with_strategy(config: &Config, configured: Configured) -> String {
+    match configured.is_by_program {
+        true => format!("lowtide.install(strategy=\"{config}\")"),
+        false => format!("--strategy {config}"),
+    }
 }
 
 /// Returns the options of PyTorch's allocator that are worth a try besides those of `base`.

@@ -34,12 +34,23 @@ pub struct Shortfall {
     pub capacity: Bytes,
     /// What the request was served by.
     pub config: Config,
-    /// The variable of the environment that other options of it would be set by.
-    pub conf_variable: &'static str,
+    /// What a user changes to have other settings.
+    pub configured: Configured,
     /// What was held from the driver, by address.
     pub segments: Vec<SegmentSnapshot>,
     /// The last events, oldest first, which ended in `segments`; empty where none were kept.
     pub events: Vec<Event>,
+}
+
+/// How a program came to its strategy and options, and its user comes to others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Configured {
+    /// The variable of the environment that has the options, or would have them; `None` where the program gives
+    /// them to `lowtide.install`.
+    pub options_variable: Option<&'static str>,
+    /// Whether the program gives strategy or options to `lowtide.install`: the environment's strategy does not
+    /// count then.
+    pub is_by_program: bool,
 }
 
 /// Why a request failed, as the lines that follow the error's first.
@@ -105,7 +116,7 @@ impl Shortfall {
             return Verdict::NotTried(reason.into());
         }
         let running = ("the settings in use".to_owned(), self.config.clone());
-        let candidates = candidates::of(&self.config, self.conf_variable);
+        let candidates = candidates::of(&self.config, self.configured);
         let mut trial = Trial {
             events: self.events.len(),
             ..Trial::default()

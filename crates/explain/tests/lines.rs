@@ -9,7 +9,7 @@ use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, MempoolId, OutOfMemory,
     Stream,
 };
-use lowtide_explain::Shortfall;
+use lowtide_explain::{Configured, Shortfall};
 use lowtide_shared::SharedAllocator;
 use lowtide_sim::{SimConfig, SimDriver};
 use proptest::prelude::*;
@@ -62,12 +62,17 @@ impl Job {
             pool: error.pool,
             capacity: self.capacity,
             config: self.config.clone(),
-            conf_variable: "PYTORCH_CUDA_ALLOC_CONF",
+            configured: OF_ENVIRONMENT,
             segments: self.allocator.segments(),
             events: self.events[self.events.len() - events.min(self.events.len())..].to_vec(),
         }
     }
 }
+
+const OF_ENVIRONMENT: Configured = Configured {
+    options_variable: Some("PYTORCH_CUDA_ALLOC_CONF"),
+    is_by_program: false,
+};
 
 const NO_HURRY: Duration = Duration::from_secs(3600);
 
@@ -98,6 +103,31 @@ fn what_would_have_fitted_is_replayed() {
          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), --strategy pool (92.00 MiB \
          reserved); 5 others not."
     );
+}
+
+#[test]
+fn what_the_program_gave_is_changed_in_the_program() {
+    let (job, error) = fragmented();
+    let shortfall = |configured| Shortfall {
+        configured,
+        ..job.shortfall(&error, usize::MAX)
+    };
+    let by_arguments = Configured {
+        options_variable: None,
+        is_by_program: true,
+    };
+    let lines = shortfall(by_arguments).explain(NO_HURRY).to_string();
+    let expected = "lowtide.install(config=\"expandable_segments:True\") (80.00 MiB reserved), \
+                    lowtide.install(strategy=\"pool\") (92.00 MiB reserved); 5 others not.";
+    assert!(lines.ends_with(expected), "{lines}");
+    let by_name_alone = Configured {
+        options_variable: Some("PYTORCH_CUDA_ALLOC_CONF"),
+        is_by_program: true,
+    };
+    let lines = shortfall(by_name_alone).explain(NO_HURRY).to_string();
+    let expected = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), \
+                    lowtide.install(strategy=\"pool\") (92.00 MiB reserved); 5 others not.";
+    assert!(lines.ends_with(expected), "{lines}");
 }
 
 #[test]
@@ -249,7 +279,7 @@ proptest! {
             pool: MempoolId::DEFAULT,
             capacity: Bytes::mib(100),
             config,
-            conf_variable: "PYTORCH_CUDA_ALLOC_CONF",
+            configured: OF_ENVIRONMENT,
             segments,
             events,
         };

@@ -54,13 +54,17 @@ fn with_mark(path: &Path, mark: &str) -> PathBuf {
 
 /// Returns `rank3` for `job.lowtide` and `job.rank3.lowtide`.
 fn mark<'a>(file: &Path, path: &'a Path) -> Option<&'a str> {
-    let name = path.file_name()?.to_str()?;
-    let rest = name.strip_prefix(file.file_stem()?.to_str()?)?;
-    let rest = rest.strip_prefix('.')?;
-    match file.extension() {
-        Some(extension) => rest.strip_suffix(extension.to_str()?)?.strip_suffix('.'),
-        None => Some(rest),
-    }
+    // The rest of the name may be no UTF-8.
+    let name = path.file_name()?.as_encoded_bytes();
+    let rest = name.strip_prefix(file.file_stem()?.as_encoded_bytes())?;
+    let rest = rest.strip_prefix(b".")?;
+    let mark = match file.extension() {
+        Some(extension) => rest
+            .strip_suffix(extension.as_encoded_bytes())?
+            .strip_suffix(b".")?,
+        None => rest,
+    };
+    str::from_utf8(mark).ok()
 }
 
 fn is_mark(text: &str) -> bool {

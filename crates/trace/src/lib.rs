@@ -38,6 +38,7 @@ mod compact;
 mod error;
 pub mod file_names;
 mod in_force;
+mod last_events;
 mod model;
 mod notes;
 mod parts;

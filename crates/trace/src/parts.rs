@@ -114,13 +114,16 @@ impl BlockStacks {
         }
     }
 
+    /// Returns the stack that allocated the block in use at `address`.
+    pub(crate) fn stack_at(&self, address: DeviceAddress) -> StackId {
+        self.0.get(&address).copied().unwrap_or_default()
+    }
+
     /// Returns the stack that allocated `block`; none for a block that is not in use.
     pub(crate) fn stack(&self, block: &BlockSnapshot) -> StackId {
         match block.status {
             BlockStatus::Inactive => StackId::NONE,
-            BlockStatus::Allocated | BlockStatus::PendingFree => {
-                self.0.get(&block.address).copied().unwrap_or_default()
-            }
+            BlockStatus::Allocated | BlockStatus::PendingFree => self.stack_at(block.address),
         }
     }
 }
@@ -154,12 +157,16 @@ fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState
 
 /// Returns the call stacks of the blocks in use at the end of `trace`. Linear in its events.
 pub(crate) fn final_block_stacks(trace: &Trace) -> BlockStacks {
+    block_stacks_after(trace, trace.events.len())
+}
+
+/// Returns the call stacks of the blocks in use after the first so many events of `trace`. Linear in those.
+pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
     let mut stacks = BlockStacks::default();
     for block in &trace.initial.blocks {
         stacks.insert(block.address, block.stack);
     }
-    for event in trace
-        .events
+    for event in trace.events[..events]
         .iter()
         .filter(|event| event.event.action == Action::Alloc)
     {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -110,7 +110,14 @@ impl Recorder {
         let _signals = SignalsBlocked::begin();
         let thread = thread::Builder::new().name("lowtide-record".to_owned());
         let here = Arc::clone(&recorder);
-        let thread = thread.spawn(move || here.write(file)).map_err(failed)?;
+        let thread = thread.spawn(move || here.write(file)).map_err(|error| {
+            // An empty file would be taken for a recording. What is no file, as a pipe, was there before.
+            if recorder.path.is_file() {
+                // Where it stays, it is empty.
+                let _ = fs::remove_file(&recorder.path);
+            }
+            failed(error)
+        })?;
         let _ = recorder.writer.set(thread.thread().clone());
         stacks::want(options.has_stacks);
         end_at_exit(&recorder);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use lowtide_core::{Bytes, Stream};
 use lowtide_trace::{StackTable, Trace};
 
+use crate::growth::matching::{self, Place};
 use crate::growth::sites::{Extremes, Site, Sites};
 use crate::growth::steps::Steps;
 use crate::history::History;
@@ -23,6 +24,8 @@ pub struct Difference {
 pub struct SiteDifference {
     /// Where it is, in the first recording and in the second.
     pub site: [Option<Site>; 2],
+    /// Whether its functions are at other lines in the second recording than in the first.
+    pub lines_differ: bool,
     /// Its live bytes at each recording's peak of live bytes.
     pub peak_bytes: [u64; 2],
     /// In how many blocks.
@@ -44,10 +47,10 @@ impl SiteDifference {
     }
 }
 
-/// A site as both recordings can name it.
+/// A site as both recordings can name it, lines apart.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Name<'t> {
-    Stack(Vec<(&'t str, &'t str, u32)>),
+    Stack(Vec<(&'t str, &'t str)>),
     Size(Bytes, Stream),
 }
 
@@ -60,9 +63,11 @@ struct Side<'a> {
 }
 
 impl Difference {
-    /// Returns what the second recording has more of, or less. O(n log n) for n blocks.
+    /// Returns what the second recording has more of, or less. O(n log n) for n blocks, and O(n·m) for n and m
+    /// sites whose stacks differ in lines only.
     ///
-    /// A site is the same in both where its stack has the same functions and lines.
+    /// A site is the same in both where its stack has the same functions at the same lines, or at others where
+    /// code was edited in between.
     pub fn new(recordings: [(&Trace, &History); 2]) -> Difference {
         let sides = recordings.map(|(trace, history)| Side {
             history,
@@ -70,15 +75,17 @@ impl Difference {
             steps: Steps::find(trace, history),
             sites: Sites::new(history),
         });
-        let mut names: BTreeMap<Name<'_>, [Option<usize>; 2]> = BTreeMap::new();
+        let mut names: BTreeMap<Name<'_>, [Vec<Place>; 2]> = BTreeMap::new();
         for (index, side) in sides.iter().enumerate() {
             for number in 0..side.sites.sites.len() {
-                names.entry(side.name(number)).or_default()[index] = Some(number);
+                let places = names.entry(side.name(number)).or_default();
+                places[index].push(side.place(number));
             }
         }
         let compared = names
-            .values()
-            .filter_map(|&numbers| compare(&sides, numbers));
+            .into_values()
+            .flat_map(matching::matched)
+            .filter_map(|numbers| compare(&sides, numbers));
         let mut differences: Vec<SiteDifference> = compared.collect();
         differences
             .sort_by_key(|difference| std::cmp::Reverse(difference.growth_bytes().unsigned_abs()));
@@ -94,13 +101,26 @@ impl<'a> Side<'a> {
         match self.sites.sites[number] {
             Site::Stack(stack) => {
                 let frames = self.stacks.frames(stack);
-                Name::Stack(
-                    frames
-                        .map(|frame| (frame.name, frame.filename, frame.line))
-                        .collect(),
-                )
+                Name::Stack(frames.map(|frame| (frame.name, frame.filename)).collect())
             }
             Site::Size { size_max, stream } => Name::Size(size_max, stream),
+        }
+    }
+
+    fn place(&self, number: usize) -> Place {
+        let blocks = self.sites.blocks_of(self.history, number);
+        let requests = blocks.map(|block| block.requested.get());
+        Place {
+            lines: self.lines(number),
+            request_bytes_max: requests.max().unwrap_or(0),
+            number,
+        }
+    }
+
+    fn lines(&self, number: usize) -> Vec<u32> {
+        match self.sites.sites[number] {
+            Site::Stack(stack) => self.stacks.frames(stack).map(|frame| frame.line).collect(),
+            Site::Size { .. } => Vec::new(),
         }
     }
 
@@ -143,6 +163,10 @@ fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> Option<SiteDif
             first.map(|number| before.sites.sites[number]),
             second.map(|number| after.sites.sites[number]),
         ],
+        lines_differ: match (first, second) {
+            (Some(first), Some(second)) => before.lines(first) != after.lines(second),
+            _ => false,
+        },
         peak_bytes: at_peak.map(|(bytes, _)| bytes),
         peak_blocks: at_peak.map(|(_, blocks)| blocks),
         bytes_per_step: [before.bytes_per_step(first), after.bytes_per_step(second)],

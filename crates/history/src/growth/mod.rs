@@ -3,6 +3,8 @@
 mod difference;
 mod leaks;
 mod line;
+mod matching;
+mod period;
 mod sites;
 mod steps;
 

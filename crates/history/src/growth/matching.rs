@@ -1,0 +1,177 @@
+//! Which call stacks of two recordings are the same place in the program.
+//!
+//! Code that was edited between two runs has its functions at other lines. The stacks of the same functions
+//! in the same files are matched in the order of their lines, which an edit keeps: as many as there are on
+//! both sides, of the same size if possible, and then at the nearest lines, which are the same ones where
+//! nothing moved.
+
+/// A stack among those of the same functions in the same files.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Place {
+    /// The lines, innermost first.
+    pub(super) lines: Vec<u32>,
+    /// The most that is asked for there at once, in bytes.
+    pub(super) request_bytes_max: u64,
+    /// Its number among the sites of its recording.
+    pub(super) number: usize,
+}
+
+/// What it costs to leave a place without a partner, and to give it one whose size is another: what kept its
+/// size keeps its partner though two others lose theirs.
+const ALONE: u64 = 1_000_000_000;
+const OTHER_SIZE: u64 = 1_500_000_000;
+
+/// By how many lines a match is off costs as much, up to this: less than anything else.
+const LINES_OFF_MAX: u64 = 10_000;
+
+/// With more pairs than this to try, places are matched in order only.
+const PAIRS_MAX: usize = 1 << 22;
+
+/// Returns the numbers of the places that are one, and of those that have no partner. O(n·m) for n and m
+/// places.
+pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Vec<[Option<usize>; 2]> {
+    for side in &mut sides {
+        side.sort_unstable();
+    }
+    let [before, after] = &sides;
+    let number = |place: Option<&Place>| place.map(|place| place.number);
+    if (before.len() + 1) * (after.len() + 1) > PAIRS_MAX {
+        let most = before.len().max(after.len());
+        let in_order = (0..most).map(|index| [before.get(index), after.get(index)].map(number));
+        return in_order.collect();
+    }
+    let costs = costs(before, after);
+    let width = after.len() + 1;
+    let (mut left, mut right) = (0, 0);
+    let mut pairs = Vec::new();
+    while left < before.len() || right < after.len() {
+        let here = costs[left * width + right];
+        let cost_at = |left: usize, right: usize| costs.get(left * width + right).copied();
+        let both = (before.get(left), after.get(right));
+        let step = match both {
+            (Some(first), Some(second))
+                if cost_at(left + 1, right + 1)
+                    .is_some_and(|rest| here == rest + cost(first, second)) =>
+            {
+                [1, 1]
+            }
+            (Some(_), _) if cost_at(left + 1, right) == here.checked_sub(ALONE) => [1, 0],
+            _ => [0, 1],
+        };
+        pairs.push([
+            number(both.0.filter(|_| step[0] == 1)),
+            number(both.1.filter(|_| step[1] == 1)),
+        ]);
+        left += step[0];
+        right += step[1];
+    }
+    pairs
+}
+
+/// Returns the least that it costs to match what is behind each pair of places, row by row.
+fn costs(before: &[Place], after: &[Place]) -> Vec<u64> {
+    let width = after.len() + 1;
+    let mut costs = vec![0; (before.len() + 1) * width];
+    for left in (0..=before.len()).rev() {
+        for right in (0..=after.len()).rev() {
+            let at = left * width + right;
+            let leave_left = (left < before.len()).then(|| costs[at + width] + ALONE);
+            let leave_right = (right < after.len()).then(|| costs[at + 1] + ALONE);
+            let both = leave_left
+                .and(leave_right)
+                .map(|_| costs[at + width + 1] + cost(&before[left], &after[right]));
+            let all = [both, leave_left, leave_right];
+            costs[at] = all.into_iter().flatten().min().unwrap_or(0);
+        }
+    }
+    costs
+}
+
+/// Returns what it costs to call two places one.
+fn cost(before: &Place, after: &Place) -> u64 {
+    let off = before.lines.iter().zip(&after.lines);
+    let off: u64 = off
+        .map(|(&left, &right)| u64::from(left.abs_diff(right)))
+        .sum();
+    let is_same_size = before.request_bytes_max == after.request_bytes_max;
+    off.min(LINES_OFF_MAX) + if is_same_size { 0 } else { OTHER_SIZE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the pairs of lines that are matched, of places given by line and size.
+    fn lines(before: &[(u32, u64)], after: &[(u32, u64)]) -> Vec<[Option<u32>; 2]> {
+        let sides = [before, after];
+        let places = sides.map(|side| {
+            let places = (0..)
+                .zip(side)
+                .map(|(number, &(line, request_bytes_max))| Place {
+                    lines: vec![line, 1],
+                    request_bytes_max,
+                    number,
+                });
+            places.collect()
+        });
+        let pairs = matched(places).into_iter();
+        let lines = pairs.map(|[left, right]| {
+            [
+                left.map(|number| before[number].0),
+                right.map(|number| after[number].0),
+            ]
+        });
+        lines.collect()
+    }
+
+    fn both(left: u32, right: u32) -> [Option<u32>; 2] {
+        [Some(left), Some(right)]
+    }
+
+    #[test]
+    fn what_did_not_move_is_matched_with_itself() {
+        let places = [(10, 1), (11, 2), (12, 2), (40, 3)];
+        let same = places.map(|(line, _)| both(line, line));
+        assert_eq!(lines(&places, &places), same);
+        // All sizes are others: a larger batch.
+        let larger = places.map(|(line, size)| (line, 8 * size));
+        assert_eq!(lines(&places, &larger), same);
+    }
+
+    #[test]
+    fn what_moved_keeps_its_order() {
+        let places = [(10, 1), (11, 2), (12, 2), (40, 3)];
+        for shift in [1, 2, 1000] {
+            let moved = places.map(|(line, size)| (line + shift, size));
+            let expected = places.map(|(line, _)| both(line, line + shift));
+            assert_eq!(lines(&places, &moved), expected);
+        }
+        let larger = places.map(|(line, size)| (line + 500, 8 * size));
+        let expected = places.map(|(line, _)| both(line, line + 500));
+        assert_eq!(lines(&places, &larger), expected);
+    }
+
+    #[test]
+    fn what_is_new_or_gone_has_no_partner() {
+        let before = [(10, 5), (20, 5), (30, 5)];
+        let after = [(11, 5), (15, 5), (21, 5), (31, 5)];
+        let expected = [both(10, 11), [None, Some(15)], both(20, 21), both(30, 31)];
+        assert_eq!(lines(&before, &after), expected);
+        let gone = [both(11, 10), [Some(15), None], both(21, 20), both(31, 30)];
+        assert_eq!(lines(&after, &before), gone);
+        // What stayed where it is counts for more than two pairs that differ in all.
+        let expected = [[Some(10), None], both(20, 20), [None, Some(30)]];
+        assert_eq!(lines(&[(10, 1), (20, 2)], &[(20, 2), (30, 5)]), expected);
+        assert_eq!(lines(&[], &[(1, 1)]), [[None, Some(1)]]);
+    }
+
+    #[test]
+    fn lines_that_follow_each_other_are_not_taken_for_each_other() {
+        let before: Vec<(u32, u64)> = (0..100).map(|line| (line, 7)).collect();
+        for size in [7, 9] {
+            let after: Vec<(u32, u64)> = (1..101).map(|line| (line, size)).collect();
+            let expected: Vec<_> = (0..100).map(|line| both(line, line + 1)).collect();
+            assert_eq!(lines(&before, &after), expected);
+        }
+    }
+}

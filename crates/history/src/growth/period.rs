@@ -1,0 +1,330 @@
+//! The period of a job's allocations.
+//!
+//! An *anchor* is a request that is made once a step. With good boundaries each kind of request is made as
+//! often in one step as in the next. Kinds are told apart in two ways: by name, which is the stack, or the
+//! exact size where there is none; and by *shape*, in which sizes have no part, so that it stays the same
+//! where sequences differ in length and caches grow. If a job repeats by both, both have to agree.
+//!
+//! Several steps together repeat as well as one, and what a job does once in a hundred steps repeats best
+//! of all, so of the periods that are about as good as the best, the shortest is taken. Parts of a step
+//! that alternate, as forward and backward, or the two networks of an adversarial job, have little in
+//! common; where they have much, they still repeat less than so many of them taken as one.
+
+use hashbrown::HashMap;
+use lowtide_core::Bytes;
+use lowtide_trace::StackId;
+
+use crate::growth::line::as_float;
+use crate::growth::steps::STEPS_MIN;
+use crate::history::History;
+
+/// How many different requests are tried as anchors, and how many others each is tried on.
+const ANCHORS_MAX: usize = 48;
+const WITNESSES_MAX: usize = 128;
+
+/// So many pairs of neighbouring steps are compared at most.
+const PAIRS_MAX: usize = 512;
+
+/// A prime, by whose multiples those pairs lie scattered, in step with nothing.
+const SCATTER: usize = 1_000_003;
+
+/// A step has so many requests at least; what has fewer is a loop within one.
+const STEP_REQUESTS_MIN: usize = 4;
+
+/// This share has to repeat. Of requests at random, a fifth does.
+const QUALITY_MIN: f64 = 0.5;
+
+/// Which share of the best quality counts as about as good: what is made once in a hundred steps, for an
+/// evaluation or the first token of many, may be nearly half of the kinds.
+const SCORE_MIN: f64 = 0.5;
+
+/// Numbers of steps that differ by no more than this, or by less than this share, are those of one period.
+const COUNT_NEAR: f64 = 2.0;
+const COUNT_NEAR_SHARE: f64 = 0.1;
+
+/// Parts of a step are so many at most; taken as one they repeat so many times as well.
+const PARTS_MAX: usize = 8;
+const PARTS_GAIN: f64 = 1.15;
+
+/// How finely it is said by which share of a step boundaries are moved.
+const MOVE_UNITS: i64 = 1024;
+
+/// A shape is of so many requests in a row, and their lives count up to so many requests.
+const SHAPE_REQUESTS: usize = 3;
+const LIFE_MAX: usize = 16;
+
+/// When requests of each kind were made, ascending.
+type Kinds = Vec<Vec<u32>>;
+
+/// Returns the boundaries of the steps and which share of the kinds repeats from step to step; `None` where
+/// nothing repeats enough. O(n log n) for n blocks.
+pub(super) fn find(history: &History) -> Option<(f64, Vec<u32>)> {
+    let requests = history.blocks.iter().filter(|block| block.start > 0);
+    let boundaries_max = requests.count() / STEP_REQUESTS_MIN;
+    let families = [by_name(history), by_shape(history)];
+    let anchors: Vec<&Vec<u32>> = families
+        .iter()
+        .flat_map(|kinds| anchors(kinds, boundaries_max))
+        .collect();
+    let judges: Vec<Judge<'_>> = families
+        .iter()
+        .map(|kinds| Judge::new(kinds, &anchors))
+        .filter(|judge| judge.best >= QUALITY_MIN)
+        .collect();
+    if judges.is_empty() {
+        return None;
+    }
+    let good = anchors
+        .iter()
+        .filter(|anchor| score(anchor, &judges) >= SCORE_MIN);
+    let periods: Vec<(f64, Vec<u32>)> = good.map(|anchor| whole_steps(anchor, &judges)).collect();
+    let boundaries = shortest(periods)?;
+    let shares = judges.iter().map(|judge| judge.quality(&boundaries));
+    let repeated_share = shares.fold(0.0, f64::max);
+    Some((repeated_share, moved_to_least_live(&boundaries, history)))
+}
+
+/// Kinds of requests that tell how good boundaries are.
+struct Judge<'k> {
+    witnesses: Vec<&'k Vec<u32>>,
+    /// The quality of the best boundaries there are.
+    best: f64,
+}
+
+impl<'k> Judge<'k> {
+    fn new(kinds: &'k Kinds, anchors: &[&Vec<u32>]) -> Judge<'k> {
+        let step = kinds.len().div_ceil(WITNESSES_MAX).max(1);
+        let mut judge = Judge {
+            witnesses: kinds.iter().step_by(step).collect(),
+            best: 0.0,
+        };
+        let qualities = anchors.iter().map(|anchor| judge.quality(anchor));
+        judge.best = qualities.fold(0.0, f64::max);
+        judge
+    }
+
+    /// Returns which share of the kinds is made as often in a step as in the one before, but not never, on
+    /// average over the steps.
+    fn quality(&self, boundaries: &[u32]) -> f64 {
+        let witnesses = self.witnesses.iter();
+        let shares = witnesses.map(|witness| repeated_share(boundaries, witness));
+        // None counts for more than another, however often it comes: an anchor always repeats itself.
+        shares.sum::<f64>() / as_float(self.witnesses.len().max(1) as u64)
+    }
+}
+
+/// Returns how good boundaries are. That steps are about as long as each other counts twice: a layer's last
+/// time in a step is followed by all else.
+fn score(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
+    likeness(boundaries, judges) * evenness(boundaries).powi(2)
+}
+
+/// Returns how alike neighbouring steps are beside the best there are, by the judge who finds them least so.
+fn likeness(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
+    let likeness = judges
+        .iter()
+        .map(|judge| judge.quality(boundaries) / judge.best);
+    likeness.fold(f64::INFINITY, f64::min)
+}
+
+/// Returns in which share of the pairs of neighbouring steps one is less than half as long again as the other.
+fn evenness(boundaries: &[u32]) -> f64 {
+    let pairs = boundaries.windows(3);
+    let even = pairs.clone().filter(|pair| {
+        let (first, second) = (u64::from(pair[1] - pair[0]), u64::from(pair[2] - pair[1]));
+        2 * first.max(second) < 3 * first.min(second)
+    });
+    as_float(even.count() as u64) / as_float(pairs.len().max(1) as u64)
+}
+
+/// Returns boundaries of steps of which `anchor` may mark the parts, and their score.
+fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
+    let likeness_min = PARTS_GAIN * likeness(anchor, judges);
+    let taken_as_one = (2..=PARTS_MAX)
+        .map(|parts| anchor.iter().copied().step_by(parts).collect())
+        .filter(|boundaries: &Vec<u32>| boundaries.len() > STEPS_MIN)
+        .map(|boundaries| (likeness(&boundaries, judges), boundaries))
+        .filter(|&(likeness, _)| likeness > likeness_min);
+    // Of equals, the first: the fewest parts.
+    let best = taken_as_one.reduce(|best, other| match other.0 > best.0 {
+        true => other,
+        false => best,
+    });
+    let boundaries = best.map_or_else(|| anchor.to_vec(), |(_, boundaries)| boundaries);
+    (score(&boundaries, judges), boundaries)
+}
+
+/// Returns the boundaries of the shortest period, and of its many possible ones those that fit best.
+fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
+    let steps = |boundaries: &[u32]| as_float(boundaries.len() as u64);
+    let all_steps = periods.iter().map(|(_, boundaries)| steps(boundaries));
+    let steps_max = all_steps.fold(0.0, f64::max);
+    let steps_min = (steps_max - COUNT_NEAR).min((1.0 - COUNT_NEAR_SHARE) * steps_max);
+    // One step more is worth little where that makes the others less alike.
+    let fit = |score: f64, boundaries: &[u32]| score.powi(3) * steps(boundaries);
+    let same_period = periods
+        .into_iter()
+        .filter(|(_, boundaries)| steps(boundaries) >= steps_min);
+    let best = same_period.max_by(|(left_score, left), (right_score, right)| {
+        let by_fit = fit(*left_score, left).total_cmp(&fit(*right_score, right));
+        // Of equals, the first to come.
+        by_fit.then(right[0].cmp(&left[0]))
+    });
+    best.map(|(_, boundaries)| boundaries)
+}
+
+/// Moves the boundaries, all by about the same share of a step, to where the least is live: between steps
+/// a job holds what it keeps, and least of what comes and goes.
+fn moved_to_least_live(boundaries: &[u32], history: &History) -> Vec<u32> {
+    let live = live_bytes(history);
+    let last = i64::from(history.events);
+    // Of equals, the last.
+    let least = |from: i64, to: i64| {
+        let instants = from.clamp(0, last)..=to.clamp(0, last);
+        let instants = instants.filter_map(|instant| u32::try_from(instant).ok());
+        let least =
+            instants.min_by_key(|&instant| (live[instant as usize], std::cmp::Reverse(instant)));
+        least.unwrap_or(0)
+    };
+    let places: Vec<(i64, i64)> = boundaries
+        .iter()
+        .enumerate()
+        .map(|(index, &boundary)| (i64::from(boundary), shorter_step(boundaries, index)))
+        .collect();
+    let moves = places.iter().map(|&(at, step)| {
+        let moved = i64::from(least(at - step / 2, at + step / 2)) - at;
+        moved * MOVE_UNITS / step
+    });
+    let mut moves: Vec<i64> = moves.collect();
+    moves.sort_unstable();
+    // In the first steps a job does not yet hold all that it keeps, so that they say little.
+    let typical = moves[moves.len() / 2];
+    let moved = (0..).zip(&places).map(|(index, &(at, step))| {
+        let middle = at + typical * step / MOVE_UNITS;
+        // Before the first step is what the job needs to begin, with less live than ever again.
+        let reach = if index == 0 { 0 } else { step / 8 };
+        least(middle - reach, middle + reach)
+    });
+    moved.collect()
+}
+
+/// Returns how long the step before a boundary is, or the one behind it if that is shorter.
+fn shorter_step(boundaries: &[u32], index: usize) -> i64 {
+    let next = index.saturating_sub(1)..boundaries.len() - 1;
+    let lengths = next.take(if index == 0 { 1 } else { 2 });
+    let lengths = lengths.map(|step| i64::from(boundaries[step + 1] - boundaries[step]));
+    lengths.min().unwrap_or(1).max(1)
+}
+
+/// Returns what is live at each instant.
+fn live_bytes(history: &History) -> Vec<u64> {
+    let mut live = vec![0_u64; history.events as usize + 2];
+    for block in &history.blocks {
+        let bytes = block.live_bytes().get();
+        // Summed up below, where what goes is never more than what came.
+        live[block.start as usize] = live[block.start as usize].wrapping_add(bytes);
+        live[block.freed as usize] = live[block.freed as usize].wrapping_sub(bytes);
+    }
+    let mut sum = 0_u64;
+    for bytes in &mut live {
+        sum = sum.wrapping_add(*bytes);
+        *bytes = sum;
+    }
+    live
+}
+
+/// Returns in which share of the pairs of neighbouring steps the requests come equally often, but not never.
+fn repeated_share(boundaries: &[u32], requests: &[u32]) -> f64 {
+    let before = |boundary: u32| requests.partition_point(|&request| request < boundary);
+    let pairs = boundaries.len() - 2;
+    let looked_at = pairs.min(PAIRS_MAX);
+    let same = (0..looked_at)
+        .map(|pair| match pairs > PAIRS_MAX {
+            true => pair * SCATTER % pairs,
+            false => pair,
+        })
+        .filter(|&pair| {
+            let [first, second, third] = [0, 1, 2].map(|step| before(boundaries[pair + step]));
+            second > first && second - first == third - second
+        });
+    as_float(same.count() as u64) / as_float(looked_at.max(1) as u64)
+}
+
+/// Returns the kinds to try as anchors: of each number of requests that kinds share, the one that comes
+/// first.
+fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
+    let mut by_count: Vec<&Vec<u32>> = kinds
+        .iter()
+        .filter(|kind| kind.len() <= requests_max)
+        .collect();
+    by_count.sort_by_key(|kind| (kind.len(), kind[0]));
+    let mut shared: Vec<&[&Vec<u32>]> = by_count
+        .chunk_by(|left, right| left.len() == right.len())
+        .collect();
+    // What few kinds share is tried last, and of that the rarest first.
+    shared.sort_by_key(|same| std::cmp::Reverse(same.len()));
+    shared
+        .iter()
+        .take(ANCHORS_MAX)
+        .map(|same| same[0])
+        .collect()
+}
+
+/// Returns the requests by stack, and by exact size and stream where there is no stack.
+fn by_name(history: &History) -> Kinds {
+    let requests = history.blocks.iter().filter(|block| block.start > 0);
+    let named = requests.map(|block| {
+        let name = match block.stack {
+            StackId::NONE => (StackId::NONE, block.requested, block.stream),
+            stack => (stack, Bytes::ZERO, 0),
+        };
+        (name, block.start)
+    });
+    kinds(named, history)
+}
+
+/// Returns the requests by their shape: how many requests each of the last few in their stream outlived.
+fn by_shape(history: &History) -> Kinds {
+    let mut streams: Vec<Vec<u32>> = vec![Vec::new(); history.streams.len()];
+    let requests = || history.blocks.iter().filter(|block| block.start > 0);
+    for block in requests() {
+        streams[block.stream as usize].push(block.start);
+    }
+    let mut done = vec![0; streams.len()];
+    let mut shapes = vec![[0; SHAPE_REQUESTS]; streams.len()];
+    let shaped = requests().map(|block| {
+        let stream = block.stream as usize;
+        let until = streams[stream].partition_point(|&start| start < block.freed);
+        let life = until.saturating_sub(done[stream]).min(LIFE_MAX);
+        done[stream] += 1;
+        shapes[stream].rotate_left(1);
+        shapes[stream][SHAPE_REQUESTS - 1] = life;
+        ((stream, shapes[stream]), block.start)
+    });
+    kinds(shaped, history)
+}
+
+/// Returns the kinds that come all through the recording.
+fn kinds<K: Eq + std::hash::Hash>(
+    requests: impl Iterator<Item = (K, u32)>,
+    history: &History,
+) -> Kinds {
+    let mut numbers: HashMap<K, usize> = HashMap::new();
+    let mut kinds = Kinds::new();
+    for (kind, instant) in requests {
+        let number = *numbers.entry(kind).or_insert(kinds.len());
+        if number == kinds.len() {
+            kinds.push(Vec::new());
+        }
+        kinds[number].push(instant);
+    }
+    // Of a step that is longer than the others there are requests that come many times and never again.
+    kinds.retain(|kind| kind.len() > STEPS_MIN && covers(kind, history));
+    kinds
+}
+
+/// Returns whether it is most of the recording from the first of some instants to the last.
+fn covers(instants: &[u32], history: &History) -> bool {
+    let covered = instants[instants.len() - 1] - instants[0];
+    u64::from(covered) * 2 > u64::from(history.events)
+}

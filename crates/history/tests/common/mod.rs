@@ -1,0 +1,105 @@
+//! A recording that is made up.
+
+#![allow(dead_code, reason = "each test uses a part of this")]
+
+use std::sync::Arc;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A job that is written down as it goes.
+pub(crate) struct Job {
+    trace: Trace,
+    stacks: StackTable,
+    has_stacks: bool,
+    next_address: u64,
+    random: u64,
+}
+
+/// A block of a [`Job`].
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    address: u64,
+    pub(crate) size: u64,
+}
+
+impl Job {
+    pub(crate) fn new(has_stacks: bool) -> Job {
+        let mut job = Job {
+            trace: Trace::default(),
+            stacks: StackTable::new(),
+            has_stacks,
+            next_address: 1 << 21,
+            random: 1,
+        };
+        job.push(Action::SegmentAlloc, 1 << 21, 1 << 45, StackId::NONE);
+        job
+    }
+
+    fn push(&mut self, action: Action, address: u64, size: u64, stack: StackId) {
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: Stream::DEFAULT,
+        };
+        self.trace.events.push(TraceEvent {
+            event,
+            time_us: 0,
+            stack,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+    }
+
+    pub(crate) fn alloc(&mut self, size: u64, function: &str, line: u32) -> Held {
+        let stack = match self.has_stacks {
+            true => {
+                let frame = |name, line| Frame {
+                    name,
+                    filename: "train.py",
+                    line,
+                };
+                self.stacks
+                    .intern([frame(function, line), frame("main", 1)])
+            }
+            false => StackId::NONE,
+        };
+        let address = self.next_address;
+        self.next_address += size.next_multiple_of(512);
+        self.push(Action::Alloc, address, size, stack);
+        Held { address, size }
+    }
+
+    pub(crate) fn free(&mut self, block: Held) {
+        self.push(
+            Action::FreeRequested,
+            block.address,
+            block.size,
+            StackId::NONE,
+        );
+        self.push(
+            Action::FreeCompleted,
+            block.address,
+            block.size,
+            StackId::NONE,
+        );
+    }
+
+    /// Returns a number below `limit`, always the same ones.
+    pub(crate) fn random(&mut self, limit: u64) -> u64 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.random >> 33) % limit
+    }
+
+    pub(crate) fn into_trace(mut self) -> Trace {
+        self.trace.stacks = Arc::new(self.stacks);
+        self.trace
+    }
+}
