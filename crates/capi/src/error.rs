@@ -82,7 +82,8 @@ impl From<AllocError> for Error {
             AllocError::NotAllocated { .. } => Status::NotAllocated,
             AllocError::NoSuchPool { .. }
             | AllocError::PoolInUse { .. }
-            | AllocError::NotRestorable { .. } => Status::Pool,
+            | AllocError::NotRestorable { .. }
+            | AllocError::TooManyStreams => Status::Pool,
             AllocError::Paused { .. } => Status::Paused,
             AllocError::NotReconfigurable => Status::Config,
             AllocError::Driver(_) => Status::Driver,

@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::Config;
-use crate::domain::PoolIndex;
+use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
 use crate::lanes::Lanes;
 use crate::segment::Heap;
-use crate::snapshot::SegmentSnapshot;
+use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
 use crate::strategy::{ActiveStrategy, Strategy};
 use crate::stream::StreamUses;
@@ -116,7 +116,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
     /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
-    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`] when the device fails otherwise.
+    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`] when
+    /// the device fails otherwise.
     #[inline]
     pub fn allocate(
         &mut self,
@@ -208,7 +209,8 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where the pool's
-    /// memory is away, [`AllocError::Driver`] when the device fails.
+    /// memory is away, [`AllocError::TooManyStreams`] as [`DeviceAllocator::allocate`],
+    /// [`AllocError::Driver`] when the device fails.
     #[inline(always)]
     pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
         let pool = self.route(stream);
@@ -235,13 +237,33 @@ impl<D: Driver> DeviceAllocator<D> {
             self.process_events()?;
         }
         let size = Strategy::<D>::block_size(&self.strategy, requested);
-        let domain = self.heap.domains.find_or_insert(pool, stream)?;
+        let domain = match self.heap.domains.find_or_insert(pool, stream) {
+            Some(domain) => domain,
+            None => self.find_or_insert_domain(pool, stream)?,
+        };
         Ok(Request {
             requested,
             size,
             domain,
             freed_before,
         })
+    }
+
+    /// Returns the domain of a pool and a stream, where there are as many as there can be after pools that
+    /// nothing holds have ended.
+    #[cold]
+    fn find_or_insert_domain(
+        &mut self,
+        pool: PoolIndex,
+        stream: Stream,
+    ) -> Result<DomainId, AllocError> {
+        let domain = self.heap.domains.find_or_insert(pool, stream);
+        if let Some(domain) = domain {
+            return Ok(domain);
+        }
+        self.release_unused_pools()?;
+        let domain = self.heap.domains.find_or_insert(pool, stream);
+        domain.ok_or(AllocError::TooManyStreams)
     }
 
     /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
@@ -317,7 +339,7 @@ impl<D: Driver> DeviceAllocator<D> {
             .map(|(index, _)| index)
             .collect();
         open.into_iter().find_map(|pool| {
-            let domain = self.heap.domains.find_or_insert(pool, stream).ok()?;
+            let domain = self.heap.domains.find_or_insert(pool, stream)?;
             self.take(&Request { domain, ..*request })
         })
     }
@@ -328,10 +350,16 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the driver has no such segment; nothing has then changed.
+    /// [`AllocError::Driver`] when the driver has no such segment, [`AllocError::TooLarge`] where more was
+    /// asked for than a block has, [`AllocError::TooManyStreams`]; at most the pool has then been made.
     pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
         let pool = self.find_or_insert_pool(segment.pool);
-        let domain = self.heap.domains.find_or_insert(pool, segment.stream)?;
+        let is_too_small = |block: &&BlockSnapshot| block.requested > block.size;
+        if let Some(block) = segment.blocks.iter().find(is_too_small) {
+            let requested = block.requested;
+            return Err(AllocError::TooLarge { requested });
+        }
+        let domain = self.find_or_insert_domain(pool, segment.stream)?;
         let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
             return Ok(false);
         };
@@ -527,6 +555,11 @@ impl<D: Driver> DeviceAllocator<D> {
     pub(crate) fn release_cached(&mut self) -> Result<(), DriverError> {
         self.heap.release_detached()?;
         self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
+        self.release_unused_pools()
+    }
+
+    /// Gives the free segments of every private pool back that nothing holds.
+    fn release_unused_pools(&mut self) -> Result<(), DriverError> {
         let pools = self.heap.domains.pools().map(|(index, _)| index);
         for index in pools.collect::<Vec<_>>() {
             self.release_unused_pool(index)?;

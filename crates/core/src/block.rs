@@ -502,6 +502,25 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_number_that_is_used_again_has_no_mark() {
+        let mut table = BlockTable::new();
+        let block = |address| {
+            let address = DeviceAddress(address);
+            Block::new(address, Bytes(4096), DomainId::DEFAULT, SizeKind::Small)
+        };
+        let first = table.insert(&block(1 << 20), SegmentId::NONE);
+        table.set_mark(first, 7);
+        table.remove(first);
+        let again = table.insert(&block(1 << 21), SegmentId::NONE);
+        assert_eq!((again, table.mark(again)), (first, 0));
+        let other = table.insert(&block(1 << 22), SegmentId::NONE);
+        table.set_mark(other, 9);
+        table.remove(other);
+        let rest = table.split(again, Bytes(512));
+        assert_eq!((rest, table.mark(rest)), (other, 0));
+    }
+
+    #[test]
     fn marks_are_zero_until_one_is_set_and_go_with_a_split() {
         let mut table = BlockTable::new();
         let block = Block::new(

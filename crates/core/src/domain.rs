@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::AllocError;
 use crate::figures::Gauge;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -26,8 +25,9 @@ impl DomainId {
     /// The default pool's default stream.
     pub(crate) const DEFAULT: DomainId = DomainId(0);
 
-    /// There are at most so many at a time: the record of a block has two bytes for the number.
-    pub(crate) const COUNT_MAX: usize = 1 << u16::BITS;
+    /// There are at most so many at a time: the record of a block has two bytes for the number. Tests have
+    /// fewer.
+    pub(crate) const COUNT_MAX: usize = if cfg!(test) { 1 << 10 } else { 1 << u16::BITS };
 
     fn at(index: usize) -> DomainId {
         DomainId(u16::try_from(index).expect("domains are counted"))
@@ -144,40 +144,33 @@ impl Domains {
         }
     }
 
-    /// Returns the domain of a pool and a stream, a new one if need be. Constant time.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::TooManyStreams`] where there are [`DomainId::COUNT_MAX`] others.
+    /// Returns the domain of a pool and a stream, a new one if need be, or `None` where there are
+    /// [`DomainId::COUNT_MAX`] others. Constant time.
     #[inline]
-    pub(crate) fn find_or_insert(
-        &mut self,
-        pool: PoolIndex,
-        stream: Stream,
-    ) -> Result<DomainId, AllocError> {
+    pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> Option<DomainId> {
         let pair = Domain { pool, stream };
         if self.recent.0 != pair {
             self.recent = (pair, self.find_or_insert_other(pair)?);
         }
-        Ok(self.recent.1)
+        Some(self.recent.1)
     }
 
-    fn find_or_insert_other(&mut self, pair: Domain) -> Result<DomainId, AllocError> {
+    fn find_or_insert_other(&mut self, pair: Domain) -> Option<DomainId> {
         match self.by_pair.get(&pair) {
-            Some(&id) => Ok(id),
+            Some(&id) => Some(id),
             None => self.insert(pair),
         }
     }
 
-    fn insert(&mut self, pair: Domain) -> Result<DomainId, AllocError> {
+    fn insert(&mut self, pair: Domain) -> Option<DomainId> {
         if self.by_pair.len() == DomainId::COUNT_MAX {
-            return Err(AllocError::TooManyStreams);
+            return None;
         }
         let index = first_vacant(&mut self.domains);
         self.domains[index] = Some(pair);
         let id = DomainId::at(index);
         self.by_pair.insert(pair, id);
-        Ok(id)
+        Some(id)
     }
 
     /// Returns every domain that there is.
@@ -317,4 +310,55 @@ fn first_vacant<T>(slots: &mut Vec<Option<T>>) -> usize {
 
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 pools")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::DeviceAllocator;
+    use crate::check::CheckLevel;
+    use crate::config::Config;
+    use crate::error::AllocError;
+    use crate::strategy::test_driver::TestDriver;
+    use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
+
+    use super::DomainId;
+
+    fn allocator(strategy: &str) -> DeviceAllocator<TestDriver> {
+        let config: Config = strategy.parse().unwrap();
+        DeviceAllocator::new(TestDriver::new(Bytes::gib(180)), 0, &config)
+    }
+
+    /// As programs capture graphs and let go of them without emptying the cache.
+    #[test]
+    fn pools_that_nothing_holds_make_room_for_others() {
+        for strategy in ["direct", "caching", "slab"] {
+            let mut allocator = allocator(strategy);
+            for number in 1..=2 * DomainId::COUNT_MAX as u64 {
+                let pool = MempoolId(0, number);
+                allocator.create_or_retain_pool(pool);
+                let block = allocator.allocate_in(pool, Bytes(1_000), Stream::DEFAULT);
+                allocator.free(block.unwrap()).unwrap();
+                allocator.release_pool(pool).unwrap();
+            }
+            allocator.allocate(Bytes(1), Stream(7)).unwrap();
+            allocator.check_invariants(CheckLevel::Everything).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_stream_too_many_is_refused_and_the_others_go_on() {
+        let mut allocator = allocator("caching");
+        let last = DomainId::COUNT_MAX as u64 - 1;
+        for stream in 0..=last {
+            assert_ne!(
+                allocator.allocate(Bytes(1), Stream(stream)),
+                Ok(DeviceAddress::NULL)
+            );
+        }
+        let error = allocator.allocate(Bytes(1), Stream(last + 1)).unwrap_err();
+        assert_eq!(error, AllocError::TooManyStreams);
+        let block = allocator.allocate(Bytes(1), Stream(last)).unwrap();
+        allocator.free(block).unwrap();
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
 }

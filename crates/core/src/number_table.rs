@@ -124,7 +124,8 @@ impl NumberTable {
         }
     }
 
-    /// Looks at all that has the tag, bucket by bucket.
+    /// Looks at all that has the tag, bucket by bucket: each once at most, because all of them may have
+    /// passed something on, even where little is left.
     #[inline(never)]
     fn find_from(
         &self,
@@ -132,7 +133,7 @@ impl NumberTable {
         hash: u32,
         is_it: impl Fn(NonZeroU32) -> bool,
     ) -> Option<NonZeroU32> {
-        loop {
+        for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[index];
             if let Some(place) = bucket.place_of(tag_of(hash), &is_it) {
                 return NonZeroU32::new(bucket.numbers[place]);
@@ -142,20 +143,21 @@ impl NumberTable {
             }
             index = self.after(index);
         }
+        None
     }
 
-    /// Adds a number that is not in the table, which never becomes smaller again. `hash_of` returns the
-    /// hash of any number in it. Constant time, but for the doubling.
+    /// Adds a number that is not in the table, which never becomes smaller again. `hash_of_number` returns
+    /// the hash of any number in it. Constant time, but for the doubling.
     #[inline]
     pub(crate) fn insert(
         &mut self,
         hash: u32,
         number: NonZeroU32,
-        hash_of: impl Fn(NonZeroU32) -> u32,
+        hash_of_number: impl Fn(NonZeroU32) -> u32,
     ) {
         debug_assert!(self.find(hash, |other| other == number).is_none());
         if self.len >= self.buckets.len() * BUCKET_LEN * 3 / 5 {
-            self.double(hash_of);
+            self.double(hash_of_number);
         }
         self.len += 1;
         self.put(hash, number);
@@ -185,12 +187,12 @@ impl NumberTable {
     }
 
     #[cold]
-    fn double(&mut self, hash_of: impl Fn(NonZeroU32) -> u32) {
+    fn double(&mut self, hash_of_number: impl Fn(NonZeroU32) -> u32) {
         let doubled = vec![Bucket::default(); 2 * self.buckets.len()];
         self.shift -= 1;
         for bucket in std::mem::replace(&mut self.buckets, doubled) {
             for number in bucket.numbers.into_iter().filter_map(NonZeroU32::new) {
-                self.put(hash_of(number), number);
+                self.put(hash_of_number(number), number);
             }
         }
     }
@@ -321,6 +323,36 @@ mod tests {
         assert_eq!(table.find(7, |_| false), None);
         assert_eq!(table.find(8, |_| true), None);
         assert_eq!(table.find(7, |found| found == number(1)), Some(number(1)));
+    }
+
+    /// What was passed on stays where it went when there is room again.
+    #[test]
+    fn a_search_ends_where_every_bucket_has_passed_something_on() {
+        let mut table = NumberTable::new();
+        let hash = |index: usize| u32::try_from(index / (BUCKET_LEN + 1)).unwrap() << table_shift();
+        for bucket in 0..1 << BUCKETS_MIN_LOG2 {
+            let first = bucket * (BUCKET_LEN + 1);
+            for index in first..=first + BUCKET_LEN {
+                table.insert(hash(index), number(index), |number| {
+                    hash(self::index(number))
+                });
+            }
+            for index in first..first + BUCKET_LEN {
+                table.remove(hash(index), number(index));
+            }
+        }
+        assert_eq!((table.len, table.buckets.len()), (8, 8));
+        assert!(table.buckets.iter().all(Bucket::has_passed_on));
+        assert_eq!(table.find(5, |_| false), None);
+        for bucket in 0..8 {
+            let left = bucket * (BUCKET_LEN + 1) + BUCKET_LEN;
+            let found = table.find(hash(left), |found| found == number(left));
+            assert_eq!(found, Some(number(left)));
+        }
+    }
+
+    fn table_shift() -> u32 {
+        u32::BITS - BUCKETS_MIN_LOG2
     }
 
     /// Then all that was passed on can still be found, and searches for others are longer.

@@ -327,7 +327,7 @@ impl<D: Driver> Strategy<D> for Caching {
         let (kind, previous, next) = (block.kind, block.previous, block.next);
         let counts = !self.is_expandable(heap, id);
         let (mut blocks, mut bytes) = (0, 0);
-        // Both neighbours are looked at first: their records are in two cache lines, likely far away.
+        // Both neighbours are looked at first: their records are likely far away.
         let is_free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
         let (next, previous) = (next.filter(is_free), previous.filter(is_free));
         if let Some(next) = next {

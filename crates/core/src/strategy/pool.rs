@@ -40,8 +40,9 @@ pub(crate) struct Pool {
 struct SizeLists {
     /// In the order in which the sizes were first asked for.
     lists: Vec<SizeList>,
-    /// The numbers of the lists, counted from one, by size: of sizes below [`INDEXED_SIZES`], by how many
-    /// [`ROUNDING`]s they are, zero where there is no list yet; of larger ones, in a table.
+    /// The numbers of the lists, counted from one, by size: of the sizes that [`INDEXED_SIZES`] names, by how
+    /// many [`ROUNDING`]s they are, zero where there is no list yet; of larger ones, in a table. Empty before
+    /// the first list.
     by_index: Vec<u32>,
     by_size: NumberTable,
     /// What is left of each slab.
@@ -86,9 +87,10 @@ impl<D: Driver> Strategy<D> for Pool {
     #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let domain = self.domain(request.domain);
-        let number = domain.list_of(request.size);
-        if let Some(id) = domain.lists[number].blocks.pop() {
+        let list = domain.list_of(request.size);
+        if let Some(id) = domain.lists[list].blocks.pop() {
             let block = heap.blocks.get(id);
+            debug_assert_eq!(block.size, request.size);
             if block.is_split() {
                 let size = signed(block.size);
                 heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
@@ -118,8 +120,8 @@ impl<D: Driver> Strategy<D> for Pool {
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
         let domain = &mut self.domains[block.domain.index()];
-        let number = domain.list_of(block.size);
-        domain.lists[number].blocks.push(id);
+        let list = domain.list_of(block.size);
+        domain.lists[list].blocks.push(id);
         if block.is_split() {
             let size = signed(block.size);
             heap.stats.change_inactive_split(SizeKind::Large, 1, size);
@@ -165,8 +167,8 @@ impl<D: Driver> Strategy<D> for Pool {
         let block = heap.blocks.get(id);
         let is_it = (block.address, block.size) == (wanted.address, wanted.size);
         let domain = &mut self.domains[block.domain.index()];
-        let number = domain.list_of(block.size);
-        let list = &mut domain.lists[number].blocks;
+        let list = domain.list_of(block.size);
+        let list = &mut domain.lists[list].blocks;
         let position = list.iter().position(|&listed| listed == id);
         let position = position.filter(|_| is_it);
         list.remove(position.expect("no block was merged"));
@@ -219,32 +221,38 @@ impl SizeLists {
     fn new() -> SizeLists {
         SizeLists {
             lists: Vec::new(),
-            by_index: vec![0; INDEXED_SIZES + 1],
+            by_index: Vec::new(),
             by_size: NumberTable::new(),
             rests: FreeBlocks::default(),
         }
     }
 
-    /// Returns the number of the list of a size. Constant time.
+    /// Returns where in `lists` the list of a size is, which is made if need be. Constant time.
     #[inline]
     fn list_of(&mut self, size: Bytes) -> usize {
-        let number = match self.by_index.get(index(size.get() / ROUNDING.get())) {
-            Some(&number) => NonZeroU32::new(number),
-            None => self.find_list(size),
-        };
-        match number {
+        match self.find_list(size) {
             Some(number) => list_index(number),
             None => self.insert_list(size),
         }
     }
 
+    /// Returns the number of the list of a size, if there is one. Constant time.
+    #[inline]
     fn find_list(&self, size: Bytes) -> Option<NonZeroU32> {
+        match self.by_index.get(index(size.get() / ROUNDING.get())) {
+            Some(&number) => NonZeroU32::new(number),
+            None => self.find_large_list(size),
+        }
+    }
+
+    fn find_large_list(&self, size: Bytes) -> Option<NonZeroU32> {
         let is_it = |number: NonZeroU32| self.lists[list_index(number)].size == size;
         self.by_size.find(hash_of(size.get()), is_it)
     }
 
     #[cold]
     fn insert_list(&mut self, size: Bytes) -> usize {
+        self.by_index.resize(INDEXED_SIZES + 1, 0);
         self.lists.push(SizeList {
             size,
             blocks: Vec::new(),
@@ -289,7 +297,10 @@ impl SizeLists {
     /// Checks that everything listed is free and listed where it belongs, and returns how many
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
-        for list in &self.lists {
+        for (place, list) in self.lists.iter().enumerate() {
+            if self.find_list(list.size).map(list_index) != Some(place) {
+                return Err(format!("the list of {} is not found", list.size));
+            }
             for &id in &list.blocks {
                 let block = heap.blocks.get(id);
                 if block.state != BlockState::Free || block.size != list.size {
