@@ -38,7 +38,7 @@ impl PairBench {
             round,
             next: 0,
         };
-        bench.run(bench.round.len()).with_context(context)?;
+        bench.run_round().with_context(context)?;
         Ok(bench)
     }
 
@@ -61,6 +61,15 @@ impl PairBench {
             self.next = end % self.round.len();
         }
         Ok(())
+    }
+
+    /// Frees and allocates for a whole round, which touches nearly all of the benchmark's memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`PairBench::run`].
+    pub fn run_round(&mut self) -> Result<(), AllocError> {
+        self.run(self.round.len())
     }
 
     /// Returns what the allocator has come to: its memory, and where the live blocks are.

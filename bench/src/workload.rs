@@ -7,8 +7,7 @@ use crate::definitions::PairCase;
 /// Every workload starts here, so that everybody measures the same one.
 const SEED: u64 = 0x1077_1de0;
 
-/// A round has at least this many pairs, more than a branch predictor remembers, and few enough to
-/// stay in the second-level cache.
+/// A round has at least this many pairs, more than a branch predictor remembers.
 const ROUND_PAIRS_MIN: usize = 1 << 15;
 
 /// The requests of a pair benchmark.
