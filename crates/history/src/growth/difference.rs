@@ -64,7 +64,7 @@ struct Side<'a> {
 
 impl Difference {
     /// Returns what the second recording has more of, or less. O(n log n) for n blocks, and O(n·m) for n and m
-    /// sites whose stacks differ in lines only.
+    /// sites whose stacks differ in lines only, as long as these are few.
     ///
     /// A site is the same in both where its stack has the same functions at the same lines, or at others where
     /// code was edited in between.
