@@ -42,6 +42,7 @@ pub(crate) struct Walk<'a> {
     now: Moment,
     peak_live: Moment,
     peak_reserved: Moment,
+    peak_requested: Bytes,
     refusals: Vec<Refusal>,
     levels: Levels<CURVES>,
     contradictions: u64,
@@ -78,6 +79,7 @@ impl<'a> Walk<'a> {
             },
             peak_live: Moment::default(),
             peak_reserved: Moment::default(),
+            peak_requested: Bytes::ZERO,
             refusals: Vec::new(),
             levels: Levels::new(trace.events.len() as u64 + 1),
             contradictions: 0,
@@ -116,6 +118,7 @@ impl<'a> Walk<'a> {
             main_stream: self.now.stream,
             peak_live: self.peak_live,
             peak_reserved: self.peak_reserved,
+            peak_requested: self.peak_requested,
             refusals: self.refusals,
             end: self.now,
             levels: self.levels,
@@ -498,6 +501,7 @@ impl<'a> Walk<'a> {
         if gap.reserved > self.peak_reserved.gap.reserved {
             self.peak_reserved = self.now;
         }
+        self.peak_requested = self.peak_requested.max(self.now.requested);
         let values = curves(&gap, self.now.paused);
         self.levels.add(u64::from(self.now.instant), &values);
     }

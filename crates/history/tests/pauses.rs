@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
-use lowtide_history::{BlockSizes, History};
+use lowtide_history::{BlockSizes, Difference, History};
 use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
 
 const MIB: u64 = 1 << 20;
@@ -148,4 +148,28 @@ fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
     assert_eq!(history.pauses.len(), 20_000);
     // The last block is there with the others while the paused one is not, and the other way round.
     assert_eq!(history.peak_live.gap.live, Bytes(1024 + (blocks + 1) * 512));
+}
+
+#[test]
+fn what_is_paused_is_no_part_of_a_peak() {
+    let events = [
+        (Action::SegmentAlloc, 100 * MIB, 30 * MIB),
+        (Action::SegmentAlloc, 200 * MIB, 50 * MIB),
+        (Action::Alloc, 100 * MIB, 30 * MIB),
+        (Action::SegmentPaused, 100 * MIB, 30 * MIB),
+        (Action::Alloc, 200 * MIB, 40 * MIB),
+        (Action::FreeRequested, 200 * MIB, 40 * MIB),
+        (Action::FreeCompleted, 200 * MIB, 40 * MIB),
+        (Action::SegmentResumed, 100 * MIB, 30 * MIB),
+    ];
+    let trace = trace(&events);
+    let history = history(&trace);
+    assert_eq!(history.peak_live.gap.live, Bytes(40 * MIB));
+    assert_eq!(history.peak_requested, Bytes(40 * MIB));
+    let difference = Difference::new([(&trace, &history), (&trace, &history)]);
+    let at_peak = difference
+        .sites
+        .iter()
+        .map(|site| (site.peak_bytes, site.peak_blocks));
+    assert_eq!(at_peak.collect::<Vec<_>>(), [([40 * MIB; 2], [1; 2])]);
 }
