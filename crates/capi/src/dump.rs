@@ -129,16 +129,37 @@ fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceEr
     if all <= REPORTED_EVENTS_MAX {
         return Ok((None, snapshot));
     }
-    let of_each = REPORTED_EVENTS_MAX / snapshot.traces.len();
-    let traces = snapshot.traces.iter();
+    let lengths: Vec<usize> = snapshot
+        .traces
+        .iter()
+        .map(|trace| trace.events.len())
+        .collect();
+    let traces = snapshot
+        .traces
+        .iter()
+        .zip(shares(&lengths, REPORTED_EVENTS_MAX));
     let last = Snapshot {
         traces: traces
-            .map(|trace| trace.last_events(of_each))
+            .map(|(trace, share)| trace.last_events(share))
             .collect::<Result<_, _>>()?,
         ..snapshot
     };
     let left_out = format!("the last {} of {all} events", count(&last));
     Ok((Some(left_out), last))
+}
+
+/// Returns how much of each length is kept, `budget` at most in all: the shorter ones whole, and of the others the
+/// same.
+fn shares(lengths: &[usize], budget: usize) -> Vec<usize> {
+    let mut shortest_first: Vec<usize> = (0..lengths.len()).collect();
+    shortest_first.sort_by_key(|&index| lengths[index]);
+    let mut shares = vec![0; lengths.len()];
+    let mut left = budget;
+    for (done, index) in shortest_first.into_iter().enumerate() {
+        shares[index] = lengths[index].min(left / (lengths.len() - done));
+        left -= shares[index];
+    }
+    shares
 }
 
 /// Returns the pickle of a snapshot by whoever knows the most, and the snapshot if it is lowtide's own.
@@ -221,4 +242,19 @@ fn poisoned() -> Error {
         Status::Internal,
         "lowtide stopped: it panicked while it dumped",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_shorter_leave_goes_to_the_longer() {
+        assert_eq!(shares(&[3, 900, 3, 3], 100), [3, 91, 3, 3]);
+        assert_eq!(shares(&[500, 20, 500], 100), [40, 20, 40]);
+        assert_eq!(shares(&[500, 0, 500, 500], 100), [33, 0, 33, 34]);
+        assert_eq!(shares(&[100], 7), [7]);
+        assert_eq!(shares(&[1, 2, 3], 6), [1, 2, 3]);
+        assert!(shares(&[], 6).is_empty());
+    }
 }

@@ -31,7 +31,8 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     // How much blocks are rounded does not tell what grows.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
     let difference = Difference::new([(&before, &histories[0]), (&after, &histories[1])]);
-    let jobs = [Job::new(paths[0], &before), Job::new(paths[1], &after)];
+    let job = |index: usize| Job::of_history(paths[index], traces[index], &histories[index]);
+    let jobs = [job(0), job(1)];
     output::print(&match args.json {
         true => json::text(&DiffReport::new(&jobs, &difference, traces))?,
         false => text(&jobs, &difference, traces),

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     // How much blocks are rounded does not tell what grows.
     let history = History::new(&trace, &BlockSizes::estimated(&trace));
     let leaks = Leaks::find(&trace, &history);
-    let job = Job::new(&args.trace, &trace);
+    let job = Job::of_history(&args.trace, &trace, &history);
     output::print(&match args.json {
         true => json::text(&LeaksReport::new(&job, &leaks, &trace))?,
         false => text(&job, &leaks, &trace),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Bytes, CachingConfig, StrategyName};
+use lowtide_history::History;
 use lowtide_trace::{OneLine, Snapshot, Trace};
 use serde::Serialize;
 
@@ -205,6 +206,15 @@ impl Job {
             peak_live_bytes: trace.peak_live_bytes(),
             peak_requested_bytes: trace.peak_requested_bytes(),
             duration_us: duration_us(trace),
+        }
+    }
+
+    /// Returns what there is to say about `trace`, whose `history` leaves out what is paused.
+    pub(crate) fn of_history(path: &Path, trace: &Trace, history: &History) -> Job {
+        Job {
+            peak_live_bytes: history.peak_live.gap.live,
+            peak_requested_bytes: history.peak_requested,
+            ..Job::new(path, trace)
         }
     }
 

@@ -165,6 +165,64 @@ fn a_difference_is_named_though_the_code_moved() {
 }
 
 #[test]
+fn what_is_paused_counts_in_no_peak() {
+    let scratch = Scratch::new("paused-peak");
+    let mut trace = Trace::default();
+    let events = [
+        (Action::SegmentAlloc, 100, 30),
+        (Action::SegmentAlloc, 200, 50),
+        (Action::Alloc, 100, 30),
+        (Action::SegmentPaused, 100, 30),
+        (Action::Alloc, 200, 40),
+        (Action::FreeRequested, 200, 40),
+        (Action::FreeCompleted, 200, 40),
+        (Action::SegmentResumed, 100, 30),
+    ];
+    trace.events = events.map(recorded).to_vec();
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    let path = scratch.write_snapshot("paused.lowtide", &snapshot);
+    let text = run(&["leaks".as_ref(), path.as_os_str()]);
+    assert!(text.contains(" stream, peak live 40.00 MiB\n"), "{text}");
+    let json = run_json(&[
+        "diff".as_ref(),
+        path.as_os_str(),
+        path.as_os_str(),
+        "--json".as_ref(),
+    ]);
+    for recording in json["traces"].as_array().unwrap() {
+        assert_eq!(recording["peak_live_bytes"], 40 * MIB);
+        assert_eq!(recording["peak_requested_bytes"], 40 * MIB);
+    }
+    let sites = json["sites"].as_array().unwrap();
+    assert_eq!(sites.len(), 1);
+    assert_eq!(
+        sites[0]["peak_bytes"],
+        serde_json::json!([40 * MIB, 40 * MIB])
+    );
+}
+
+/// Returns an event of a recording, its address and size in MiB.
+fn recorded((action, address, size): (Action, u64, u64)) -> TraceEvent {
+    let event = Event {
+        action,
+        pool: MempoolId::DEFAULT,
+        address: DeviceAddress(address * MIB),
+        size: Bytes(size * MIB),
+        stream: Stream::DEFAULT,
+    };
+    TraceEvent {
+        event,
+        time_us: 0,
+        stack: StackId::NONE,
+        pool_known: true,
+        note: NoteId::NONE,
+    }
+}
+
+#[test]
 fn what_is_missing_is_said_in_one_line() {
     let check = |arguments: &[&str], expected: &str| assert_eq!(fail(arguments), expected);
     check(

@@ -1,5 +1,7 @@
 //! Every block's and every segment's life, and the gap at every instant.
 
+use std::ops::Range;
+
 use lowtide_core::{Action, Bytes, Cause, Gap, MempoolId, Stream};
 use lowtide_trace::{StackId, Trace};
 
@@ -35,6 +37,8 @@ pub struct History {
     pub peak_live: Moment,
     /// The most that was reserved.
     pub peak_reserved: Moment,
+    /// The most that was asked for at once, unrounded.
+    pub peak_requested: Bytes,
     /// Each request that was refused, with the gap as it saw it.
     pub refusals: Vec<Refusal>,
     /// The end.
@@ -170,6 +174,17 @@ impl History {
     /// If `sizes` is of another recording, or there are 2^32 - 2 events.
     pub fn new(trace: &Trace, sizes: &BlockSizes) -> History {
         Walk::new(trace, sizes).finish()
+    }
+
+    /// Returns the ranges of addresses that are paused at `instant`, in order.
+    pub(crate) fn away_at(&self, instant: u32) -> Vec<Range<u64>> {
+        let pauses = self.pauses.iter();
+        let away = pauses.filter(|pause| (pause.start..pause.end).contains(&instant));
+        let mut ranges: Vec<_> = away
+            .map(|pause| pause.address..pause.address + pause.size.get())
+            .collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges
     }
 }
 

@@ -1,6 +1,6 @@
 //! The one walk over a recording's events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
@@ -23,9 +23,9 @@ pub(crate) struct Walk<'a> {
     large_page: Bytes,
     /// The number of each block that is there, by address.
     in_use: HashMap<u64, usize>,
-    /// The addresses of these in order, or nothing: made when segments are paused, as many are at once.
-    in_order: Vec<u64>,
-    /// The number of each pause that is not over, by the segment's address.
+    /// The addresses of these in order, kept from the first pause on.
+    in_order: Option<BTreeSet<u64>>,
+    /// The number of each pause that is not over, by address.
     paused: BTreeMap<u64, usize>,
     /// The number of each segment or range that is there, by address.
     present: BTreeMap<u64, usize>,
@@ -42,6 +42,7 @@ pub(crate) struct Walk<'a> {
     now: Moment,
     peak_live: Moment,
     peak_reserved: Moment,
+    peak_requested: Bytes,
     refusals: Vec<Refusal>,
     levels: Levels<CURVES>,
     contradictions: u64,
@@ -61,7 +62,7 @@ impl<'a> Walk<'a> {
             space: Space::new(stream, large_page),
             large_page,
             in_use: HashMap::new(),
-            in_order: Vec::new(),
+            in_order: None,
             paused: BTreeMap::new(),
             present: BTreeMap::new(),
             alone: HashMap::new(),
@@ -78,6 +79,7 @@ impl<'a> Walk<'a> {
             },
             peak_live: Moment::default(),
             peak_reserved: Moment::default(),
+            peak_requested: Bytes::ZERO,
             refusals: Vec::new(),
             levels: Levels::new(trace.events.len() as u64 + 1),
             contradictions: 0,
@@ -116,6 +118,7 @@ impl<'a> Walk<'a> {
             main_stream: self.now.stream,
             peak_live: self.peak_live,
             peak_reserved: self.peak_reserved,
+            peak_requested: self.peak_requested,
             refusals: self.refusals,
             end: self.now,
             levels: self.levels,
@@ -182,7 +185,7 @@ impl<'a> Walk<'a> {
             Action::SegmentFree | Action::SegmentUnmap => self.remove_segment(address, size),
             Action::OutOfMemory => self.refuse(recorded),
             Action::SegmentPaused => self.pause(recorded),
-            Action::SegmentResumed => self.resume(address),
+            Action::SegmentResumed => self.resume(address, size),
             Action::Snapshot => {}
         }
     }
@@ -234,7 +237,9 @@ impl<'a> Walk<'a> {
         }
         self.count(&block, true);
         self.in_use.insert(block.address, self.blocks.len());
-        self.in_order.clear();
+        if let Some(in_order) = &mut self.in_order {
+            in_order.insert(block.address);
+        }
         self.blocks.push(block);
         true
     }
@@ -276,7 +281,9 @@ impl<'a> Walk<'a> {
         let Some(index) = self.in_use.remove(&address) else {
             return;
         };
-        self.in_order.clear();
+        if let Some(in_order) = &mut self.in_order {
+            in_order.remove(&address);
+        }
         self.blocks[index].end = self.now.instant;
         let block = self.blocks[index];
         if !self.is_away(address) {
@@ -339,50 +346,65 @@ impl<'a> Walk<'a> {
 
     /// Takes a segment off the device, with all that is in it.
     fn pause(&mut self, recorded: &TraceEvent) {
-        let (address, size) = (recorded.event.address.get(), recorded.event.size);
-        if !self.space.set_away(address, size, true) {
-            self.contradictions += 1;
-            return;
-        }
         let tag = self.trace.stacks.note(recorded.note).user_metadata;
         let pause = Pause {
             start: self.now.instant,
             end: NEVER,
             tag: self.tags.number(tag.unwrap_or_default()),
-            address,
-            size,
+            address: recorded.event.address.get(),
+            size: recorded.event.size,
         };
-        self.count_inside(&pause, false);
-        self.now.paused += size;
-        self.paused.insert(address, self.pauses.len());
-        self.pauses.push(pause);
+        if !self.start_pause(pause) {
+            self.contradictions += 1;
+        }
     }
 
-    /// Brings a segment back.
-    fn resume(&mut self, address: u64) {
-        let Some(index) = self.paused.remove(&address) else {
-            self.contradictions += 1;
-            return;
-        };
+    /// Brings a segment back, or what is left of it.
+    fn resume(&mut self, address: u64, size: Bytes) {
+        let end = address.saturating_add(size.get());
+        let inside = self.paused.range(address..end);
+        let addresses: Vec<u64> = inside.map(|(&address, _)| address).collect();
+        self.contradictions += u64::from(addresses.is_empty());
+        for address in addresses {
+            self.end_pause(address);
+        }
+    }
+
+    /// Returns whether memory could leave the device.
+    fn start_pause(&mut self, pause: Pause) -> bool {
+        if !self.space.set_away(pause.address, pause.size, true) {
+            return false;
+        }
+        self.count_inside(&pause, false);
+        self.now.paused += pause.size;
+        self.paused.insert(pause.address, self.pauses.len());
+        self.pauses.push(pause);
+        true
+    }
+
+    /// Ends the pause of the memory at `address`, and returns it.
+    fn end_pause(&mut self, address: u64) -> Option<Pause> {
+        let index = self.paused.remove(&address)?;
         self.pauses[index].end = self.now.instant;
         let pause = self.pauses[index];
         let was_away = self.space.set_away(address, pause.size, false);
         debug_assert!(was_away, "a segment at {address:#x}");
         self.now.paused -= pause.size;
         self.count_inside(&pause, true);
+        Some(pause)
     }
 
     /// Counts the blocks that lie in a segment, or no more.
     fn count_inside(&mut self, pause: &Pause, is_there: bool) {
-        if self.in_order.is_empty() {
-            self.in_order.extend(self.in_use.keys());
-            self.in_order.sort_unstable();
-        }
-        let first = self.in_order.partition_point(|&at| at < pause.address);
+        let in_use = &self.in_use;
+        let in_order = self
+            .in_order
+            .get_or_insert_with(|| in_use.keys().copied().collect());
         let end = pause.address + pause.size.get();
-        let past = self.in_order.partition_point(|&at| at < end);
-        for position in first..past {
-            let block = self.blocks[self.in_use[&self.in_order[position]]];
+        let inside = in_order.range(pause.address..end);
+        let blocks: Vec<usize> = inside.map(|address| in_use[address]).collect();
+        for index in blocks {
+            let block = self.blocks[index];
             self.count(&block, is_there);
         }
     }
@@ -394,15 +416,31 @@ impl<'a> Walk<'a> {
     }
 
     fn remove_segment(&mut self, address: u64, size: Bytes) {
-        // One may go back while it is away.
-        if self.paused.contains_key(&address) {
-            self.resume(address);
+        let end = address.saturating_add(size.get());
+        // It may go back while it is away, or a part of it: only what is there is removed.
+        let cut = self.end_pauses(address, end);
+        let is_removed = self.space.remove(address, size);
+        for pause in cut {
+            let pause_end = pause.address + pause.size.get();
+            let rest = match is_removed {
+                true => [(pause.address, address), (end, pause_end)],
+                false => [(pause.address, pause_end), (end, end)],
+            };
+            for (from, to) in rest.into_iter().filter(|(from, to)| from < to) {
+                let is_away = self.start_pause(Pause {
+                    start: self.now.instant,
+                    end: NEVER,
+                    address: from,
+                    size: Bytes(to - from),
+                    ..pause
+                });
+                debug_assert!(is_away, "what is left at {from:#x}");
+            }
         }
-        if !self.space.remove(address, size) {
+        if !is_removed {
             self.contradictions += 1;
             return;
         }
-        let end = address + size.get();
         while let Some((&start, &index)) = self.present.range(..end).next_back() {
             let life = self.segments[index];
             let life_end = start + life.size.get();
@@ -426,6 +464,17 @@ impl<'a> Walk<'a> {
                 break;
             }
         }
+    }
+
+    /// Ends the pauses of what lies between two addresses, and returns them.
+    fn end_pauses(&mut self, address: u64, end: u64) -> Vec<Pause> {
+        let mut ended = Vec::new();
+        while let Some((&start, &index)) = self.paused.range(..end).next_back()
+            && start + self.pauses[index].size.get() > address
+        {
+            ended.extend(self.end_pause(start));
+        }
+        ended
     }
 
     fn refuse(&mut self, recorded: &TraceEvent) {
@@ -452,6 +501,7 @@ impl<'a> Walk<'a> {
         if gap.reserved > self.peak_reserved.gap.reserved {
             self.peak_reserved = self.now;
         }
+        self.peak_requested = self.peak_requested.max(self.now.requested);
         let values = curves(&gap, self.now.paused);
         self.levels.add(u64::from(self.now.instant), &values);
     }

@@ -1,8 +1,9 @@
 // Curves over the instants, as the chart draws them: exact where it is zoomed in, otherwise the smallest and
 // largest value of each step.
 
+import { byAddress } from "./gap.ts";
 import { CAUSES } from "./summary.ts";
-import { liveBytes, type Trace, upperBound } from "./trace.ts";
+import { liveBytes, type Pauses, type Trace, upperBound } from "./trace.ts";
 
 /** The smallest and largest value of a curve in each step. */
 export interface Envelope {
@@ -46,9 +47,9 @@ export class Curves {
     return { first, width, count: Math.floor((high - first) / width) + 1 };
   }
 
-  /** Returns whether steps of this width show the curve's own values, and not those of a bucket. */
+  /** Returns whether narrow steps show the curve's own values, and not those of a bucket. */
   isExact(name: string): boolean {
-    return this.#isCounted(name) && this.#trace.summary.aggregated === null;
+    return name === "reserved" || (name === "live" && this.#trace.summary.aggregated === null);
   }
 
   envelope(name: string, steps: Steps): Envelope {
@@ -74,10 +75,10 @@ export class Curves {
     return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
   }
 
-  /** Returns whether a curve is counted from the columns where it is exact. What is in segments that were away for a
-   * while is not: it counts for some of its life only. */
+  /** Returns whether a curve is counted from the columns where steps are narrow. Of blocks that are not listed it is not
+   * known when they were away. */
   #isCounted(name: string): boolean {
-    return (name === "live" || name === "reserved") && this.#trace.summary.peak_paused === 0;
+    return this.isExact(name) || (name === "live" && this.#trace.summary.peak_paused === 0);
   }
 
   /** Returns `live` or `reserved` at every instant, from the columns. */
@@ -116,15 +117,60 @@ function liveCurve(trace: Trace): Float64Array {
     values[start[i]] += bytes;
     values[Math.min(freed[i], trace.end + 1)] -= bytes;
   }
+  if (trace.pauses.count > 0) leavePausedBlocksOut(trace, values);
   return summed(values);
 }
 
+/** Takes the blocks in paused memory out of the changes of what is live, for as long as it is paused. */
+function leavePausedBlocksOut(trace: Trace, values: Float64Array): void {
+  const { blocks, pauses } = trace;
+  const rows = byAddress(Uint32Array.from(blocks.address.keys()), blocks.address);
+  const addresses = Float64Array.from(rows, (row) => blocks.address[row]);
+  for (const times of pausesByRange(pauses)) {
+    const address = pauses.address[times[0]];
+    const past = addressesBefore(addresses, address + pauses.size[times[0]]);
+    const ends = Uint32Array.from(times, (pause) => pauses.end[pause]);
+    for (let place = addressesBefore(addresses, address); place < past; place++) {
+      const block = rows[place];
+      const [start, freed] = [blocks.start[block], blocks.freed[block]];
+      // Pauses of one range follow each other.
+      for (let i = upperBound(ends, start); i < times.length && pauses.start[times[i]] < freed; i++) {
+        const bytes = liveBytes(blocks, block);
+        values[Math.max(start, pauses.start[times[i]])] -= bytes;
+        values[Math.min(freed, ends[i])] += bytes;
+      }
+    }
+  }
+}
+
+/** Returns the numbers of the pauses, those of the same addresses together and in their order. */
+function pausesByRange({ count, address, size }: Pauses): number[][] {
+  const ranges = new Map<string, number[]>();
+  for (let pause = 0; pause < count; pause++) {
+    const range = `${address[pause]} ${size[pause]}`;
+    const known = ranges.get(range);
+    if (known === undefined) ranges.set(range, [pause]);
+    else known.push(pause);
+  }
+  return [...ranges.values()];
+}
+
+/** Returns how many of some addresses, which are in order, are less than one. */
+function addressesBefore(addresses: Float64Array, address: number): number {
+  return upperBound(addresses, address - 1);
+}
+
 function reservedCurve(trace: Trace): Float64Array {
-  const { count, start, end, size } = trace.segments;
+  const { segments, pauses } = trace;
   const values = new Float64Array(trace.end + 2);
-  for (let i = 0; i < count; i++) {
-    values[start[i]] += size[i];
-    values[Math.min(end[i], trace.end + 1)] -= size[i];
+  for (const { count, start, end, size, sign } of [
+    { ...segments, sign: 1 },
+    { ...pauses, sign: -1 },
+  ]) {
+    for (let i = 0; i < count; i++) {
+      values[start[i]] += sign * size[i];
+      values[Math.min(end[i], trace.end + 1)] -= sign * size[i];
+    }
   }
   return summed(values);
 }

@@ -399,16 +399,18 @@ export class Timeline implements View, Gestures {
 
   #showLevel(steps: Steps): void {
     const [from, to] = this.view;
-    const { bucket_events, peak_paused } = this.#model.trace.summary;
-    const curves = peak_paused > 0 ? "Curves" : "Curves other than live and reserved";
-    const others = this.#shown().some((name) => !this.#model.curves.isExact(name));
+    const { bucket_events } = this.#model.trace.summary;
+    const { curves } = this.#model;
+    const others = this.#shown().some((name) => !curves.isExact(name));
+    const isExact = curves.isExact("live");
+    const which = isExact ? "Curves other than live and reserved" : "Curves other than reserved";
     this.#level.textContent =
       `Events ${format.whole(from)} to ${format.whole(to)}. ` +
       (steps.width === 1
         ? "Every event by itself."
         : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
       (others && steps.width < bucket_events && bucket_events > 1
-        ? ` ${curves}: least and most of ${format.whole(bucket_events)} events.`
+        ? ` ${which}: least and most of ${format.whole(bucket_events)} events.`
         : "");
   }
 

@@ -33,21 +33,50 @@ test("at every width a step has the least and the most of its instants", () => {
 
 test("what is paused is a curve of its own, and in no other", () => {
   const { start, address, size } = made.segments[0];
-  const pauses = [{ start: start + 100, end: start + 150, address, size }];
+  // Twice the same segment, once up to the end, and two at once.
+  const pauses = [
+    { start: start + 100, end: start + 150, address, size },
+    { start: start + 170, end: start + 171, address, size },
+    ...made.segments
+      .slice(1, 3)
+      .map((segment) => ({
+        start: segment.start + 20,
+        end: segment.end,
+        address: segment.address,
+        size: segment.size,
+      }))
+      .filter((pause) => pause.start < pause.end),
+    { start: start + 200, end: made.segments[0].end, address, size },
+  ];
+  assert.ok(pauses.length > 3);
   const away = { ...made, pauses };
   const withPause = new Curves(traceOf(away));
   assert.deepEqual(withPause.names.slice(0, 3), ["live", "reserved", "paused"]);
   assert.ok(!curves.names.includes("paused"));
-  // Live and reserved are read off the buckets, which know what was away.
   const steps = withPause.steps(0, made.events, 10_000);
-  for (const name of ["live", "reserved", "paused"] as const) {
-    assert.ok(!withPause.isExact(name));
+  assert.equal(steps.width, 1);
+  for (const name of ["live", "reserved"] as const) {
+    assert.ok(withPause.isExact(name));
     const { min, max } = withPause.envelope(name, steps);
-    for (const instant of [start + 99, start + 100, start + 120, start + 149, start + 150]) {
+    for (let instant = 0; instant <= made.events; instant++) {
       const value = count(away, instant)[name];
-      assert.ok(min[instant] <= value && value <= max[instant], `${name} at ${instant}`);
+      assert.deepEqual([min[instant], max[instant]], [value, value], `${name} at ${instant}`);
     }
   }
+  // What was paused is read off the buckets.
+  assert.ok(!withPause.isExact("paused"));
+  const { min, max } = withPause.envelope("paused", steps);
+  for (const instant of [start + 99, start + 100, start + 120, start + 149, start + 150]) {
+    const value = count(away, instant).paused;
+    assert.ok(min[instant] <= value && value <= max[instant], `paused at ${instant}`);
+  }
+});
+
+test("where blocks are not listed, live is exact in no step", () => {
+  const folded = traceOf(made);
+  folded.summary.aggregated = { blocks: 1, size_max: 512, events_max: 1 };
+  assert.ok(!new Curves(folded).isExact("live"));
+  assert.ok(new Curves(folded).isExact("reserved"));
 });
 
 test("times lie between the recorded ones in proportion", () => {

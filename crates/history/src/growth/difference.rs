@@ -1,6 +1,7 @@
 //! What one recording has more of than another.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use lowtide_core::{Bytes, Stream};
 use lowtide_trace::{StackTable, Trace};
@@ -26,7 +27,7 @@ pub struct SiteDifference {
     pub site: [Option<Site>; 2],
     /// Whether its functions are at other lines in the second recording than in the first.
     pub lines_differ: bool,
-    /// Its live bytes at each recording's peak of live bytes.
+    /// Its live bytes at each recording's peak of live bytes, without what is paused then.
     pub peak_bytes: [u64; 2],
     /// In how many blocks.
     pub peak_blocks: [u64; 2],
@@ -60,11 +61,13 @@ struct Side<'a> {
     stacks: &'a StackTable,
     steps: Steps,
     sites: Sites,
+    /// What is paused at the peak, and so no part of it.
+    away_at_peak: Vec<Range<u64>>,
 }
 
 impl Difference {
     /// Returns what the second recording has more of, or less. O(n log n) for n blocks, and O(n·m) for n and m
-    /// sites whose stacks differ in lines only.
+    /// sites whose stacks differ in lines only, as long as these are few.
     ///
     /// A site is the same in both where its stack has the same functions at the same lines, or at others where
     /// code was edited in between.
@@ -74,6 +77,7 @@ impl Difference {
             stacks: &trace.stacks,
             steps: Steps::find(trace, history),
             sites: Sites::new(history),
+            away_at_peak: history.away_at(history.peak_live.instant),
         });
         let mut names: BTreeMap<Name<'_>, [Vec<Place>; 2]> = BTreeMap::new();
         for (index, side) in sides.iter().enumerate() {
@@ -136,7 +140,8 @@ impl<'a> Side<'a> {
     fn at_peak(&self, number: Option<usize>) -> (u64, u64) {
         let instant = self.history.peak_live.instant;
         number.map_or((0, 0), |number| {
-            self.sites.live_at(self.history, number, instant)
+            self.sites
+                .live_at(self.history, number, instant, &self.away_at_peak)
         })
     }
 

@@ -69,8 +69,9 @@ impl Leaks {
                 let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
                 let mut growth = growth(sites.sites[number], &floors)?;
                 growth.bytes_per_step /= as_float(span_steps as u64);
+                // What is paused is kept all the same.
                 (growth.end_bytes, growth.end_blocks) =
-                    sites.live_at(history, number, history.events);
+                    sites.live_at(history, number, history.events, &[]);
                 Some(growth)
             })
             .collect();

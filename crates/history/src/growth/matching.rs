@@ -3,7 +3,9 @@
 //! Code that was edited between two runs has its functions at other lines. The stacks of the same functions
 //! in the same files are matched in the order of their lines, which an edit keeps: as many as there are on
 //! both sides, of the same size if possible, and then at the nearest lines, which are the same ones where
-//! nothing moved.
+//! nothing moved. Thousands of them are not tried against each other, but only where equal lines leave a gap.
+
+use std::cmp::Ordering;
 
 /// A stack among those of the same functions in the same files.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -24,22 +26,80 @@ const OTHER_SIZE: u64 = 1_500_000_000;
 /// By how many lines a match is off costs as much, up to this: less than anything else.
 const LINES_OFF_MAX: u64 = 10_000;
 
-/// With more pairs than this to try, places are matched in order only.
+/// With more pairs than this to try, places at equal lines are paired first, or all in their order.
 const PAIRS_MAX: usize = 1 << 22;
 
+/// The numbers of the places that are one, in the order of their lines.
+type Pairs = Vec<[Option<usize>; 2]>;
+
 /// Returns the numbers of the places that are one, and of those that have no partner. O(n·m) for n and m
-/// places.
-pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Vec<[Option<usize>; 2]> {
+/// places where those are few, else O(n log n).
+pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Pairs {
     for side in &mut sides {
         side.sort_unstable();
     }
     let [before, after] = &sides;
-    let number = |place: Option<&Place>| place.map(|place| place.number);
-    if (before.len() + 1) * (after.len() + 1) > PAIRS_MAX {
-        let most = before.len().max(after.len());
-        let in_order = (0..most).map(|index| [before.get(index), after.get(index)].map(number));
-        return in_order.collect();
+    if has_table(before, after) {
+        return by_cost(before, after).1;
     }
+    // Where no line moved the one costs less, and where all of them did the other.
+    let candidates = [around_equal_lines(before, after), in_order(before, after)];
+    let best = candidates.into_iter().min_by_key(|&(cost, _)| cost);
+    best.unwrap_or_default().1
+}
+
+/// Returns whether places are few enough for every pair of them to be tried.
+fn has_table(before: &[Place], after: &[Place]) -> bool {
+    (before.len() + 1) * (after.len() + 1) <= PAIRS_MAX
+}
+
+/// Returns places paired that are at equal lines, and those between them by what they cost, or in order where
+/// they are too many; and what all of it costs.
+fn around_equal_lines(before: &[Place], after: &[Place]) -> (u64, Pairs) {
+    let (mut left, mut right) = (0, 0);
+    let (mut left_done, mut right_done) = (0, 0);
+    let mut all = (0, Pairs::new());
+    let mut add = |(cost, pairs): (u64, Pairs)| {
+        all.0 += cost;
+        all.1.extend(pairs);
+    };
+    let between = |before: &[Place], after: &[Place]| match has_table(before, after) {
+        true => by_cost(before, after),
+        false => in_order(before, after),
+    };
+    while let (Some(first), Some(second)) = (before.get(left), after.get(right)) {
+        match first.lines.cmp(&second.lines) {
+            Ordering::Less => left += 1,
+            Ordering::Greater => right += 1,
+            Ordering::Equal => {
+                add(between(&before[left_done..left], &after[right_done..right]));
+                let pair = [Some(first.number), Some(second.number)];
+                add((cost(first, second), vec![pair]));
+                (left, right) = (left + 1, right + 1);
+                (left_done, right_done) = (left, right);
+            }
+        }
+    }
+    add(between(&before[left_done..], &after[right_done..]));
+    all
+}
+
+/// Returns the first place paired with the first, the second with the second, and so on; and what it costs.
+fn in_order(before: &[Place], after: &[Place]) -> (u64, Pairs) {
+    let most = before.len().max(after.len());
+    let both = (0..most).map(|index| [before.get(index), after.get(index)]);
+    let costs = both.clone().map(|pair| match pair {
+        [Some(first), Some(second)] => cost(first, second),
+        _ => ALONE,
+    });
+    let number = |place: Option<&Place>| place.map(|place| place.number);
+    let pairs = both.map(|pair| pair.map(number));
+    (costs.sum(), pairs.collect())
+}
+
+/// Returns places paired such that it costs the least, and what that is. O(n·m).
+fn by_cost(before: &[Place], after: &[Place]) -> (u64, Pairs) {
+    let number = |place: Option<&Place>| place.map(|place| place.number);
     let costs = costs(before, after);
     let width = after.len() + 1;
     let (mut left, mut right) = (0, 0);
@@ -65,7 +125,7 @@ pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Vec<[Option<usize>; 2]> {
         left += step[0];
         right += step[1];
     }
-    pairs
+    (costs[0], pairs)
 }
 
 /// Returns the least that it costs to match what is behind each pair of places, row by row.
@@ -173,5 +233,30 @@ mod tests {
             let expected: Vec<_> = (0..100).map(|line| both(line, line + 1)).collect();
             assert_eq!(lines(&before, &after), expected);
         }
+    }
+
+    #[test]
+    fn more_places_than_are_all_tried_keep_their_partners() {
+        let places: Vec<(u32, u64)> = (10..2110).map(|line| (line, u64::from(line % 7))).collect();
+        let same: Vec<_> = places.iter().map(|&(line, _)| both(line, line)).collect();
+        // One more, at an earlier line.
+        let more = [&[(9, 1)], &*places].concat();
+        let expected = [&[[None, Some(9)]], &*same].concat();
+        assert!(lines(&places, &more) == expected);
+        // Some that moved, between others that did not.
+        let moved: Vec<(u32, u64)> = places
+            .iter()
+            .map(|&(line, size)| (if line == 2109 { 2200 } else { line }, size))
+            .collect();
+        let mut expected = same;
+        expected[2099] = both(2109, 2200);
+        assert!(lines(&places, &moved) == expected);
+        // All of them moved by one line, as no place at an equal line shows.
+        let next: Vec<(u32, u64)> = places
+            .iter()
+            .map(|&(line, size)| (line + 1, size))
+            .collect();
+        let expected: Vec<_> = (10..2110).map(|line| both(line, line + 1)).collect();
+        assert!(lines(&places, &next) == expected);
     }
 }

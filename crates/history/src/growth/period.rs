@@ -25,8 +25,8 @@ const WITNESSES_MAX: usize = 128;
 /// So many pairs of neighbouring steps are compared at most.
 const PAIRS_MAX: usize = 512;
 
-/// A prime, by whose multiples those pairs lie scattered, in step with nothing.
-const SCATTER: usize = 1_000_003;
+/// Odd, and without a pattern in its bits: what it is multiplied by is scattered over all 64 of them.
+const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A step has so many requests at least; what has fewer is a loop within one.
 const STEP_REQUESTS_MIN: usize = 4;
@@ -239,15 +239,27 @@ fn repeated_share(boundaries: &[u32], requests: &[u32]) -> f64 {
     let pairs = boundaries.len() - 2;
     let looked_at = pairs.min(PAIRS_MAX);
     let same = (0..looked_at)
-        .map(|pair| match pairs > PAIRS_MAX {
-            true => pair * SCATTER % pairs,
-            false => pair,
+        .map(|number| match pairs > PAIRS_MAX {
+            true => scattered(number, pairs),
+            false => number,
         })
         .filter(|&pair| {
             let [first, second, third] = [0, 1, 2].map(|step| before(boundaries[pair + step]));
             second > first && second - first == third - second
         });
     as_float(same.count() as u64) / as_float(looked_at.max(1) as u64)
+}
+
+/// Returns the pair that is looked at as the `number`-th of [`PAIRS_MAX`] among `pairs`: one anywhere in the
+/// `number`-th of as many equal parts.
+fn scattered(number: usize, pairs: usize) -> usize {
+    let start = |part: usize| part * pairs / PAIRS_MAX;
+    let length = start(number + 1) - start(number);
+    // Multiplied once, neighbours would be off by the same, and in step with something.
+    let once = (number as u64 + 1).wrapping_mul(SCATTER);
+    let hash = (once ^ (once >> 32)).wrapping_mul(SCATTER);
+    let inside = (u128::from(hash) * length as u128) >> 64;
+    start(number) + usize::try_from(inside).unwrap_or(0)
 }
 
 /// Returns the kinds to try as anchors: of each number of requests that kinds share, the one that comes
@@ -327,4 +339,47 @@ fn kinds<K: Eq + std::hash::Hash>(
 fn covers(instants: &[u32], history: &History) -> bool {
     let covered = instants[instants.len() - 1] - instants[0];
     u64::from(covered) * 2 > u64::from(history.events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pairs_that_are_looked_at_lie_all_over_and_in_step_with_nothing() {
+        for pairs in [
+            513, 1_000, 333_334, 500_001, 1_000_002, 1_000_003, 2_000_006,
+        ] {
+            let looked_at: Vec<usize> = (0..PAIRS_MAX)
+                .map(|number| scattered(number, pairs))
+                .collect();
+            assert!(
+                looked_at.is_sorted_by(|left, right| left < right),
+                "{pairs}"
+            );
+            assert!(looked_at[PAIRS_MAX - 1] < pairs);
+            assert!(looked_at[PAIRS_MAX - 1] >= pairs - pairs.div_ceil(PAIRS_MAX));
+            for period in [2, 3, 4, 5, 8, 10] {
+                let hits = looked_at.iter().filter(|&pair| pair % period == 0).count();
+                let expected = PAIRS_MAX / period;
+                assert!(
+                    hits.abs_diff(expected) <= expected / 3 + 1,
+                    "{pairs} by {period}: {hits}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_repeats_in_half_of_very_many_steps_repeats_in_half_of_them() {
+        // Of four steps, two have one request and two have two: every other pair is alike.
+        let pairs = 1_000_003_u32;
+        let boundaries: Vec<u32> = (0..pairs + 2).map(|step| step * 4).collect();
+        let requests = (0..pairs + 1).flat_map(|step| {
+            let count = 1 + (step / 2) % 2;
+            (0..count).map(move |request| step * 4 + request)
+        });
+        let share = repeated_share(&boundaries, &requests.collect::<Vec<_>>());
+        assert!((0.4..0.6).contains(&share), "{share}");
+    }
 }

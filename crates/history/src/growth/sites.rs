@@ -1,5 +1,7 @@
 //! Who asked for the blocks: by stack where there is one, else by size and stream.
 
+use std::ops::Range;
+
 use hashbrown::HashMap;
 use lowtide_core::{Bytes, Stream};
 use lowtide_trace::StackId;
@@ -69,10 +71,21 @@ impl Sites {
         sites
     }
 
-    /// Returns the live bytes of site `number` at `instant`, and how many blocks they are.
-    pub(super) fn live_at(&self, history: &History, number: usize, instant: u32) -> (u64, u64) {
+    /// Returns the live bytes of site `number` at `instant`, and how many blocks they are, without those in
+    /// the ranges that are `away`.
+    pub(super) fn live_at(
+        &self,
+        history: &History,
+        number: usize,
+        instant: u32,
+        away: &[Range<u64>],
+    ) -> (u64, u64) {
+        let is_away = |block: &Block| {
+            let behind = away.partition_point(|range| range.start <= block.address);
+            behind > 0 && away[behind - 1].contains(&block.address)
+        };
         let blocks = self.blocks_of(history, number);
-        let held = blocks.filter(|block| block.is_allocated_at(instant));
+        let held = blocks.filter(|block| block.is_allocated_at(instant) && !is_away(block));
         held.fold((0, 0), |(bytes, blocks), block| {
             (bytes + block.live_bytes().get(), blocks + 1)
         })

@@ -40,7 +40,7 @@ pub enum StepSource {
 }
 
 impl Steps {
-    /// Returns the steps of a job. Linear time.
+    /// Returns the steps of a job. O(n log n) for n events.
     pub fn find(trace: &Trace, history: &History) -> Steps {
         by_annotation(trace)
             .or_else(|| by_period(history))

@@ -96,7 +96,7 @@ impl PageData {
     pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
         let PageTrace { trace, history, .. } = *page;
         let prefix = format!("{}/", self.summary.traces.len());
-        let mut instants = instants(history);
+        let instants = instants(history);
         let numbers: Vec<u32> = instants.iter().map(|(_, moment)| moment.instant).collect();
         let folded = Folded::new(history, BLOCKS_MAX / page.traces.max(1), &numbers);
         let mut stacks = Stacks::new(&trace.stacks);
@@ -109,17 +109,14 @@ impl PageData {
         let duration_us = self.add_times(&prefix, trace);
         self.add_annotations(&prefix, trace);
 
-        let figures = instants
-            .drain(..)
-            .enumerate()
-            .map(|(index, (label, moment))| {
-                let mut instant =
-                    Instant::new(label, &moment, stream_number(history, moment.stream));
-                if let Some(folded) = &folded {
-                    [instant.aggregated, instant.aggregated_size] = folded.at[index];
-                }
-                instant
-            });
+        let figures = instants.into_iter().enumerate();
+        let figures = figures.map(|(index, (label, moment))| {
+            let mut instant = Instant::new(label, &moment, stream_number(history, moment.stream));
+            if let Some(folded) = &folded {
+                [instant.aggregated, instant.aggregated_size] = folded.at[index];
+            }
+            instant
+        });
         self.summary.traces.push(TraceSummary {
             name: page.name.to_owned(),
             device: trace.device,
@@ -128,19 +125,14 @@ impl PageData {
             has_stacks,
             settings: trace.settings.conf.clone(),
             strategy: recorded_strategy(trace),
-            sizes: if history.sizes_are_verified {
-                "verified"
-            } else {
-                "estimated"
+            sizes: match history.sizes_are_verified {
+                true => "verified",
+                false => "estimated",
             },
             main_stream: stream_number(history, history.main_stream),
             large_page: large_page(trace).get(),
-            streams: history
-                .streams
-                .iter()
-                .map(|stream| stream_text(*stream))
-                .collect(),
-            pools: history.pools.iter().map(|pool| pool_text(*pool)).collect(),
+            streams: history.streams.iter().copied().map(stream_text).collect(),
+            pools: history.pools.iter().copied().map(pool_text).collect(),
             tags: history.tags.clone(),
             bucket_events: history.levels.part_instants(),
             peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
@@ -148,11 +140,7 @@ impl PageData {
             peak_paused: peak_paused(history),
             ooms: ooms(history),
             instants: figures.collect(),
-            aggregated: folded.as_ref().map(|folded| Aggregated {
-                blocks: folded.blocks,
-                size_max: folded.size_max.get(),
-                events_max: folded.events_max,
-            }),
+            aggregated: folded.as_ref().map(Aggregated::new),
             strategies: page.replayed.iter().map(strategy_summary).collect(),
             growth,
             initial_blocks: trace.initial.blocks.len(),

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::growth::{Growth, Leaks, StepSource};
 use crate::history::Moment;
+use crate::page::fold::Folded;
 
 /// What the page reads first. The names of the keys are an interface between it and the page.
 #[derive(Debug, Serialize)]
@@ -87,9 +88,9 @@ struct Causes([Bytes; Cause::ALL.len()]);
 /// Blocks that are not listed one by one.
 #[derive(Debug, Serialize)]
 pub(super) struct Aggregated {
-    pub(super) blocks: usize,
-    pub(super) size_max: u64,
-    pub(super) events_max: u32,
+    blocks: usize,
+    size_max: u64,
+    events_max: u32,
 }
 
 /// What the job would have taken with a strategy.
@@ -132,6 +133,16 @@ pub(super) struct LeakSummary {
 pub(super) enum SiteSummary {
     Stack { stack: u32 },
     Size { size_max: u64, stream: u32 },
+}
+
+impl Aggregated {
+    pub(super) fn new(folded: &Folded) -> Aggregated {
+        Aggregated {
+            blocks: folded.blocks,
+            size_max: folded.size_max.get(),
+            events_max: folded.events_max,
+        }
+    }
 }
 
 impl GrowthSummary {

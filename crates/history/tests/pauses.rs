@@ -1,0 +1,175 @@
+//! Memory that leaves the device for a while.
+
+use std::sync::Arc;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_history::{BlockSizes, Difference, History};
+use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
+
+const MIB: u64 = 1 << 20;
+
+/// Returns the recording of some events: what happened, where, and how long it is.
+fn trace(events: &[(Action, u64, u64)]) -> Trace {
+    let mut stacks = StackTable::new();
+    let mut line = 0;
+    let recorded = events.iter().map(|&(action, address, size)| {
+        line += 1;
+        let stack = match action {
+            Action::Alloc => stacks.intern([Frame {
+                name: "forward",
+                filename: "train.py",
+                line,
+            }]),
+            _ => StackId::NONE,
+        };
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            stream: Stream::DEFAULT,
+        };
+        TraceEvent {
+            event,
+            time_us: 0,
+            stack,
+            pool_known: true,
+            note: NoteId::NONE,
+        }
+    });
+    let mut trace = Trace {
+        events: recorded.collect(),
+        ..Trace::default()
+    };
+    trace.stacks = Arc::new(stacks);
+    trace
+}
+
+fn history(trace: &Trace) -> History {
+    History::new(trace, &BlockSizes::estimated(trace))
+}
+
+/// Returns such a recording's history, with addresses and sizes in MiB.
+fn history_of(events: &[(Action, u64, u64)]) -> History {
+    let events = events.iter();
+    let events = events.map(|&(action, address, size)| (action, address * MIB, size * MIB));
+    history(&trace(&events.collect::<Vec<_>>()))
+}
+
+/// Returns what is reserved, live and paused at the end, in MiB.
+fn at_end(history: &History) -> [u64; 3] {
+    let end = history.end;
+    [end.gap.reserved, end.gap.live, end.paused].map(|bytes| bytes.get() / MIB)
+}
+
+#[test]
+fn a_part_of_what_is_paused_may_go_back() {
+    let gone_at = |address: u64| {
+        vec![
+            (Action::SegmentAlloc, 10, 6),
+            (Action::SegmentMap, 100, 60),
+            (Action::Alloc, 100, 5),
+            (Action::Alloc, 140, 7),
+            (
+                Action::FreeRequested,
+                if address == 140 { 140 } else { 100 },
+                0,
+            ),
+            (
+                Action::FreeCompleted,
+                if address == 140 { 140 } else { 100 },
+                0,
+            ),
+            (Action::SegmentPaused, 100, 60),
+            (Action::SegmentUnmap, address, 20),
+        ]
+    };
+    for (address, live, left) in [
+        (120, 7, vec![(100, 20), (140, 20)]),
+        (140, 5, vec![(100, 40)]),
+        (100, 7, vec![(120, 40)]),
+    ] {
+        let mut events = gone_at(address);
+        let away = history_of(&events);
+        assert_eq!(at_end(&away), [6, 0, 40]);
+        assert_eq!(away.contradictions, 0);
+        let last = away.events;
+        let pauses = away.pauses.iter().filter(|pause| pause.end > last);
+        let mut pauses: Vec<(u64, u64)> = pauses
+            .map(|pause| (pause.address / MIB, pause.size.get() / MIB))
+            .collect();
+        pauses.sort_unstable();
+        assert_eq!(pauses, left);
+        // The whole is told to be back, as the whole was told to be away.
+        events.push((Action::SegmentResumed, 100, 60));
+        let back = history_of(&events);
+        assert_eq!(at_end(&back), [46, live, 0]);
+        assert_eq!(back.contradictions, 0);
+    }
+}
+
+#[test]
+fn what_cannot_go_back_stays_paused() {
+    let mut events = vec![
+        (Action::SegmentMap, 100, 40),
+        (Action::Alloc, 120, 5),
+        (Action::SegmentPaused, 100, 40),
+        (Action::SegmentUnmap, 120, 20),
+    ];
+    let away = history_of(&events);
+    assert_eq!(at_end(&away), [0, 0, 40]);
+    assert_eq!(away.contradictions, 1);
+    events.push((Action::SegmentResumed, 100, 40));
+    assert_eq!(at_end(&history_of(&events)), [40, 5, 0]);
+}
+
+/// With a look at all the blocks for each pause this takes more than a minute.
+#[test]
+fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
+    let blocks = 50_000;
+    let start = 1 << 40;
+    let mut events = vec![
+        (Action::SegmentAlloc, start, (blocks + 1) * 512),
+        (Action::SegmentAlloc, MIB, MIB),
+        (Action::Alloc, MIB, 1024),
+    ];
+    events.extend((0..blocks).map(|block| (Action::Alloc, start + block * 512, 512)));
+    let last = start + blocks * 512;
+    for _ in 0..20_000 {
+        events.push((Action::SegmentPaused, MIB, MIB));
+        events.push((Action::Alloc, last, 512));
+        events.push((Action::SegmentResumed, MIB, MIB));
+        events.push((Action::FreeRequested, last, 512));
+        events.push((Action::FreeCompleted, last, 512));
+    }
+    let history = history(&trace(&events));
+    assert_eq!(history.contradictions, 0);
+    assert_eq!(history.end.gap.live, Bytes(1024 + blocks * 512));
+    assert_eq!(history.pauses.len(), 20_000);
+    // The last block is there with the others while the paused one is not, and the other way round.
+    assert_eq!(history.peak_live.gap.live, Bytes(1024 + (blocks + 1) * 512));
+}
+
+#[test]
+fn what_is_paused_is_no_part_of_a_peak() {
+    let events = [
+        (Action::SegmentAlloc, 100 * MIB, 30 * MIB),
+        (Action::SegmentAlloc, 200 * MIB, 50 * MIB),
+        (Action::Alloc, 100 * MIB, 30 * MIB),
+        (Action::SegmentPaused, 100 * MIB, 30 * MIB),
+        (Action::Alloc, 200 * MIB, 40 * MIB),
+        (Action::FreeRequested, 200 * MIB, 40 * MIB),
+        (Action::FreeCompleted, 200 * MIB, 40 * MIB),
+        (Action::SegmentResumed, 100 * MIB, 30 * MIB),
+    ];
+    let trace = trace(&events);
+    let history = history(&trace);
+    assert_eq!(history.peak_live.gap.live, Bytes(40 * MIB));
+    assert_eq!(history.peak_requested, Bytes(40 * MIB));
+    let difference = Difference::new([(&trace, &history), (&trace, &history)]);
+    let at_peak = difference
+        .sites
+        .iter()
+        .map(|site| (site.peak_bytes, site.peak_blocks));
+    assert_eq!(at_peak.collect::<Vec<_>>(), [([40 * MIB; 2], [1; 2])]);
+}
