@@ -212,20 +212,33 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
 ///
 /// # Errors
 ///
-/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks.
+/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks for an address within one.
 pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
-    let (device, segment) = registry::find_segment(start)?;
-    let allocator = registry::known(device).expect("it has a segment");
-    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
-    let mut held = held.iter().rev();
-    let Some(block) = held.find(|block| block.address <= start) else {
-        return Ok(None);
+    let (device, block) = match registry::find_allocation(start) {
+        Ok(found) => found,
+        Err(_) => match find_block_around(start)? {
+            Some(found) => found,
+            None => return Ok(None),
+        },
     };
     let distance = start.offset_from(block.address);
     if block.requested.saturating_sub(distance) < size {
         return Ok(None);
     }
-    Ok(copy_of(device, block)?.map(|copy| copy + host_size(distance)))
+    Ok(copy_of(device, &block)?.map(|copy| copy + host_size(distance)))
+}
+
+/// Returns the last block of a region that begins at or before an address in its segment. Linear in the blocks.
+fn find_block_around(address: DeviceAddress) -> Result<Option<(c_int, Allocation)>, Error> {
+    let (device, segment) = registry::find_segment(address)?;
+    if table::memory_of(device, segment.pool)?.is_none() {
+        return Ok(None);
+    }
+    let allocator = registry::known(device).expect("it has a segment");
+    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
+    let before = held.partition_point(|block| block.address <= address);
+    let block = before.checked_sub(1).map(|last| held[last]);
+    Ok(block.map(|block| (device, block)))
 }
 
 /// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.

@@ -8,6 +8,7 @@ mod common;
 mod failures;
 mod meanwhile;
 mod told;
+mod work;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
