@@ -219,6 +219,11 @@ def release_backups() -> None:
     check(library().lowtide_release_backups())
 
 
+def release_idle_backups() -> None:
+    """As `release_backups`, and leaves alone what `get_backup` reads."""
+    check(library().lowtide_release_idle_backups())
+
+
 def regions() -> list[dict[str, Any]]:
     """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
 
