@@ -116,7 +116,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
     /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
-    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`] when the device fails otherwise.
+    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`]
+    /// when the device fails otherwise.
     #[inline]
     pub fn allocate(
         &mut self,
