@@ -103,6 +103,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_region_leave": (c_int, []),
     "lowtide_region_pool": (c_int, [c_int, Mempool, c_char_p, c_int]),
     "lowtide_release_backups": (c_int, []),
+    "lowtide_release_idle_backups": (c_int, []),
     "lowtide_release_bytes": (None, [c_void_p]),
     "lowtide_release_pool": (c_int, [c_int, Mempool]),
     "lowtide_reset": (c_int, []),

@@ -166,12 +166,15 @@ def get_backup(tensor: Any) -> Any:
     """Returns a CPU tensor over the host's copy of a tensor's memory, without copying it.
 
     It has the tensor's type, shape and strides, and is valid until the region is resumed or the tensor is
-    freed; where backups are retained (`retain_backups`), until the region is paused again. Raises `Error` unless the
-    tensor is in a region with the backup `"host"` that is paused, or whose backup was retained.
+    freed; where backups are retained (`retain_backups`), until the region is paused again or `release_backups`.
+    Raises `Error` unless the tensor is in a region with the backup `"host"` that is paused, or that retained a copy;
+    of what was allocated after the pause there is none.
     """
     copy = find_backup(tensor)
     if copy is None:
-        raise Error('there is no copy: the tensor is not in a paused region with the backup "host"')
+        raise Error(
+            'there is no copy: the tensor is not in a region with the backup "host" that is paused, or retained a copy'
+        )
     return copy
 
 
@@ -205,8 +208,10 @@ def set_backup_directory(path: str | os.PathLike[str]) -> None:
 def retain_backups(retain: bool = True) -> None:
     """Keeps the host's memory of backups for the next pause, which is faster for it, until it is released.
 
-    Until that pause `get_backup` still reads what the last one kept. Otherwise a resume ends the backup, and its
-    memory goes back 30 seconds after it was last used. Files are never kept.
+    Until that pause `get_backup` still reads what the last one kept. The host's memory then has the copies of all
+    regions at once. Where it is short, the pause of another region ends those that `get_backup` did not return, and
+    raises `BackupError` if that is too little. Otherwise a resume ends the backup, and its memory goes back 30
+    seconds after it was last used. Files are never kept.
     """
     check(library().lowtide_retain_backups(retain))
 
@@ -217,6 +222,11 @@ def release_backups() -> None:
     Tensors that `get_backup` returned of regions that are not paused must not be used any more.
     """
     check(library().lowtide_release_backups())
+
+
+def release_idle_backups() -> None:
+    """As `release_backups`, and leaves alone what `get_backup` reads."""
+    check(library().lowtide_release_idle_backups())
 
 
 def regions() -> list[dict[str, Any]]:

@@ -257,6 +257,37 @@ print(during - before >= 192, resident() - during <= -192)
     assert printed == "True True\n"
 
 
+def test_memory_of_the_host_goes_back_beside_a_copy(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.binary_wrapper import BinaryWrapper
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("RssAnon:"))
+with saver.region("kept", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+    kept = allocate(4096)
+with saver.region("large", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+    write(allocate(256 * MIB), bytes(256 * MIB))
+write(kept, b"1111")
+saver.retain_cpu_backup = True
+saver.pause("kept")
+saver.resume("kept")
+saver.retain_cpu_backup = False
+saver.pause("large")
+during = resident()
+saver.resume("large")
+print(resident() - during <= -192)
+write(kept, b"2222")
+pointer = BinaryWrapper().cdll.tms_get_cpu_backup_pointer(ctypes.cast(kept, ctypes.POINTER(ctypes.c_uint8)), 4)
+print(bytes(pointer[:4]))
+""",
+    )
+    assert printed == "True\nb'1111'\n"
+
+
 def test_what_programs_preload_is_beside_the_package(machine: Machine) -> None:
     path = machine.code(
         ALIAS,

@@ -348,7 +348,10 @@ def test_a_backup_is_read_as_the_tensor_that_it_is_of(gpu: Machine) -> None:
         print(refusal(lowtide.get_backup, tensor))
         """,
     )
-    nothing = 'Error there is no copy: the tensor is not in a paused region with the backup "host"'
+    nothing = (
+        'Error there is no copy: the tensor is not in a region with the backup "host" that is paused, '
+        "or retained a copy"
+    )
     assert printed.splitlines() == [nothing, "torch.int32 (40, 50) True True", "True", "True", nothing]
 
 

@@ -52,7 +52,8 @@ typedef enum lowtide_status {
   LOWTIDE_STATUS_NOT_ALLOCATED = 3,
   /**
    * There is no such memory pool, or it is not in a state for this: requests are being routed to it
-   * already, it has segments already, its checkpoint is lost.
+   * already, it has segments already, its checkpoint is lost; or more streams use pools than can be told
+   * apart.
    */
   LOWTIDE_STATUS_POOL = 4,
   /**
@@ -958,8 +959,8 @@ enum lowtide_status lowtide_resume(const char *tag);
  * valid until the region is resumed.
  *
  * Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
- * paused again or has no memory any more, or `lowtide_release_backups`: what the block's address held when the
- * region was paused, if the block of that moment had the same size.
+ * paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
+ * was paused. A block that was handed out since then has none.
  *
  * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
  * hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
@@ -1010,16 +1011,23 @@ enum lowtide_status lowtide_set_backup_directory(const char *path);
  *
  * This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
  * region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
- * their region was resumed. A pause for which the host has too little memory ends the copies that can be read
- * of other regions of the device.
+ * their region was resumed. The host's memory then has the copies of all regions at once. A pause for which it has
+ * too little ends those of other regions of the device whose addresses nobody was given, and fails if it has too
+ * little still.
  */
 enum lowtide_status lowtide_retain_backups(bool retain);
 
 /**
  * Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
- * are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
+ * are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a
+ * pause or a resume that is under way.
  */
 enum lowtide_status lowtide_release_backups(void);
+
+/**
+ * As `lowtide_release_backups`, and leaves the copies alone that can be read.
+ */
+enum lowtide_status lowtide_release_idle_backups(void);
 
 /**
  * Shows `visit` every region on every device in use, in the order in which the regions were first entered.

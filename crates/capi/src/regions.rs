@@ -19,7 +19,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use lowtide_core::{Allocation, Bytes, DeviceAddress};
-use lowtide_region::{BackupKind, RegionFigures};
+use lowtide_region::{BackupKind, Copies, RegionFigures};
 
 use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
@@ -170,8 +170,8 @@ pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
 /// valid until the region is resumed.
 ///
 /// Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
-/// paused again or has no memory any more, or `lowtide_release_backups`: what the block's address held when the
-/// region was paused, if the block of that moment had the same size.
+/// paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
+/// was paused. A block that was handed out since then has none.
 ///
 /// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
 /// hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
@@ -191,7 +191,8 @@ pub unsafe extern "C" fn lowtide_backup_find(
         }
         let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
         let found = copy_of(device, &block)?.ok_or_else(|| {
-            let text = "the host has no copy of this block: its region is not paused, or has no backup there";
+            let text = "the host has no copy of this block: its region has no backup there, or is not paused \
+                        and retained none of this block";
             Error::new(Status::InvalidArgument, text)
         })?;
         // SAFETY: it may be written to, by the contract of this function.
@@ -203,29 +204,51 @@ pub unsafe extern "C" fn lowtide_backup_find(
 
 /// Returns where the host's copy of a device's block is, if there is one.
 fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
-    let found = table::memory_of(device, block.pool)?;
-    let found = found.map(|region| region.memory.host_copy(change::contents_of(block)));
-    Ok(found.transpose().map_err(change::error)?.flatten())
+    let Some(region) = table::memory_of(device, block.pool)? else {
+        return Ok(None);
+    };
+    let is_mapped =
+        region.memory.state().map_err(change::error)? == lowtide_region::RegionState::Mapped;
+    let allocator = registry::known(device).expect("it has a block");
+    if is_mapped && !allocator.with_pools(|lane| lane.is_watched(block.address))? {
+        // What was handed out since the pause is another block, whatever its place.
+        return Ok(None);
+    }
+    let copy = region.memory.host_copy(change::contents_of(block));
+    copy.map_err(change::error)
 }
 
 /// Returns where the host's copy of some bytes is, which lie in one block.
 ///
 /// # Errors
 ///
-/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks.
+/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks for an address within one.
 pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
-    let (device, segment) = registry::find_segment(start)?;
-    let allocator = registry::known(device).expect("it has a segment");
-    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
-    let mut held = held.iter().rev();
-    let Some(block) = held.find(|block| block.address <= start) else {
-        return Ok(None);
+    let (device, block) = match registry::find_allocation(start) {
+        Ok(found) => found,
+        Err(_) => match find_block_around(start)? {
+            Some(found) => found,
+            None => return Ok(None),
+        },
     };
     let distance = start.offset_from(block.address);
     if block.requested.saturating_sub(distance) < size {
         return Ok(None);
     }
-    Ok(copy_of(device, block)?.map(|copy| copy + host_size(distance)))
+    Ok(copy_of(device, &block)?.map(|copy| copy + host_size(distance)))
+}
+
+/// Returns the last block of a region that begins at or before an address in its segment. Linear in the blocks.
+fn find_block_around(address: DeviceAddress) -> Result<Option<(c_int, Allocation)>, Error> {
+    let (device, segment) = registry::find_segment(address)?;
+    if table::memory_of(device, segment.pool)?.is_none() {
+        return Ok(None);
+    }
+    let allocator = registry::known(device).expect("it has a segment");
+    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
+    let before = held.partition_point(|block| block.address <= address);
+    let block = before.checked_sub(1).map(|last| held[last]);
+    Ok(block.map(|block| (device, block)))
 }
 
 /// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
@@ -285,18 +308,26 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
 ///
 /// This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
 /// region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
-/// their region was resumed. A pause for which the host has too little memory ends the copies that can be read
-/// of other regions of the device.
+/// their region was resumed. The host's memory then has the copies of all regions at once. A pause for which it has
+/// too little ends those of other regions of the device whose addresses nobody was given, and fails if it has too
+/// little still.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
     run(|| keeper::set_retain(retain))
 }
 
 /// Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
-/// are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a pause or a resume that is under way.
+/// are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a
+/// pause or a resume that is under way.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_backups() -> Status {
-    run(keeper::release_retained)
+    run(|| keeper::release(Copies::All))
+}
+
+/// As `lowtide_release_backups`, and leaves the copies alone that can be read.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_release_idle_backups() -> Status {
+    run(|| keeper::release(Copies::Ended))
 }
 
 /// Where a region's memory is.

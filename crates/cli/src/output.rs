@@ -10,7 +10,8 @@ use lowtide_trace::OneLine;
 
 use crate::recording;
 
-/// Writes `text`, in which paths may be no UTF-8, to standard output. A reader that has seen enough (`| head`) is no error.
+/// Writes `text`, in which paths may be no UTF-8, to standard output. A reader that has seen enough (`| head`) is no
+/// error.
 pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout

@@ -55,6 +55,13 @@ pub trait Pools {
     /// What their allocator says.
     fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
 
+    /// Notes where blocks begin of which a copy stays: of each, until a block is handed out there, which the copy
+    /// is not of.
+    fn watch(&mut self, ranges: &[MemoryRange]);
+
+    /// Forgets what [`watch`](Pools::watch) noted.
+    fn unwatch(&mut self, ranges: &[MemoryRange]);
+
     /// Tells whoever wants to know that the memory of every segment of the pools is about to leave, or is back.
     fn tell(&mut self, is_leaving: bool);
 }

@@ -38,4 +38,4 @@ pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
 pub use device::{Device, Pools};
 pub use error::{PoolsError, RegionError};
 pub use figures::RegionFigures;
-pub use memory::{RegionMemory, RegionSource, RegionState};
+pub use memory::{Copies, RegionMemory, RegionSource, RegionState};

@@ -47,6 +47,17 @@ pub enum RegionState {
     Resuming,
 }
 
+/// Which copies of a region that is mapped are meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copies {
+    /// Any.
+    All,
+    /// Of which [`RegionMemory::host_copy`] has returned no address: nobody may read it.
+    Unshown,
+    /// What was retained until the region's last segment went, by a thread that had no backups to give it to.
+    Ended,
+}
+
 /// The memory of one region on one device. Its segments stay where they are, whether there is memory behind
 /// them or not.
 ///
@@ -76,6 +87,10 @@ struct Saved<K> {
     backup: K,
     /// What was saved, by rising addresses.
     ranges: Vec<MemoryRange>,
+    /// Whether someone was given the address of the copy, and may read it.
+    is_shown: bool,
+    /// Whether it is of no use any more, and waits for someone who has the backups.
+    is_over: bool,
 }
 
 impl<D: Device, B: Backups> RegionMemory<D, B> {
@@ -193,26 +208,42 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let is_empty = books.reservations.is_empty();
         let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
+        let retained = books.saved.as_ref().map(|saved| saved.ranges.clone());
         drop(books);
         if let Some(saved) = saved {
             backups.discard(saved.backup);
+        }
+        if let Some(ranges) = retained {
+            // Before anything is handed out again.
+            pools.watch(&ranges);
         }
         pools.tell(false);
         Ok(pools.set_paused(false)?)
     }
 
-    /// Discards what is retained of a region that is mapped. Of another nothing is.
+    /// Discards what is retained of a region that is mapped, if it is one of those. Of another nothing is.
     ///
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
-    pub fn release_retained(&self, backups: &mut B) -> Result<(), RegionError> {
+    pub fn release_retained(
+        &self,
+        copies: Copies,
+        pools: &mut impl Pools,
+        backups: &mut B,
+    ) -> Result<(), RegionError> {
+        let is_it = |saved: &Saved<_>| match copies {
+            Copies::All => true,
+            Copies::Unshown => saved.is_over || !saved.is_shown,
+            Copies::Ended => saved.is_over,
+        };
         let _operation = self.operation.lock()?;
         let mut books = self.books()?;
         let is_mapped = books.state == RegionState::Mapped;
-        let saved = books.saved.take_if(|_| is_mapped);
+        let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
         drop(books);
         if let Some(saved) = saved {
+            pools.unwatch(&saved.ranges);
             backups.discard(saved.backup);
         }
         Ok(())
@@ -226,8 +257,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     pub fn figures(&self) -> Result<RegionFigures, RegionError> {
         let books = self.books()?;
         let (host, disk) = match &books.saved {
-            Some(saved) => B::bytes(&saved.backup),
-            None => (Bytes::ZERO, Bytes::ZERO),
+            Some(saved) if !saved.is_over => B::bytes(&saved.backup),
+            _ => (Bytes::ZERO, Bytes::ZERO),
         };
         let segments = books.reservations.iter().map(Reservation::bytes).sum();
         let is_paused = books.state == RegionState::Paused;
@@ -251,20 +282,27 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Returns the address of the host's copy of a block, where there is one: while the region is paused, and
     /// after that as long as the copy is retained, which is then of what lay at the block's address when the
-    /// region was paused, in a block of the same size. Valid until the copy is discarded.
+    /// region was paused, in a block of the same size. Whether it was the same block, [`Pools::watch`] was to note.
+    /// Valid until the copy is discarded.
     ///
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
     pub fn host_copy(&self, block: MemoryRange) -> Result<Option<usize>, RegionError> {
-        let books = self.books()?;
-        let copy = |saved: &Saved<B::Backup>, block| B::host_copy(&saved.backup, block);
-        Ok(books.saved.as_ref().and_then(|saved| match books.state {
-            RegionState::Paused => copy(saved, saved.around(block)?),
-            RegionState::Mapped => copy(saved, saved.exactly(block)?),
+        let mut books = self.books()?;
+        let state = books.state;
+        let Some(saved) = books.saved.as_mut().filter(|saved| !saved.is_over) else {
+            return Ok(None);
+        };
+        let range = match state {
+            RegionState::Paused => saved.around(block),
+            RegionState::Mapped => saved.exactly(block),
             // It is being made, or read.
             RegionState::Pausing | RegionState::Resuming => None,
-        }))
+        };
+        let copy = range.and_then(|range| B::host_copy(&saved.backup, range));
+        saved.is_shown |= copy.is_some();
+        Ok(copy)
     }
 
     /// Waits for those who may use the memory, and saves what it holds.
@@ -282,13 +320,19 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
+            pools.unwatch(&retained.ranges);
             backups.discard(retained.backup);
         }
         let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
             return Ok(None);
         };
         let backup = backups.save(&ranges, kind)?;
-        Ok(Some(Saved { backup, ranges }))
+        Ok(Some(Saved {
+            backup,
+            ranges,
+            is_shown: false,
+            is_over: false,
+        }))
     }
 
     /// Unmaps everything and gives it back.
@@ -444,10 +488,12 @@ where
         let _ = reservations.any(|reservation| reservation.remove(address));
         if books.state == RegionState::Mapped {
             books.tidy(&self.0.device);
-            let is_empty = books.reservations.is_empty();
-            let retained = books.saved.take_if(|_| is_empty);
-            drop(books);
-            drop(retained);
+            if books.reservations.is_empty()
+                && let Some(retained) = &mut books.saved
+            {
+                // To give its memory back takes a while, and the next backup may use it.
+                retained.is_over = true;
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{TestBackups, TestDriver, TestRegion, allocator};
 use lowtide_core::{AllocError, Bytes, Config, Stream};
-use lowtide_region::{BackupKind, MemoryRange, Pools, PoolsError, RegionError};
+use lowtide_region::{BackupKind, Copies, MemoryRange, Pools, PoolsError, RegionError};
 
 /// A region's pool, around whose calls another thread does something.
 struct Busy<'a> {
@@ -24,6 +24,14 @@ impl Pools for Busy<'_> {
         let settled = self.region.pools().settle();
         (self.after_settle)(self.region);
         settled
+    }
+
+    fn watch(&mut self, ranges: &[MemoryRange]) {
+        self.region.pools().watch(ranges);
+    }
+
+    fn unwatch(&mut self, ranges: &[MemoryRange]) {
+        self.region.pools().unwatch(ranges);
     }
 
     fn tell(&mut self, is_leaving: bool) {
@@ -89,4 +97,55 @@ fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
         region: "kv".into(),
     };
     assert_eq!(answers, [Ok(()), Err(paused)]);
+}
+
+/// The thread that gives the last segment back holds the lock of the pools, and no backups to give the copy to.
+#[test]
+fn a_retained_copy_outlives_the_last_segment_until_someone_has_the_backups() {
+    let (driver, region) = region("caching", BackupKind::Host);
+    let mut backups = TestBackups::new(&driver);
+    backups.retains = true;
+    let range = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
+    region.pause(&mut backups).expect("nothing fails");
+    region.resume(&mut backups).expect("nothing fails");
+    region.lane().free(range.address).expect("it is held");
+    region.lane().empty_cache().expect("nothing fails");
+    assert_eq!((backups.count(), backups.discards), (1, 0));
+    assert_eq!(region.memory.figures().expect("no panic").host, Bytes::ZERO);
+    // It is nobody's copy, not even that of a block at the same address.
+    let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
+    assert_eq!(region.memory.host_copy(later).expect("no panic"), None);
+    let released = region
+        .memory
+        .release_retained(Copies::Ended, &mut region.pools(), &mut backups);
+    released.expect("no panic");
+    assert_eq!((backups.count(), backups.discards), (0, 1));
+}
+
+/// A copy ends with its block, whatever lies at the address later.
+#[test]
+fn what_is_handed_out_where_a_copy_is_of_is_noted() {
+    let (driver, region) = region("caching", BackupKind::Host);
+    let mut backups = TestBackups::new(&driver);
+    backups.retains = true;
+    let [one, other] = [0, 1].map(|_| region.allocate(Bytes::mib(4), Stream(1)).expect("room"));
+    region.pause(&mut backups).expect("nothing fails");
+    assert!(!region.lane().is_watched(one.address));
+    region.resume(&mut backups).expect("nothing fails");
+    region.lane().free(one.address).expect("it is held");
+    let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
+    assert_eq!(later, one, "the address is used again");
+    let is_watched = [one, other].map(|range| region.lane().is_watched(range.address));
+    assert_eq!(is_watched, [false, true]);
+    // Nothing is kept of events that nobody wants.
+    assert_eq!(region.lane().take_events().count(), 0);
+    region.pause(&mut backups).expect("nothing fails");
+    region.resume(&mut backups).expect("nothing fails");
+    assert!(region.lane().is_watched(one.address));
+    let pools = &mut region.pools();
+    let released = region
+        .memory
+        .release_retained(Copies::All, pools, &mut backups);
+    released.expect("no panic");
+    assert!(!region.lane().is_watched(one.address));
 }

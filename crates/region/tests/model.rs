@@ -7,7 +7,7 @@ mod common;
 
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, CheckLevel, DeviceAddress, DriverError, Stream};
-use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
+use lowtide_region::{BackupKind, Copies, MemoryRange, RegionError, RegionState};
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan};
 use proptest::prelude::*;
@@ -149,9 +149,10 @@ impl World {
             }
             Op::Retain(retains) => self.backups.retains = *retains,
             Op::ReleaseRetained(number) => {
-                let memory = &self.regions[*number].memory;
+                let region = &self.regions[*number];
+                let memory = &region.memory;
                 memory
-                    .release_retained(&mut self.backups)
+                    .release_retained(Copies::All, &mut region.pools(), &mut self.backups)
                     .expect("no call panics");
             }
         }
@@ -289,7 +290,20 @@ impl World {
         }
     }
 
-    fn check(&self) {
+    /// Copies that outlived their region's last segment go.
+    fn release_ended(&mut self) {
+        for region in &self.regions {
+            let released = region.memory.release_retained(
+                Copies::Ended,
+                &mut region.pools(),
+                &mut self.backups,
+            );
+            released.expect("no call panics");
+        }
+    }
+
+    fn check(&mut self) {
+        self.release_ended();
         assert_eq!(self.driver.wrongs(), [""; 0]);
         for held in &self.held {
             let is_there = self.states.get(held.region) != Some(&RegionState::Paused);
@@ -355,6 +369,7 @@ impl World {
         }
         lane.empty_cache().expect("nothing fails");
         drop(lane);
+        self.release_ended();
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);
         assert_eq!(self.driver.physical_bytes(), Bytes::ZERO);

@@ -13,8 +13,8 @@ use lowtide_core::{
 };
 use lowtide_cuda::CudaDriver;
 use lowtide_region::{
-    BackupError, BackupKind, Device, MemoryRange, Pools, PoolsError, RegionError, RegionSource,
-    RegionState,
+    BackupError, BackupKind, Copies, Device, MemoryRange, Pools, PoolsError, RegionError,
+    RegionFigures, RegionSource, RegionState,
 };
 use lowtide_shared::SharedError;
 
@@ -71,17 +71,19 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
 fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
     first_error(regions.iter().map(|region| {
         let mut keeper = keeper::lock(region.device)?;
+        // Their memory is for this one's backup, or goes back in time.
+        keeper::release_copies(region.device, &mut keeper, Copies::Ended)?;
         change(region, &mut keeper).map_err(|error| named(region, error))
     }))
 }
 
 /// Pauses a region on one device, where other regions' retained copies go if the host has too little memory
-/// otherwise.
+/// otherwise, but for those that someone may read.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
     let mut pools = RegionPools(region);
     match region.memory.pause(&mut pools, keeper) {
         Err(RegionError::Backup(BackupError::NoHostMemory { .. })) => {
-            let released = keeper::release_copies(region.device, keeper);
+            let released = keeper::release_copies(region.device, keeper, Copies::Unshown);
             released.map_err(|error| RegionError::Pools(error.text.into()))?;
             region.memory.pause(&mut pools, keeper)
         }
@@ -203,34 +205,54 @@ fn status_of(error: &RegionError) -> Status {
 }
 
 fn named(region: &OnDevice, failure: RegionError) -> Error {
-    let (is_short, device) = (failure.is_out_of_memory(), region.device);
-    let Error { status, text, .. } = error(failure);
-    let paused = if is_short {
-        paused_on(device)
-    } else {
-        String::new()
+    let more = match &failure {
+        RegionError::Backup(BackupError::NoHostMemory { .. }) => retained_copies(),
+        failure if failure.is_out_of_memory() => paused_on(region.device),
+        _ => String::new(),
     };
+    let device = region.device;
+    let Error { status, text, .. } = error(failure);
     let tag = &region.name.tag;
     Error::new(
         status,
-        format_args!("region {tag:?} on device {device}: {text}{paused}"),
+        format_args!("region {tag:?} on device {device}: {text}{more}"),
     )
 }
 
 /// Returns what a device is to have back, by tags, as the end of a sentence.
 fn paused_on(device: c_int) -> String {
-    let mut paused: BTreeMap<Arc<str>, Bytes> = BTreeMap::new();
-    let regions = table::on_devices().unwrap_or_default();
-    for region in regions.iter().filter(|region| region.device == device) {
+    let paused = bytes_by_tag(|region, figures| match region.device == device {
+        true => figures.paused,
+        false => Bytes::ZERO,
+    });
+    format!("; paused there: {paused}")
+}
+
+/// Returns which copies of regions that are not paused the host has, and how they end, as the end of a sentence.
+fn retained_copies() -> String {
+    let retained = bytes_by_tag(|_, figures| match figures.state {
+        RegionState::Mapped => figures.host,
+        _ => Bytes::ZERO,
+    });
+    if retained.is_empty() {
+        return String::new();
+    }
+    format!("; release_backups frees the copies that are retained: {retained}")
+}
+
+/// Returns the sums of a figure of the regions, by tags.
+fn bytes_by_tag(figure: impl Fn(&OnDevice, &RegionFigures) -> Bytes) -> String {
+    let mut sums: BTreeMap<Arc<str>, Bytes> = BTreeMap::new();
+    for region in table::on_devices().unwrap_or_default() {
         if let Ok(figures) = region.memory.figures() {
-            *paused.entry(Arc::clone(&region.name.tag)).or_default() += figures.paused;
+            *sums.entry(Arc::clone(&region.name.tag)).or_default() += figure(&region, &figures);
         }
     }
-    let paused = paused.iter().filter(|(_, bytes)| !bytes.is_zero());
-    let paused: Vec<_> = paused
+    let sums = sums.iter().filter(|(_, bytes)| !bytes.is_zero());
+    let sums: Vec<_> = sums
         .map(|(tag, bytes)| format!("{bytes} of region {tag:?}"))
         .collect();
-    format!("; paused there: {}", paused.join(", "))
+    sums.join(", ")
 }
 
 fn first_error(outcomes: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
@@ -288,7 +310,7 @@ impl Device for Card {
 }
 
 /// The pools that a region's blocks are in.
-struct RegionPools<'a>(&'a OnDevice);
+pub(super) struct RegionPools<'a>(pub(super) &'a OnDevice);
 
 impl RegionPools<'_> {
     /// Returns what `act` does with each pool in turn. Other pools than the region's own may have ended.
@@ -333,11 +355,27 @@ impl Pools for RegionPools<'_> {
         Ok(ranges)
     }
 
+    fn watch(&mut self, ranges: &[MemoryRange]) {
+        let addresses = ranges.iter().map(|range| range.address);
+        // As below.
+        let _ = allocator(self.0.device).with_pools(|lane| lane.watch(addresses));
+    }
+
+    fn unwatch(&mut self, ranges: &[MemoryRange]) {
+        let addresses = ranges.iter().map(|range| range.address);
+        // As below.
+        let _ = allocator(self.0.device).with_pools(|lane| lane.unwatch(addresses));
+    }
+
     fn tell(&mut self, is_leaving: bool) {
         let OnDevice { device, .. } = *self.0;
         // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
         let _ = registry::with_listeners(|observer, recorder| {
             self.0.is_told_away.store(is_leaving, Ordering::Relaxed);
+            if observer.is_none() && recorder.is_none() {
+                // To picture all blocks takes a while, under the lock under which threads allocate.
+                return Ok(());
+            }
             let pools = self.0.all_pools()?;
             allocator(device).with_pools(|lane| {
                 let mut segments = lane.segments();

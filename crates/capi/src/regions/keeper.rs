@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard};
 
 use lowtide_core::Bytes;
 use lowtide_cuda::{CudaBackup, CudaBackups};
-use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
+use lowtide_region::{BackupError, BackupKind, Backups, Copies, MemoryRange};
 
-use super::change;
+use super::change::{self, RegionPools};
 use super::table::{self, stopped};
 use crate::error::Error;
 use crate::registry::{self, DEVICES_MAX};
@@ -76,22 +76,27 @@ pub(crate) fn retains() -> bool {
     SETTINGS.lock().is_ok_and(|settings| settings.retains())
 }
 
-/// Gives back what is kept for the next backups, and the copies of regions that are mapped, on every device.
-pub(super) fn release_retained() -> Result<(), Error> {
+/// Gives back what is kept for the next backups, and copies of regions that are mapped, on every device.
+pub(super) fn release(copies: Copies) -> Result<(), Error> {
     for (device, _) in registry::devices_in_use()? {
         let mut keeper = lock(device)?;
-        release_copies(device, &mut keeper)?;
+        release_copies(device, &mut keeper, copies)?;
         let engine = keeper.engine.iter_mut();
         engine.for_each(CudaBackups::release_retained);
     }
     Ok(())
 }
 
-/// Discards the copies of a device's regions that are mapped: their memory waits for the next backup.
-pub(super) fn release_copies(device: c_int, keeper: &mut Keeper) -> Result<(), Error> {
+/// Discards copies of a device's regions that are mapped: their memory waits for the next backup.
+pub(super) fn release_copies(
+    device: c_int,
+    keeper: &mut Keeper,
+    copies: Copies,
+) -> Result<(), Error> {
     for region in table::on_devices()? {
         if region.device == device {
-            let released = region.memory.release_retained(keeper);
+            let pools = &mut RegionPools(&region);
+            let released = region.memory.release_retained(copies, pools, keeper);
             released.map_err(change::error)?;
         }
     }

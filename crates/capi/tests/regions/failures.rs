@@ -5,7 +5,7 @@ use std::thread;
 use lowtide::*;
 
 use crate::common::{allocate, check, isolated, last_error};
-use crate::{MIB, allocate_in, pause, region, regions, resume};
+use crate::{MIB, allocate_in, host_copy, pause, region, regions, resume};
 
 /// What pausing and resuming call, directly or for backups.
 const CALLS: [&str; 20] = [
@@ -142,9 +142,37 @@ fn a_backup_takes_the_place_of_memory_that_waits() {
         assert_eq!(pause("large"), Status::Ok, "{}", last_error());
         assert_eq!(resume("large"), Status::Ok, "{}", last_error());
         limit_addresses(32 * MIB);
+        assert!(region("large", Backup::Host, 0).host_bytes > 0);
         assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+        assert_eq!(region("large", Backup::Host, 0).host_bytes, 0);
         assert_eq!(resume("small"), Status::Ok, "{}", last_error());
         check(large, 192 * MIB, 1);
+        check(small, 48 * MIB, 2);
+    });
+}
+
+/// A copy that nobody has the address of ends for another region's backup, one that someone may read does not.
+#[test]
+fn a_copy_that_may_be_read_is_not_taken_for_a_backup() {
+    let test = "failures::a_copy_that_may_be_read_is_not_taken_for_a_backup";
+    isolated(test, &[("LOWTIDE_RETAIN_BACKUPS", "1")], |_| {
+        let large = allocate_in("large", Backup::Host, 192 * MIB, 0, 1);
+        let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
+        assert_eq!(pause("large"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("large"), Status::Ok, "{}", last_error());
+        let (copy, size) = host_copy(large).unwrap();
+        limit_addresses(32 * MIB);
+        assert_eq!(pause("small"), Status::Backup);
+        let text = last_error();
+        let is_named = text.contains("release_backups") && text.contains("of region \"large\"");
+        assert!(is_named, "{text}");
+        assert_eq!(host_copy(large), Ok((copy, size)));
+        check(copy, size, 1);
+
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert_eq!(host_copy(large), Err(Status::InvalidArgument));
+        assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("small"), Status::Ok, "{}", last_error());
         check(small, 48 * MIB, 2);
     });
 }

@@ -8,6 +8,7 @@ mod common;
 mod failures;
 mod meanwhile;
 mod told;
+mod work;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -291,6 +292,31 @@ fn a_retained_copy_stays_until_the_next_pause() {
         assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
         assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
         check(kept, 5 * MIB, 4);
+    });
+}
+
+/// What a block holds that was handed out since the pause was never kept, though one like it lay there.
+#[test]
+fn a_copy_is_of_its_block_alone() {
+    isolated("a_copy_is_of_its_block_alone", &[], |_| {
+        let first = allocate_in("kv", Backup::Host, 5 * MIB, 0, 1);
+        let other = allocate_in("kv", Backup::Host, 5 * MIB, 0, 2);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let kept = host_copy(other);
+        assert!(kept.is_ok() && host_copy(first).is_ok());
+        assert_eq!(lowtide_deallocate(first), Status::Ok);
+        let second = allocate_in("kv", Backup::Host, 5 * MIB, 0, 3);
+        assert_eq!(second, first, "the address is used again");
+        assert_eq!(host_copy(second), Err(Status::InvalidArgument));
+        assert_eq!(tms_get_cpu_backup_pointer(second.cast(), 1), ptr::null());
+        assert_eq!(host_copy(other), kept);
+        // From the next pause on there is one.
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let (copy, size) = host_copy(second).unwrap();
+        check(copy, size, 3);
     });
 }
 

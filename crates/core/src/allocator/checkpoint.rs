@@ -81,9 +81,10 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist any more; [`AllocError::Paused`] for one
-    /// whose memory is away; [`AllocError::NotRestorable`] where a block's memory went back to the driver, with `direct` as
-    /// soon as the block was freed, or is used by other streams during a capture, in which they cannot
-    /// be waited for; [`AllocError::Driver`] when a wait fails. The program then holds what it did.
+    /// whose memory is away; [`AllocError::NotRestorable`] where a block's memory went back to the
+    /// driver, with `direct` as soon as the block was freed, or is used by other streams during a
+    /// capture, in which they cannot be waited for; [`AllocError::Driver`] when a wait fails. The program
+    /// then holds what it did.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Restored, AllocError> {
         let pool = self.find_pool(checkpoint.pool)?;
         self.refuse_paused(pool)?;

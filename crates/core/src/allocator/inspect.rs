@@ -125,7 +125,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Starts or stops writing events down.
     pub fn record_events(&mut self, enabled: bool) {
-        self.heap.log.enabled = enabled;
+        self.heap.log.keep(enabled);
     }
 
     /// Keeps the last events, some thousands, for [`DeviceAllocator::recent_past`], while `clock` is running.
@@ -164,6 +164,22 @@ impl<D: Driver> DeviceAllocator<D> {
             self.heap.log.tell();
             self.heap.log.take();
         }
+    }
+
+    /// Notes addresses, each until a block is handed out there. Costs every request and free a little as long as
+    /// any are noted, as an observer of events does.
+    pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
+        self.heap.log.watch(addresses);
+    }
+
+    /// Forgets addresses that were noted.
+    pub fn unwatch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
+        self.heap.log.unwatch(addresses);
+    }
+
+    /// Returns whether an address was noted, and no block was handed out there since.
+    pub fn is_watched(&self, address: DeviceAddress) -> bool {
+        self.heap.log.is_watched(address)
     }
 
     /// Returns whether the program holds a block at `address`. Constant time.

@@ -322,6 +322,8 @@ pub(crate) struct TestBackups {
     /// How many of the next calls work before one fails.
     pub(crate) fails_in: Option<u64>,
     pub(crate) failures: u64,
+    /// How many came back.
+    pub(crate) discards: usize,
 }
 
 #[derive(Debug)]
@@ -340,6 +342,7 @@ impl TestBackups {
             retains: false,
             fails_in: None,
             failures: 0,
+            discards: 0,
         }
     }
 
@@ -410,7 +413,9 @@ impl Backups for TestBackups {
         fails
     }
 
-    fn discard(&mut self, _backup: TestBackup) {}
+    fn discard(&mut self, _backup: TestBackup) {
+        self.discards += 1;
+    }
 
     fn retains(&mut self, backup: &TestBackup) -> bool {
         self.retains && backup.kind == BackupKind::Host
@@ -517,6 +522,16 @@ impl Pools for OnePool<'_> {
             size: block.requested,
         };
         Ok(held.iter().map(range).collect())
+    }
+
+    fn watch(&mut self, ranges: &[MemoryRange]) {
+        let addresses = ranges.iter().map(|range| range.address);
+        self.0.lane().watch(addresses);
+    }
+
+    fn unwatch(&mut self, ranges: &[MemoryRange]) {
+        let addresses = ranges.iter().map(|range| range.address);
+        self.0.lane().unwatch(addresses);
     }
 
     fn tell(&mut self, is_leaving: bool) {

@@ -14,7 +14,7 @@ of lowtide. What is different from the package whose interface this is:
 - lowtide always copies through page-locked memory into ordinary memory. `cpu_backup_backend` says whether that goes
   back at once with a resume ("mmap") or after half a minute, as the next backup is faster with it. A copy that is
   retained can be read after a resume, as there, until its region is paused again; a block that was handed out since
-  then has none, unless it took the place of one of its size. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
+  then has none. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
 - A directory for backups on disk shows a file for each block, by names of one file for each region.
 - `expandable_segments:True` is no obstacle.
 """

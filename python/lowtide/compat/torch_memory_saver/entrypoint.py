@@ -200,16 +200,10 @@ class _Impl:
     def resume(self, tag: str | None) -> None:
         if self._has(tag):
             _regions.resume(tag)
-            if self._gives_host_memory_back and not self._retains():
-                _regions.release_backups()
+            if self._gives_host_memory_back and not self.cdll.tms_get_retain_cpu_backup():
+                _regions.release_idle_backups()
             if self._process is not None:
                 self._process.fill()
-
-    def _retains(self) -> bool:
-        """Returns whether backups are retained, or one still is that an earlier resume left."""
-        return self.cdll.tms_get_retain_cpu_backup() or any(
-            seen["state"] == "mapped" and seen["host_bytes"] > 0 for seen in _regions.regions()
-        )
 
     def _uses_mmap(self) -> bool:
         return bool(self._binary_wrapper.get_config()["cpu_backup_backend"] == "mmap")
