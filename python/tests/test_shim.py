@@ -21,6 +21,36 @@ SHIM = """
 """
 
 
+# As `lowtide.install` leaves it, for what asks whether it was called.
+INSTALLED = """
+    import lowtide, lowtide._install
+    lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
+"""
+
+
+def compiled(name: str, source: str) -> str:
+    """Returns lines that compile C++ as the shim is compiled and load it as `name`, and `allocate`."""
+    return f"""
+        import ctypes, subprocess, sys
+        from pathlib import Path
+        from lowtide.torch import build
+        source = Path("{name}.cpp")
+        source.write_text({dedent(source)!r})
+        arguments, _ = build._plan()
+        arguments = [source if argument.endswith("shim.cpp") else argument for argument in arguments]
+        subprocess.run(
+            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "{name}.so"], check=True
+        )
+        {name} = ctypes.CDLL("./{name}.so")
+
+        def allocate(size):
+            memory = ctypes.c_void_p()
+            check(library().lowtide_allocate(
+                ctypes.c_size_t(size), 0, ctypes.c_void_p(), ctypes.byref(memory)))
+            return memory
+    """
+
+
 def test_a_forked_child_lets_go_of_the_pools_that_it_inherits(gpu: Machine) -> None:
     # The destructor of a graph does this, in which an exception ends the process.
     printed = gpu.code(
@@ -69,26 +99,10 @@ TRACKER = """
 def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Machine) -> None:
     printed = gpu.code(
         SHIM,
-        f"""
-        import ctypes, subprocess, sys
-        from pathlib import Path
-        from lowtide.torch import build
-        source = Path("tracker.cpp")
-        source.write_text({dedent(TRACKER)!r})
-        arguments, _ = build._plan()
-        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
-        subprocess.run(
-            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "tracker.so"], check=True
-        )
-        tracker = ctypes.CDLL("./tracker.so")
+        compiled("tracker", TRACKER),
+        """
 
-        def allocate():
-            memory = ctypes.c_void_p()
-            check(library().lowtide_allocate(
-                ctypes.c_size_t(1000), 0, ctypes.c_void_p(), ctypes.byref(memory)))
-            return memory
-
-        raised, warned = allocate(), allocate()
+        raised, warned = allocate(1000), allocate(1000)
         tracker.attach()
         try:
             torch._C._cuda_cudaCachingAllocator_raw_delete(raised.value)
@@ -98,7 +112,7 @@ def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Mach
         sys.stderr = sys.stdout
         os.dup2(1, 2)
         tracker.give_back(warned)
-        print(allocate().value == raised.value)
+        print(allocate(1000).value == raised.value)
         """,
     )
     assert "the tracker objects\nwarns:\n" in printed
@@ -140,31 +154,14 @@ REGISTRATIONS = """
 def test_trackers_register_what_is_resumed_anew(gpu: Machine) -> None:
     printed = gpu.code(
         SHIM,
-        f"""
-        import ctypes, subprocess
-        from pathlib import Path
-        import lowtide, lowtide._install
-        from lowtide.torch import build
-        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
-        source = Path("registrations.cpp")
-        source.write_text({dedent(REGISTRATIONS)!r})
-        arguments, _ = build._plan()
-        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
-        subprocess.run(
-            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "registrations.so"], check=True
-        )
-        registrations = ctypes.CDLL("./registrations.so")
-
-        def allocate():
-            memory = ctypes.c_void_p()
-            check(library().lowtide_allocate(
-                ctypes.c_size_t(30 << 20), 0, ctypes.c_void_p(), ctypes.byref(memory)))
-            return memory
+        INSTALLED,
+        compiled("registrations", REGISTRATIONS),
+        """
 
         registrations.attach()
-        outside = allocate()
+        outside = allocate(30 << 20)
         with lowtide.region("kv", backup="host"):
-            kept, freed = allocate(), allocate()
+            kept, freed = allocate(30 << 20), allocate(30 << 20)
         print(registrations.registered_count())
         lowtide.pause("kv")
         print(registrations.registered_count())
@@ -239,30 +236,13 @@ POOL_REGISTRATIONS = """
 def test_a_pool_that_is_registered_while_it_is_paused_is_so_at_the_resume(gpu: Machine) -> None:
     printed = gpu.code(
         SHIM,
-        f"""
-        import ctypes, subprocess
-        from pathlib import Path
-        import lowtide, lowtide._install
-        from lowtide.torch import build
-        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
-        source = Path("registrations.cpp")
-        source.write_text({dedent(POOL_REGISTRATIONS)!r})
-        arguments, _ = build._plan()
-        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
-        subprocess.run(
-            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "registrations.so"], check=True
-        )
-        nccl = ctypes.CDLL("./registrations.so")
-
-        def allocate():
-            memory = ctypes.c_void_p()
-            check(library().lowtide_allocate(
-                ctypes.c_size_t(30 << 20), 0, ctypes.c_void_p(), ctypes.byref(memory)))
-            return memory
+        INSTALLED,
+        compiled("nccl", POOL_REGISTRATIONS),
+        """
 
         # The region's own pool is a pool like others.
         with lowtide.region("kv", backup="host"):
-            kept, freed, freed_later = allocate(), allocate(), allocate()
+            kept, freed, freed_later = allocate(30 << 20), allocate(30 << 20), allocate(30 << 20)
         pool = ctypes.c_ulong(1), ctypes.c_ulong(1)
         lowtide.pause("kv")
         nccl.register_pool(*pool)
@@ -324,26 +304,13 @@ def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) ->
     program = dedent(WORKSPACES).replace("{declarations}", declarations_of_workspaces())
     printed = gpu.code(
         SHIM,
-        f"""
-        import ctypes, subprocess
-        from pathlib import Path
-        import lowtide, lowtide._install
-        from lowtide.torch import build
-        lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
-        source = Path("workspaces.cpp")
-        source.write_text({program!r})
-        arguments, _ = build._plan()
-        arguments = [source if name.endswith("shim.cpp") else name for name in arguments]
-        subprocess.run(
-            [*build.compiler(), *arguments, "-fvisibility=default", "-o", "workspaces.so"], check=True
-        )
-        workspaces = ctypes.CDLL("./workspaces.so")
+        INSTALLED,
+        compiled("workspaces", program),
+        """
         workspaces.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_bool]
 
         def keep(handle, is_lt=False):
-            memory = ctypes.c_void_p()
-            check(library().lowtide_allocate(1000, 0, None, ctypes.byref(memory)))
-            workspaces.keep(handle, memory, is_lt)
+            workspaces.keep(handle, allocate(1000), is_lt)
 
         with lowtide.region("a"):
             keep(1), keep(2, is_lt=True)

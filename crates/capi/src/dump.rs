@@ -121,30 +121,27 @@ fn write(directory: &Path) -> Result<String, Error> {
 
 /// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.
 fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceError> {
-    let count = |snapshot: &Snapshot| -> usize {
+    let lengths = |snapshot: &Snapshot| -> Vec<usize> {
         let traces = snapshot.traces.iter();
-        traces.map(|trace| trace.events.len()).sum()
+        traces.map(|trace| trace.events.len()).collect()
     };
-    let all = count(&snapshot);
+    let before = lengths(&snapshot);
+    let all: usize = before.iter().sum();
     if all <= REPORTED_EVENTS_MAX {
         return Ok((None, snapshot));
     }
-    let lengths: Vec<usize> = snapshot
-        .traces
-        .iter()
-        .map(|trace| trace.events.len())
-        .collect();
     let traces = snapshot
         .traces
         .iter()
-        .zip(shares(&lengths, REPORTED_EVENTS_MAX));
+        .zip(shares(&before, REPORTED_EVENTS_MAX));
     let last = Snapshot {
         traces: traces
             .map(|(trace, share)| trace.last_events(share))
             .collect::<Result<_, _>>()?,
         ..snapshot
     };
-    let left_out = format!("the last {} of {all} events", count(&last));
+    let kept: usize = lengths(&last).iter().sum();
+    let left_out = format!("the last {kept} of {all} events");
     Ok((Some(left_out), last))
 }
 

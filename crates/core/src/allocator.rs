@@ -237,10 +237,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.process_events()?;
         }
         let size = Strategy::<D>::block_size(&self.strategy, requested);
-        let domain = match self.heap.domains.find_or_insert(pool, stream) {
-            Some(domain) => domain,
-            None => self.find_or_insert_domain(pool, stream)?,
-        };
+        let domain = self.domain_of(pool, stream)?;
         Ok(Request {
             requested,
             size,
@@ -249,18 +246,22 @@ impl<D: Driver> DeviceAllocator<D> {
         })
     }
 
-    /// Returns the domain of a pool and a stream, where there are as many as there can be after pools that
-    /// nothing holds have ended.
+    /// Returns the domain of a pool and a stream, a new one if need be.
+    #[inline(always)]
+    fn domain_of(&mut self, pool: PoolIndex, stream: Stream) -> Result<DomainId, AllocError> {
+        match self.heap.domains.find_or_insert(pool, stream) {
+            Some(domain) => Ok(domain),
+            None => self.domain_after_release(pool, stream),
+        }
+    }
+
+    /// Returns a new domain in the place of those whose pools nothing holds.
     #[cold]
-    fn find_or_insert_domain(
+    fn domain_after_release(
         &mut self,
         pool: PoolIndex,
         stream: Stream,
     ) -> Result<DomainId, AllocError> {
-        let domain = self.heap.domains.find_or_insert(pool, stream);
-        if let Some(domain) = domain {
-            return Ok(domain);
-        }
         self.release_unused_pools()?;
         let domain = self.heap.domains.find_or_insert(pool, stream);
         domain.ok_or(AllocError::TooManyStreams)
@@ -359,7 +360,7 @@ impl<D: Driver> DeviceAllocator<D> {
             let requested = block.requested;
             return Err(AllocError::TooLarge { requested });
         }
-        let domain = self.find_or_insert_domain(pool, segment.stream)?;
+        let domain = self.domain_of(pool, segment.stream)?;
         let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
             return Ok(false);
         };
@@ -484,13 +485,8 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         let id = self.find_allocated(address)?;
         // Work in the block's own stream is ordered already.
-        if self
-            .heap
-            .domains
-            .domain(self.heap.blocks.get(id).domain)
-            .stream
-            != stream
-        {
+        let domain = self.heap.blocks.get(id).domain;
+        if self.heap.domains.domain(domain).stream != stream {
             self.heap.blocks.set_used_elsewhere(id, true);
             self.uses.add(id, stream, self.captures > 0);
         }
@@ -621,17 +617,14 @@ impl<D: Driver> DeviceAllocator<D> {
     fn allocation_of(&self, id: BlockId) -> Allocation {
         let block = self.heap.blocks.get(id);
         let domain = self.heap.domains.domain(block.domain);
+        let segment = self.heap.segments.get(self.heap.blocks.segment(id));
         Allocation {
             address: block.address,
             size: block.size,
             requested: block.requested,
             stream: domain.stream,
             pool: self.heap.domains.pool(domain.pool).id,
-            is_expandable: self
-                .heap
-                .segments
-                .get(self.heap.blocks.segment(id))
-                .is_expandable(),
+            is_expandable: segment.is_expandable(),
         }
     }
 

@@ -118,6 +118,8 @@ const IS_LARGE: u64 = 1 << (SIZE_BITS + 2);
 const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 3);
 /// Whether the block can be found by its address.
 const IS_LISTED: u64 = 1 << (SIZE_BITS + 4);
+/// Whether the block was noted, and not handed out since.
+const IS_WATCHED: u64 = 1 << (SIZE_BITS + 5);
 
 impl Record {
     /// What keeps the place of a block that is no more.
@@ -290,6 +292,17 @@ impl BlockTable {
         self.records[next.index()].previous = Some(id);
     }
 
+    /// Notes a block until it is handed out, or forgets that it was noted.
+    pub(crate) fn set_watched(&mut self, id: BlockId, is_watched: bool) {
+        let bits = u64::from(is_watched) * IS_WATCHED;
+        self.records[id.index()].set(IS_WATCHED, bits);
+    }
+
+    /// Returns whether a block was noted, and not handed out since.
+    pub(crate) fn is_watched(&self, id: BlockId) -> bool {
+        self.records[id.index()].size_and_flags & IS_WATCHED != 0
+    }
+
     /// Notes that the program holds a block and what it asked for, makes it found by its address, and
     /// returns it. Constant time.
     #[inline(always)]
@@ -298,7 +311,7 @@ impl BlockTable {
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
         let allocated = (BlockState::Allocated as u64) << STATE_SHIFT;
-        record.set(STATE_MASK | IS_LISTED, allocated | IS_LISTED);
+        record.set(STATE_MASK | IS_LISTED | IS_WATCHED, allocated | IS_LISTED);
         let domain = record.requested_and_domain & !SIZE_MASK;
         record.requested_and_domain = domain | requested.get();
         let block = record.unpack();

@@ -1,12 +1,10 @@
 //! What happened, kept until its owner takes it, and told to an observer if there is one.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::event::{Action, Event};
 use crate::recent_events::RecentEvents;
-use crate::units::DeviceAddress;
 
 /// Is told of events, in order and of those of one call together, by the thread whose call caused them: of
 /// memory that leaves before it does, of all else when the owner of the allocator asks for that.
@@ -15,11 +13,8 @@ pub type Observer = Arc<dyn Fn(&[Event]) + Send + Sync>;
 /// Events in their order.
 #[derive(Default)]
 pub(crate) struct EventLog {
-    /// Whether anyone wants events at all: to keep them, or for what is watched.
+    /// Whether anyone wants events at all.
     pub(crate) enabled: bool,
-    keeps: bool,
-    /// Where no block was handed out since this was asked for.
-    watched: BTreeSet<DeviceAddress>,
     events: Vec<Event>,
     /// How many of them, the first ones, the observer was told of already.
     told: usize,
@@ -48,34 +43,8 @@ pub(crate) struct LogMark {
 impl EventLog {
     /// Has `observer` told of every event from now on, or nobody; then none are kept either.
     pub(crate) fn observe(&mut self, observer: Option<Observer>) {
-        self.keep(observer.is_some());
+        self.enabled = observer.is_some();
         self.observer = observer;
-    }
-
-    /// Starts or stops keeping events.
-    pub(crate) fn keep(&mut self, keeps: bool) {
-        self.keeps = keeps;
-        self.settle();
-    }
-
-    pub(crate) fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
-        self.watched.extend(addresses);
-        self.settle();
-    }
-
-    pub(crate) fn unwatch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
-        for address in addresses {
-            self.watched.remove(&address);
-        }
-        self.settle();
-    }
-
-    pub(crate) fn is_watched(&self, address: DeviceAddress) -> bool {
-        self.watched.contains(&address)
-    }
-
-    fn settle(&mut self) {
-        self.enabled = self.keeps || !self.watched.is_empty();
     }
 
     #[inline]
@@ -84,12 +53,7 @@ impl EventLog {
     }
 
     pub(crate) fn push(&mut self, event: Event) {
-        if event.action == Action::Alloc && self.watched.remove(&event.address) {
-            self.settle();
-        }
-        if self.keeps {
-            self.events.push(event);
-        }
+        self.events.push(event);
     }
 
     /// Tells the observer, if there is one, what it was not told yet, and keeps it: it may have to be

@@ -1,12 +1,13 @@
 //! Memory that leaves the device for a while.
 
+mod common;
+
 use std::sync::Arc;
 
-use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use common::MIB;
+use lowtide_core::{Action, Bytes};
 use lowtide_history::{BlockSizes, Difference, History};
-use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
-
-const MIB: u64 = 1 << 20;
+use lowtide_trace::{Frame, StackId, StackTable, Trace};
 
 /// Returns the recording of some events: what happened, where, and how long it is.
 fn trace(events: &[(Action, u64, u64)]) -> Trace {
@@ -22,20 +23,7 @@ fn trace(events: &[(Action, u64, u64)]) -> Trace {
             }]),
             _ => StackId::NONE,
         };
-        let event = Event {
-            action,
-            pool: MempoolId::DEFAULT,
-            address: DeviceAddress(address),
-            size: Bytes(size),
-            stream: Stream::DEFAULT,
-        };
-        TraceEvent {
-            event,
-            time_us: 0,
-            stack,
-            pool_known: true,
-            note: NoteId::NONE,
-        }
+        common::recorded(action, address, size, stack)
     });
     let mut trace = Trace {
         events: recorded.collect(),

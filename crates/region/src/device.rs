@@ -55,12 +55,9 @@ pub trait Pools {
     /// What their allocator says.
     fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
 
-    /// Notes where blocks begin of which a copy stays: of each, until a block is handed out there, which the copy
-    /// is not of.
-    fn watch(&mut self, ranges: &[MemoryRange]);
-
-    /// Forgets what [`watch`](Pools::watch) noted.
-    fn unwatch(&mut self, ranges: &[MemoryRange]);
+    /// Notes the held blocks that begin with ranges of which a copy stays: each until a block is handed out there,
+    /// which the copy is not of; or (`is_watched` false) forgets that they were noted.
+    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool);
 
     /// Tells whoever wants to know that the memory of every segment of the pools is about to leave, or is back.
     fn tell(&mut self, is_leaving: bool);

@@ -215,7 +215,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         if let Some(ranges) = retained {
             // Before anything is handed out again.
-            pools.watch(&ranges);
+            pools.watch(&ranges, true);
         }
         pools.tell(false);
         Ok(pools.set_paused(false)?)
@@ -243,7 +243,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
         drop(books);
         if let Some(saved) = saved {
-            pools.unwatch(&saved.ranges);
+            pools.watch(&saved.ranges, false);
             backups.discard(saved.backup);
         }
         Ok(())
@@ -320,7 +320,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
-            pools.unwatch(&retained.ranges);
+            pools.watch(&retained.ranges, false);
             backups.discard(retained.backup);
         }
         let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {

@@ -26,12 +26,8 @@ impl Pools for Busy<'_> {
         settled
     }
 
-    fn watch(&mut self, ranges: &[MemoryRange]) {
-        self.region.pools().watch(ranges);
-    }
-
-    fn unwatch(&mut self, ranges: &[MemoryRange]) {
-        self.region.pools().unwatch(ranges);
+    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
+        self.region.pools().watch(ranges, is_watched);
     }
 
     fn tell(&mut self, is_leaving: bool) {
@@ -137,8 +133,6 @@ fn what_is_handed_out_where_a_copy_is_of_is_noted() {
     assert_eq!(later, one, "the address is used again");
     let is_watched = [one, other].map(|range| region.lane().is_watched(range.address));
     assert_eq!(is_watched, [false, true]);
-    // Nothing is kept of events that nobody wants.
-    assert_eq!(region.lane().take_events().count(), 0);
     region.pause(&mut backups).expect("nothing fails");
     region.resume(&mut backups).expect("nothing fails");
     assert!(region.lane().is_watched(one.address));

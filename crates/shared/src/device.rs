@@ -99,9 +99,9 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Returns what is on the device and the last events that led there, oldest first, without the pools whose
-    /// memory is away: some thousands of each lane, as
-    /// far back as they are known of every lane, and none before little of the device was left. Those of several lanes take turns in dozens, but for what
-    /// concerns the driver, which is in order.
+    /// memory is away: some thousands of each lane, as far back as they are known of every lane, and none before
+    /// little of the device was left. Those of several lanes take turns in dozens, but for what concerns the driver,
+    /// which is in order.
     ///
     /// # Errors
     ///

@@ -355,16 +355,10 @@ impl Pools for RegionPools<'_> {
         Ok(ranges)
     }
 
-    fn watch(&mut self, ranges: &[MemoryRange]) {
+    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
         let addresses = ranges.iter().map(|range| range.address);
         // As below.
-        let _ = allocator(self.0.device).with_pools(|lane| lane.watch(addresses));
-    }
-
-    fn unwatch(&mut self, ranges: &[MemoryRange]) {
-        let addresses = ranges.iter().map(|range| range.address);
-        // As below.
-        let _ = allocator(self.0.device).with_pools(|lane| lane.unwatch(addresses));
+        let _ = allocator(self.0.device).with_pools(|lane| lane.watch(addresses, is_watched));
     }
 
     fn tell(&mut self, is_leaving: bool) {

@@ -210,10 +210,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let mut freed = Vec::new();
         for id in self.held_in_pool(pool) {
             freed.push(self.allocation_of(id));
-            let (address, size) = (
-                self.heap.blocks.get(id).address,
-                self.heap.blocks.get(id).size,
-            );
+            let Block { address, size, .. } = self.heap.blocks.get(id);
             let found = wanted.binary_search_by_key(&address, |block| block.address);
             let is_wanted = found.is_ok_and(|index| wanted[index].size == size);
             if is_wanted && self.heap.segments.get(self.heap.blocks.segment(id)).size == size {

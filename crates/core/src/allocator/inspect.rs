@@ -125,7 +125,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Starts or stops writing events down.
     pub fn record_events(&mut self, enabled: bool) {
-        self.heap.log.keep(enabled);
+        self.heap.log.enabled = enabled;
     }
 
     /// Keeps the last events, some thousands, for [`DeviceAllocator::recent_past`], while `clock` is running.
@@ -166,20 +166,21 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    /// Notes addresses, each until a block is handed out there. Costs every request and free a little as long as
-    /// any are noted, as an observer of events does.
-    pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
-        self.heap.log.watch(addresses);
+    /// Notes the blocks that the program holds at some addresses, each until a block is handed out there, or
+    /// (`is_watched` false) forgets that they were noted. Constant time for each; requests and frees take no longer
+    /// for it.
+    pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>, is_watched: bool) {
+        for address in addresses {
+            if let Ok(id) = self.find_allocated(address) {
+                self.heap.blocks.set_watched(id, is_watched);
+            }
+        }
     }
 
-    /// Forgets addresses that were noted.
-    pub fn unwatch(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
-        self.heap.log.unwatch(addresses);
-    }
-
-    /// Returns whether an address was noted, and no block was handed out there since.
+    /// Returns whether the block that the program holds at `address` was noted. Constant time.
     pub fn is_watched(&self, address: DeviceAddress) -> bool {
-        self.heap.log.is_watched(address)
+        let found = self.find_allocated(address);
+        found.is_ok_and(|id| self.heap.blocks.is_watched(id))
     }
 
     /// Returns whether the program holds a block at `address`. Constant time.

@@ -72,6 +72,34 @@ impl Pool {
         }
         &mut self.domains[domain.index()]
     }
+
+    /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
+    /// out of the table.
+    fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
+        for domain in domains {
+            let domain = self.domains.get_mut(domain.index());
+            let Some(SizeLists { lists, rests, .. }) = domain else {
+                continue;
+            };
+            let is_gone = |id: &BlockId| gone.binary_search(id).is_ok();
+            for list in lists {
+                list.blocks.retain(|id| !is_gone(id));
+            }
+            let gone_rests: Vec<FreeBlock> =
+                rests.iter().filter(|rest| is_gone(&rest.id)).collect();
+            for rest in gone_rests {
+                rests.remove(rest);
+            }
+        }
+        for &id in gone {
+            let block = heap.blocks.get(id);
+            if block.is_split() {
+                let size = signed(block.size);
+                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
+            }
+            heap.blocks.remove(id);
+        }
+    }
 }
 
 impl<D: Driver> Strategy<D> for Pool {
@@ -316,36 +344,6 @@ impl SizeLists {
         }
         let listed = self.lists.iter().map(|list| list.blocks.len());
         Ok(self.rests.len() + listed.sum::<usize>())
-    }
-}
-
-impl Pool {
-    /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
-    /// out of the table.
-    fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
-        for domain in domains {
-            let domain = self.domains.get_mut(domain.index());
-            let Some(SizeLists { lists, rests, .. }) = domain else {
-                continue;
-            };
-            let is_gone = |id: &BlockId| gone.binary_search(id).is_ok();
-            for list in lists {
-                list.blocks.retain(|id| !is_gone(id));
-            }
-            let gone_rests: Vec<FreeBlock> =
-                rests.iter().filter(|rest| is_gone(&rest.id)).collect();
-            for rest in gone_rests {
-                rests.remove(rest);
-            }
-        }
-        for &id in gone {
-            let block = heap.blocks.get(id);
-            if block.is_split() {
-                let size = signed(block.size);
-                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
-            }
-            heap.blocks.remove(id);
-        }
     }
 }
 

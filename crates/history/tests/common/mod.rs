@@ -9,6 +9,24 @@ use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// Returns an event of the default pool and stream as a recording has it.
+pub(crate) fn recorded(action: Action, address: u64, size: u64, stack: StackId) -> TraceEvent {
+    let event = Event {
+        action,
+        pool: MempoolId::DEFAULT,
+        address: DeviceAddress(address),
+        size: Bytes(size),
+        stream: Stream::DEFAULT,
+    };
+    TraceEvent {
+        event,
+        time_us: 0,
+        stack,
+        pool_known: true,
+        note: NoteId::NONE,
+    }
+}
+
 /// A job that is written down as it goes.
 pub(crate) struct Job {
     trace: Trace,
@@ -39,20 +57,9 @@ impl Job {
     }
 
     fn push(&mut self, action: Action, address: u64, size: u64, stack: StackId) {
-        let event = Event {
-            action,
-            pool: MempoolId::DEFAULT,
-            address: DeviceAddress(address),
-            size: Bytes(size),
-            stream: Stream::DEFAULT,
-        };
-        self.trace.events.push(TraceEvent {
-            event,
-            time_us: 0,
-            stack,
-            pool_known: true,
-            note: NoteId::NONE,
-        });
+        self.trace
+            .events
+            .push(recorded(action, address, size, stack));
     }
 
     pub(crate) fn alloc(&mut self, size: u64, function: &str, line: u32) -> Held {

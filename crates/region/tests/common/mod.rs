@@ -524,14 +524,9 @@ impl Pools for OnePool<'_> {
         Ok(held.iter().map(range).collect())
     }
 
-    fn watch(&mut self, ranges: &[MemoryRange]) {
+    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
         let addresses = ranges.iter().map(|range| range.address);
-        self.0.lane().watch(addresses);
-    }
-
-    fn unwatch(&mut self, ranges: &[MemoryRange]) {
-        let addresses = ranges.iter().map(|range| range.address);
-        self.0.lane().unwatch(addresses);
+        self.0.lane().watch(addresses, is_watched);
     }
 
     fn tell(&mut self, is_leaving: bool) {
