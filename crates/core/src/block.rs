@@ -273,6 +273,20 @@ impl BlockTable {
         self.records[id.index()].set(STATE_MASK, (state as u64) << STATE_SHIFT);
     }
 
+    /// Makes the block free that the program holds at `address`, and returns it as the program held it.
+    /// Constant time.
+    #[inline(always)]
+    pub(crate) fn take_back(&mut self, address: DeviceAddress) -> Option<(BlockId, Block)> {
+        let id = self.find(address)?;
+        let record = &mut self.records[id.index()];
+        let block = record.unpack();
+        if block.state != BlockState::Allocated {
+            return None;
+        }
+        record.set(STATE_MASK, (BlockState::Free as u64) << STATE_SHIFT);
+        Some((id, block))
+    }
+
     /// Says whether other streams than its own use a block.
     pub(crate) fn set_used_elsewhere(&mut self, id: BlockId, used_elsewhere: bool) {
         let bits = u64::from(used_elsewhere) * USED_ELSEWHERE;

@@ -1,10 +1,10 @@
 //! The figures as they are kept: what the path of a request pays for [`Stats`].
 //!
 //! Five figures change with every request and every free, each of them for a size pool and for all.
-//! What follows from others is left out until somebody asks: the figures over all are sums, but for
-//! their peaks; what was freed is what was allocated less what is there; and what is active is what
-//! is allocated and the few blocks that wait for other streams. A free then costs one subtraction for
-//! each of three figures.
+//! What follows from others is left out until somebody asks: what was freed is what was allocated less
+//! what is there, and what is active is what is allocated and the few blocks that wait for other streams.
+//! And a figure is kept as its peak and the *head room* below that: a change is one subtraction, whose
+//! sign says whether there is a new peak. A free then costs six subtractions, a request three more.
 //!
 //! Where several allocators serve one device, a peak here is what this one's part may rise to without a
 //! look at the others (`peaks.rs`), and [`Figures::take_has_new_peak`] says that it rose above that.
@@ -22,11 +22,57 @@ pub(crate) enum SizeKind {
     Large,
 }
 
+/// What there is of something, and its peak.
+#[derive(Clone, Copy, Default, Debug)]
+struct Height {
+    /// How far it is below its peak; never negative between two calls.
+    head_room: i64,
+    peak: i64,
+}
+
+impl Height {
+    #[inline(always)]
+    fn current(&self) -> i64 {
+        self.peak - self.head_room
+    }
+
+    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak. A job is
+    /// seldom at its peak, so that this is a branch which is rarely taken.
+    #[inline(always)]
+    fn change(&mut self, amount: i64, has_new_peak: &mut bool) {
+        self.head_room -= amount;
+        if self.head_room < 0 {
+            self.peak -= self.head_room;
+            self.head_room = 0;
+            *has_new_peak = true;
+        }
+    }
+
+    #[inline(always)]
+    fn decrease(&mut self, amount: i64) {
+        self.head_room += amount;
+        debug_assert!(self.current() >= 0, "a figure fell below zero");
+    }
+
+    /// Adds another part of the figure, whose peak is not that of the sum.
+    fn add(&mut self, other: &Height) {
+        self.head_room -= other.current();
+    }
+
+    #[inline]
+    fn level(&mut self) -> Level<'_> {
+        Level {
+            current: self.current(),
+            peak: &mut self.peak,
+            head_room: Some(&mut self.head_room),
+        }
+    }
+}
+
 /// A figure of one size pool.
 #[derive(Clone, Copy, Default, Debug)]
 struct Half {
-    current: i64,
-    peak: i64,
+    height: Height,
     /// The sum of everything that was added since the sums were reset.
     added: i64,
     /// What there was when the sums were reset.
@@ -34,25 +80,14 @@ struct Half {
 }
 
 impl Half {
-    #[inline]
-    fn increase(&mut self, amount: i64, has_new_peak: &mut bool) {
-        self.current += amount;
-        self.added += amount;
-        raise(&mut self.peak, self.current, has_new_peak);
-    }
-
-    fn stat(&self) -> Stat {
-        let &Half {
-            current,
-            peak,
-            added,
-            base,
-        } = self;
+    /// Returns the figure in full, with so many more, and so many more when the sums were reset.
+    fn stat(&self, more: i64, base_more: i64) -> Stat {
+        let current = self.height.current() + more;
         Stat {
             current,
-            peak,
-            allocated: added,
-            freed: base + added - current,
+            peak: self.height.peak,
+            allocated: self.added,
+            freed: self.base + base_more + self.added - current,
         }
     }
 }
@@ -62,46 +97,55 @@ impl Half {
 pub(crate) struct Gauge {
     /// By [`SizeKind`].
     halves: [Half; 2],
-    peak: i64,
+    all: Height,
 }
 
 impl Gauge {
-    #[inline]
+    #[inline(always)]
     fn increase(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
-        self.halves[kind as usize].increase(amount, has_new_peak);
-        let current = self.current();
-        raise(&mut self.peak, current, has_new_peak);
+        let half = &mut self.halves[kind as usize];
+        half.height.change(amount, has_new_peak);
+        half.added += amount;
+        self.all.change(amount, has_new_peak);
     }
 
-    #[inline]
+    #[inline(always)]
     fn decrease(&mut self, kind: SizeKind, amount: i64) {
-        let half = &mut self.halves[kind as usize];
-        half.current -= amount;
-        debug_assert!(half.current >= 0, "a figure fell below zero");
+        self.halves[kind as usize].height.decrease(amount);
+        self.all.decrease(amount);
     }
 
     /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak.
     #[inline]
     pub(crate) fn change(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
-        if amount >= 0 {
-            self.increase(kind, amount, has_new_peak);
-        } else {
-            self.decrease(kind, -amount);
-        }
+        let half = &mut self.halves[kind as usize];
+        half.height.change(amount, has_new_peak);
+        half.added += amount.max(0);
+        self.all.change(amount, has_new_peak);
     }
 
     /// Returns what it is over everything.
     #[inline]
     pub(crate) fn current(&self) -> i64 {
-        self.halves[0].current + self.halves[1].current
+        self.all.current()
     }
 
     /// Returns the figure in full.
     pub(crate) fn stats(&self) -> PoolStats {
-        let [small_pool, large_pool] = self.halves.map(|half| half.stat());
+        self.stats_with(&Waiting::default())
+    }
+
+    /// Returns the figure in full, with what waits.
+    fn stats_with(&self, waiting: &Waiting) -> PoolStats {
+        let half = |kind: usize| {
+            let mut stat = self.halves[kind].stat(waiting.current[kind], waiting.base[kind]);
+            stat.peak = stat.peak.max(waiting.peaks[kind]);
+            stat
+        };
+        let [small_pool, large_pool] = [half(0), half(1)];
         let all = Stat {
-            current: self.current(),
-            peak: self.peak,
+            current: small_pool.current + large_pool.current,
+            peak: self.all.peak.max(waiting.peak),
             allocated: small_pool.allocated + large_pool.allocated,
             freed: small_pool.freed + large_pool.freed,
         };
@@ -115,21 +159,17 @@ impl Gauge {
     /// Adds another part of the figure, whose peaks are not those of the sum.
     fn add(&mut self, other: &Gauge) {
         for (half, other) in self.halves.iter_mut().zip(&other.halves) {
-            half.current += other.current;
+            half.height.add(&other.height);
             half.added += other.added;
             half.base += other.base;
         }
+        self.all.add(&other.all);
     }
 
     #[inline]
     fn levels(&mut self) -> [Level<'_>; 3] {
-        let current = self.current();
         let [small, large] = &mut self.halves;
-        [
-            Level::new(small.current, &mut small.peak),
-            Level::new(large.current, &mut large.peak),
-            Level::new(current, &mut self.peak),
-        ]
+        [&mut small.height, &mut large.height, &mut self.all].map(Height::level)
     }
 
     pub(crate) fn reset_peak(&mut self) {
@@ -138,18 +178,8 @@ impl Gauge {
 
     pub(crate) fn reset_accumulated(&mut self) {
         for half in &mut self.halves {
-            (half.added, half.base) = (0, half.current);
+            (half.added, half.base) = (0, half.height.current());
         }
-    }
-}
-
-/// Raises a peak, and notes if it did. A job is seldom at its peak, so that this is a branch which is rarely
-/// taken, and no store.
-#[inline]
-fn raise(peak: &mut i64, current: i64, has_new_peak: &mut bool) {
-    if *peak < current {
-        *peak = current;
-        *has_new_peak = true;
     }
 }
 
@@ -163,16 +193,26 @@ pub(crate) const ACTIVE_LEVELS: usize = 6;
 #[derive(Debug)]
 pub(crate) struct Level<'a> {
     pub(crate) current: i64,
-    pub(crate) peak: &'a mut i64,
+    peak: &'a mut i64,
+    /// Where the figure is kept as that.
+    head_room: Option<&'a mut i64>,
 }
 
 impl Level<'_> {
-    fn new(current: i64, peak: &mut i64) -> Level<'_> {
-        Level { current, peak }
+    pub(crate) fn peak(&self) -> i64 {
+        *self.peak
+    }
+
+    pub(crate) fn set_peak(self, peak: i64) {
+        *self.peak = peak;
+        if let Some(head_room) = self.head_room {
+            *head_room = peak - self.current;
+        }
     }
 
     fn reset(self) {
-        *self.peak = self.current;
+        let current = self.current;
+        self.set_peak(current);
     }
 }
 
@@ -189,34 +229,27 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the figure of which `held` is the part that does not wait.
-    fn stats(&self, held: &Gauge) -> PoolStats {
-        let mut sum = *held;
-        for kind in [0, 1] {
-            let half = &mut sum.halves[kind];
-            half.current += self.current[kind];
-            half.base += self.base[kind];
-            half.peak = half.peak.max(self.peaks[kind]);
-        }
-        sum.peak = sum.peak.max(self.peak);
-        sum.stats()
-    }
-
     /// Raises the peaks of the figure of which `held` is the part that does not wait.
     fn raise_peaks(&mut self, held: &Gauge, has_new_peak: &mut bool) {
         for level in self.levels(held) {
-            raise(level.peak, level.current, has_new_peak);
+            *has_new_peak |= *level.peak < level.current;
+            *level.peak = level.current.max(*level.peak);
         }
     }
 
     #[inline]
     fn levels(&mut self, held: &Gauge) -> [Level<'_>; 3] {
-        let current = |kind: usize| held.halves[kind].current + self.current[kind];
+        let current = |kind: usize| held.halves[kind].height.current() + self.current[kind];
         let (currents, [small, large]) = ([current(0), current(1)], &mut self.peaks);
+        let level = |current, peak| Level {
+            current,
+            peak,
+            head_room: None,
+        };
         [
-            Level::new(currents[0], small),
-            Level::new(currents[1], large),
-            Level::new(currents[0] + currents[1], &mut self.peak),
+            level(currents[0], small),
+            level(currents[1], large),
+            level(currents[0] + currents[1], &mut self.peak),
         ]
     }
 
@@ -347,6 +380,22 @@ impl Figures {
         self.inactive_split_bytes.change(kind, bytes, is_new);
     }
 
+    /// Counts a free block that shares its segment with others.
+    #[inline]
+    pub(crate) fn count_inactive_split(&mut self, kind: SizeKind, size: Bytes) {
+        let is_new = &mut self.has_new_peak;
+        self.inactive_split.increase(kind, 1, is_new);
+        self.inactive_split_bytes
+            .increase(kind, signed(size), is_new);
+    }
+
+    /// Counts such a block that is free no longer.
+    #[inline]
+    pub(crate) fn count_inactive_split_taken(&mut self, kind: SizeKind, size: Bytes) {
+        self.inactive_split.decrease(kind, 1);
+        self.inactive_split_bytes.decrease(kind, signed(size));
+    }
+
     /// Returns the free blocks that share their segment with others, and their bytes.
     pub(crate) fn inactive_split(&self) -> (i64, i64) {
         let bytes = &self.inactive_split_bytes;
@@ -435,7 +484,11 @@ impl Figures {
             gauge.levels().into_iter().for_each(&mut *act);
         }
         for stat in [&mut self.oversize_allocations, &mut self.oversize_segments] {
-            act(Level::new(stat.current, &mut stat.peak));
+            act(Level {
+                current: stat.current,
+                peak: &mut stat.peak,
+                head_room: None,
+            });
         }
     }
 
@@ -455,11 +508,11 @@ impl Figures {
         Stats {
             allocation: self.allocation.stats(),
             segment: self.segment.stats(),
-            active: self.waiting.stats(&self.allocation),
+            active: self.allocation.stats_with(&self.waiting),
             inactive_split: self.inactive_split.stats(),
             allocated_bytes: self.allocated_bytes.stats(),
             reserved_bytes: self.reserved_bytes.stats(),
-            active_bytes: self.waiting_bytes.stats(&self.allocated_bytes),
+            active_bytes: self.allocated_bytes.stats_with(&self.waiting_bytes),
             inactive_split_bytes: self.inactive_split_bytes.stats(),
             requested_bytes: self.requested_bytes.stats(),
             oversize_allocations: self.oversize_allocations,

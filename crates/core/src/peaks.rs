@@ -94,7 +94,7 @@ impl Peaks {
             let mut index = 0;
             figures.for_each_level(|level| {
                 part.current[index] = level.current;
-                part.ceiling[index] = *level.peak;
+                part.ceiling[index] = level.peak();
                 part.high[index] = part.high[index].max(level.current);
                 index += 1;
             });
@@ -144,5 +144,5 @@ impl Peaks {
 
 fn write(figures: &mut Figures, peaks: &[i64; LEVELS]) {
     let mut peaks = peaks.iter();
-    figures.for_each_level(|level| *level.peak = *peaks.next().expect("one for each level"));
+    figures.for_each_level(|level| level.set_peak(*peaks.next().expect("one for each level")));
 }

@@ -268,7 +268,8 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap
             .record(Action::FreeRequested, domain, address, requested);
         let before = self.heap.log.mark();
-        match self.give_back(id) {
+        self.heap.blocks.set_state(id, BlockState::Free);
+        match self.give_back(id, block) {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {
                 self.heap.log.take_back(before);

@@ -141,6 +141,19 @@ impl Bfc {
         &mut self.domains[domain.index()]
     }
 
+    /// Merges a chunk that was freed with those neighbours that it may be merged with, and makes it findable.
+    #[inline(never)]
+    fn list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+        let mark = self.timing.as_mut().map_or(0, Timing::count_free);
+        heap.blocks.set_mark(id, mark);
+        let mut change = SplitChange::default();
+        if mark == 0 {
+            id = self.coalesce(heap, id, Merge::Safe, &mut change);
+        }
+        self.insert_free(heap, id, &mut change);
+        change.apply(&mut heap.stats);
+    }
+
     /// Makes a chunk that is free findable.
     #[inline]
     fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
@@ -276,16 +289,9 @@ impl<D: Driver> Strategy<D> for Bfc {
         Ok(None)
     }
 
-    #[inline(never)]
-    fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
-        let mark = self.timing.as_mut().map_or(0, Timing::count_free);
-        heap.blocks.set_mark(id, mark);
-        let mut change = SplitChange::default();
-        if mark == 0 {
-            id = self.coalesce(heap, id, Merge::Safe, &mut change);
-        }
-        self.insert_free(heap, id, &mut change);
-        change.apply(&mut heap.stats);
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+        self.list(heap, id);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use forest::Run;
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
 use crate::allocator::CheckpointBlock;
-use crate::block::BlockId;
+use crate::block::{Block, BlockId};
 use crate::config::BuddyConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -47,6 +47,21 @@ impl Buddy {
         (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
     }
 
+    /// Takes a block that has to be cut out of an arena.
+    #[inline(never)]
+    fn cut_out<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        domain: DomainId,
+        run: Run,
+    ) -> Option<BlockId> {
+        let block = self.arenas.take_block(heap, domain, run);
+        if block.is_none() && self.merge_recent(heap, domain) {
+            return self.arenas.take_block(heap, domain, run);
+        }
+        block
+    }
+
     #[inline]
     fn has_own_segment(&self, size: Bytes) -> bool {
         size > self.arenas.arena_size()
@@ -67,21 +82,14 @@ impl<D: Driver> Strategy<D> for Buddy {
         request.size.max(self.arenas.arena_size())
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
             return self.arenas.take_own_segment(request);
         }
-        if let Some(id) = self.recent.take(heap, domain, class_of(size)) {
-            return Some(id);
-        }
-        let run = run_of(size);
-        let block = self.arenas.take_block(heap, domain, run);
-        if block.is_none() && self.merge_recent(heap, domain) {
-            return self.arenas.take_block(heap, domain, run);
-        }
-        block
+        let recent = self.recent.take(heap, domain, class_of(size));
+        recent.or_else(|| self.cut_out(heap, domain, run_of(size)))
     }
 
     fn grow(
@@ -99,15 +107,15 @@ impl<D: Driver> Strategy<D> for Buddy {
         Ok(self.arenas.take_block(heap, request.domain, run))
     }
 
-    #[inline(never)]
-    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
         let arenas = &mut self.arenas;
-        if arenas.is_own_segment(heap, block) {
-            arenas.put_own_segment(heap, block);
+        if arenas.is_own_segment(heap, id, block.size) {
+            arenas.put_own_segment(heap, id);
         } else {
-            let class = class_of(heap.blocks.get(block).size);
+            let place = (block.domain, class_of(block.size));
             let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);
-            self.recent.put(heap, class, block, merge);
+            self.recent.put(heap, place, (id, block.size), merge);
         }
         Ok(())
     }
@@ -139,8 +147,8 @@ impl<D: Driver> Strategy<D> for Buddy {
     }
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
-        let in_arenas =
-            (heap.blocks.iter()).filter(|&(id, _)| !self.arenas.is_own_segment(heap, id));
+        let in_arenas = (heap.blocks.iter())
+            .filter(|&(id, block)| !self.arenas.is_own_segment(heap, id, block.size));
         let taken = in_arenas.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = self.arenas.check(heap, taken)?;
         let (recent, recent_bytes) = self.recent.check(heap, class_of)?;

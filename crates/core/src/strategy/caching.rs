@@ -84,25 +84,62 @@ impl Caching {
 
     #[inline]
     fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
-        let age = self.large_searches;
-        heap.blocks.set_mark(id, age);
         let block = heap.blocks.get(id);
-        let free = FreeBlock::of(id, &block);
-        let (domain, kind) = (block.domain, block.kind);
-        self.pool_of(domain, kind).free.insert(free);
+        self.list(heap, id, &block);
+    }
+
+    /// Lists a block that is free, as the table has it.
+    #[inline(always)]
+    fn list<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
+        heap.blocks.set_mark(id, self.large_searches);
+        let pool = self.pool_of(block.domain, block.kind);
+        pool.free.insert(FreeBlock::of(id, block));
     }
 
     #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId) {
         let block = heap.blocks.get(id);
-        self.pool_of(block.domain, block.kind)
-            .free
-            .remove(FreeBlock::of(id, &block));
+        let pool = self.pool_of(block.domain, block.kind);
+        pool.free.remove(FreeBlock::of(id, &block));
     }
 
     #[inline]
     fn is_expandable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
         self.has_expandable && heap.segments.get(heap.blocks.segment(id)).is_expandable()
+    }
+
+    /// Merges a block that is in no list with those of its neighbours that are free, and lists it.
+    #[inline(never)]
+    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+        let mut whole = heap.blocks.get(id);
+        let counts = !self.is_expandable(heap, id);
+        let pool = pool_of(&mut self.domains, whole.domain, whole.kind);
+        let (mut blocks, mut bytes) = (0, 0);
+        // Both neighbours are looked at first: their records are likely far away.
+        let is_free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
+        let (next, previous) = (whole.next.filter(is_free), whole.previous.filter(is_free));
+        if let Some(next_id) = next {
+            let next = heap.blocks.get(next_id);
+            (blocks, bytes) = (blocks - 1, bytes - signed(next.size));
+            pool.free.remove(FreeBlock::of(next_id, &next));
+            heap.blocks.merge_with_next(id);
+            (whole.size, whole.next) = (whole.size + next.size, next.next);
+        }
+        if let Some(previous_id) = previous {
+            let previous = heap.blocks.get(previous_id);
+            (blocks, bytes) = (blocks - 1, bytes - signed(previous.size));
+            pool.free.remove(FreeBlock::of(previous_id, &previous));
+            heap.blocks.merge_with_next(previous_id);
+            (id, whole.address) = (previous_id, previous.address);
+            (whole.size, whole.previous) = (whole.size + previous.size, previous.previous);
+        }
+        if whole.is_split() {
+            (blocks, bytes) = (blocks + 1, bytes + signed(whole.size));
+        }
+        if counts {
+            heap.stats.change_inactive_split(whole.kind, blocks, bytes);
+        }
+        self.list(heap, id, &whole);
     }
 
     fn collects_garbage<D>(&self, heap: &Heap<D>) -> bool {
@@ -112,33 +149,43 @@ impl Caching {
     /// Cuts a block that is in no list down to a request and returns it.
     #[inline]
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
-        let split = self.should_split(heap, &heap.blocks.get(id), request.size);
-        self.cut(heap, id, request.size, split);
+        let block = heap.blocks.get(id);
+        let split = self.should_split(heap, &block, request.size);
+        self.cut(heap, (id, &block), request.size, split);
         id
     }
 
     /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes.
-    #[inline]
-    fn cut<D>(&mut self, heap: &mut Heap<D>, id: BlockId, wanted: Bytes, split: bool) {
-        let block = heap.blocks.get(id);
-        let (kind, size, was_split) = (block.kind, block.size, block.is_split());
+    #[inline(always)]
+    fn cut<D>(
+        &mut self,
+        heap: &mut Heap<D>,
+        (id, block): (BlockId, &Block),
+        wanted: Bytes,
+        split: bool,
+    ) {
         let counts = !self.is_expandable(heap, id);
+        let rest = Block {
+            address: block.address + wanted,
+            size: block.size - wanted,
+            previous: Some(id),
+            ..*block
+        };
         if split {
-            let rest = heap.blocks.split(id, wanted);
-            self.insert_free(heap, rest);
+            let number = heap.blocks.split(id, wanted);
+            self.list(heap, number, &rest);
         }
         if counts {
-            let split_off = size - heap.blocks.get(id).size;
-            let (blocks, bytes) = match (was_split, split) {
+            let (blocks, bytes) = match (block.is_split(), split) {
                 // Of a part that was free, some stays free.
                 (true, true) => (0, -signed(wanted)),
                 // All of it comes into use.
-                (true, false) => (-1, -signed(size)),
+                (true, false) => (-1, -signed(block.size)),
                 // A whole segment now has a free part that keeps it from going back.
-                (false, true) => (1, signed(split_off)),
+                (false, true) => (1, signed(rest.size)),
                 (false, false) => (0, 0),
             };
-            heap.stats.change_inactive_split(kind, blocks, bytes);
+            heap.stats.change_inactive_split(block.kind, blocks, bytes);
         }
     }
 
@@ -321,33 +368,9 @@ impl<D: Driver> Strategy<D> for Caching {
         Ok(Some(self.carve(heap, block, request)))
     }
 
-    #[inline(never)]
-    fn put(&mut self, heap: &mut Heap<D>, mut id: BlockId) -> Result<(), DriverError> {
-        let block = heap.blocks.get(id);
-        let (kind, previous, next) = (block.kind, block.previous, block.next);
-        let counts = !self.is_expandable(heap, id);
-        let (mut blocks, mut bytes) = (0, 0);
-        // Both neighbours are looked at first: their records are likely far away.
-        let is_free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
-        let (next, previous) = (next.filter(is_free), previous.filter(is_free));
-        if let Some(next) = next {
-            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks.get(next).size));
-            self.remove_free(heap, next);
-            heap.blocks.merge_with_next(id);
-        }
-        if let Some(previous) = previous {
-            (blocks, bytes) = (blocks - 1, bytes - signed(heap.blocks.get(previous).size));
-            self.remove_free(heap, previous);
-            heap.blocks.merge_with_next(previous);
-            id = previous;
-        }
-        if heap.blocks.get(id).is_split() {
-            (blocks, bytes) = (blocks + 1, bytes + signed(heap.blocks.get(id).size));
-        }
-        if counts {
-            heap.stats.change_inactive_split(kind, blocks, bytes);
-        }
-        self.insert_free(heap, id);
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+        self.merge_and_list(heap, id);
         Ok(())
     }
 
@@ -422,7 +445,8 @@ impl<D: Driver> Strategy<D> for Caching {
         let fits = size <= heap.blocks.get(id).size && (size % BLOCK_MIN).is_zero();
         if fits {
             self.remove_free(heap, id);
-            self.cut(heap, id, size, size < heap.blocks.get(id).size);
+            let block = heap.blocks.get(id);
+            self.cut(heap, (id, &block), size, size < block.size);
         }
         fits
     }
@@ -439,12 +463,8 @@ impl<D: Driver> Strategy<D> for Caching {
         if !before.is_zero() {
             id = self.leave_free(heap, id, before);
         }
-        self.cut(
-            heap,
-            id,
-            wanted.size,
-            wanted.size < heap.blocks.get(id).size,
-        );
+        let block = heap.blocks.get(id);
+        self.cut(heap, (id, &block), wanted.size, wanted.size < block.size);
         id
     }
 

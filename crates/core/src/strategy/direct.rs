@@ -3,7 +3,7 @@
 
 use super::{Request, Strategy, kind_of, unless_out_of_memory};
 use crate::allocator::CheckpointBlock;
-use crate::block::{BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::segment::Heap;
@@ -39,9 +39,9 @@ impl<D: Driver> Strategy<D> for Direct {
         Ok(segment.map(|segment| heap.insert_whole_block(segment)))
     }
 
-    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
-        heap.free_segment(heap.blocks.segment(block))?;
-        heap.blocks.remove(block);
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+        heap.free_segment(heap.blocks.segment(id))?;
+        heap.blocks.remove(id);
         Ok(())
     }
 

@@ -214,9 +214,9 @@ impl FreeBlocks {
     fn remove_found(&mut self, found: Found) {
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
-        if bin.is_empty() {
-            self.occupied[found.bin / 64] &= !(1 << (found.bin % 64));
-        }
+        // Whether the bin is empty is what a processor cannot predict.
+        let bit = u64::from(bin.is_empty()) << (found.bin % 64);
+        self.occupied[found.bin / 64] &= !bit;
     }
 
     #[inline(always)]

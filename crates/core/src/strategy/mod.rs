@@ -22,7 +22,7 @@ mod slab;
 pub(crate) mod test_driver;
 
 use crate::allocator::CheckpointBlock;
-use crate::block::BlockId;
+use crate::block::{Block, BlockId};
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -74,14 +74,14 @@ pub(crate) trait Strategy<D: Driver> {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError>;
 
-    /// Takes a block back. Its state is already [`Free`](crate::block::BlockState::Free); its number
-    /// may be invalid afterwards.
+    /// Takes a block back, of which `block` says what its holder had. In the table its state is already
+    /// [`Free`](crate::block::BlockState::Free); its number may be invalid afterwards.
     ///
     /// # Errors
     ///
     /// What the driver said, from a strategy that gives memory back at once; the block is then still
     /// as it was.
-    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError>;
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError>;
 
     /// Gives back, before new memory is taken, what has been idle for long. Most strategies do
     /// nothing.
@@ -194,6 +194,7 @@ pub(crate) trait Strategy<D: Driver> {
 ///
 /// No variant is boxed: one exists for each device, and a box would cost every request a load.
 #[derive(Debug)]
+#[repr(u8)]
 pub(crate) enum ActiveStrategy {
     Direct(direct::Direct),
     Pool(pool::Pool),
@@ -289,8 +290,8 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, block: BlockId) -> Result<(), DriverError> {
-        dispatch!(self, strategy => strategy.put(heap, block))
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
+        dispatch!(self, strategy => strategy.put(heap, id, block))
     }
 
     fn collect_garbage(

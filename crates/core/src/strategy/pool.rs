@@ -11,7 +11,7 @@ use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
 use crate::allocator::CheckpointBlock;
-use crate::block::{BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -23,8 +23,8 @@ use crate::units::{Bytes, DeviceAddress};
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
 
-/// Sizes that are at most so many times [`ROUNDING`], 1 MiB, find their list by an index: most requests are
-/// that small, and a look into 4 KiB that are in the nearest cache is quicker than a search.
+/// Sizes that are at most so many times [`ROUNDING`], 1 MiB, find their list by an index, in 24 KiB for each
+/// domain: most requests are that small, and a look is quicker than a search.
 const INDEXED_SIZES: usize = 1 << 10;
 
 /// The strategy.
@@ -38,12 +38,12 @@ pub(crate) struct Pool {
 /// The free memory of one domain.
 #[derive(Debug)]
 struct SizeLists {
-    /// In the order in which the sizes were first asked for.
-    lists: Vec<SizeList>,
-    /// The numbers of the lists, counted from one, by size: of the sizes that [`INDEXED_SIZES`] names, by how
-    /// many [`ROUNDING`]s they are, zero where there is no list yet; of larger ones, in a table. Empty before
-    /// the first list.
-    by_index: Vec<u32>,
+    /// The lists of the sizes that [`INDEXED_SIZES`] names, by how many [`ROUNDING`]s they are. Empty before
+    /// the first is asked for.
+    indexed: Vec<List>,
+    /// Those of larger sizes, in the order in which they were first asked for.
+    others: Vec<(Bytes, List)>,
+    /// The numbers of `others`, counted from one, by size.
     by_size: NumberTable,
     /// What is left of each slab.
     rests: FreeBlocks,
@@ -51,11 +51,7 @@ struct SizeLists {
 
 /// The free blocks of one size, the newest last: a stack, because the record of the newest is likeliest
 /// to be in cache.
-#[derive(Debug)]
-struct SizeList {
-    size: Bytes,
-    blocks: Vec<BlockId>,
-}
+type List = Vec<BlockId>;
 
 impl Pool {
     pub(crate) fn new(config: &PoolConfig) -> Pool {
@@ -73,29 +69,37 @@ impl Pool {
         &mut self.domains[domain.index()]
     }
 
+    /// Cuts what a request needs from the rest of a slab.
+    #[inline(never)]
+    fn take_rest<D>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let domain = self.domain(request.domain);
+        let rest = domain.rests.take_first_at_least(request.size, |_| true)?;
+        Some(domain.carve(heap, rest.id, request.size))
+    }
+
     /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
     /// out of the table.
     fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
         for domain in domains {
             let domain = self.domains.get_mut(domain.index());
-            let Some(SizeLists { lists, rests, .. }) = domain else {
+            let Some(domain) = domain else {
                 continue;
             };
             let is_gone = |id: &BlockId| gone.binary_search(id).is_ok();
-            for list in lists {
-                list.blocks.retain(|id| !is_gone(id));
+            for list in domain.lists_mut() {
+                list.retain(|id| !is_gone(id));
             }
-            let gone_rests: Vec<FreeBlock> =
-                rests.iter().filter(|rest| is_gone(&rest.id)).collect();
+            let rests = domain.rests.iter();
+            let gone_rests: Vec<FreeBlock> = rests.filter(|rest| is_gone(&rest.id)).collect();
             for rest in gone_rests {
-                rests.remove(rest);
+                domain.rests.remove(rest);
             }
         }
         for &id in gone {
             let block = heap.blocks.get(id);
             if block.is_split() {
-                let size = signed(block.size);
-                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
+                heap.stats
+                    .count_inactive_split_taken(SizeKind::Large, block.size);
             }
             heap.blocks.remove(id);
         }
@@ -112,21 +116,19 @@ impl<D: Driver> Strategy<D> for Pool {
         request.size.round_up(SEGMENT_ROUNDING).max(self.slab_size)
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        let domain = self.domain(request.domain);
-        let list = domain.list_of(request.size);
-        if let Some(id) = domain.lists[list].blocks.pop() {
-            let block = heap.blocks.get(id);
-            debug_assert_eq!(block.size, request.size);
-            if block.is_split() {
-                let size = signed(block.size);
-                heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
-            }
-            return Some(id);
+        let domain = self.domains.get_mut(request.domain.index());
+        let Some(id) = domain.and_then(|domain| domain.list_of(request.size).pop()) else {
+            return self.take_rest(heap, request);
+        };
+        let block = heap.blocks.get(id);
+        debug_assert_eq!(block.size, request.size);
+        if block.is_split() {
+            heap.stats
+                .count_inactive_split_taken(SizeKind::Large, block.size);
         }
-        let rest = domain.rests.take_first_at_least(request.size, |_| true)?;
-        Some(domain.carve(heap, rest.id, request.size))
+        Some(id)
     }
 
     fn grow(
@@ -144,15 +146,12 @@ impl<D: Driver> Strategy<D> for Pool {
         Ok(Some(domain.carve(heap, rest, request.size)))
     }
 
-    #[inline(never)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
-        let block = heap.blocks.get(id);
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
         let domain = &mut self.domains[block.domain.index()];
-        let list = domain.list_of(block.size);
-        domain.lists[list].blocks.push(id);
+        domain.list_of(block.size).push(id);
         if block.is_split() {
-            let size = signed(block.size);
-            heap.stats.change_inactive_split(SizeKind::Large, 1, size);
+            heap.stats.count_inactive_split(SizeKind::Large, block.size);
         }
         Ok(())
     }
@@ -196,13 +195,12 @@ impl<D: Driver> Strategy<D> for Pool {
         let is_it = (block.address, block.size) == (wanted.address, wanted.size);
         let domain = &mut self.domains[block.domain.index()];
         let list = domain.list_of(block.size);
-        let list = &mut domain.lists[list].blocks;
         let position = list.iter().position(|&listed| listed == id);
         let position = position.filter(|_| is_it);
         list.remove(position.expect("no block was merged"));
         if block.is_split() {
-            let size = signed(block.size);
-            heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
+            heap.stats
+                .count_inactive_split_taken(SizeKind::Large, block.size);
         }
         id
     }
@@ -212,12 +210,9 @@ impl<D: Driver> Strategy<D> for Pool {
             return Bytes::ZERO;
         };
         let rest = domain.rests.last().map(|rest| rest.size);
-        let lists = domain.lists.iter().filter(|list| !list.blocks.is_empty());
-        lists
-            .map(|list| list.size)
-            .chain(rest)
-            .max()
-            .unwrap_or(Bytes::ZERO)
+        let lists = domain.lists().filter(|(_, list)| !list.is_empty());
+        let sizes = lists.map(|(size, _)| size).chain(rest);
+        sizes.max().unwrap_or(Bytes::ZERO)
     }
 
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
@@ -248,57 +243,64 @@ impl<D: Driver> Strategy<D> for Pool {
 impl SizeLists {
     fn new() -> SizeLists {
         SizeLists {
-            lists: Vec::new(),
-            by_index: Vec::new(),
+            indexed: Vec::new(),
+            others: Vec::new(),
             by_size: NumberTable::new(),
             rests: FreeBlocks::default(),
         }
     }
 
-    /// Returns where in `lists` the list of a size is, which is made if need be. Constant time.
-    #[inline]
-    fn list_of(&mut self, size: Bytes) -> usize {
-        match self.find_list(size) {
-            Some(number) => list_index(number),
-            None => self.insert_list(size),
+    /// Returns the list of a size, which is made if need be. Constant time.
+    #[inline(always)]
+    fn list_of(&mut self, size: Bytes) -> &mut List {
+        let place = index(size);
+        if place < self.indexed.len() {
+            return &mut self.indexed[place];
         }
+        self.list_out_of_index(size)
     }
 
-    /// Returns the number of the list of a size, if there is one. Constant time.
-    #[inline]
-    fn find_list(&self, size: Bytes) -> Option<NonZeroU32> {
-        match self.by_index.get(index(size.get() / ROUNDING.get())) {
-            Some(&number) => NonZeroU32::new(number),
-            None => self.find_large_list(size),
+    #[inline(never)]
+    fn list_out_of_index(&mut self, size: Bytes) -> &mut List {
+        if index(size) <= INDEXED_SIZES {
+            self.indexed.resize_with(INDEXED_SIZES + 1, List::new);
+            return &mut self.indexed[index(size)];
         }
+        let number = self.find_other(size);
+        let number = number.unwrap_or_else(|| self.insert_other(size));
+        &mut self.others[list_index(number)].1
     }
 
-    fn find_large_list(&self, size: Bytes) -> Option<NonZeroU32> {
-        let is_it = |number: NonZeroU32| self.lists[list_index(number)].size == size;
+    /// Returns the number of the list of a size that has no place in the index.
+    fn find_other(&self, size: Bytes) -> Option<NonZeroU32> {
+        let is_it = |number| self.others[list_index(number)].0 == size;
         self.by_size.find(hash_of(size.get()), is_it)
     }
 
     #[cold]
-    fn insert_list(&mut self, size: Bytes) -> usize {
-        self.by_index.resize(INDEXED_SIZES + 1, 0);
-        self.lists.push(SizeList {
-            size,
-            blocks: Vec::new(),
-        });
-        let number = u32::try_from(self.lists.len())
+    fn insert_other(&mut self, size: Bytes) -> NonZeroU32 {
+        self.others.push((size, List::new()));
+        let number = u32::try_from(self.others.len())
             .ok()
             .and_then(NonZeroU32::new);
         let number = number.expect("fewer than 2^32 sizes");
-        match self.by_index.get_mut(index(size.get() / ROUNDING.get())) {
-            Some(place) => *place = number.get(),
-            None => {
-                let lists = &self.lists;
-                let hash_of_number = |number| hash_of(lists[list_index(number)].size.get());
-                let hash = hash_of(size.get());
-                self.by_size.insert(hash, number, hash_of_number);
-            }
-        }
-        list_index(number)
+        let others = &self.others;
+        let hash_of_number = |number| hash_of(others[list_index(number)].0.get());
+        self.by_size
+            .insert(hash_of(size.get()), number, hash_of_number);
+        number
+    }
+
+    /// Returns every list with the size of its blocks.
+    fn lists(&self) -> impl Iterator<Item = (Bytes, &List)> {
+        let sizes = (0..).map(|roundings| Bytes(roundings * ROUNDING.get()));
+        let others = self.others.iter().map(|(size, list)| (*size, list));
+        sizes.zip(&self.indexed).chain(others)
+    }
+
+    fn lists_mut(&mut self) -> impl Iterator<Item = &mut List> {
+        let others = self.others.iter_mut().map(|(_, list)| list);
+        self.indexed.iter_mut().chain(others)
     }
 
     /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
@@ -325,13 +327,14 @@ impl SizeLists {
     /// Checks that everything listed is free and listed where it belongs, and returns how many
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
-        for (place, list) in self.lists.iter().enumerate() {
-            if self.find_list(list.size).map(list_index) != Some(place) {
-                return Err(format!("the list of {} is not found", list.size));
+        for (place, &(size, _)) in self.others.iter().enumerate() {
+            if self.find_other(size).map(list_index) != Some(place) {
+                return Err(format!("the list of {size} is not found"));
             }
-            for &id in &list.blocks {
-                let block = heap.blocks.get(id);
-                if block.state != BlockState::Free || block.size != list.size {
+        }
+        for (size, list) in self.lists() {
+            for block in list.iter().map(|&id| heap.blocks.get(id)) {
+                if block.state != BlockState::Free || block.size != size {
                     return Err(format!("{} is in the wrong list", block.address));
                 }
             }
@@ -342,7 +345,7 @@ impl SizeLists {
                 return Err(format!("{} is no rest", block.address));
             }
         }
-        let listed = self.lists.iter().map(|list| list.blocks.len());
+        let listed = self.lists().map(|(_, list)| list.len());
         Ok(self.rests.len() + listed.sum::<usize>())
     }
 }
@@ -370,15 +373,16 @@ fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns where in `lists` the list is that has this number.
+/// Returns where in `others` the list is that has this number.
 #[inline]
 fn list_index(number: NonZeroU32) -> usize {
     number.get() as usize - 1
 }
 
+/// Returns how many [`ROUNDING`]s a size has.
 #[inline]
-fn index(number: u64) -> usize {
-    usize::try_from(number).expect("a usize has 64 bits")
+fn index(size: Bytes) -> usize {
+    usize::try_from(size.get() / ROUNDING.get()).expect("a usize has 64 bits")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
 use crate::figures::SizeKind;
-use crate::segment::{Heap, signed};
+use crate::segment::Heap;
 use crate::units::Bytes;
 
 /// Of a size class, blocks of so many bytes are kept, but no fewer than [`BLOCKS_MIN`] and no more than
@@ -37,7 +37,7 @@ struct RecentClass {
 
 impl RecentBlocks {
     /// Takes the block of a class that was freed last.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take<D>(
         &mut self,
         heap: &mut Heap<D>,
@@ -50,29 +50,24 @@ impl RecentBlocks {
         Some(id)
     }
 
-    /// Puts a free block in, and hands those that have to go to `merge`: most often none.
-    #[inline]
+    /// Puts a free block of a domain and class in, and hands those that have to go to `merge`: most often
+    /// none.
+    #[inline(always)]
     pub(super) fn put<D>(
         &mut self,
         heap: &mut Heap<D>,
-        class: usize,
-        id: BlockId,
-        mut merge: impl FnMut(&mut Heap<D>, BlockId),
+        (domain, class): (DomainId, usize),
+        (id, size): (BlockId, Bytes),
+        merge: impl FnMut(&mut Heap<D>, BlockId),
     ) {
-        let block = heap.blocks.get(id);
-        let (domain, size) = (block.domain.index(), block.size);
-        heap.stats
-            .change_inactive_split(SizeKind::Large, 1, signed(size));
-        let classes = self.domains.get_mut(domain);
+        heap.stats.count_inactive_split(SizeKind::Large, size);
+        let classes = self.domains.get_mut(domain.index());
         let recent = match classes.and_then(|classes| classes.get_mut(class)) {
             Some(recent) if recent.blocks_max > 0 => recent,
-            _ => self.insert_class(domain, class, size),
+            _ => self.insert_class(domain.index(), class, size),
         };
         if recent.blocks.len() == recent.blocks_max {
-            for id in recent.blocks.drain(..recent.blocks_max / 2) {
-                uncount(heap, id);
-                merge(heap, id);
-            }
+            recent.make_room(heap, merge);
         }
         recent.blocks.push(id);
     }
@@ -141,8 +136,19 @@ impl RecentBlocks {
     }
 }
 
+impl RecentClass {
+    /// Hands the older half to `merge`.
+    #[inline(never)]
+    fn make_room<D>(&mut self, heap: &mut Heap<D>, mut merge: impl FnMut(&mut Heap<D>, BlockId)) {
+        for id in self.blocks.drain(..self.blocks_max / 2) {
+            uncount(heap, id);
+            merge(heap, id);
+        }
+    }
+}
+
 #[inline]
 fn uncount<D>(heap: &mut Heap<D>, id: BlockId) {
-    let size = signed(heap.blocks.get(id).size);
-    heap.stats.change_inactive_split(SizeKind::Large, -1, -size);
+    let size = heap.blocks.get(id).size;
+    heap.stats.count_inactive_split_taken(SizeKind::Large, size);
 }

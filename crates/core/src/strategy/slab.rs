@@ -75,6 +75,17 @@ impl Slabs {
         }
     }
 
+    /// Takes a block that has to be cut out of an arena, or a segment that is kept.
+    #[inline(never)]
+    fn cut_out<D: Driver>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+        let (domain, class) = (request.domain, SizeClass::of(request.size));
+        let mut block = self.layers.take(heap, domain, class);
+        if block.is_none() && self.merge_recent(heap, domain) {
+            block = self.layers.take(heap, domain, class);
+        }
+        block.or_else(|| self.layers.arenas.take_own_segment(request))
+    }
+
     #[inline]
     fn has_own_segment(&self, size: Bytes) -> bool {
         size > self.layers.arenas.arena_size()
@@ -102,21 +113,15 @@ impl<D: Driver> Strategy<D> for Slabs {
         request.size.max(self.layers.arenas.arena_size())
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
             return self.layers.arenas.take_own_segment(request);
         }
         let class = SizeClass::of(size);
-        if let Some(id) = self.recent.take(heap, domain, class.index()) {
-            return Some(id);
-        }
-        let mut block = self.layers.take(heap, domain, class);
-        if block.is_none() && self.merge_recent(heap, domain) {
-            block = self.layers.take(heap, domain, class);
-        }
-        block.or_else(|| self.layers.arenas.take_own_segment(request))
+        let recent = self.recent.take(heap, domain, class.index());
+        recent.or_else(|| self.cut_out(heap, request))
     }
 
     fn grow(
@@ -139,14 +144,15 @@ impl<D: Driver> Strategy<D> for Slabs {
         Ok(None)
     }
 
-    #[inline(never)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId) -> Result<(), DriverError> {
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
         let layers = &mut self.layers;
-        if layers.arenas.is_own_segment(heap, id) {
+        if layers.arenas.is_own_segment(heap, id, block.size) {
             layers.arenas.put_own_segment(heap, id);
         } else {
-            let class = SizeClass::of(heap.blocks.get(id).size).index();
-            (self.recent).put(heap, class, id, |heap, id| layers.put(heap, id));
+            let place = (block.domain, SizeClass::of(block.size).index());
+            let merge = |heap: &mut Heap<D>, id| layers.put(heap, id);
+            self.recent.put(heap, place, (id, block.size), merge);
         }
         Ok(())
     }
@@ -183,7 +189,9 @@ impl<D: Driver> Strategy<D> for Slabs {
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
         let slabs = self.layers.check_slabs(heap)?;
         let arenas = &self.layers.arenas;
-        let is_run = |&(id, ref block): &_| !arenas.is_own_segment(heap, id) && !is_object(block);
+        let is_run = |&(id, ref block): &(BlockId, Block)| {
+            !arenas.is_own_segment(heap, id, block.size) && !is_object(block)
+        };
         let runs = heap.blocks.iter().filter(is_run);
         let runs = runs.map(|(_, block)| (block.address, block.size));
         let (free, nodes, node_bytes) = (self.layers.arenas).check(heap, runs.chain(slabs.runs))?;
@@ -394,8 +402,9 @@ impl Layers {
                 }
             }
         }
-        let is_it =
-            |&(id, ref block): &_| !self.arenas.is_own_segment(heap, id) && is_object(block);
+        let is_it = |&(id, ref block): &(BlockId, Block)| {
+            !self.arenas.is_own_segment(heap, id, block.size) && is_object(block)
+        };
         let objects = heap.blocks.iter().filter(is_it).count();
         if used != objects {
             return Err(format!(

@@ -208,12 +208,17 @@ impl Arenas {
         Ok(true)
     }
 
-    /// Returns whether a block is a segment, and so in no arena. Constant time.
+    /// Returns whether a block of `size` is a segment, and so in no arena. Constant time.
     #[inline]
-    pub(in crate::strategy) fn is_own_segment<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+    pub(in crate::strategy) fn is_own_segment<D>(
+        &self,
+        heap: &Heap<D>,
+        id: BlockId,
+        size: Bytes,
+    ) -> bool {
         // Most are too small for that, and their marks need not be looked at.
         let least = self.arena_size.min(SEGMENT_ROUNDING);
-        heap.blocks.get(id).size >= least && heap.blocks.mark(id) == OWN_SEGMENT
+        size >= least && heap.blocks.mark(id) == OWN_SEGMENT
     }
 
     /// Takes a free block that is a segment, where it is at most an eighth larger than need be.
@@ -228,6 +233,7 @@ impl Arenas {
     }
 
     /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
+    #[inline(never)]
     pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
         let block = heap.blocks.get(id);
         let domain = &mut self.domains[block.domain.index()];
