@@ -12,13 +12,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{Bytes, DeviceAddress, Stream};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
 use crate::explain;
 use crate::record::stacks;
-use crate::registry;
+use crate::registry::{self, Lane};
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
 /// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     if stacks::are_wanted() {
-        return stacks::with_stack(|| allocate_here(size, device, stream));
+        return stacks::with_stack(move || allocate_here(size, device, stream));
     }
     allocate_here(size, device, stream)
 }
@@ -214,11 +214,17 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     if address == DeviceAddress::NULL {
         return Ok(());
     }
-    registry::with_block(address, |lane| match lane.free(address) {
+    registry::with_block(address, |lane| free(lane, address))?;
+    Ok(())
+}
+
+/// Apart from [`deallocate`], so that the address is passed in a register.
+#[inline(never)]
+fn free(lane: &mut Lane, address: DeviceAddress) -> Result<(), AllocError> {
+    match lane.free(address) {
         Err(error) if registry::is_driver_gone(&error) => Ok(()),
         outcome => outcome,
-    })?;
-    Ok(())
+    }
 }
 
 #[inline]

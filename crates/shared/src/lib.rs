@@ -369,7 +369,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(index)
     }
 
-    #[inline]
+    #[inline(always)]
     fn refuse_poisoned(&self, alerts: u64) -> Result<(), SharedError> {
         if alerts & POISONED == 0 {
             Ok(())
@@ -378,23 +378,26 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a visit in an answer is copied through memory, which every request would wait for"
+    )]
+    #[inline(always)]
     fn enter(&self, index: usize) -> Result<Visit<'_, D>, SharedError> {
-        let visit = self.visit(index, self.lanes[index].state.lock());
+        let state = self.lanes[index].state.lock();
         // After the lock was taken: a thread that panicked inside said so before it gave it back.
         self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
-        Ok(visit)
+        Ok(self.visit(index, state))
     }
 
     /// Enters a lane unless another thread is in it.
     fn try_enter(&self, index: usize) -> Result<Option<Visit<'_, D>>, SharedError> {
         let state = self.lanes[index].state.try_lock();
-        let visit = state.map(|state| self.visit(index, state));
         self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
-        Ok(visit)
+        Ok(state.map(|state| self.visit(index, state)))
     }
 
-    #[inline]
+    #[inline(always)]
     fn visit<'a>(&'a self, index: usize, mut state: LaneGuard<'a, LaneState<D>>) -> Visit<'a, D> {
         state.visits += 1;
         let alarm = Alarm {
