@@ -194,6 +194,7 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     if stacks::are_wanted() {
+        // By value: what it borrowed would be in memory for every request.
         return stacks::with_stack(move || allocate_here(size, device, stream));
     }
     allocate_here(size, device, stream)
@@ -218,7 +219,8 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     Ok(())
 }
 
-/// Apart from [`deallocate`], so that the address is passed in a register.
+/// Takes a block back; once the driver is gone, that is no failure. Apart from [`deallocate`], so that the
+/// address is passed in a register.
 #[inline(never)]
 fn free(lane: &mut Lane, address: DeviceAddress) -> Result<(), AllocError> {
     match lane.free(address) {

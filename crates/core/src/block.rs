@@ -273,10 +273,10 @@ impl BlockTable {
         self.records[id.index()].set(STATE_MASK, (state as u64) << STATE_SHIFT);
     }
 
-    /// Makes the block free that the program holds at `address`, and returns it as the program held it.
+    /// Returns the block that the program holds at `address`, as the program held it, and makes it free.
     /// Constant time.
     #[inline(always)]
-    pub(crate) fn take_back(&mut self, address: DeviceAddress) -> Option<(BlockId, Block)> {
+    pub(crate) fn free_held(&mut self, address: DeviceAddress) -> Option<(BlockId, Block)> {
         let id = self.find(address)?;
         let record = &mut self.records[id.index()];
         let block = record.unpack();
@@ -285,6 +285,13 @@ impl BlockTable {
         }
         record.set(STATE_MASK, (BlockState::Free as u64) << STATE_SHIFT);
         Some((id, block))
+    }
+
+    /// Returns a block as it was, and makes it free. Constant time.
+    pub(crate) fn make_free(&mut self, id: BlockId) -> Block {
+        let block = self.get(id);
+        self.set_state(id, BlockState::Free);
+        block
     }
 
     /// Says whether other streams than its own use a block.
@@ -525,6 +532,11 @@ pub(crate) mod tests {
             prop_assert_eq!(format!("{returned:?}"), format!("{block:?}"));
             prop_assert!(same(&table, place, &block));
             prop_assert_eq!(table.find(block.address), Some(place));
+            let (freed, held) = table.free_held(block.address).unwrap();
+            prop_assert_eq!((freed, format!("{held:?}")), (place, format!("{block:?}")));
+            block.state = BlockState::Free;
+            prop_assert!(same(&table, place, &block));
+            prop_assert!(table.free_held(block.address).is_none(), "nobody holds it any more");
         }
     }
 

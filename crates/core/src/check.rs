@@ -93,9 +93,17 @@ fn check_pool_stats(name: &str, pools: &PoolStats) -> Result<(), String> {
         small_pool,
     } = pools;
     for stat in [all, large_pool, small_pool] {
-        let Stat { current, peak, .. } = stat;
+        let Stat {
+            current,
+            peak,
+            allocated,
+            freed,
+        } = stat;
         ensure(0 <= current && current <= peak, || {
             format!("{name}: current {current} is not between 0 and its peak {peak}")
+        })?;
+        ensure(0 <= allocated && 0 <= freed, || {
+            format!("{name}: {allocated} were allocated, {freed} freed")
         })?;
     }
     let sums = [

@@ -1,13 +1,20 @@
 //! The figures as they are kept: what the path of a request pays for [`Stats`].
 //!
 //! Five figures change with every request and every free, each of them for a size pool and for all.
-//! What follows from others is left out until somebody asks: what was freed is what was allocated less
-//! what is there, and what is active is what is allocated and the few blocks that wait for other streams.
-//! And a figure is kept as its peak and the *head room* below that: a change is one subtraction, whose
-//! sign says whether there is a new peak. A free then costs six subtractions, a request three more.
+//! What follows from others is left out until somebody asks, where that is cheaper: what was freed is what
+//! was allocated less what is there, and what is active is what is allocated and the few blocks that wait
+//! for other streams. And a figure is kept as its peak and the *head room* below that, over all too: a
+//! change is one subtraction, whose sign says whether there is a new peak, and nothing else is looked at. A
+//! free then costs six additions to head rooms; a request as many subtractions, and three additions to
+//! sums.
 //!
 //! Where several allocators serve one device, a peak here is what this one's part may rise to without a
 //! look at the others (`peaks.rs`), and [`Figures::take_has_new_peak`] says that it rose above that.
+
+#![expect(
+    clippy::inline_always,
+    reason = "a call costs a request a fortieth of its time"
+)]
 
 use crate::segment::signed;
 use crate::stats::{PoolStats, Stat, Stats};
@@ -25,7 +32,7 @@ pub(crate) enum SizeKind {
 /// What there is of something, and its peak.
 #[derive(Clone, Copy, Default, Debug)]
 struct Height {
-    /// How far it is below its peak; never negative between two calls.
+    /// How far it is below its peak. Negative only in a sum of several parts until it is given its peak.
     head_room: i64,
     peak: i64,
 }
@@ -46,6 +53,7 @@ impl Height {
             self.head_room = 0;
             *has_new_peak = true;
         }
+        debug_assert!(self.current() >= 0, "a figure fell below zero");
     }
 
     #[inline(always)]
@@ -144,7 +152,7 @@ impl Gauge {
         };
         let [small_pool, large_pool] = [half(0), half(1)];
         let all = Stat {
-            current: small_pool.current + large_pool.current,
+            current: self.all.current() + waiting.current.iter().sum::<i64>(),
             peak: self.all.peak.max(waiting.peak),
             allocated: small_pool.allocated + large_pool.allocated,
             freed: small_pool.freed + large_pool.freed,
@@ -194,7 +202,7 @@ pub(crate) const ACTIVE_LEVELS: usize = 6;
 pub(crate) struct Level<'a> {
     pub(crate) current: i64,
     peak: &'a mut i64,
-    /// Where the figure is kept as that.
+    /// Where a figure that is kept as head room below its peak has that.
     head_room: Option<&'a mut i64>,
 }
 
@@ -206,6 +214,7 @@ impl Level<'_> {
     pub(crate) fn set_peak(self, peak: i64) {
         *self.peak = peak;
         if let Some(head_room) = self.head_room {
+            debug_assert!(peak >= self.current, "a figure is above its peak");
             *head_room = peak - self.current;
         }
     }
@@ -327,10 +336,6 @@ impl Figures {
     }
 
     /// Counts a block that the program gets, and asked for so many bytes of.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
     #[inline(always)]
     pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
         let is_new = &mut self.has_new_peak;
@@ -380,7 +385,8 @@ impl Figures {
         self.inactive_split_bytes.change(kind, bytes, is_new);
     }
 
-    /// Counts a free block that shares its segment with others.
+    /// Counts a free block that shares its segment with others: as [`Figures::change_inactive_split`], whose
+    /// caller does not know in which direction.
     #[inline]
     pub(crate) fn count_inactive_split(&mut self, kind: SizeKind, size: Bytes) {
         let is_new = &mut self.has_new_peak;
@@ -636,6 +642,96 @@ mod tests {
             1 => Just(Step::ResetPeaks),
             1 => Just(Step::ResetAccumulated),
         ]
+    }
+
+    /// A change of the free blocks that share their segment.
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        Count(SizeKind, u64),
+        /// The latest that was counted.
+        Uncount,
+        /// So many more or fewer bytes in one block more or fewer, but none below zero.
+        Change(SizeKind, i64, i64),
+    }
+
+    fn change_of_free() -> impl Strategy<Value = Change> {
+        let kind = || prop_oneof![Just(SizeKind::Small), Just(SizeKind::Large)];
+        prop_oneof![
+            (kind(), 1..1_000_u64).prop_map(|(kind, size)| Change::Count(kind, size)),
+            Just(Change::Uncount),
+            (kind(), -2..3_i64, -999..1_000_i64)
+                .prop_map(|(kind, blocks, bytes)| Change::Change(kind, blocks, bytes)),
+        ]
+    }
+
+    fn of_kind(stats: &PoolStats, kind: SizeKind) -> i64 {
+        match kind {
+            SizeKind::Small => stats.small_pool.current,
+            SizeKind::Large => stats.large_pool.current,
+        }
+    }
+
+    proptest! {
+        /// In either direction and by each of the ways to say so, in figures whose parts are then added.
+        #[test]
+        fn a_sum_of_parts_is_what_was_counted_in_each(
+            changes in prop::collection::vec((0..2_usize, change_of_free()), 1..100),
+        ) {
+            let mut parts = [Figures::new(), Figures::new()];
+            let (mut plain, mut counted) = ([[PoolStats::default(); 2]; 2], Vec::new());
+            for (part, step) in changes {
+                let ([blocks, bytes], figures) = (&mut plain[part], &mut parts[part]);
+                match step {
+                    Change::Count(kind, size) => {
+                        figures.count_inactive_split(kind, Bytes(size));
+                        change(blocks, kind, 1);
+                        change(bytes, kind, signed(Bytes(size)));
+                        counted.push((part, kind, size));
+                    }
+                    Change::Uncount => {
+                        let Some((part, kind, size)) = counted.pop() else { continue };
+                        let ([blocks, bytes], figures) = (&mut plain[part], &mut parts[part]);
+                        let has = of_kind(blocks, kind) > 0 && of_kind(bytes, kind) >= signed(Bytes(size));
+                        if has {
+                            figures.count_inactive_split_taken(kind, Bytes(size));
+                            change(blocks, kind, -1);
+                            change(bytes, kind, -signed(Bytes(size)));
+                        }
+                    }
+                    Change::Change(kind, more, more_bytes) => {
+                        let more = more.max(-of_kind(blocks, kind));
+                        let more_bytes = more_bytes.max(-of_kind(bytes, kind));
+                        figures.change_inactive_split(kind, more, more_bytes);
+                        change(blocks, kind, more);
+                        change(bytes, kind, more_bytes);
+                    }
+                }
+                let stats = parts[part].stats();
+                prop_assert_eq!([stats.inactive_split, stats.inactive_split_bytes], plain[part]);
+            }
+            let [mut sum, other] = parts;
+            sum.add(other);
+            sum.for_each_level(|level| {
+                let peak = level.current.max(level.peak());
+                level.set_peak(peak);
+            });
+            let stats = sum.stats();
+            for (stats, [first, second]) in [
+                (stats.inactive_split, [plain[0][0], plain[1][0]]),
+                (stats.inactive_split_bytes, [plain[0][1], plain[1][1]]),
+            ] {
+                for (stat, first, second) in [
+                    (stats.all, first.all, second.all),
+                    (stats.small_pool, first.small_pool, second.small_pool),
+                    (stats.large_pool, first.large_pool, second.large_pool),
+                ] {
+                    prop_assert_eq!(stat.current, first.current + second.current);
+                    prop_assert_eq!(stat.peak, first.peak.max(stat.current));
+                    prop_assert_eq!(stat.allocated, first.allocated + second.allocated);
+                    prop_assert_eq!(stat.freed, first.freed + second.freed);
+                }
+            }
+        }
     }
 
     /// The figures of blocks: two of those held, two of those active, and what was asked for.

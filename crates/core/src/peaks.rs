@@ -15,7 +15,7 @@ use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
 /// The peaks of every figure of a device, and how the head room below them was handed out.
 #[derive(Debug)]
 pub struct Peaks {
-    /// In the order of [`Figures::levels`].
+    /// In the order of [`Figures::for_each_level`].
     device: [i64; LEVELS],
     /// One for each allocator.
     parts: Vec<Part>,

@@ -373,7 +373,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(index)
     }
 
-    #[inline(always)]
+    #[inline]
     fn refuse_poisoned(&self, alerts: u64) -> Result<(), SharedError> {
         if alerts & POISONED == 0 {
             Ok(())
@@ -401,6 +401,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(state.map(|state| self.visit(index, state)))
     }
 
+    #[expect(clippy::inline_always, reason = "as `enter`, of which it is a part")]
     #[inline(always)]
     fn visit<'a>(&'a self, index: usize, mut state: LaneGuard<'a, LaneState<D>>) -> Visit<'a, D> {
         state.visits += 1;

@@ -262,13 +262,12 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
     /// next request tries that again.
     fn free_unused(&mut self, id: BlockId) {
-        let block = self.heap.blocks.get(id);
+        let block = self.heap.blocks.make_free(id);
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (kind, domain) = (block.kind, block.domain);
         self.heap
             .record(Action::FreeRequested, domain, address, requested);
         let before = self.heap.log.mark();
-        self.heap.blocks.set_state(id, BlockState::Free);
         match self.give_back(id, block) {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {

@@ -143,7 +143,7 @@ impl Bfc {
 
     /// Merges a chunk that was freed with those neighbours that it may be merged with, and makes it findable.
     #[inline(never)]
-    fn list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
         heap.blocks.set_mark(id, mark);
         let mut change = SplitChange::default();
@@ -291,7 +291,8 @@ impl<D: Driver> Strategy<D> for Bfc {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
-        self.list(heap, id);
+        // A call to which a block is passed writes it to memory: there it is read again.
+        self.merge_and_list(heap, id);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ pub(super) mod forest;
 use arenas::{Arenas, GRANULE};
 use forest::Run;
 
+use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
 use crate::allocator::CheckpointBlock;
@@ -111,7 +112,7 @@ impl<D: Driver> Strategy<D> for Buddy {
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
         let arenas = &mut self.arenas;
         if arenas.is_own_segment(heap, id, block.size) {
-            arenas.put_own_segment(heap, id);
+            arenas.put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, class_of(block.size));
             let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);

@@ -82,15 +82,13 @@ impl Caching {
         pool_of(&mut self.domains, domain, kind)
     }
 
-    #[inline]
-    fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
-        let block = heap.blocks.get(id);
-        self.list(heap, id, &block);
-    }
-
-    /// Lists a block that is free, as the table has it.
+    /// Lists a free block, whose address, size, domain and kind `block` has as the table does.
     #[inline(always)]
-    fn list<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
+    fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
+        debug_assert_eq!(
+            FreeBlock::of(id, block),
+            FreeBlock::of(id, &heap.blocks.get(id))
+        );
         heap.blocks.set_mark(id, self.large_searches);
         let pool = self.pool_of(block.domain, block.kind);
         pool.free.insert(FreeBlock::of(id, block));
@@ -139,7 +137,7 @@ impl Caching {
         if counts {
             heap.stats.change_inactive_split(whole.kind, blocks, bytes);
         }
-        self.list(heap, id, &whole);
+        self.insert_free(heap, id, &whole);
     }
 
     fn collects_garbage<D>(&self, heap: &Heap<D>) -> bool {
@@ -155,7 +153,8 @@ impl Caching {
         id
     }
 
-    /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes.
+    /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes. Not a
+    /// call: the block would go through memory.
     #[inline(always)]
     fn cut<D>(
         &mut self,
@@ -168,12 +167,11 @@ impl Caching {
         let rest = Block {
             address: block.address + wanted,
             size: block.size - wanted,
-            previous: Some(id),
             ..*block
         };
         if split {
             let number = heap.blocks.split(id, wanted);
-            self.list(heap, number, &rest);
+            self.insert_free(heap, number, &rest);
         }
         if counts {
             let (blocks, bytes) = match (block.is_split(), split) {
@@ -196,7 +194,8 @@ impl Caching {
         let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
         let counts = !self.is_expandable(heap, id);
         let rest = heap.blocks.split(id, size);
-        self.insert_free(heap, id);
+        let free = heap.blocks.get(id);
+        self.insert_free(heap, id, &free);
         if counts {
             let (blocks, bytes) = if was_split { (1, 0) } else { (2, whole) };
             heap.stats.change_inactive_split(kind, blocks, bytes);
@@ -370,6 +369,7 @@ impl<D: Driver> Strategy<D> for Caching {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+        // A call to which a block is passed writes it to memory: there it is read again.
         self.merge_and_list(heap, id);
         Ok(())
     }
@@ -442,10 +442,10 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
-        let fits = size <= heap.blocks.get(id).size && (size % BLOCK_MIN).is_zero();
+        let block = heap.blocks.get(id);
+        let fits = size <= block.size && (size % BLOCK_MIN).is_zero();
         if fits {
             self.remove_free(heap, id);
-            let block = heap.blocks.get(id);
             self.cut(heap, (id, &block), size, size < block.size);
         }
         fits
@@ -496,8 +496,9 @@ impl<D: Driver> Strategy<D> for Caching {
                 rest = heap.blocks.split(id, block.size);
             }
             if block.status == BlockStatus::Inactive {
-                self.insert_free(heap, id);
-                if heap.blocks.get(id).is_split() && !segment.is_expandable {
+                let free = heap.blocks.get(id);
+                self.insert_free(heap, id, &free);
+                if free.is_split() && !segment.is_expandable {
                     let bytes = signed(block.size);
                     heap.stats.change_inactive_split(kind, 1, bytes);
                 }

@@ -74,8 +74,9 @@ pub(crate) trait Strategy<D: Driver> {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError>;
 
-    /// Takes a block back, of which `block` says what its holder had. In the table its state is already
-    /// [`Free`](crate::block::BlockState::Free); its number may be invalid afterwards.
+    /// Takes a block back. `block` is what the table says of it, but for its state, which there is already
+    /// [`Free`](crate::block::BlockState::Free) and here still its holder's; its number may be invalid
+    /// afterwards.
     ///
     /// # Errors
     ///
@@ -192,7 +193,8 @@ pub(crate) trait Strategy<D: Driver> {
 
 /// The strategy in use: a closed set, chosen at run time.
 ///
-/// No variant is boxed: one exists for each device, and a box would cost every request a load.
+/// No variant is boxed: one exists for each device, and a box would cost every request a load. Nor is the
+/// variant hidden in a field's unused values, which every dispatch would have to decode.
 #[derive(Debug)]
 #[repr(u8)]
 pub(crate) enum ActiveStrategy {

@@ -24,7 +24,8 @@ use crate::units::{Bytes, DeviceAddress};
 const ROUNDING: Bytes = Bytes::kib(1);
 
 /// Sizes that are at most so many times [`ROUNDING`], 1 MiB, find their list by an index, in 24 KiB for each
-/// domain: most requests are that small, and a look is quicker than a search.
+/// domain: most requests are that small, and a look is quicker than a search. What looks at all lists, as for
+/// the largest free block, looks at so many of each domain.
 const INDEXED_SIZES: usize = 1 << 10;
 
 /// The strategy.
@@ -39,10 +40,10 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 struct SizeLists {
     /// The lists of the sizes that [`INDEXED_SIZES`] names, by how many [`ROUNDING`]s they are. Empty before
-    /// the first is asked for.
+    /// the first is asked for, and kept from then on.
     indexed: Vec<List>,
     /// Those of larger sizes, in the order in which they were first asked for.
-    others: Vec<(Bytes, List)>,
+    others: Vec<OtherList>,
     /// The numbers of `others`, counted from one, by size.
     by_size: NumberTable,
     /// What is left of each slab.
@@ -52,6 +53,13 @@ struct SizeLists {
 /// The free blocks of one size, the newest last: a stack, because the record of the newest is likeliest
 /// to be in cache.
 type List = Vec<BlockId>;
+
+/// A list that has no place in the index.
+#[derive(Debug)]
+struct OtherList {
+    size: Bytes,
+    blocks: List,
+}
 
 impl Pool {
     pub(crate) fn new(config: &PoolConfig) -> Pool {
@@ -260,6 +268,7 @@ impl SizeLists {
         self.list_out_of_index(size)
     }
 
+    /// Returns the list of a size that has no place in the index, or that the index has yet to be made for.
     #[inline(never)]
     fn list_out_of_index(&mut self, size: Bytes) -> &mut List {
         if index(size) <= INDEXED_SIZES {
@@ -268,24 +277,27 @@ impl SizeLists {
         }
         let number = self.find_other(size);
         let number = number.unwrap_or_else(|| self.insert_other(size));
-        &mut self.others[list_index(number)].1
+        &mut self.others[list_index(number)].blocks
     }
 
     /// Returns the number of the list of a size that has no place in the index.
     fn find_other(&self, size: Bytes) -> Option<NonZeroU32> {
-        let is_it = |number| self.others[list_index(number)].0 == size;
+        let is_it = |number| self.others[list_index(number)].size == size;
         self.by_size.find(hash_of(size.get()), is_it)
     }
 
     #[cold]
     fn insert_other(&mut self, size: Bytes) -> NonZeroU32 {
-        self.others.push((size, List::new()));
+        self.others.push(OtherList {
+            size,
+            blocks: List::new(),
+        });
         let number = u32::try_from(self.others.len())
             .ok()
             .and_then(NonZeroU32::new);
         let number = number.expect("fewer than 2^32 sizes");
         let others = &self.others;
-        let hash_of_number = |number| hash_of(others[list_index(number)].0.get());
+        let hash_of_number = |number| hash_of(others[list_index(number)].size.get());
         self.by_size
             .insert(hash_of(size.get()), number, hash_of_number);
         number
@@ -294,12 +306,12 @@ impl SizeLists {
     /// Returns every list with the size of its blocks.
     fn lists(&self) -> impl Iterator<Item = (Bytes, &List)> {
         let sizes = (0..).map(|roundings| Bytes(roundings * ROUNDING.get()));
-        let others = self.others.iter().map(|(size, list)| (*size, list));
+        let others = self.others.iter().map(|other| (other.size, &other.blocks));
         sizes.zip(&self.indexed).chain(others)
     }
 
     fn lists_mut(&mut self) -> impl Iterator<Item = &mut List> {
-        let others = self.others.iter_mut().map(|(_, list)| list);
+        let others = self.others.iter_mut().map(|other| &mut other.blocks);
         self.indexed.iter_mut().chain(others)
     }
 
@@ -327,7 +339,7 @@ impl SizeLists {
     /// Checks that everything listed is free and listed where it belongs, and returns how many
     /// blocks those are.
     fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
-        for (place, &(size, _)) in self.others.iter().enumerate() {
+        for (place, &OtherList { size, .. }) in self.others.iter().enumerate() {
             if self.find_other(size).map(list_index) != Some(place) {
                 return Err(format!("the list of {size} is not found"));
             }
@@ -429,6 +441,30 @@ mod tests {
         assert_eq!(allocate(&mut allocator, 9 * KIB), first + Bytes::kib(20));
         assert_eq!(allocate(&mut allocator, 10 * KIB), second);
         assert_eq!(allocate(&mut allocator, 10 * KIB), first);
+    }
+
+    /// From the largest size that the index has to the smallest that it has not.
+    #[test]
+    fn the_largest_free_block_is_that_of_either_kind_of_list_or_a_rest() {
+        let driver = TestDriver::new(Bytes::gib(80));
+        let mut allocator = DeviceAllocator::new(driver, 0, &pool(Bytes::mib(4)));
+        let largest = |allocator: &DeviceAllocator<TestDriver>| allocator.largest_free();
+        let indexed = allocate(&mut allocator, MIB);
+        let other = allocate(&mut allocator, MIB + 1);
+        allocate(&mut allocator, 2 * MIB - 2 * KIB);
+        assert_eq!(
+            largest(&allocator),
+            Bytes::kib(1),
+            "what is left of the slab"
+        );
+        allocator.free(indexed).unwrap();
+        assert_eq!(largest(&allocator), Bytes::mib(1));
+        allocator.free(other).unwrap();
+        assert_eq!(largest(&allocator), Bytes::kib(1025));
+        assert_eq!(allocate(&mut allocator, MIB + KIB), other);
+        assert_eq!(largest(&allocator), Bytes::mib(1));
+        assert_eq!(allocate(&mut allocator, MIB), indexed);
+        assert_eq!(largest(&allocator), Bytes::kib(1));
     }
 
     #[test]

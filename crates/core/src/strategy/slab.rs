@@ -18,6 +18,7 @@ use size_class::{OBJECT_CLASSES, SizeClass};
 use super::bit_set::BitSet;
 use super::buddy::arenas::{Arenas, GRANULE, Place};
 use super::buddy::check_inactive_split;
+use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{Request, SEGMENT_ROUNDING, Strategy};
 use crate::allocator::CheckpointBlock;
@@ -77,8 +78,13 @@ impl Slabs {
 
     /// Takes a block that has to be cut out of an arena, or a segment that is kept.
     #[inline(never)]
-    fn cut_out<D: Driver>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        let (domain, class) = (request.domain, SizeClass::of(request.size));
+    fn cut_out<D: Driver>(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+        class: SizeClass,
+    ) -> Option<BlockId> {
+        let domain = request.domain;
         let mut block = self.layers.take(heap, domain, class);
         if block.is_none() && self.merge_recent(heap, domain) {
             block = self.layers.take(heap, domain, class);
@@ -121,7 +127,7 @@ impl<D: Driver> Strategy<D> for Slabs {
         }
         let class = SizeClass::of(size);
         let recent = self.recent.take(heap, domain, class.index());
-        recent.or_else(|| self.cut_out(heap, request))
+        recent.or_else(|| self.cut_out(heap, request, class))
     }
 
     fn grow(
@@ -148,7 +154,9 @@ impl<D: Driver> Strategy<D> for Slabs {
     fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
         let layers = &mut self.layers;
         if layers.arenas.is_own_segment(heap, id, block.size) {
-            layers.arenas.put_own_segment(heap, id);
+            layers
+                .arenas
+                .put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, SizeClass::of(block.size).index());
             let merge = |heap: &mut Heap<D>, id| layers.put(heap, id);

@@ -234,10 +234,9 @@ impl Arenas {
 
     /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
     #[inline(never)]
-    pub(in crate::strategy) fn put_own_segment<D>(&mut self, heap: &Heap<D>, id: BlockId) {
-        let block = heap.blocks.get(id);
-        let domain = &mut self.domains[block.domain.index()];
-        domain.own_segments.insert(FreeBlock::of(id, &block));
+    pub(in crate::strategy) fn put_own_segment(&mut self, domain: DomainId, segment: FreeBlock) {
+        let domain = &mut self.domains[domain.index()];
+        domain.own_segments.insert(segment);
     }
 
     /// Takes a block that is a segment, free since it was handed out before.

@@ -245,7 +245,8 @@ impl Caching {
             self.remove_free(heap, next);
             heap.blocks.merge_with_next(id);
         }
-        self.insert_free(heap, id);
+        let free = heap.blocks.get(id);
+        self.insert_free(heap, id, &free);
         Ok(Some(id))
     }
 
@@ -274,12 +275,14 @@ impl Caching {
             id
         } else {
             let middle = heap.blocks.split(id, before);
-            self.insert_free(heap, id);
+            let free = heap.blocks.get(id);
+            self.insert_free(heap, id, &free);
             middle
         };
         if size < heap.blocks.get(middle).size {
             let after = heap.blocks.split(middle, size);
-            self.insert_free(heap, after);
+            let free = heap.blocks.get(after);
+            self.insert_free(heap, after, &free);
         }
         self.merge_unmapped(heap, middle);
         Ok(())
