@@ -651,7 +651,7 @@ mod tests {
         /// The latest that was counted.
         Uncount,
         /// So many more or fewer bytes in one block more or fewer, but none below zero.
-        Change(SizeKind, i64, i64),
+        Shift(SizeKind, i64, i64),
     }
 
     fn change_of_free() -> impl Strategy<Value = Change> {
@@ -660,7 +660,7 @@ mod tests {
             (kind(), 1..1_000_u64).prop_map(|(kind, size)| Change::Count(kind, size)),
             Just(Change::Uncount),
             (kind(), -2..3_i64, -999..1_000_i64)
-                .prop_map(|(kind, blocks, bytes)| Change::Change(kind, blocks, bytes)),
+                .prop_map(|(kind, blocks, bytes)| Change::Shift(kind, blocks, bytes)),
         ]
     }
 
@@ -698,7 +698,7 @@ mod tests {
                             change(bytes, kind, -signed(Bytes(size)));
                         }
                     }
-                    Change::Change(kind, more, more_bytes) => {
+                    Change::Shift(kind, more, more_bytes) => {
                         let more = more.max(-of_kind(blocks, kind));
                         let more_bytes = more_bytes.max(-of_kind(bytes, kind));
                         figures.change_inactive_split(kind, more, more_bytes);

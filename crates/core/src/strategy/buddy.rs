@@ -89,7 +89,7 @@ impl<D: Driver> Strategy<D> for Buddy {
         if self.has_own_segment(size) {
             return self.arenas.take_own_segment(request);
         }
-        let recent = self.recent.take(heap, domain, class_of(size));
+        let recent = self.recent.take(heap, (domain, class_of(size)), size);
         recent.or_else(|| self.cut_out(heap, domain, run_of(size)))
     }
 

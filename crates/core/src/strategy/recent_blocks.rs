@@ -36,22 +36,24 @@ struct RecentClass {
 }
 
 impl RecentBlocks {
-    /// Takes the block of a class that was freed last.
+    /// Takes the block of a class, all of whose blocks have `size`, that was freed last.
     #[inline(always)]
     pub(super) fn take<D>(
         &mut self,
         heap: &mut Heap<D>,
-        domain: DomainId,
-        class: usize,
+        (domain, class): (DomainId, usize),
+        size: Bytes,
     ) -> Option<BlockId> {
         let recent = self.domains.get_mut(domain.index())?.get_mut(class)?;
         let id = recent.blocks.pop()?;
-        uncount(heap, id);
+        // Not the size that its record has, which would be waited for.
+        debug_assert_eq!(heap.blocks.get(id).size, size);
+        heap.stats.count_inactive_split_taken(SizeKind::Large, size);
         Some(id)
     }
 
-    /// Puts a free block of a domain and class in, and hands those that have to go to `merge`: most often
-    /// none.
+    /// Puts a free block of a domain and class in, and hands those that have to go, still counted, to
+    /// `merge`: most often none.
     #[inline(always)]
     pub(super) fn put<D>(
         &mut self,
@@ -72,7 +74,7 @@ impl RecentBlocks {
         recent.blocks.push(id);
     }
 
-    /// Hands every block of a domain to `merge`, and returns whether there were any.
+    /// Hands every block of a domain, still counted, to `merge`, and returns whether there were any.
     #[cold]
     pub(super) fn drain<D>(
         &mut self,
@@ -87,7 +89,6 @@ impl RecentBlocks {
             .flatten()
             .flat_map(|recent| recent.blocks.drain(..))
         {
-            uncount(heap, id);
             merge(heap, id);
             any = true;
         }
@@ -141,14 +142,7 @@ impl RecentClass {
     #[inline(never)]
     fn make_room<D>(&mut self, heap: &mut Heap<D>, mut merge: impl FnMut(&mut Heap<D>, BlockId)) {
         for id in self.blocks.drain(..self.blocks_max / 2) {
-            uncount(heap, id);
             merge(heap, id);
         }
     }
-}
-
-#[inline]
-fn uncount<D>(heap: &mut Heap<D>, id: BlockId) {
-    let size = heap.blocks.get(id).size;
-    heap.stats.count_inactive_split_taken(SizeKind::Large, size);
 }

@@ -126,7 +126,7 @@ impl<D: Driver> Strategy<D> for Slabs {
             return self.layers.arenas.take_own_segment(request);
         }
         let class = SizeClass::of(size);
-        let recent = self.recent.take(heap, domain, class.index());
+        let recent = self.recent.take(heap, (domain, class.index()), size);
         recent.or_else(|| self.cut_out(heap, request, class))
     }
 
@@ -227,7 +227,7 @@ impl Layers {
         }
     }
 
-    /// Puts a block where [`Layers::take`] took it from, and out of the table.
+    /// Puts a block, counted as free until now, where [`Layers::take`] took it from, and out of the table.
     #[inline]
     fn put<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
         if is_object(&heap.blocks.get(id)) {
@@ -330,7 +330,7 @@ impl Layers {
             list.with_free.insert(number);
         }
         slab.free |= 1 << object;
-        count_objects(heap, class, 1);
+        // As a free object it counts as it did before.
         if slab.free == all_free(class) {
             let Place { arena, offset, .. } = slab.place;
             list.with_free.remove(number);

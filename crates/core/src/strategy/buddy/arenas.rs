@@ -157,7 +157,8 @@ impl Arenas {
         insert_block(heap, place, run)
     }
 
-    /// Puts a block back that is a run. `run_of` returns the run of a size.
+    /// Puts a block back that is a run, and was counted as a free block until now. `run_of` returns the run
+    /// of a size.
     #[inline]
     pub(in crate::strategy) fn put_block<D: Driver>(
         &mut self,
@@ -171,6 +172,8 @@ impl Arenas {
         let arena = domain.arenas[index(mark)];
         let place = (mark, block.address.offset_from(arena.address));
         let (domain, run) = (block.domain, run_of(block.size));
+        heap.stats
+            .count_inactive_split_taken(SizeKind::Large, block.size);
         self.put(&mut heap.stats, domain, place, run);
         heap.blocks.remove(id);
     }
