@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use common::{GPT2, Scratch, fail, run, run_json};
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
@@ -30,20 +30,7 @@ fn edited_job(scratch: &Scratch, name: &str, leak_bytes: u64, lines_added: u32) 
         .collect();
     let mut trace = Trace::default();
     let mut push = |action, address: u64, size: u64, stack| {
-        let event = Event {
-            action,
-            pool: MempoolId::DEFAULT,
-            address: DeviceAddress(address),
-            size: Bytes(size),
-            stream: Stream::DEFAULT,
-        };
-        trace.events.push(TraceEvent {
-            event,
-            time_us: 0,
-            stack,
-            pool_known: true,
-            note: NoteId::NONE,
-        });
+        trace.events.push(recorded(action, address, size, stack));
     };
     push(Action::SegmentAlloc, 1 << 30, 1 << 40, StackId::NONE);
     for step in 0..20 {
@@ -123,12 +110,7 @@ fn a_difference_is_named_with_its_stack() {
                     1024.00 KiB a step; confidence 1.00\n    keep_history  train.py:77\n";
     assert!(text.contains(expected), "{text}");
     assert!(text.ends_with("+20.00 MiB in all\n"), "{text}");
-    let json = run_json(&[
-        "diff".as_ref(),
-        before.as_os_str(),
-        after.as_os_str(),
-        "--json".as_ref(),
-    ]);
+    let json = difference(&before, &after);
     assert_eq!(json["sites"][0]["growth_bytes"], 20 << 20);
     assert_eq!(json["sites"][0]["stack"][0]["line"], 77);
     assert_eq!(json["sites"][1]["growth_bytes"], 0);
@@ -155,7 +137,7 @@ fn a_difference_is_named_though_the_code_moved() {
         let expected = "\n101 places matched by file and function: the code is at other lines in the second \
                         recording\n+40.00 MiB in all\n";
         assert!(text.ends_with(expected), "{text}");
-        let json = run_json(&["diff".as_ref(), paths[0], paths[1], "--json".as_ref()]);
+        let json = difference(&before, &after);
         let sites = json["sites"].as_array().unwrap();
         assert_eq!(sites.len(), 101);
         assert!(sites.iter().all(|site| site["lines_differ"] == true));
@@ -178,7 +160,9 @@ fn what_is_paused_counts_in_no_peak() {
         (Action::FreeCompleted, 200, 40),
         (Action::SegmentResumed, 100, 30),
     ];
-    trace.events = events.map(recorded).to_vec();
+    let in_mib =
+        |(action, address, size)| recorded(action, address * MIB, size * MIB, StackId::NONE);
+    trace.events = events.map(in_mib).to_vec();
     let snapshot = Snapshot {
         traces: vec![trace],
         is_cut_off: false,
@@ -186,12 +170,7 @@ fn what_is_paused_counts_in_no_peak() {
     let path = scratch.write_snapshot("paused.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
     assert!(text.contains(" stream, peak live 40.00 MiB\n"), "{text}");
-    let json = run_json(&[
-        "diff".as_ref(),
-        path.as_os_str(),
-        path.as_os_str(),
-        "--json".as_ref(),
-    ]);
+    let json = difference(&path, &path);
     for recording in json["traces"].as_array().unwrap() {
         assert_eq!(recording["peak_live_bytes"], 40 * MIB);
         assert_eq!(recording["peak_requested_bytes"], 40 * MIB);
@@ -204,19 +183,25 @@ fn what_is_paused_counts_in_no_peak() {
     );
 }
 
-/// Returns an event of a recording, its address and size in MiB.
-fn recorded((action, address, size): (Action, u64, u64)) -> TraceEvent {
+/// Returns what `lowtide diff` says of two recordings, for programs.
+fn difference(before: &Path, after: &Path) -> serde_json::Value {
+    let [before, after] = [before, after].map(Path::as_os_str);
+    run_json(&["diff".as_ref(), before, after, "--json".as_ref()])
+}
+
+/// Returns an event of the default pool and stream as a recording has it.
+fn recorded(action: Action, address: u64, size: u64, stack: StackId) -> TraceEvent {
     let event = Event {
         action,
         pool: MempoolId::DEFAULT,
-        address: DeviceAddress(address * MIB),
-        size: Bytes(size * MIB),
+        address: DeviceAddress(address),
+        size: Bytes(size),
         stream: Stream::DEFAULT,
     };
     TraceEvent {
         event,
         time_us: 0,
-        stack: StackId::NONE,
+        stack,
         pool_known: true,
         note: NoteId::NONE,
     }

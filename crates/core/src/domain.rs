@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::figures::Gauge;
+use crate::figures::gauge::Gauge;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// The number of a pool in [`Domains`].

@@ -16,8 +16,12 @@
     reason = "a call costs a request a fortieth of its time"
 )]
 
+pub(crate) mod gauge;
+
+use gauge::{Gauge, Level, Waiting};
+
 use crate::segment::signed;
-use crate::stats::{PoolStats, Stat, Stats};
+use crate::stats::{Stat, Stats};
 use crate::units::Bytes;
 
 /// Which of PyTorch's two size pools a segment and its blocks count for.
@@ -29,251 +33,11 @@ pub(crate) enum SizeKind {
     Large,
 }
 
-/// What there is of something, and its peak.
-#[derive(Clone, Copy, Default, Debug)]
-struct Height {
-    /// How far it is below its peak. Negative only in a sum of several parts until it is given its peak.
-    head_room: i64,
-    peak: i64,
-}
-
-impl Height {
-    #[inline(always)]
-    fn current(&self) -> i64 {
-        self.peak - self.head_room
-    }
-
-    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak. A job is
-    /// seldom at its peak, so that this is a branch which is rarely taken.
-    #[inline(always)]
-    fn change(&mut self, amount: i64, has_new_peak: &mut bool) {
-        self.head_room -= amount;
-        if self.head_room < 0 {
-            self.peak -= self.head_room;
-            self.head_room = 0;
-            *has_new_peak = true;
-        }
-        debug_assert!(self.current() >= 0, "a figure fell below zero");
-    }
-
-    #[inline(always)]
-    fn decrease(&mut self, amount: i64) {
-        self.head_room += amount;
-        debug_assert!(self.current() >= 0, "a figure fell below zero");
-    }
-
-    /// Adds another part of the figure, whose peak is not that of the sum.
-    fn add(&mut self, other: &Height) {
-        self.head_room -= other.current();
-    }
-
-    #[inline]
-    fn level(&mut self) -> Level<'_> {
-        Level {
-            current: self.current(),
-            peak: &mut self.peak,
-            head_room: Some(&mut self.head_room),
-        }
-    }
-}
-
-/// A figure of one size pool.
-#[derive(Clone, Copy, Default, Debug)]
-struct Half {
-    height: Height,
-    /// The sum of everything that was added since the sums were reset.
-    added: i64,
-    /// What there was when the sums were reset.
-    base: i64,
-}
-
-impl Half {
-    /// Returns the figure in full, with so many more, and so many more when the sums were reset.
-    fn stat(&self, more: i64, base_more: i64) -> Stat {
-        let current = self.height.current() + more;
-        Stat {
-            current,
-            peak: self.height.peak,
-            allocated: self.added,
-            freed: self.base + base_more + self.added - current,
-        }
-    }
-}
-
-/// A figure over everything and over each of the two size pools.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Gauge {
-    /// By [`SizeKind`].
-    halves: [Half; 2],
-    all: Height,
-}
-
-impl Gauge {
-    #[inline(always)]
-    fn increase(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
-        let half = &mut self.halves[kind as usize];
-        half.height.change(amount, has_new_peak);
-        half.added += amount;
-        self.all.change(amount, has_new_peak);
-    }
-
-    #[inline(always)]
-    fn decrease(&mut self, kind: SizeKind, amount: i64) {
-        self.halves[kind as usize].height.decrease(amount);
-        self.all.decrease(amount);
-    }
-
-    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak.
-    #[inline]
-    pub(crate) fn change(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
-        let half = &mut self.halves[kind as usize];
-        half.height.change(amount, has_new_peak);
-        half.added += amount.max(0);
-        self.all.change(amount, has_new_peak);
-    }
-
-    /// Returns what it is over everything.
-    #[inline]
-    pub(crate) fn current(&self) -> i64 {
-        self.all.current()
-    }
-
-    /// Returns the figure in full.
-    pub(crate) fn stats(&self) -> PoolStats {
-        self.stats_with(&Waiting::default())
-    }
-
-    /// Returns the figure in full, with what waits.
-    fn stats_with(&self, waiting: &Waiting) -> PoolStats {
-        let half = |kind: usize| {
-            let mut stat = self.halves[kind].stat(waiting.current[kind], waiting.base[kind]);
-            stat.peak = stat.peak.max(waiting.peaks[kind]);
-            stat
-        };
-        let [small_pool, large_pool] = [half(0), half(1)];
-        let all = Stat {
-            current: self.all.current() + waiting.current.iter().sum::<i64>(),
-            peak: self.all.peak.max(waiting.peak),
-            allocated: small_pool.allocated + large_pool.allocated,
-            freed: small_pool.freed + large_pool.freed,
-        };
-        PoolStats {
-            all,
-            large_pool,
-            small_pool,
-        }
-    }
-
-    /// Adds another part of the figure, whose peaks are not those of the sum.
-    fn add(&mut self, other: &Gauge) {
-        for (half, other) in self.halves.iter_mut().zip(&other.halves) {
-            half.height.add(&other.height);
-            half.added += other.added;
-            half.base += other.base;
-        }
-        self.all.add(&other.all);
-    }
-
-    #[inline]
-    fn levels(&mut self) -> [Level<'_>; 3] {
-        let [small, large] = &mut self.halves;
-        [&mut small.height, &mut large.height, &mut self.all].map(Height::level)
-    }
-
-    pub(crate) fn reset_peak(&mut self) {
-        self.levels().into_iter().for_each(Level::reset);
-    }
-
-    pub(crate) fn reset_accumulated(&mut self) {
-        for half in &mut self.halves {
-            (half.added, half.base) = (0, half.height.current());
-        }
-    }
-}
-
 /// How many figures have a peak.
 pub(crate) const LEVELS: usize = 29;
 
 /// How many figures there are of what is held, and again of what is active.
 pub(crate) const ACTIVE_LEVELS: usize = 6;
-
-/// Where a figure is, and its peak.
-#[derive(Debug)]
-pub(crate) struct Level<'a> {
-    pub(crate) current: i64,
-    peak: &'a mut i64,
-    /// Where a figure that is kept as head room below its peak has that.
-    head_room: Option<&'a mut i64>,
-}
-
-impl Level<'_> {
-    pub(crate) fn peak(&self) -> i64 {
-        *self.peak
-    }
-
-    pub(crate) fn set_peak(self, peak: i64) {
-        *self.peak = peak;
-        if let Some(head_room) = self.head_room {
-            debug_assert!(peak >= self.current, "a figure is above its peak");
-            *head_room = peak - self.current;
-        }
-    }
-
-    fn reset(self) {
-        let current = self.current;
-        self.set_peak(current);
-    }
-}
-
-/// What the blocks that were freed and wait for other streams add to a figure.
-#[derive(Clone, Copy, Default, Debug)]
-struct Waiting {
-    /// By [`SizeKind`].
-    current: [i64; 2],
-    /// What they added when the sums were reset.
-    base: [i64; 2],
-    /// The most that the figure has been while any waited, by [`SizeKind`] and over everything.
-    peaks: [i64; 2],
-    peak: i64,
-}
-
-impl Waiting {
-    /// Raises the peaks of the figure of which `held` is the part that does not wait.
-    fn raise_peaks(&mut self, held: &Gauge, has_new_peak: &mut bool) {
-        for level in self.levels(held) {
-            *has_new_peak |= *level.peak < level.current;
-            *level.peak = level.current.max(*level.peak);
-        }
-    }
-
-    #[inline]
-    fn levels(&mut self, held: &Gauge) -> [Level<'_>; 3] {
-        let current = |kind: usize| held.halves[kind].height.current() + self.current[kind];
-        let (currents, [small, large]) = ([current(0), current(1)], &mut self.peaks);
-        let level = |current, peak| Level {
-            current,
-            peak,
-            head_room: None,
-        };
-        [
-            level(currents[0], small),
-            level(currents[1], large),
-            level(currents[0] + currents[1], &mut self.peak),
-        ]
-    }
-
-    /// Adds another part of the figure, whose peaks are not those of the sum.
-    fn add(&mut self, other: &Waiting) {
-        for kind in [0, 1] {
-            self.current[kind] += other.current[kind];
-            self.base[kind] += other.base[kind];
-        }
-    }
-
-    fn reset_accumulated(&mut self) {
-        self.base = self.current;
-    }
-}
 
 /// Everything that is counted; [`Stats`] says what each figure means.
 #[derive(Clone, Debug)]
@@ -490,11 +254,7 @@ impl Figures {
             gauge.levels().into_iter().for_each(&mut *act);
         }
         for stat in [&mut self.oversize_allocations, &mut self.oversize_segments] {
-            act(Level {
-                current: stat.current,
-                peak: &mut stat.peak,
-                head_room: None,
-            });
+            act(Level::plain(stat.current, &mut stat.peak));
         }
     }
 
@@ -599,6 +359,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stats::PoolStats;
 
     /// A figure kept the plain way: each of the three is told of every change.
     fn change(stats: &mut PoolStats, kind: SizeKind, amount: i64) {

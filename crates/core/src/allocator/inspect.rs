@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Event;
 use crate::event_log::Observer;
-use crate::figures::Gauge;
+use crate::figures::gauge::Gauge;
 use crate::lanes::Lanes;
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;

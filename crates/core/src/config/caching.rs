@@ -67,7 +67,6 @@ impl CachingConfig {
 
     /// Returns the size of the block that a request is answered with: the request rounded up to the
     /// next step between two powers of two where that is set, else to 512 bytes.
-    #[inline]
     pub fn block_size(&self, requested: Bytes) -> Bytes {
         let divisions = self.divisions_for(requested);
         let divides = divisions > 1 && requested.get() > ROUNDING.get().saturating_mul(divisions);

@@ -105,10 +105,7 @@ impl Pool {
         }
         for &id in gone {
             let block = heap.blocks.get(id);
-            if block.is_split() {
-                heap.stats
-                    .count_inactive_split_taken(SizeKind::Large, block.size);
-            }
+            count_taken(heap, &block);
             heap.blocks.remove(id);
         }
     }
@@ -132,10 +129,7 @@ impl<D: Driver> Strategy<D> for Pool {
         };
         let block = heap.blocks.get(id);
         debug_assert_eq!(block.size, request.size);
-        if block.is_split() {
-            heap.stats
-                .count_inactive_split_taken(SizeKind::Large, block.size);
-        }
+        count_taken(heap, &block);
         Some(id)
     }
 
@@ -206,10 +200,7 @@ impl<D: Driver> Strategy<D> for Pool {
         let position = list.iter().position(|&listed| listed == id);
         let position = position.filter(|_| is_it);
         list.remove(position.expect("no block was merged"));
-        if block.is_split() {
-            heap.stats
-                .count_inactive_split_taken(SizeKind::Large, block.size);
-        }
+        count_taken(heap, &block);
         id
     }
 
@@ -389,6 +380,19 @@ fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
 #[inline]
 fn list_index(number: NonZeroU32) -> usize {
     number.get() as usize - 1
+}
+
+/// Counts a block as free no longer, if it was one that shares its slab.
+#[expect(
+    clippy::inline_always,
+    reason = "a block passed to a call goes through memory"
+)]
+#[inline(always)]
+fn count_taken<D>(heap: &mut Heap<D>, block: &Block) {
+    if block.is_split() {
+        heap.stats
+            .count_inactive_split_taken(SizeKind::Large, block.size);
+    }
 }
 
 /// Returns how many [`ROUNDING`]s a size has.
