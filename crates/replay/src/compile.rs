@@ -6,7 +6,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
-use crate::pools;
+use crate::extents::Extents;
+use crate::pools::{self, EventPools};
 use crate::program::{Program, Slot, Step, User};
 use crate::survey::{Survey, Traffic, is_free_at_once};
 
@@ -14,8 +15,7 @@ use crate::survey::{Survey, Traffic, is_free_at_once};
 pub(crate) struct Compiler<'a> {
     trace: &'a Trace,
     survey: Survey,
-    /// The pool of each event, where only the addresses tell.
-    told_pools: Option<Vec<MempoolId>>,
+    event_pools: EventPools<'a>,
     program: Program,
     /// The blocks in use, by their recorded addresses.
     in_use: HashMap<DeviceAddress, Slot, BuildHasherDefault<AddressHasher>>,
@@ -26,11 +26,14 @@ pub(crate) struct Compiler<'a> {
     users: BTreeMap<usize, Vec<User>>,
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
+    /// What the segments of each private pool have.
+    pool_bytes: HashMap<MempoolId, Bytes>,
     group: Group,
-    /// The recorded segments, from start to size.
-    segments: BTreeMap<DeviceAddress, Bytes>,
+    extents: Extents,
     /// The first event behind the requests that restore a segment to a checkpoint.
     restored_until: usize,
+    /// The pools that memory went back from for the request that is next.
+    emptied: Vec<MempoolId>,
     /// Steps to be taken right before the next.
     silent: Vec<Step>,
     reserved: Bytes,
@@ -46,6 +49,8 @@ struct Group {
     release_end: usize,
     /// Blocks that became free.
     finished: Vec<User>,
+    /// How many of them did before any memory went back.
+    finished_first: usize,
 }
 
 impl<'a> Compiler<'a> {
@@ -54,15 +59,14 @@ impl<'a> Compiler<'a> {
             .map(|told| (told.initial, told.events))
             .unzip();
         let segments = trace.initial.segments.iter();
-        let segments: BTreeMap<_, _> = segments
-            .map(|segment| (segment.address, segment.size))
-            .collect();
+        let event_pools = EventPools::new(trace, told.1);
+        let survey = Survey::new(trace, &event_pools);
         Compiler {
             trace,
-            survey: Survey::new(trace),
-            told_pools: told.1,
+            event_pools,
             program: Program {
                 initial_pools: told.0.clone(),
+                card_size_min: survey.card_size_min,
                 ..Program::default()
             },
             in_use: HashMap::default(),
@@ -70,11 +74,14 @@ impl<'a> Compiler<'a> {
             used: HashMap::new(),
             users: BTreeMap::new(),
             pools: held_pools(trace, told.0.as_deref()),
+            pool_bytes: initial_bytes(trace, told.0.as_deref()),
             group: Group::default(),
             restored_until: 0,
+            emptied: Vec::new(),
             silent: Vec::new(),
-            reserved: segments.values().copied().sum(),
-            segments,
+            reserved: segments.map(|segment| segment.size).sum(),
+            extents: Extents::new(trace),
+            survey,
         }
     }
 
@@ -135,12 +142,19 @@ impl<'a> Compiler<'a> {
                     self.vacate(address);
                     self.group.traffic.finished = true;
                     self.group.finished.push(user);
+                    if self.group.released_from.is_empty() {
+                        self.group.finished_first += 1;
+                    }
                 }
             }
             Action::SegmentAlloc | Action::SegmentMap => {
-                self.segments.insert(address, size);
+                self.extents.apply(self.trace.events[index].event);
+                self.group.traffic.add(size, self.reserved, action);
                 self.reserved += size;
-                self.group.traffic.add(size);
+                *self
+                    .pool_bytes
+                    .entry(self.event_pools.of(index))
+                    .or_default() += size;
             }
             Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
             // To the program nothing happened: what was paused keeps its place until it is freed.
@@ -155,7 +169,7 @@ impl<'a> Compiler<'a> {
             stream,
             ..
         } = self.trace.events[index].event;
-        let pool = self.pool_of(index);
+        let pool = self.event_pools.of(index);
         self.end_group(index, true);
         self.hold_pool(pool);
         let slot = self.occupy(address);
@@ -180,8 +194,9 @@ impl<'a> Compiler<'a> {
 
     fn compile_out_of_memory(&mut self, index: usize) {
         let Event { size, stream, .. } = self.trace.events[index].event;
-        let pool = self.pool_of(index);
+        let pool = self.event_pools.of(index);
         self.end_group(index, true);
+        self.hold_pool(pool);
         self.push(index + 1, Step::AllocateInVain { size, stream, pool });
         self.finish_uses(index + 1);
     }
@@ -234,8 +249,12 @@ impl<'a> Compiler<'a> {
     }
 
     fn compile_release(&mut self, index: usize) {
-        let (size, pool) = (self.trace.events[index].event.size, self.pool_of(index));
-        self.group.traffic.release(self.reserved, index);
+        let (event, pool) = (self.trace.events[index].event, self.event_pools.of(index));
+        let size = event.size;
+        self.extents.apply(event);
+        if pool.is_default() {
+            self.group.traffic.release(self.reserved, index);
+        }
         self.group.release_end = index + 1;
         if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
             self.silent.push(Step::ReleasePool { pool });
@@ -244,6 +263,8 @@ impl<'a> Compiler<'a> {
             self.group.released_from.push(pool);
         }
         self.reserved = self.reserved.saturating_sub(size);
+        let left = self.pool_bytes.entry(pool).or_default();
+        *left = left.saturating_sub(size);
     }
 
     /// Ends what happened since the last step, before the event at `end`, which is a request or a
@@ -255,8 +276,15 @@ impl<'a> Compiler<'a> {
         }
         let mut group = std::mem::take(&mut self.group);
         if before_request && self.let_go_first(&group, end) {
+            if self.survey.collects_garbage() {
+                // Garbage is collected without a wait, once it was seen what other streams are done with.
+                let first = group.finished.drain(..group.finished_first);
+                self.silent
+                    .extend(first.map(|user| Step::FinishUse { user }));
+            }
             // The wait for other streams was part of the request.
             self.group.finished = std::mem::take(&mut group.finished);
+            self.emptied = group.released_from;
             return;
         }
         self.silent.extend(
@@ -271,13 +299,26 @@ impl<'a> Compiler<'a> {
                 false => Step::EmptyPool { pool },
             };
             self.push(group.release_end, step);
+            self.hold_again(pool);
+        }
+    }
+
+    /// Has a pool that memory went back from held again where it has more: what is told as one pool may be
+    /// several, of which one has ended, and memory of the others stays until the recording shows it going.
+    fn hold_again(&mut self, pool: MempoolId) {
+        if self
+            .pool_bytes
+            .get(&pool)
+            .is_some_and(|left| !left.is_zero())
+        {
+            self.hold_pool(pool);
         }
     }
 
     /// Returns whether the request at event `index` let memory go back itself.
     ///
     /// A request that fails lets memory go back and then gets new memory. It did fail only if with
-    /// the new memory more would have been held than ever was, because the limit was at least that;
+    /// the new memory more would have been held than the limit was at least, by what requests were served;
     /// and where some memory went back that no request can have let go, the program is one that calls
     /// `empty_cache`, and did so here too. Nor did it fail if what went back would have served it.
     /// Requests that collect garbage do not fail first.
@@ -285,52 +326,70 @@ impl<'a> Compiler<'a> {
         if group.released_from.is_empty()
             || group
                 .traffic
-                .would_have_served(self.trace, &self.survey.config, index)
+                .would_have_served(&self.event_pools, &self.survey.config, index)
         {
             return false;
         }
-        let Some(needed) = group.traffic.needed() else {
+        let needed = group.traffic.needed(self.trace, &self.survey.config, index);
+        let Some(needed) = needed else {
             let recorded = self.trace.events.get(index);
             return recorded.is_some_and(|event| event.event.action == Action::OutOfMemory);
         };
-        let collects_garbage = self.survey.config.garbage_collection_threshold > 0.0;
-        collects_garbage || !self.survey.empties_cache && needed > self.survey.reserved_max
+        self.survey.collects_garbage()
+            || !self.survey.empties_cache && needed > self.survey.limit_min
     }
 
     /// Returns whether the request at event `index` is one of those that restore a segment of a private
     /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
-    /// go to the best fit, do not do.
+    /// go to the best fit, do not do. Of an expandable segment, to which more was mapped since the
+    /// checkpoint, they tile the beginning, and what was free last is freed at once.
     fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
         if pool.is_default() || index < self.restored_until {
             return index < self.restored_until;
         }
         let is_fresh = index > 0 && self.trace.events[index - 1].event.action.is_segment();
         let start = self.trace.events[index].event.address;
-        let (mut end, mut behind) = (start, index);
-        while let Some(event) = self.trace.events.get(behind).map(|recorded| recorded.event)
+        let Some(segment_end) = self.extents.end_of(start).filter(|_| !is_fresh) else {
+            return false;
+        };
+        let (mut last, mut end, mut behind) = (start, start, index);
+        while end < segment_end
+            && let Some(event) = self.event_at(behind)
             && event.action == Action::Alloc
             && event.address == end
         {
-            end = end + event.size.round_up(Bytes(512));
+            (last, end) = (end, end + event.size.round_up(Bytes(512)));
             behind += 1;
         }
-        let tiled = self
-            .segments
-            .get(&start)
-            .is_some_and(|&size| start + size == end);
-        if tiled && !is_fresh {
+        if end == segment_end || last != start && self.is_freed_at_once(behind, (start, last)) {
             self.restored_until = behind;
         }
         index < self.restored_until
     }
 
-    fn pool_of(&self, index: usize) -> MempoolId {
-        let told = self.told_pools.as_ref().map(|pools| pools[index]);
-        told.unwrap_or(self.trace.events[index].event.pool)
+    /// Returns whether the frees from event `index` on, of blocks between two addresses, free the second.
+    fn is_freed_at_once(
+        &self,
+        index: usize,
+        (start, last): (DeviceAddress, DeviceAddress),
+    ) -> bool {
+        let events = self.trace.events[index..].iter();
+        let frees = events.map(|recorded| recorded.event).take_while(|event| {
+            matches!(event.action, Action::FreeRequested | Action::FreeCompleted)
+                && (start..=last).contains(&event.address)
+        });
+        { frees }.any(|event| event.address == last)
     }
 
-    /// Work that is done with the event before `end`.
+    fn event_at(&self, index: usize) -> Option<Event> {
+        self.trace.events.get(index).map(|recorded| recorded.event)
+    }
+
+    /// Work that is done with the event before `end`, and pools that memory went back from meanwhile.
     fn finish_uses(&mut self, end: usize) {
+        for pool in std::mem::take(&mut self.emptied) {
+            self.hold_again(pool);
+        }
         for user in std::mem::take(&mut self.group.finished) {
             self.push(end, Step::FinishUse { user });
         }
@@ -386,6 +445,16 @@ fn held_pools(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, b
         .filter(|pool| !pool.is_default())
         .map(|pool| (pool, true))
         .collect()
+}
+
+/// Returns what the segments of each pool have before the first event.
+fn initial_bytes(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, Bytes> {
+    let mut bytes = HashMap::new();
+    for (index, segment) in trace.initial.segments.iter().enumerate() {
+        let pool = told.map(|pools| pools[index]).or(segment.pool);
+        *bytes.entry(pool.unwrap_or_default()).or_default() += segment.size;
+    }
+    bytes
 }
 
 fn number(index: usize) -> u32 {

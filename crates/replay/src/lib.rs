@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod compile;
+mod extents;
 mod initial;
 mod outcome;
 mod pools;

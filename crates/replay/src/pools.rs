@@ -51,7 +51,7 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
     }
-    layout.end_release();
+    layout.end_release(true);
     let pools = layout.pools();
     let initial = pools[..trace.initial.segments.len()].to_vec();
     let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
@@ -59,6 +59,26 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
         initial,
         events: owners.into_iter().map(pool_of).collect(),
     })
+}
+
+/// The pool of each event of a recording.
+#[derive(Debug)]
+pub(crate) struct EventPools<'a> {
+    pub(crate) trace: &'a Trace,
+    /// Where only the addresses tell.
+    told: Option<Vec<MempoolId>>,
+}
+
+impl<'a> EventPools<'a> {
+    pub(crate) fn new(trace: &'a Trace, told: Option<Vec<MempoolId>>) -> EventPools<'a> {
+        EventPools { trace, told }
+    }
+
+    /// Returns the pool of the event at `index`.
+    pub(crate) fn of(&self, index: usize) -> MempoolId {
+        let told = self.told.as_ref().map(|pools| pools[index]);
+        told.unwrap_or(self.trace.events[index].event.pool)
+    }
 }
 
 /// The pools that a recording's addresses tell.
@@ -85,6 +105,10 @@ struct Layout {
     fresh: Option<usize>,
     /// The segments that memory went back from since the last request or free.
     released: BTreeSet<usize>,
+    /// Blocks that were freed and are not free yet.
+    waiting: usize,
+    /// Segments that are in some private pool.
+    private: BTreeSet<usize>,
 }
 
 /// The requests that a segment serves, but for its pool.
@@ -124,7 +148,7 @@ impl Layout {
         } = event;
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         if !is_release && action != Action::FreeCompleted {
-            self.end_release();
+            self.end_release(action != Action::FreeRequested);
         }
         match action {
             Action::SegmentAlloc => {
@@ -141,11 +165,12 @@ impl Layout {
             Action::Alloc => self.take(address, size).map(Some),
             Action::FreeCompleted => self.give(address).map(Some),
             Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
-            Action::FreeRequested
-            | Action::Snapshot
-            | Action::OutOfMemory
-            | Action::SegmentPaused
-            | Action::SegmentResumed => Some(None),
+            Action::OutOfMemory => Some(Some(self.refuse(size, stream, pool))),
+            Action::FreeRequested => {
+                self.waiting += 1;
+                Some(None)
+            }
+            Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => Some(None),
         }
     }
 
@@ -173,6 +198,7 @@ impl Layout {
         }
     }
 
+    /// Adds a segment. Of expandable ones a pool has one for each stream and kind.
     fn insert_segment(
         &mut self,
         owner: Owner,
@@ -181,6 +207,13 @@ impl Layout {
         size: Bytes,
         is_expandable: bool,
     ) -> usize {
+        let new = self.segments.len();
+        for (other, segment) in self.segments.iter().enumerate() {
+            let is_there = segment.is_expandable && !segment.held_bytes.is_zero();
+            if is_expandable && is_there && segment.owner == owner {
+                self.apart.insert((other, new));
+            }
+        }
         let end = start + size;
         self.segments.push(Segment {
             owner,
@@ -190,11 +223,11 @@ impl Layout {
             is_expandable,
             held_bytes: size,
         });
-        self.segments.len() - 1
+        new
     }
 
     /// Memory is mapped where a segment begins, or behind a mapped block of it; anywhere else, a new
-    /// segment begins. A pool has one such segment for each stream and kind.
+    /// segment begins.
     fn map(
         &mut self,
         address: DeviceAddress,
@@ -202,8 +235,12 @@ impl Layout {
         stream: Stream,
         pool: Option<MempoolId>,
     ) -> Option<usize> {
+        // One of which nothing is mapped any more has ended, and its addresses may be another's.
         let within = |segment: &Segment| {
-            segment.is_expandable && segment.start <= address && address <= segment.end
+            segment.is_expandable
+                && segment.owner.stream == stream
+                && !segment.held_bytes.is_zero()
+                && (segment.start..=segment.end).contains(&address)
         };
         let segment = match self.segments.iter().rposition(within) {
             Some(segment) => {
@@ -215,20 +252,11 @@ impl Layout {
             None => {
                 let is_large = size > SMALL_SEGMENT;
                 let owner = Owner { stream, is_large };
-                let new = self.insert_segment(owner, pool, address, size, true);
-                for other in 0..new {
-                    let segment = &self.segments[other];
-                    if segment.is_expandable
-                        && segment.owner == owner
-                        && !segment.held_bytes.is_zero()
-                    {
-                        self.apart.insert((other, new));
-                    }
-                }
-                new
+                self.insert_segment(owner, pool, address, size, true)
             }
         };
         self.insert_free(address, size, segment);
+        self.fresh = Some(segment);
         Some(segment)
     }
 
@@ -237,9 +265,7 @@ impl Layout {
         let block = *self.blocks.get(&address).filter(|block| block.is_free)?;
         let size = self.config.block_size(requested).min(block.size);
         let is_fresh = self.fresh.take() == Some(block.segment);
-        if !self.segments[block.segment].is_expandable && self.config.max_split_size.is_none() {
-            self.tell_apart_better(address, block, size, is_fresh);
-        }
+        self.tell_apart_better(address, block, size, is_fresh);
         self.remove_free(address);
         let rest = block.size - size;
         let segment = &self.segments[block.segment];
@@ -287,15 +313,47 @@ impl Layout {
                 break;
             }
             let other = self.blocks[&candidate].segment;
-            if other != taken.segment {
+            let serves = match is_fresh {
+                true => self.config.block_serves(candidate_size, size),
+                false => !self.can_grow(candidate, candidate_size, other),
+            };
+            if other != taken.segment && serves {
                 self.apart
                     .insert((other.min(taken.segment), other.max(taken.segment)));
             }
         }
     }
 
+    /// Returns whether more memory can be mapped behind a free block: one that can grow is left for others.
+    fn can_grow(&self, address: DeviceAddress, size: Bytes, segment: usize) -> bool {
+        self.segments[segment].is_expandable && !self.is_followed(address + size, segment)
+    }
+
+    /// Returns whether a block of a segment begins at an address.
+    fn is_followed(&self, address: DeviceAddress, segment: usize) -> bool {
+        let block = self.blocks.get(&address);
+        block.is_some_and(|block| block.segment == segment)
+    }
+
+    /// A request that was refused has no segment. In the place of one there is an empty one, in a pool in which
+    /// nothing would have served it.
+    fn refuse(&mut self, requested: Bytes, stream: Stream, pool: Option<MempoolId>) -> usize {
+        let size = self.config.block_size(requested);
+        let is_large = size > SMALL_REQUEST_MAX;
+        let owner = Owner { stream, is_large };
+        let refused = self.insert_segment(owner, pool, DeviceAddress::NULL, Bytes::ZERO, false);
+        let free = self.free.get(&owner).into_iter().flatten();
+        for (candidate_size, candidate) in free {
+            if *candidate_size >= size && self.config.block_serves(*candidate_size, size) {
+                self.apart.insert((self.blocks[candidate].segment, refused));
+            }
+        }
+        refused
+    }
+
     fn give(&mut self, address: DeviceAddress) -> Option<usize> {
         let block = *self.blocks.get(&address).filter(|block| !block.is_free)?;
+        self.waiting = self.waiting.saturating_sub(1);
         self.insert_free(address, block.size, block.segment);
         Some(block.segment)
     }
@@ -322,13 +380,17 @@ impl Layout {
     }
 
     /// Ends the events by which memory went back. What could have gone back with it and stayed is in
-    /// another pool, unless only so much went back as was needed.
-    fn end_release(&mut self) {
+    /// another pool, unless only so much went back as a request that may come next needed.
+    fn end_release(&mut self, before_request: bool) {
         let released = std::mem::take(&mut self.released);
-        let partial =
+        let gives_back_some =
             self.config.max_split_size.is_some() || self.config.garbage_collection_threshold > 0.0;
-        if released.is_empty() || partial {
+        if released.is_empty() || before_request && gives_back_some {
             return;
+        }
+        if self.waiting > 0 {
+            // What empties the default pool waits for all of them first.
+            self.private.extend(&released);
         }
         let stayed: BTreeSet<usize> = self.releasable().difference(&released).copied().collect();
         for &gone in &released {
@@ -417,10 +479,13 @@ impl Layout {
             .chain(inferred);
         for segment in 0..pools.len() {
             if pools[segment].is_none() {
-                let taken: HashSet<MempoolId> = apart_from[segment]
-                    .iter()
-                    .filter_map(|&other| pools[other])
-                    .collect();
+                let default = self
+                    .private
+                    .contains(&segment)
+                    .then_some(MempoolId::DEFAULT);
+                let others = apart_from[segment].iter();
+                let taken = others.filter_map(|&other| pools[other]).chain(default);
+                let taken: HashSet<MempoolId> = taken.collect();
                 pools[segment] = candidates.clone().find(|pool| !taken.contains(pool));
             }
         }

@@ -57,8 +57,17 @@ impl<'a> Run<'a> {
             true => Addresses::Recorded(Script::new(&trace.events)),
             false => Addresses::Likely(Likely::new(&trace.events)),
         };
+        // A fraction in the configuration is one of the capacity.
+        let has_fraction = matches!(
+            config,
+            Config::Caching(options) if options.per_process_memory_fraction < 1.0
+        );
+        let capacity = match options.verify && !has_fraction {
+            true => recorded_capacity(options.capacity, program),
+            false => options.capacity,
+        };
         let sim = SimConfig {
-            capacity: options.capacity,
+            capacity,
             ..SimConfig::default()
         };
         let mut driver = SimDriver::with_addresses(sim, addresses);
@@ -66,11 +75,6 @@ impl<'a> Run<'a> {
             driver.hold_stream(stream_of(index));
         }
         let mut allocator = DeviceAllocator::new(driver, trace.device, config);
-        // A fraction in the configuration is one of the capacity.
-        let has_fraction = matches!(
-            config,
-            Config::Caching(options) if options.per_process_memory_fraction < 1.0
-        );
         if options.capacity.is_some() && !has_fraction {
             allocator.set_limit(options.capacity);
         }
@@ -203,7 +207,7 @@ impl<'a> Run<'a> {
                 stream,
                 pool,
             } => {
-                let result = self.allocator.allocate_in(pool, size, stream);
+                let result = self.allocate(pool, size, stream);
                 return self.keep(slot, result, end);
             }
             Step::AllocateAt {
@@ -215,7 +219,7 @@ impl<'a> Run<'a> {
             } => {
                 let result = match self.comparison {
                     Some(_) => self.allocator.allocate_at(address, size),
-                    None => self.allocator.allocate_in(pool, size, stream),
+                    None => self.allocate(pool, size, stream),
                 };
                 return self.keep(slot, result, end);
             }
@@ -231,6 +235,28 @@ impl<'a> Run<'a> {
             Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
         }
         Ok(Progressed::On)
+    }
+
+    /// Asks for a block. While a program allocates to a private pool, PyTorch gives nothing back for want of
+    /// memory, and queries no event, as if a graph were captured.
+    fn allocate(
+        &mut self,
+        pool: MempoolId,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        let gives_nothing_back = match self.allocator.driver_mut().addresses_mut() {
+            Addresses::Recorded(script) => !pool.is_default() && !script.gives_back_in_step(),
+            Addresses::Likely(_) => false,
+        };
+        if gives_nothing_back {
+            self.allocator.capture_begin();
+        }
+        let result = self.allocator.allocate_in(pool, size, stream);
+        if gives_nothing_back {
+            self.allocator.capture_end();
+        }
+        result
     }
 
     /// Keeps what a request that PyTorch served was answered with.
@@ -272,7 +298,7 @@ impl<'a> Run<'a> {
         stream: Stream,
         pool: MempoolId,
     ) -> Result<Progressed, AllocError> {
-        match self.allocator.allocate_in(pool, size, stream) {
+        match self.allocate(pool, size, stream) {
             Ok(address) => self.allocator.free(address).map(|()| Progressed::On),
             // The recording shows how the program went on.
             Err(error) => self.refuse(end, error, Progressed::On),
@@ -343,6 +369,13 @@ impl<'a> Run<'a> {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// Returns what the card of a recording had, of which the job was allowed `limit`: PyTorch reserves ranges of
+/// addresses by what the card has. Where no request was refused, nothing tells.
+fn recorded_capacity(limit: Option<Bytes>, program: &Program) -> Option<Bytes> {
+    let known = limit.and(program.card_size_min);
+    known.max(limit.filter(|_| known.is_some()))
 }
 
 /// A pool that has ended has nothing more to let go of.

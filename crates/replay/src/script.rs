@@ -163,6 +163,13 @@ impl Script {
         self.step.contains(&index).then_some(event)
     }
 
+    /// Returns whether memory goes back in this step.
+    pub(crate) fn gives_back_in_step(&self) -> bool {
+        let left = self.events[self.next..].iter();
+        left.take_while(|(index, _)| self.step.contains(index))
+            .any(|(_, event)| matches!(event.action, Action::SegmentFree | Action::SegmentUnmap))
+    }
+
     fn pass(&mut self, action: Action) {
         if self
             .next_in_step()

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress};
 use lowtide_trace::Trace;
 
+use crate::pools::EventPools;
+
 /// What one look at every event tells.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
@@ -14,10 +16,13 @@ pub(crate) struct Survey {
     pub(crate) initial_completions: HashMap<DeviceAddress, usize>,
     /// The options it was made with.
     pub(crate) config: CachingConfig,
-    /// The most bytes that were ever held from the driver.
-    pub(crate) reserved_max: Bytes,
+    /// The least that the job was allowed to hold from the driver: the most that a request was served for
+    /// which nothing went back.
+    pub(crate) limit_min: Bytes,
     /// Whether memory went back somewhere although no request can have asked for that.
     pub(crate) empties_cache: bool,
+    /// The least that the card can have had, as far as requests that it refused tell.
+    pub(crate) card_size_min: Option<Bytes>,
 }
 
 /// What passed between allocator and driver since the last request or free.
@@ -27,6 +32,8 @@ pub(crate) struct Traffic {
     pub(crate) reserved_before: Option<Bytes>,
     /// Bytes that came after that.
     pub(crate) came: Bytes,
+    /// How much was held when the first page was mapped, if any was.
+    mapped_from: Option<Bytes>,
     /// The events by which memory went back.
     pub(crate) releases: Vec<usize>,
     /// Whether a block became free meanwhile that was not when its program let go of it.
@@ -34,12 +41,16 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Notes memory that came from the driver.
-    pub(crate) fn add(&mut self, size: Bytes) {
+    /// Notes memory that came from the driver, where `reserved` bytes were held, by an event of a kind.
+    pub(crate) fn add(&mut self, size: Bytes, reserved: Bytes, action: Action) {
         self.came += size;
+        if action == Action::SegmentMap {
+            self.mapped_from.get_or_insert(reserved);
+        }
     }
 
-    /// Notes that memory went back by the event at `index`, of `reserved` bytes held.
+    /// Notes that memory of the default pool went back by the event at `index`, of `reserved` bytes held.
+    /// That of another goes back when the pool ends.
     pub(crate) fn release(&mut self, reserved: Bytes, index: usize) {
         self.releases.push(index);
         // What came before that went to a request that had it, and still failed.
@@ -54,10 +65,11 @@ impl Traffic {
     /// since PyTorch waits for those only after it has looked.
     pub(crate) fn would_have_served(
         &self,
-        trace: &Trace,
+        pools: &EventPools<'_>,
         config: &CachingConfig,
         index: usize,
     ) -> bool {
+        let trace = pools.trace;
         let request = trace.events.get(index).map(|recorded| recorded.event);
         let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
         let splits = config.max_split_size.is_none();
@@ -76,29 +88,57 @@ impl Traffic {
                         _ => released.size > Bytes::mib(2),
                     };
                     released.stream == request.stream
-                        && released.pool == request.pool
+                        && pools.of(release) == pools.of(index)
                         && is_large == (request.size > Bytes::mib(1))
                         && released.size.get() >= factor * request.size.round_up(Bytes(512)).get()
                 })
         })
     }
 
-    /// Returns what would have been held, had nothing gone back, if memory went back and came.
-    pub(crate) fn needed(&self) -> Option<Bytes> {
-        self.reserved_before
-            .filter(|_| !self.came.is_zero())
-            .map(|before| before + self.came)
+    /// Returns what would have been held for the request at event `index`, had nothing gone back, if memory
+    /// went back and came.
+    pub(crate) fn needed(
+        &self,
+        trace: &Trace,
+        config: &CachingConfig,
+        index: usize,
+    ) -> Option<Bytes> {
+        let before = self.reserved_before.filter(|_| !self.came.is_zero())?;
+        let asked = asked(trace, config, index).filter(|_| self.mapped_from.is_some());
+        Some(before + asked.unwrap_or(self.came))
+    }
+
+    /// Returns what was held for the request at event `index`, if pages were mapped for it and nothing went back.
+    fn granted(&self, trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
+        let before = self
+            .mapped_from
+            .filter(|_| self.reserved_before.is_none())?;
+        Some(before + asked(trace, config, index)?)
     }
 }
 
+/// Returns what the request at event `index` is held against the limit for: the segment that it would get if
+/// pages were not mapped for it.
+fn asked(trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
+    let request = trace.events.get(index).map(|recorded| recorded.event);
+    let request = request.filter(|event| event.action == Action::Alloc)?;
+    Some(config.segment_size(config.block_size(request.size)))
+}
+
 impl Survey {
+    /// Returns whether requests let memory go back that was long idle, before they ask for more: expandable
+    /// segments are never garbage.
+    pub(crate) fn collects_garbage(&self) -> bool {
+        self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments
+    }
+
     /// Looks at every event of a recording once.
-    pub(crate) fn new(trace: &Trace) -> Survey {
+    pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Survey {
         let segments = trace.initial.segments.iter();
         let mut reserved = segments.map(|segment| segment.size).sum();
         let mut survey = Survey {
             config: config_of(trace),
-            reserved_max: reserved,
+            limit_min: reserved,
             ..Survey::default()
         };
         let mut waiting: HashMap<DeviceAddress, usize> = HashMap::new();
@@ -107,11 +147,20 @@ impl Survey {
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
             let event = recorded.event;
+            if event.action == Action::OutOfMemory {
+                // Its address says what the card had left.
+                let card_size = Bytes(event.address.get()).saturating_add(reserved);
+                survey.card_size_min = survey.card_size_min.max(Some(card_size));
+            }
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
+                    let granted = traffic.granted(trace, &survey.config, index);
+                    survey.limit_min = survey.limit_min.max(granted.unwrap_or_default());
                     let asked = event.action == Action::Alloc
-                        && !traffic.would_have_served(trace, &survey.config, index);
-                    let grew = traffic.needed().filter(|_| asked);
+                        && !traffic.would_have_served(pools, &survey.config, index);
+                    let grew = traffic
+                        .needed(trace, &survey.config, index)
+                        .filter(|_| asked);
                     match grew {
                         Some(needed) => {
                             needed_min = Some(needed_min.map_or(needed, |min| min.min(needed)));
@@ -124,12 +173,16 @@ impl Survey {
                     traffic = Traffic::default();
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
+                    traffic.add(event.size, reserved, event.action);
                     reserved += event.size;
-                    survey.reserved_max = survey.reserved_max.max(reserved);
-                    traffic.add(event.size);
+                    if event.action == Action::SegmentAlloc {
+                        survey.limit_min = survey.limit_min.max(reserved);
+                    }
                 }
                 Action::SegmentFree | Action::SegmentUnmap => {
-                    traffic.release(reserved, index);
+                    if pools.of(index).is_default() {
+                        traffic.release(reserved, index);
+                    }
                     reserved = reserved.saturating_sub(event.size);
                 }
                 Action::FreeCompleted => {
@@ -150,7 +203,7 @@ impl Survey {
             }
             index += 1;
         }
-        survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.reserved_max);
+        survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
     }
 }

@@ -78,17 +78,9 @@ fn assert_figures(outcome: &Outcome, recorded: &Path) {
     assert!(recorded.len() > 120, "torch 2.11 has 122 figures");
 }
 
-/// Verifies a recorded job; a fraction of the card's memory is the limit it ran under.
+/// Verifies a recorded job, its figures too; a fraction of the card's memory is the limit it ran under.
 fn check(name: &str, memory_fraction: Option<f64>) {
-    let trace = read(&data(&format!("{name}.pickle.gz")));
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "as PyTorch does"
-    )]
-    let capacity = memory_fraction.map(|fraction| Bytes((fraction * H200_BYTES) as u64));
-    let outcome = verify(&trace, capacity);
-    assert_same(&outcome, &trace);
+    let (trace, outcome) = check_events(name, memory_fraction);
     let figures = data(&format!("{name}.stats.json"));
     if trace.initial.blocks.is_empty() {
         assert_figures(&outcome, &figures);
@@ -98,6 +90,19 @@ fn check(name: &str, memory_fraction: Option<f64>) {
             "{name} lost its beginning, so its figures cannot be compared"
         );
     }
+}
+
+fn check_events(name: &str, memory_fraction: Option<f64>) -> (Trace, Outcome) {
+    let trace = read(&data(&format!("{name}.pickle.gz")));
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as PyTorch does"
+    )]
+    let capacity = memory_fraction.map(|fraction| Bytes((fraction * H200_BYTES) as u64));
+    let outcome = verify(&trace, capacity);
+    assert_same(&outcome, &trace);
+    (trace, outcome)
 }
 
 #[test]
@@ -110,17 +115,29 @@ fn several_streams() {
 fn graphs_with_private_pools() {
     check("graphs", None);
     check("graphs.exp", None);
+    check("serving.split32", None);
+    check("branches", None);
+    check("branches.exp", None);
 }
 
 #[test]
 fn compiled_with_checkpointed_pools() {
-    check("compiled", None);
+    for name in [
+        "compiled",
+        "evaluated",
+        "evaluated.exp",
+        "evaluated.split40",
+    ] {
+        check(name, None);
+    }
 }
 
 #[test]
 fn memory_pools() {
     check("mempool", None);
     check("mempool.exp", None);
+    check("lending", Some(0.01));
+    check("lending.exp", Some(0.01));
 }
 
 #[test]
@@ -133,12 +150,17 @@ fn a_limit_with_refused_requests() {
     check("gnn.cap", Some(0.012));
     // Without the limit, the recorded driver's refusals tell.
     check("gnn.cap", None);
+    check("shrinking.exp", Some(0.03));
+    check("shrinking.gcexp", Some(0.03));
 }
 
 #[test]
 fn garbage_collection() {
     check("gnn.gc", Some(0.02));
     check("varlen.gc", Some(0.04));
+    // One block more was for a moment free beside others: in which of its 3,951 steps is not known.
+    check_events("idle.gc", Some(0.015));
+    check("idle.gcexp", Some(0.015));
 }
 
 #[test]
@@ -156,7 +178,7 @@ fn rounding_and_splitting() {
 
 #[test]
 fn recordings_that_lost_their_beginning() {
-    for name in ["ring", "ring.exp", "ringms", "late"] {
+    for name in ["ring", "ring.exp", "ringms", "ringserving.exp", "late"] {
         check(name, None);
     }
 }

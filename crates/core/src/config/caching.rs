@@ -76,10 +76,23 @@ impl CachingConfig {
         }
     }
 
+    /// Returns the size of the segment that the driver is asked for where no free block serves one of a size:
+    /// 2 MiB for a block of up to 1 MiB, [`CachingConfig::large_segment_size`] for one below 10 MiB, else the
+    /// block's size in steps of 2 MiB.
+    pub fn segment_size(&self, block: Bytes) -> Bytes {
+        if block <= Bytes::mib(1) {
+            Bytes::mib(2)
+        } else if block < Bytes::mib(10) {
+            self.large_segment_size
+        } else {
+            block.round_up(Bytes::mib(2))
+        }
+    }
+
     /// Returns whether a free block of a size may serve a request. Blocks that are not split serve only
     /// requests of their own class, and of those only the ones that do not waste much.
     #[inline]
-    pub(crate) fn block_serves(&self, block: Bytes, request: Bytes) -> bool {
+    pub fn block_serves(&self, block: Bytes, request: Bytes) -> bool {
         let Some(max) = self.max_split_size else {
             return true;
         };

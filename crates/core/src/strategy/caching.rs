@@ -27,10 +27,6 @@ const BLOCK_MIN: Bytes = Bytes(512);
 /// The largest request that small segments serve. What is left of a large block is split off only
 /// if it is larger.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
-const SMALL_SEGMENT: Bytes = Bytes::mib(2);
-/// Requests from here on get a segment of their own size, rounded up to [`SEGMENT_ROUNDING`].
-const OWN_SEGMENT_MIN: Bytes = Bytes::mib(10);
-const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 
 /// The strategy.
 #[derive(Debug)]
@@ -312,13 +308,7 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {
-        if request.size <= SMALL_REQUEST_MAX {
-            SMALL_SEGMENT
-        } else if request.size < OWN_SEGMENT_MIN {
-            self.config.large_segment_size
-        } else {
-            request.size.round_up(SEGMENT_ROUNDING)
-        }
+        self.config.segment_size(request.size)
     }
 
     #[inline(never)]

@@ -6,7 +6,7 @@ usage: record.py RECORDING...      run and record these, one after the other
 
 Writes RECORDING.pickle.gz, the memory snapshot, and for recordings that have their beginning
 RECORDING.stats.json, what torch.cuda.memory_stats said at the end. The names are the keys of
-RECORDINGS. Needs torch 2.11, for `compiled` also a C compiler, and a GPU of 140 GiB: a recording
+RECORDINGS. Needs torch 2.11, for `compiled` and `evaluated` also a C compiler, and a GPU of 140 GiB: a recording
 with a memory fraction depends on the card's size.
 """
 
@@ -67,9 +67,26 @@ RECORDINGS = {
         "varlen", "max_split_size_mb:200,max_non_split_rounding_mb:30", memory_fraction=0.033
     ),
     "varlen.large40exp": Recording("varlen", "large_segment_size_mb:40,expandable_segments:True"),
+    "shrinking.exp": Recording("shrinking", EXPANDABLE, memory_fraction=0.03),
+    "shrinking.gcexp": Recording(
+        "shrinking", f"garbage_collection_threshold:0.6,{EXPANDABLE}", memory_fraction=0.03
+    ),
+    "idle.gc": Recording("idle", "garbage_collection_threshold:0.5", memory_fraction=0.015),
+    "idle.gcexp": Recording(
+        "idle", f"garbage_collection_threshold:0.5,{EXPANDABLE}", memory_fraction=0.015
+    ),
+    "serving.split32": Recording("serving", "max_split_size_mb:32,roundup_power2_divisions:8"),
+    "branches": Recording("branches"),
+    "branches.exp": Recording("branches", EXPANDABLE),
+    "lending": Recording("lending", memory_fraction=0.01),
+    "lending.exp": Recording("lending", EXPANDABLE, memory_fraction=0.01),
+    "evaluated": Recording("evaluated"),
+    "evaluated.exp": Recording("evaluated", EXPANDABLE),
+    "evaluated.split40": Recording("evaluated", "max_split_size_mb:40,roundup_power2_divisions:4"),
     "ring": Recording("varlen", events_max=5000),
     "ring.exp": Recording("varlen", EXPANDABLE, events_max=5000),
     "ringms": Recording("multistream", events_max=8000),
+    "ringserving.exp": Recording("serving", EXPANDABLE, events_max=3000),
     "late": Recording("graphs", steps_unrecorded=3),
 }
 
@@ -335,7 +352,226 @@ def varlen(choose):
     return step, 40
 
 
-JOBS = {job.__name__: job for job in (multistream, graphs, compiled, mempool, gnn, rl, varlen)}
+def shrinking(choose):
+    """Batches that grow until they are refused and are then halved, copied by three side streams."""
+    model = mlp(1024, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    kept = []
+    rows = 20_000
+
+    def step(index):
+        nonlocal rows
+        try:
+            x = torch.randn(rows, 1024, device="cuda")
+            stream = streams[index % 3]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                y = torch.cat([x, x * 3])
+                torch.cuda._sleep(choose.randrange(10_000_000))
+                kept.append(y[:1000].clone())
+            x.record_stream(stream)
+            y.record_stream(torch.cuda.current_stream())
+            del y
+            if len(kept) > 6:
+                del kept[choose.randrange(6)]
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rows = int(rows * 1.3) + choose.randrange(999)
+        except torch.OutOfMemoryError:
+            rows = max(500, rows // 2)
+            optimizer.zero_grad()
+            raise
+
+    return step, 70
+
+
+def idle(choose):
+    """Blocks of four streams that others still use, while what is long idle goes back."""
+    model = mlp(512, 3)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    kept = []
+
+    def step(index):
+        own, other = streams[index % 4], streams[(index + 1) % 4]
+        with torch.cuda.stream(own):
+            x = torch.randn(choose.randrange(100, 20000), 512, device="cuda")
+            y = x.sin()
+            torch.cuda._sleep(choose.randrange(5_000_000))
+        torch.cuda.current_stream().wait_stream(own)
+        y.record_stream(torch.cuda.current_stream())
+        x.record_stream(other)
+        with torch.cuda.stream(other):
+            other.wait_stream(own)
+            kept.append(x[:500].clone())
+        model(y).sum().backward()
+        model.zero_grad()
+        if len(kept) > 9:
+            del kept[choose.randrange(9)]
+
+    return step, 80
+
+
+def serving(choose):
+    """Graphs for many batch sizes that share a pool, beside requests of other sizes, and their end."""
+    model = mlp(512, 4).half()
+    inputs = torch.randn(4096, 512, device="cuda").half()
+    caches = [
+        torch.empty(choose.randrange(1 << 20, 1 << 24), device="cuda", dtype=torch.int8)
+        for _ in range(20)
+    ]
+    captured = []
+
+    def capture(rows):
+        for _ in range(2):
+            model(inputs[:rows])
+        graph = torch.cuda.CUDAGraph()
+        pool = captured[0].graph.pool() if captured else None
+        with torch.cuda.graph(graph, pool=pool):
+            y = model(inputs[:rows])
+            probabilities = y.float().softmax(-1)
+        captured.append(Captured(graph, inputs, y, probabilities))
+
+    @torch.no_grad()
+    def step(index):
+        phase = index % 20
+        if phase == 0:
+            for rows in [4096, 2048, 1024, 512, 300, 256, 128, 64, 32, 16, 8, 4, 2, 1]:
+                capture(rows)
+        for each in captured[::3]:
+            each.graph.replay()
+        model(inputs[: choose.randrange(1, 4096)])
+        torch.empty(choose.randrange(1, 1 << 25), device="cuda", dtype=torch.int8)
+        if phase == 9:
+            del captured[choose.randrange(1, 3) :: 2]
+            gc.collect()
+        if phase == 12:
+            torch.cuda.empty_cache()
+        if phase == 19:
+            captured.clear()
+            gc.collect()
+            if choose.random() < 0.5:
+                torch.cuda.empty_cache()
+            del caches[:2]
+
+    return step, 80
+
+
+def branches(choose):
+    """Captures of two streams, whose blocks the other uses, kept and dropped in any order."""
+    model = mlp(256, 2)
+    captured = []
+
+    @torch.no_grad()
+    def step(index):
+        x = torch.randn(choose.randrange(32, 2000), 256, device="cuda")
+        model(x)
+        torch.cuda.synchronize()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph):
+            main = torch.cuda.current_stream()
+            a = x * 2
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                b = model(a)
+                c = b.sin()
+                torch.empty_like(c)
+            a.record_stream(side)
+            d = a.cos()
+            main.wait_stream(side)
+            b.record_stream(main)
+            e = (b + d).softmax(-1)
+            del a, d
+        graph.replay()
+        captured.append(Captured(graph, x, e, c))
+        y = torch.randn(choose.randrange(1, 1 << 22), device="cuda")
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.current_stream())
+            z = y * 3
+        y.record_stream(side)
+        z.record_stream(torch.cuda.current_stream())
+        del y, z
+        if len(captured) > 4:
+            captured.pop(choose.randrange(4))
+            gc.collect()
+        if index % 11 == 10:
+            torch.cuda.empty_cache()
+
+    return step, 40
+
+
+def lending(choose):
+    """Pools of the program's own that lend what they hold before a request is refused."""
+    pools, kept = [], []
+
+    def request(least, most):
+        return torch.empty(choose.randrange(least, most), dtype=torch.int8, device="cuda")
+
+    def step(index):
+        if index % 10 == 0:
+            pool = torch.cuda.MemPool(use_on_oom=True)
+            with torch.cuda.use_mem_pool(pool):
+                filled = [request(1 << 20, 60 << 20) for _ in range(4)]
+            del filled
+            pools.append(pool)
+        kept.append(request(1 << 16, 120 << 20))
+        if len(kept) > 12:
+            del kept[choose.randrange(len(kept))]
+        if index % 29 == 28:
+            pools.pop(0)
+            gc.collect()
+        if len(kept) > 8 and choose.random() < 0.1:
+            kept.clear()
+
+    return step, 120
+
+
+def evaluated(_):
+    """torch.compile with graphs, trained and evaluated by turns: pools go from one checkpoint to another."""
+    model = mlp(256, 3)
+    function = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept = []
+
+    def step(index):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn([64, 128, 200][index // 5 % 3], 256, device="cuda")
+        y = function(x)
+        if index % 4 == 3:
+            with torch.no_grad():
+                kept.append(function(x).clone())
+        else:
+            y.sum().backward()
+            optimizer.step()
+            model.zero_grad()
+        if len(kept) > 3:
+            kept.pop(0)
+        if index % 16 == 15:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    return step, 48
+
+
+JOBS = {
+    job.__name__: job
+    for job in (
+        multistream,
+        graphs,
+        compiled,
+        mempool,
+        gnn,
+        rl,
+        varlen,
+        shrinking,
+        idle,
+        serving,
+        branches,
+        lending,
+        evaluated,
+    )
+}
 
 if __name__ == "__main__":
     main()

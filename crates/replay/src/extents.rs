@@ -1,0 +1,126 @@
+//! What the recorded driver gave, as ranges of addresses.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Action, DeviceAddress, Event};
+use lowtide_trace::Trace;
+
+/// The recorded segments that are there, and what is mapped of expandable ones: from start to end.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    segments: BTreeMap<DeviceAddress, DeviceAddress>,
+    /// None of them touch each other.
+    mapped: BTreeMap<DeviceAddress, DeviceAddress>,
+}
+
+impl Extents {
+    /// Returns what there is before the first event.
+    pub(crate) fn new(trace: &Trace) -> Extents {
+        let mut extents = Extents {
+            segments: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+        };
+        for segment in &trace.initial.segments {
+            let (start, end) = (segment.address, segment.address + segment.size);
+            match segment.is_expandable {
+                true => extents.map(start, end),
+                false => drop(extents.segments.insert(start, end)),
+            }
+        }
+        extents
+    }
+
+    /// Notes what an event says: memory that comes or goes.
+    pub(crate) fn apply(&mut self, event: Event) {
+        let (start, end) = (event.address, event.address + event.size);
+        match event.action {
+            Action::SegmentAlloc => drop(self.segments.insert(start, end)),
+            Action::SegmentFree => drop(self.segments.remove(&start)),
+            Action::SegmentMap => self.map(start, end),
+            Action::SegmentUnmap => self.unmap(start, end),
+            _ => {}
+        }
+    }
+
+    /// Returns where the memory ends that begins at an address.
+    pub(crate) fn end_of(&self, start: DeviceAddress) -> Option<DeviceAddress> {
+        let end = self.segments.get(&start);
+        end.or_else(|| self.mapped.get(&start)).copied()
+    }
+
+    fn map(&mut self, mut start: DeviceAddress, mut end: DeviceAddress) {
+        let before = self.mapped.range(..start).next_back();
+        if let Some((&before, _)) = before.filter(|&(_, &before_end)| before_end == start) {
+            start = before;
+        }
+        if let Some(after_end) = self.mapped.remove(&end) {
+            end = after_end;
+        }
+        self.mapped.insert(start, end);
+    }
+
+    fn unmap(&mut self, start: DeviceAddress, end: DeviceAddress) {
+        let around = self.mapped.range(..=start).next_back();
+        let around = around.map(|(&first, &last)| (first, last));
+        let Some((first, last)) = around.filter(|&(_, last)| end <= last) else {
+            return;
+        };
+        self.mapped.remove(&first);
+        if first < start {
+            self.mapped.insert(first, start);
+        }
+        if end < last {
+            self.mapped.insert(end, last);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{Bytes, MempoolId, Stream};
+
+    use super::*;
+
+    fn apply(extents: &mut Extents, action: Action, mib: u64, size_mib: u64) {
+        extents.apply(Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(mib << 20),
+            size: Bytes::mib(size_mib),
+            stream: Stream::DEFAULT,
+        });
+    }
+
+    fn end_of(extents: &Extents, mib: u64) -> Option<u64> {
+        let end = extents.end_of(DeviceAddress(mib << 20));
+        end.map(|end| end.get() >> 20)
+    }
+
+    #[test]
+    fn mapped_memory_is_one_as_long_as_it_is_adjacent() {
+        let mut extents = Extents::new(&Trace::default());
+        for mib in [10, 14, 12] {
+            apply(&mut extents, Action::SegmentMap, mib, 2);
+        }
+        assert_eq!(end_of(&extents, 10), Some(16));
+        assert_eq!(end_of(&extents, 12), None);
+        apply(&mut extents, Action::SegmentUnmap, 12, 2);
+        assert_eq!(
+            [10, 12, 14].map(|mib| end_of(&extents, mib)),
+            [Some(12), None, Some(16)]
+        );
+        apply(&mut extents, Action::SegmentUnmap, 10, 2);
+        apply(&mut extents, Action::SegmentUnmap, 15, 1);
+        assert_eq!([10, 14].map(|mib| end_of(&extents, mib)), [None, Some(15)]);
+    }
+
+    #[test]
+    fn adjacent_segments_are_several() {
+        let mut extents = Extents::new(&Trace::default());
+        apply(&mut extents, Action::SegmentAlloc, 10, 2);
+        apply(&mut extents, Action::SegmentAlloc, 12, 2);
+        assert_eq!(end_of(&extents, 10), Some(12));
+        apply(&mut extents, Action::SegmentFree, 10, 2);
+        assert_eq!([10, 12].map(|mib| end_of(&extents, mib)), [None, Some(14)]);
+    }
+}
