@@ -686,6 +686,7 @@ mod tests {
     use crate::allocator::DeviceAllocator;
     use crate::check::CheckLevel;
     use crate::config::Config;
+    use crate::error::AllocError;
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;
 
@@ -717,6 +718,26 @@ mod tests {
             );
             allocator.check_invariants(CheckLevel::Everything).unwrap();
             allocator.free(block).unwrap();
+            allocator.check_invariants(CheckLevel::Everything).unwrap();
+        }
+    }
+
+    /// The driver has no addresses to give, so that its answer says whether it was asked.
+    #[test]
+    fn the_driver_is_asked_for_the_addresses_of_the_largest_segment_and_for_no_more() {
+        // The device's memory and an eighth of it, in whole pages of 2 MiB.
+        let largest = Bytes::SEGMENT_MAX.get() / 9 * 8;
+        for (total, is_asked) in [(largest, true), (largest + (2 << 20), false)] {
+            let config = Config::parse("caching", "expandable_segments:True").unwrap();
+            let mut driver = TestDriver::new(Bytes(total));
+            driver.claims_virtual_memory = true;
+            let mut allocator = DeviceAllocator::new(driver, 0, &config);
+            let error = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap_err();
+            let call = "reserve";
+            let answer = AllocError::Driver(DriverError::Unsupported { call });
+            assert_eq!(error == answer, is_asked, "{total}: {error}");
+            assert_eq!(error.is_out_of_memory(), !is_asked, "{total}: {error}");
+            assert!(allocator.snapshot().is_empty(), "{total}");
             allocator.check_invariants(CheckLevel::Everything).unwrap();
         }
     }

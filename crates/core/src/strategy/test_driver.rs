@@ -23,6 +23,8 @@ pub(crate) struct TestDriver {
     pub(crate) gap: Bytes,
     /// Whether no event passes until it is waited for.
     pub(crate) busy: bool,
+    /// Whether it says that it can map memory, which it cannot.
+    pub(crate) claims_virtual_memory: bool,
     /// What each allocation holds, by address.
     pub(crate) held: BTreeMap<DeviceAddress, Bytes>,
     /// Calls of [`Driver::allocate`] and [`Driver::free`] so far, failed ones included.
@@ -39,6 +41,7 @@ impl TestDriver {
             capacity,
             gap: Bytes::ZERO,
             busy: false,
+            claims_virtual_memory: false,
             held: BTreeMap::new(),
             calls: 0,
             failure: None,
@@ -90,7 +93,7 @@ impl Driver for TestDriver {
     }
 
     fn supports_virtual_memory(&self) -> bool {
-        false
+        self.claims_virtual_memory
     }
 
     fn granularity(&self) -> Bytes {
