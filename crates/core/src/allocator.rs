@@ -130,7 +130,8 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
     /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
-    /// one that nothing holds is held once from then on.
+    /// one that nothing holds is held once from then on, even where memory runs out. A request for zero
+    /// bytes, or one that is refused before memory is looked for, leaves the pools as they were.
     ///
     /// # Errors
     ///
@@ -141,11 +142,24 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
-        let pool = self.find_or_insert_pool(pool);
+        if requested.is_zero() {
+            return Ok(DeviceAddress::NULL);
+        }
+        let known = self.heap.domains.find_pool(pool);
+        let index = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
         // Otherwise the pool could end while its own request waits for memory.
-        let use_count = &mut self.heap.domains.pool_mut(pool).use_count;
-        *use_count = (*use_count).max(1);
-        self.allocate_from(pool, requested, stream, None)
+        let use_count = &mut self.heap.domains.pool_mut(index).use_count;
+        let held_before = std::mem::replace(use_count, (*use_count).max(1));
+        match self.prepare(index, requested, stream, None) {
+            Ok(request) => self.serve(&request),
+            Err(error) => {
+                match known {
+                    Some(_) => self.heap.domains.pool_mut(index).use_count = held_before,
+                    None => self.heap.domains.remove_pool(index),
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
@@ -187,13 +201,19 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(DeviceAddress::NULL);
         }
         let request = self.prepare(pool, requested, stream, freed_before)?;
-        match self.take(&request) {
+        self.serve(&request)
+    }
+
+    /// Returns what serves a request, if anything does.
+    #[inline(always)]
+    fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        match self.take(request) {
             Some(address) => Ok(address),
-            None => self.allocate_new(&request),
+            None => self.allocate_new(request),
         }
     }
 
-    /// Apart from [`DeviceAllocator::allocate_from`], so that a hit does not pay for it.
+    /// Apart from [`DeviceAllocator::serve`], so that a hit does not pay for it.
     #[cold]
     fn allocate_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
         match self.find_new(request)? {

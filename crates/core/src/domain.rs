@@ -357,6 +357,11 @@ mod tests {
         }
         let error = allocator.allocate(Bytes(1), Stream(last + 1)).unwrap_err();
         assert_eq!(error, AllocError::TooManyStreams);
+        let pool = MempoolId(0, 1);
+        let error = allocator.allocate_in(pool, Bytes(1), Stream(0));
+        assert_eq!(error, Err(AllocError::TooManyStreams));
+        let absent = Err(AllocError::NoSuchPool { pool });
+        assert_eq!(allocator.pool_use_count(pool), absent);
         let block = allocator.allocate(Bytes(1), Stream(last)).unwrap();
         allocator.free(block).unwrap();
         allocator.check_invariants(CheckLevel::Everything).unwrap();

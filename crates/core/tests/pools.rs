@@ -1,11 +1,11 @@
 //! Private pools: routing, life cycle, sharing when memory runs out.
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, MempoolId,
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId,
     SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::configs;
-use lowtide_sim::{SimConfig, SimDriver};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
 
 const POOL: MempoolId = MempoolId(0, 1);
 const CAPACITY: Bytes = Bytes::mib(128);
@@ -156,6 +156,50 @@ fn a_request_in_a_pool_holds_it() -> Outcome {
             "{config}"
         );
         assert_eq!(allocator.pool_use_count(POOL), Ok(1), "{config}");
+    }
+    Ok(())
+}
+
+/// Asks for what is refused, or needs no memory, in a pool.
+fn ask_in_vain(allocator: &mut DeviceAllocator<SimDriver>) {
+    let nothing = allocator.allocate_in(POOL, Bytes::ZERO, OTHER);
+    assert_eq!(nothing, Ok(DeviceAddress::NULL));
+    let requested = Bytes(Bytes::REQUEST_MAX.get() + 1);
+    let too_large = allocator.allocate_in(POOL, requested, OTHER);
+    assert_eq!(too_large, Err(AllocError::TooLarge { requested }));
+    let error = DriverError::Unsupported {
+        call: "query_event",
+    };
+    let plan = FaultPlan::nth(Call::QueryEvent, 1, error.clone());
+    allocator.driver_mut().set_faults(plan);
+    let failed = allocator.allocate_in(POOL, Bytes(1), OTHER);
+    assert_eq!(failed, Err(AllocError::Driver(error)));
+}
+
+#[test]
+fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        // A block that waits, so that the device is asked before anything else.
+        let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
+        allocator.record_stream(block, OTHER)?;
+        allocator.driver_mut().launch(OTHER, 1_000_000);
+        allocator.free(block)?;
+
+        ask_in_vain(&mut allocator);
+        let absent = Err(AllocError::NoSuchPool { pool: POOL });
+        assert_eq!(allocator.pool_use_count(POOL), absent, "{config}");
+
+        allocator.create_or_retain_pool(POOL);
+        allocator.release_pool(POOL)?;
+        ask_in_vain(&mut allocator);
+        assert_eq!(allocator.pool_use_count(POOL), Ok(0), "{config}");
+
+        allocator.set_paused(POOL, Some("kv".into()))?;
+        let region = "kv".into();
+        let away = allocator.allocate_in(POOL, Bytes(1), OTHER);
+        assert_eq!(away, Err(AllocError::Paused { region }), "{config}");
+        assert_eq!(allocator.pool_use_count(POOL), Ok(0), "{config}");
     }
     Ok(())
 }

@@ -224,7 +224,7 @@ impl Runner {
         // What was freed, mapped and unmapped on the way comes before the new block.
         self.read_events()?;
         if let Some(pool) = named {
-            self.adopt_pool(pool)?;
+            self.check_named(pool, &result)?;
         }
         match result {
             Ok(DeviceAddress::NULL) if size.is_zero() => {
@@ -456,10 +456,24 @@ impl Runner {
         Ok(Effect::Done)
     }
 
-    /// A request that names a pool makes it if need be, and holds it if nothing else does.
-    fn adopt_pool(&mut self, pool: MempoolId) -> Result<(), String> {
-        let count = self.pools.use_count(pool).max(1);
-        self.pools.use_counts.insert(pool, count);
+    /// A request that names a pool makes it if need be, and holds it if nothing else does, unless it is
+    /// refused before memory is looked for.
+    fn check_named(
+        &mut self,
+        pool: MempoolId,
+        result: &Result<DeviceAddress, AllocError>,
+    ) -> Result<(), String> {
+        let was_looked_for = match result {
+            Ok(address) => *address != DeviceAddress::NULL,
+            Err(AllocError::OutOfMemory(_)) => true,
+            // The call that failed may have come before or after.
+            Err(AllocError::Driver(_)) => self.allocator.pool_use_count(pool) == Ok(1),
+            Err(_) => false,
+        };
+        if was_looked_for {
+            let count = self.pools.use_count(pool).max(1);
+            self.pools.use_counts.insert(pool, count);
+        }
         self.check_pool(pool)
     }
 
