@@ -116,8 +116,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
     /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
-    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536, [`AllocError::Driver`] when
-    /// the device fails otherwise.
+    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536 with memory,
+    /// [`AllocError::Driver`] when the device fails otherwise.
     #[inline]
     pub fn allocate(
         &mut self,
@@ -275,7 +275,8 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    /// Returns a new domain in the place of those whose pools nothing holds.
+    /// Returns a new domain in the place of others: of those whose pools nothing holds, then of those that
+    /// have no memory, then of those whose memory is only cached. Most of their streams are no more.
     #[cold]
     fn domain_after_release(
         &mut self,
@@ -283,8 +284,30 @@ impl<D: Driver> DeviceAllocator<D> {
         stream: Stream,
     ) -> Result<DomainId, AllocError> {
         self.release_unused_pools()?;
+        self.end_domains_without_memory();
+        if let Some(domain) = self.heap.domains.find_or_insert(pool, stream) {
+            return Ok(domain);
+        }
+        // As where memory runs out, nothing goes back in a capture.
+        if self.captures == 0 {
+            self.release_cached()?;
+            self.end_domains_without_memory();
+        }
         let domain = self.heap.domains.find_or_insert(pool, stream);
         domain.ok_or(AllocError::TooManyStreams)
+    }
+
+    /// Ends every domain that has no memory, whose number a new one may then have.
+    fn end_domains_without_memory(&mut self) {
+        let ended = self.heap.domains_without_memory();
+        if ended.is_empty() {
+            return;
+        }
+        for &domain in &ended {
+            Strategy::<D>::forget_domain(&mut self.strategy, domain);
+        }
+        self.heap.log.recent.forget();
+        self.heap.domains.remove(&ended);
     }
 
     /// Returns what the job itself has freed, if that serves a request. Never calls the driver.

@@ -115,12 +115,12 @@ impl Pool {
     }
 }
 
-/// Every pool and every domain, with numbers that stay small: those of pools that ended are used
-/// again.
+/// Every pool and every domain, with numbers that stay small: those of pools and domains that ended are
+/// used again.
 #[derive(Debug)]
 pub(crate) struct Domains {
     pools: Vec<Option<Pool>>,
-    /// `None` where the domain's pool ended.
+    /// `None` where the domain ended.
     domains: Vec<Option<Domain>>,
     by_pair: HashMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
@@ -281,9 +281,16 @@ impl Domains {
         debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
         self.pools[index.0 as usize] = None;
+        let domains = self.of_pool(index);
+        self.remove(&domains);
+    }
+
+    /// Ends domains that have no memory.
+    pub(crate) fn remove(&mut self, domains: &[DomainId]) {
+        debug_assert!(!domains.contains(&DomainId::DEFAULT));
         self.recent = (self.domain(DomainId::DEFAULT), DomainId::DEFAULT);
-        for slot in &mut self.domains {
-            if let Some(domain) = slot.take_if(|domain| domain.pool == index) {
+        for id in domains {
+            if let Some(domain) = self.domains[id.index()].take() {
                 self.by_pair.remove(&domain);
             }
         }
@@ -314,18 +321,35 @@ fn number(index: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
     use crate::allocator::DeviceAllocator;
     use crate::check::CheckLevel;
     use crate::config::Config;
     use crate::error::AllocError;
+    use crate::event::Action;
+    use crate::recent_events::EventClock;
     use crate::strategy::test_driver::TestDriver;
-    use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
+    use crate::units::{Bytes, MempoolId, Stream};
 
     use super::DomainId;
 
+    const FULL: u64 = DomainId::COUNT_MAX as u64;
+
+    /// An allocator on a device that runs out of domains first.
     fn allocator(strategy: &str) -> DeviceAllocator<TestDriver> {
         let config: Config = strategy.parse().unwrap();
-        DeviceAllocator::new(TestDriver::new(Bytes::gib(180)), 0, &config)
+        DeviceAllocator::new(TestDriver::new(Bytes(1 << 50)), 0, &config)
+    }
+
+    /// As programs make streams for some work and destroy them.
+    fn use_once(allocator: &mut DeviceAllocator<TestDriver>, pool: MempoolId, streams: Range<u64>) {
+        for stream in streams.map(Stream) {
+            let block = allocator.allocate_in(pool, Bytes(1_000), stream).unwrap();
+            assert_eq!(allocator.allocation(block).unwrap().stream, stream);
+            allocator.free(block).unwrap();
+        }
     }
 
     /// As programs capture graphs and let go of them without emptying the cache.
@@ -333,11 +357,10 @@ mod tests {
     fn pools_that_nothing_holds_make_room_for_others() {
         for strategy in ["direct", "caching", "slab"] {
             let mut allocator = allocator(strategy);
-            for number in 1..=2 * DomainId::COUNT_MAX as u64 {
+            for number in 1..=2 * FULL {
                 let pool = MempoolId(0, number);
                 allocator.create_or_retain_pool(pool);
-                let block = allocator.allocate_in(pool, Bytes(1_000), Stream::DEFAULT);
-                allocator.free(block.unwrap()).unwrap();
+                use_once(&mut allocator, pool, 0..1);
                 allocator.release_pool(pool).unwrap();
             }
             allocator.allocate(Bytes(1), Stream(7)).unwrap();
@@ -346,24 +369,124 @@ mod tests {
     }
 
     #[test]
+    fn streams_that_hold_nothing_make_room_for_others() {
+        for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
+            let mut allocator = allocator(strategy);
+            let held = allocator.allocate(Bytes(1_000), Stream(3)).unwrap();
+            let before = allocator.allocation(held);
+            use_once(&mut allocator, MempoolId::DEFAULT, 4..FULL + 9);
+            assert_eq!(allocator.allocation(held), before, "{strategy}");
+            allocator.check_invariants(CheckLevel::Everything).unwrap();
+            allocator.free(held).unwrap();
+            use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 9);
+            allocator.empty_cache().unwrap();
+            assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{strategy}");
+        }
+    }
+
+    /// Where some streams have nothing cached, the others keep what they have.
+    #[test]
+    fn nothing_goes_back_for_a_stream_while_another_has_nothing() {
+        let mut allocator = allocator("caching");
+        use_once(&mut allocator, MempoolId::DEFAULT, 0..7);
+        allocator.empty_cache().unwrap();
+        use_once(&mut allocator, MempoolId::DEFAULT, 7..FULL + 6);
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(2 * (FULL - 1)));
+        use_once(&mut allocator, MempoolId::DEFAULT, FULL + 6..FULL + 7);
+        assert_eq!(allocator.stats().reserved(), Bytes::mib(2));
+    }
+
+    #[test]
+    fn nothing_goes_back_for_a_stream_during_a_capture() {
+        let mut allocator = allocator("caching");
+        use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL);
+        allocator.capture_begin();
+        let refused = allocator.allocate(Bytes(1), Stream(FULL));
+        assert_eq!(refused, Err(AllocError::TooManyStreams));
+        allocator.capture_end();
+        use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
+    }
+
+    /// What a held pool has free is its own, for other streams as for other pools.
+    #[test]
+    fn streams_of_a_held_pool_make_room_when_it_is_let_go() {
+        let mut allocator = allocator("caching");
+        let pool = MempoolId(0, 1);
+        use_once(&mut allocator, pool, 1..FULL);
+        let refused = allocator.allocate(Bytes(1), Stream(1));
+        assert_eq!(refused, Err(AllocError::TooManyStreams));
+        allocator.trim_pool(pool).unwrap();
+        use_once(&mut allocator, pool, FULL..2 * FULL - 1);
+        allocator.release_pool(pool).unwrap();
+        use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL);
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
+
+    #[test]
+    fn a_stream_whose_block_is_waited_for_makes_room_after_that() {
+        let mut allocator = allocator("caching");
+        let blocks: Vec<_> = (0..FULL)
+            .map(|stream| allocator.allocate(Bytes(1), Stream(stream)).unwrap())
+            .collect();
+        allocator.driver_mut().busy = true;
+        allocator.record_stream(blocks[7], Stream(8)).unwrap();
+        allocator.free(blocks[7]).unwrap();
+        let refused = allocator.allocate(Bytes(1), Stream(FULL));
+        assert_eq!(refused, Err(AllocError::TooManyStreams));
+        allocator.driver_mut().busy = false;
+        allocator.allocate(Bytes(1), Stream(FULL)).unwrap();
+        let refused = allocator.allocate(Bytes(1), Stream(7));
+        assert_eq!(refused, Err(AllocError::TooManyStreams));
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
+
+    /// Events name their streams by numbers that others have since.
+    #[test]
+    fn what_happened_in_streams_that_made_room_is_forgotten() {
+        let mut allocator = allocator("caching");
+        let clock = Arc::new(EventClock::default());
+        clock.start();
+        allocator.keep_recent_events(clock);
+        use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 5);
+        let past = allocator.recent_past();
+        let known = past
+            .events
+            .iter()
+            .filter(|(_, event)| event.action == Action::Alloc);
+        let streams: Vec<u64> = known.map(|(_, event)| event.stream.0).collect();
+        assert_eq!(streams, (FULL..FULL + 5).collect::<Vec<_>>());
+        assert_ne!(past.since, 0);
+    }
+
+    /// A request that no device could serve leaves a stream of `bfc` with a large region to ask for next.
+    #[test]
+    fn a_stream_that_takes_the_place_of_another_starts_as_any_does() {
+        let mut allocator = allocator("bfc");
+        let refused = allocator.allocate(Bytes(2 * Bytes::SEGMENT_MAX.get()), Stream(1));
+        assert!(refused.unwrap_err().is_out_of_memory());
+        use_once(&mut allocator, MempoolId::DEFAULT, 2..FULL);
+        let before = allocator.stats().reserved();
+        use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
+        assert_eq!(allocator.stats().reserved() - before, Bytes::mib(2));
+    }
+
+    #[test]
     fn one_stream_too_many_is_refused_and_the_others_go_on() {
         let mut allocator = allocator("caching");
-        let last = DomainId::COUNT_MAX as u64 - 1;
-        for stream in 0..=last {
-            assert_ne!(
-                allocator.allocate(Bytes(1), Stream(stream)),
-                Ok(DeviceAddress::NULL)
-            );
-        }
-        let error = allocator.allocate(Bytes(1), Stream(last + 1)).unwrap_err();
+        let blocks: Vec<_> = (0..FULL)
+            .map(|stream| allocator.allocate(Bytes(1), Stream(stream)).unwrap())
+            .collect();
+        let error = allocator.allocate(Bytes(1), Stream(FULL)).unwrap_err();
         assert_eq!(error, AllocError::TooManyStreams);
         let pool = MempoolId(0, 1);
         let error = allocator.allocate_in(pool, Bytes(1), Stream(0));
         assert_eq!(error, Err(AllocError::TooManyStreams));
         let absent = Err(AllocError::NoSuchPool { pool });
         assert_eq!(allocator.pool_use_count(pool), absent);
-        let block = allocator.allocate(Bytes(1), Stream(last)).unwrap();
+        let block = allocator.allocate(Bytes(1), Stream(FULL - 1)).unwrap();
         allocator.free(block).unwrap();
+        allocator.free(blocks[7]).unwrap();
+        allocator.allocate(Bytes(1), Stream(FULL)).unwrap();
         allocator.check_invariants(CheckLevel::Everything).unwrap();
     }
 }

@@ -41,8 +41,8 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// As many streams have been used as can be told apart, 65,536, each counted once for the default pool and
-    /// for each private pool that there is.
+    /// As many streams have memory that is not only cached as can be told apart, 65,536, each counted once
+    /// for the default pool and for each private pool that there is. Held pools keep what they have cached.
     TooManyStreams,
     /// The pool's memory is away.
     Paused {
@@ -193,8 +193,8 @@ impl fmt::Display for AllocError {
             }
             AllocError::TooManyStreams => write!(
                 f,
-                "65,536 streams have been used, each counted once for every memory pool that it has been used \
-                 with: let go of pools (graphs, torch.cuda.MemPool) that are done with, or use fewer streams"
+                "65,536 streams have memory in use, each counted once for every memory pool that it has some of: \
+                 let go of pools (graphs, torch.cuda.MemPool) that are done with, or use fewer streams"
             ),
             AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),

@@ -2,6 +2,8 @@
 //! driver for memory. Figures, events and the limit are kept here, so that no strategy can forget
 //! them.
 
+use std::collections::BTreeSet;
+
 use crate::block::{Block, BlockId, BlockState, BlockTable};
 use crate::domain::{DomainId, Domains};
 use crate::driver::{Driver, DriverError, Handle};
@@ -595,6 +597,17 @@ impl<D: Driver> Heap<D> {
         self.detached.iter().map(|&(_, size, ..)| size).sum()
     }
 
+    /// Returns the domains but the default one that have no segment, and so no block, and no memory that
+    /// the driver refused to take back. O(n log n) for n domains and segments.
+    pub(crate) fn domains_without_memory(&self) -> Vec<DomainId> {
+        let segments = self.segments.iter().map(|(_, segment)| segment.domain);
+        let detached = self.detached.iter().map(|&(.., domain)| domain);
+        let default = std::iter::once(DomainId::DEFAULT);
+        let kept: BTreeSet<DomainId> = segments.chain(detached).chain(default).collect();
+        let ids = self.domains.iter();
+        ids.filter(|id| !kept.contains(id)).collect()
+    }
+
     /// Adds a block that covers a segment, free and belonging to the segment's domain.
     pub(crate) fn insert_whole_block(&mut self, id: SegmentId) -> BlockId {
         let &Segment { size, .. } = self.segments.get(id);
@@ -686,6 +699,7 @@ mod tests {
     use crate::allocator::DeviceAllocator;
     use crate::check::CheckLevel;
     use crate::config::Config;
+    use crate::domain::PoolIndex;
     use crate::error::AllocError;
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;
@@ -740,6 +754,22 @@ mod tests {
             assert!(allocator.snapshot().is_empty(), "{total}");
             allocator.check_invariants(CheckLevel::Everything).unwrap();
         }
+    }
+
+    #[test]
+    fn a_domain_has_memory_as_long_as_the_driver_refuses_to_take_it_back() {
+        let mut heap = Heap::new(TestDriver::new(Bytes::gib(1)));
+        let ids = [1, 2].map(|stream| {
+            let domain = heap
+                .domains
+                .find_or_insert(PoolIndex::DEFAULT, Stream(stream));
+            domain.unwrap()
+        });
+        assert_eq!(heap.domains_without_memory(), ids);
+        // The driver of this test takes no handles.
+        let page_size = Bytes::mib(2);
+        heap.discard(vec![Handle(1)], page_size, SizeKind::Small, ids[1]);
+        assert_eq!(heap.domains_without_memory(), [ids[0]]);
     }
 
     #[test]

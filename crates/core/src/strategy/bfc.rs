@@ -330,20 +330,29 @@ impl<D: Driver> Strategy<D> for Bfc {
     }
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
-        for domain in heap.domains.of_pool(pool) {
+        let domains = heap.domains.of_pool(pool);
+        for &domain in &domains {
             for region in self.free_regions(heap, domain) {
                 self.release_region(heap, region)?;
             }
-            // Regions double from what is left, or a program that empties its cache often would soon
-            // ask for more than any card has. TensorFlow's programs have no such call.
-            let held = heap
-                .segments
-                .iter()
-                .filter(|(_, region)| region.domain == domain);
-            let largest = held.map(|(_, region)| region.size).max();
-            self.chunks_of(domain).next_region_size = largest.map(regions::doubled);
+        }
+        // Regions double from what is left, or a program that empties its cache often would soon ask for
+        // more than any card has. TensorFlow's programs have no such call.
+        for &domain in &domains {
+            self.chunks_of(domain).next_region_size = None;
+        }
+        for (_, region) in heap.segments.iter() {
+            if heap.domains.domain(region.domain).pool == pool {
+                let next = &mut self.chunks_of(region.domain).next_region_size;
+                *next = (*next).max(Some(regions::doubled(region.size)));
+            }
         }
         Ok(())
+    }
+
+    fn forget_domain(&mut self, domain: DomainId) {
+        // Regions start small again, as those of a new stream do.
+        self.chunks_of(domain).next_region_size = None;
     }
 
     fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {

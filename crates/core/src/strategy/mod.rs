@@ -117,6 +117,10 @@ pub(crate) trait Strategy<D: Driver> {
     /// What the driver said; what went back before that is gone, the rest is as it was.
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError>;
 
+    /// Forgets what it knows of a domain that has no memory: its number may be given to another. Most
+    /// strategies know nothing of such a domain.
+    fn forget_domain(&mut self, _domain: DomainId) {}
+
     /// Tries a request once more after everything that could go back did.
     fn retry(
         &mut self,
@@ -314,6 +318,10 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
         dispatch!(self, strategy => strategy.release(heap, pool))
+    }
+
+    fn forget_domain(&mut self, domain: DomainId) {
+        dispatch!(self, strategy => Strategy::<D>::forget_domain(strategy, domain));
     }
 
     fn retry(
