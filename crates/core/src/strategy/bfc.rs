@@ -101,11 +101,27 @@ impl SplitChange {
 }
 
 impl DomainChunks {
+    /// Makes a free chunk, of which the table has `chunk` and `mark`, findable.
+    #[inline(always)]
+    fn insert(&mut self, id: BlockId, chunk: &Block, mark: u64, change: &mut SplitChange) {
+        change.add(chunk);
+        self.free.insert(FreeBlock::of(id, chunk));
+        if mark != 0 {
+            self.recent.insert((mark, chunk.address));
+        }
+    }
+
+    /// Undoes [`DomainChunks::insert`].
+    #[inline(always)]
+    fn remove(&mut self, id: BlockId, chunk: &Block, mark: u64, change: &mut SplitChange) {
+        self.free.remove(FreeBlock::of(id, chunk));
+        self.forget(chunk, mark, change);
+    }
+
     /// Does what follows when a chunk is taken out of `free`.
-    #[inline]
-    fn forget<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
-        let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
-        change.subtract(&chunk);
+    #[inline(always)]
+    fn forget(&mut self, chunk: &Block, mark: u64, change: &mut SplitChange) {
+        change.subtract(chunk);
         if mark != 0 {
             self.recent.remove(&(mark, chunk.address));
         }
@@ -143,36 +159,30 @@ impl Bfc {
 
     /// Merges a chunk that was freed with those neighbours that it may be merged with, and makes it findable.
     #[inline(never)]
-    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
         heap.blocks.set_mark(id, mark);
         let mut change = SplitChange::default();
-        if mark == 0 {
-            id = self.coalesce(heap, id, Merge::Safe, &mut change);
-        }
-        self.insert_free(heap, id, &mut change);
+        let (id, chunk) = match mark {
+            0 => self.coalesce(heap, id, Merge::Safe, &mut change),
+            _ => (id, heap.blocks.get(id)),
+        };
+        let chunks = &mut self.domains[chunk.domain.index()];
+        chunks.insert(id, &chunk, mark, &mut change);
         change.apply(&mut heap.stats);
     }
 
     /// Makes a chunk that is free findable.
-    #[inline]
     fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
-        let chunk = heap.blocks.get(id);
-        let mark = heap.blocks.mark(id);
-        change.add(&chunk);
+        let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
         let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.free.insert(FreeBlock::of(id, &chunk));
-        if mark != 0 {
-            chunks.recent.insert((mark, chunk.address));
-        }
+        chunks.insert(id, &chunk, mark, change);
     }
 
-    #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
-        let chunk = heap.blocks.get(id);
+        let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
         let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.free.remove(FreeBlock::of(id, &chunk));
-        chunks.forget(heap, id, change);
+        chunks.remove(id, &chunk, mark, change);
     }
 
     /// Takes what a request needs from a chunk that is in no list.
@@ -217,30 +227,37 @@ impl Bfc {
     }
 
     /// Merges a free chunk that is in no list with its free neighbours, which leave theirs, and
-    /// returns the number of the whole, which is in none either.
-    #[inline]
+    /// returns the whole, which is in none either.
+    #[inline(always)]
     fn coalesce<D>(
         &mut self,
         heap: &mut Heap<D>,
         mut id: BlockId,
         merge: Merge,
         change: &mut SplitChange,
-    ) -> BlockId {
-        let merges = |&neighbour: &BlockId, heap: &Heap<D>| {
+    ) -> (BlockId, Block) {
+        let mut whole = heap.blocks.get(id);
+        let chunks = &mut self.domains[whole.domain.index()];
+        let merges = |&neighbour: &BlockId| {
             let is_safe = heap.blocks.mark(neighbour) == 0 || merge == Merge::All;
             is_safe && heap.blocks.get(neighbour).state == BlockState::Free
         };
-        let Block { previous, next, .. } = heap.blocks.get(id);
-        if let Some(next) = next.filter(|next| merges(next, heap)) {
-            self.remove_free(heap, next, change);
-            merge_with_next(heap, id);
+        // Both neighbours are looked at first: their records are likely far away.
+        let (next, previous) = (whole.next.filter(merges), whole.previous.filter(merges));
+        if let Some(next_id) = next {
+            let (next, mark) = (heap.blocks.get(next_id), heap.blocks.mark(next_id));
+            chunks.remove(next_id, &next, mark, change);
+            merge_with_next(heap, id, next_id);
+            (whole.size, whole.next) = (whole.size + next.size, next.next);
         }
-        if let Some(previous) = previous.filter(|previous| merges(previous, heap)) {
-            self.remove_free(heap, previous, change);
-            merge_with_next(heap, previous);
-            id = previous;
+        if let Some(previous_id) = previous {
+            let (previous, mark) = (heap.blocks.get(previous_id), heap.blocks.mark(previous_id));
+            chunks.remove(previous_id, &previous, mark, change);
+            merge_with_next(heap, previous_id, id);
+            (id, whole.address) = (previous_id, previous.address);
+            (whole.size, whole.previous) = (whole.size + previous.size, previous.previous);
         }
-        id
+        (id, whole)
     }
 }
 
@@ -267,8 +284,9 @@ impl<D: Driver> Strategy<D> for Bfc {
                 best
             }
         };
+        let (chunk, mark) = (heap.blocks.get(best.id), heap.blocks.mark(best.id));
         let mut change = SplitChange::default();
-        chunks.forget(heap, best.id, &mut change);
+        chunks.forget(&chunk, mark, &mut change);
         self.carve(heap, best.id, request, &mut change);
         change.apply(&mut heap.stats);
         Some(best.id)
@@ -309,7 +327,7 @@ impl<D: Driver> Strategy<D> for Bfc {
         while heap.blocks.get(id).end() < wanted.address + wanted.size {
             let next = heap.blocks.get(id).next.expect("the region has the memory");
             self.remove_free(heap, next, &mut change);
-            merge_with_next(heap, id);
+            merge_with_next(heap, id, next);
         }
         let before = wanted.address.offset_from(heap.blocks.get(id).address);
         if !before.is_zero() {
@@ -439,8 +457,7 @@ fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), Stri
 
 /// Joins a free chunk with the free one behind it: the whole was freed when the later part was.
 #[inline]
-fn merge_with_next<D>(heap: &mut Heap<D>, id: BlockId) {
-    let next = heap.blocks.get(id).next.expect("a chunk to merge with");
+fn merge_with_next<D>(heap: &mut Heap<D>, id: BlockId, next: BlockId) {
     let mark = heap.blocks.mark(id).max(heap.blocks.mark(next));
     heap.blocks.merge_with_next(id);
     heap.blocks.set_mark(id, mark);

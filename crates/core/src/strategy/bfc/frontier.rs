@@ -73,7 +73,7 @@ impl Bfc {
         for &address in &addresses {
             let id = id_at(heap, address);
             self.remove_free(heap, id, &mut change);
-            let id = self.coalesce(heap, id, Merge::Safe, &mut change);
+            let (id, _) = self.coalesce(heap, id, Merge::Safe, &mut change);
             self.insert_free(heap, id, &mut change);
         }
         change.apply(&mut heap.stats);
@@ -91,7 +91,7 @@ impl Bfc {
             };
             debug_assert_eq!(heap.blocks.get(id).state, BlockState::Free);
             self.remove_free(heap, id, &mut change);
-            let id = self.coalesce(heap, id, Merge::All, &mut change);
+            let (id, _) = self.coalesce(heap, id, Merge::All, &mut change);
             self.insert_free(heap, id, &mut change);
             found = heap.blocks.get(id).size >= request.size;
             if found {

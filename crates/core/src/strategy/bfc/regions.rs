@@ -107,7 +107,7 @@ impl Bfc {
                 change.add(&heap.blocks.get(last));
             }
         }
-        let id = self.coalesce(heap, id, Merge::Safe, &mut change);
+        let (id, _) = self.coalesce(heap, id, Merge::Safe, &mut change);
         self.insert_free(heap, id, &mut change);
         change.apply(&mut heap.stats);
     }
@@ -164,8 +164,8 @@ impl Bfc {
             self.remove_free(heap, id, &mut change);
         }
         change.apply(&mut heap.stats);
-        for _ in 1..chunks.len() {
-            super::merge_with_next(heap, first);
+        for &next in &chunks[1..] {
+            super::merge_with_next(heap, first, next);
         }
         let region = heap.blocks.segment(first);
         loop {
