@@ -623,7 +623,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
-        if !is_held && self.heap.domains.pool(index).reserved_bytes.current() == 0 {
+        if !is_held && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);
         }

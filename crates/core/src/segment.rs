@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId, BlockState, BlockTable};
-use crate::domain::{DomainId, Domains};
+use crate::domain::{DomainId, Domains, PoolIndex};
 use crate::driver::{Driver, DriverError, Handle};
 use crate::event::{Action, Event};
 use crate::event_log::{EventLog, LogMark};
@@ -597,6 +597,14 @@ impl<D: Driver> Heap<D> {
         self.detached.iter().map(|&(_, size, ..)| size).sum()
     }
 
+    /// Returns whether a pool has any segment, if only addresses, or memory that the driver refused to take
+    /// back. Linear in the segments.
+    pub(crate) fn has_segments(&self, pool: PoolIndex) -> bool {
+        let mut domains = self.segments.iter().map(|(_, segment)| segment.domain);
+        self.domains.pool(pool).reserved_bytes.current() != 0
+            || domains.any(|domain| self.domains.domain(domain).pool == pool)
+    }
+
     /// Returns the domains but the default one that have no segment, and so no block, and no memory that
     /// the driver refused to take back. O(n log n) for n domains and segments.
     pub(crate) fn domains_without_memory(&self) -> Vec<DomainId> {
@@ -699,7 +707,6 @@ mod tests {
     use crate::allocator::DeviceAllocator;
     use crate::check::CheckLevel;
     use crate::config::Config;
-    use crate::domain::PoolIndex;
     use crate::error::AllocError;
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;

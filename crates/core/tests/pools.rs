@@ -103,6 +103,28 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
     Ok(())
 }
 
+/// The driver neither makes usable what it mapped nor unmaps it.
+#[test]
+fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
+    let mut allocator = allocator(&"caching:expandable_segments:True".parse().unwrap());
+    let error = DriverError::Unsupported { call: "told to" };
+    let plan = FaultPlan::every(&[Call::SetAccess, Call::Unmap], error.clone());
+    allocator.driver_mut().set_faults(plan);
+    let refused = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED);
+    assert_eq!(refused, Err(AllocError::Driver(error)));
+    allocator.release_pool(POOL)?;
+    allocator.empty_cache()?;
+    assert_eq!(allocator.pool_use_count(POOL), Ok(0));
+    // Looks at the pool of every block.
+    assert_eq!(allocator.held_blocks(MempoolId::DEFAULT), Ok(Vec::new()));
+    allocator.driver_mut().set_faults(FaultPlan::none());
+    allocator.empty_cache()?;
+    let absent = Err(AllocError::NoSuchPool { pool: POOL });
+    assert_eq!(allocator.pool_use_count(POOL), absent);
+    assert!(allocator.driver().leaks().is_empty());
+    Ok(())
+}
+
 #[test]
 fn a_held_pool_keeps_its_free_memory() -> Outcome {
     let mut allocator = allocator(&Config::default());
