@@ -577,7 +577,8 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives what one private pool holds free back to the driver, if nothing holds the pool any more,
-    /// and leaves the others alone.
+    /// and leaves the others alone. Unless a capture forbids it, this waits for the events that freed blocks of
+    /// the pool wait for, as PyTorch does, and for no others.
     ///
     /// # Errors
     ///
@@ -585,7 +586,10 @@ impl<D: Driver> DeviceAllocator<D> {
     /// driver refuses a call.
     pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        Lanes::alone(self).reclaim_pending()?;
+        if self.captures == 0 {
+            self.heap.stats.num_sync_all_streams += 1;
+            self.reclaim_pending_of(index)?;
+        }
         Ok(self.release_unused_pool(index)?)
     }
 
@@ -608,7 +612,16 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Waits for every event that a freed block waits for. Not allowed during a capture.
     pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
         self.uses.end_deferral(&mut self.heap.driver)?;
-        self.uses.synchronize(&mut self.heap.driver)?;
+        self.uses.synchronize(&mut self.heap.driver, |_| true)?;
+        self.reclaim_passed()
+    }
+
+    /// Waits for every event that a freed block of a pool waits for. Not allowed during a capture.
+    fn reclaim_pending_of(&mut self, pool: PoolIndex) -> Result<(), DriverError> {
+        self.uses.end_deferral(&mut self.heap.driver)?;
+        let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
+        let is_of_pool = |id| domains.domain(blocks.get(id).domain).pool == pool;
+        self.uses.synchronize(&mut self.heap.driver, is_of_pool)?;
         self.reclaim_passed()
     }
 

@@ -110,22 +110,31 @@ impl StreamUses {
                 if !driver.query_event(event)? {
                     break;
                 }
-                self.pass_first_of(index, driver);
+                self.pass((index, 0), driver);
             }
         }
         self.queues.retain(|(_, queue)| !queue.is_empty());
         Ok(())
     }
 
-    /// Waits until every event has passed.
-    pub(crate) fn synchronize<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
+    /// Waits until every event has passed that a block waits for which is meant.
+    pub(crate) fn synchronize<D: Driver>(
+        &mut self,
+        driver: &mut D,
+        is_meant: impl Fn(BlockId) -> bool,
+    ) -> Result<(), DriverError> {
         for index in 0..self.queues.len() {
-            while let Some(&(event, _)) = self.queues[index].1.front() {
-                driver.synchronize_event(event)?;
-                self.pass_first_of(index, driver);
+            let mut place = 0;
+            while let Some(&(event, block)) = self.queues[index].1.get(place) {
+                if is_meant(block) {
+                    driver.synchronize_event(event)?;
+                    self.pass((index, place), driver);
+                } else {
+                    place += 1;
+                }
             }
         }
-        self.queues.clear();
+        self.queues.retain(|(_, queue)| !queue.is_empty());
         Ok(())
     }
 
@@ -142,7 +151,7 @@ impl StreamUses {
     }
 
     /// Lets a freed block wait for nothing but the next look.
-    pub(crate) fn pass(&mut self, block: BlockId) {
+    pub(crate) fn wait_no_more(&mut self, block: BlockId) {
         self.passed.push_back(block);
     }
 
@@ -175,9 +184,10 @@ impl StreamUses {
         &mut self.queues[index].1
     }
 
-    fn pass_first_of<D: Driver>(&mut self, index: usize, driver: &mut D) {
-        let first = self.queues[index].1.pop_front();
-        let (event, block) = first.expect("the caller saw an event in the queue");
+    /// Takes an event that has passed out of its place in a queue.
+    fn pass<D: Driver>(&mut self, (index, place): (usize, usize), driver: &mut D) {
+        let passed = self.queues[index].1.remove(place);
+        let (event, block) = passed.expect("the caller saw an event in the queue");
         driver.release_event(event);
         let outstanding = self
             .outstanding

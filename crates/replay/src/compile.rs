@@ -287,12 +287,7 @@ impl<'a> Compiler<'a> {
             self.emptied = group.released_from;
             return;
         }
-        self.silent.extend(
-            group
-                .finished
-                .into_iter()
-                .map(|user| Step::FinishUse { user }),
-        );
+        self.finish(group.finished.drain(..group.finished_first));
         for pool in group.released_from {
             let step = match pool.is_default() {
                 true => Step::EmptyCache,
@@ -301,6 +296,13 @@ impl<'a> Compiler<'a> {
             self.push(group.release_end, step);
             self.hold_again(pool);
         }
+        self.finish(group.finished.into_iter());
+    }
+
+    /// Has work done before the next step.
+    fn finish(&mut self, users: impl Iterator<Item = User>) {
+        self.silent
+            .extend(users.map(|user| Step::FinishUse { user }));
     }
 
     /// Has a pool that memory went back from held again where it has more: what is told as one pool may be

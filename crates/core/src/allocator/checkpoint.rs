@@ -272,7 +272,7 @@ impl<D: Driver> DeviceAllocator<D> {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {
                 self.heap.log.take_back(before);
-                self.uses.pass(id);
+                self.uses.wait_no_more(id);
                 self.heap.blocks.set_state(id, BlockState::Pending);
                 self.heap.stats.count_suspended(kind, size);
             }
