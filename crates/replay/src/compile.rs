@@ -139,6 +139,10 @@ impl<'a> Compiler<'a> {
             Action::FreeCompleted if self.used.is_empty() => {}
             Action::FreeCompleted => {
                 if let Some(user) = self.used.remove(&address) {
+                    if !self.survey.gives_back_some() {
+                        // What waits for other streams does so before anything goes back.
+                        self.end_group(index, false);
+                    }
                     self.vacate(address);
                     self.group.traffic.finished = true;
                     self.group.finished.push(user);
@@ -363,7 +367,8 @@ impl<'a> Compiler<'a> {
             (last, end) = (end, end + event.size.round_up(Bytes(512)));
             behind += 1;
         }
-        if end == segment_end || last != start && self.is_freed_at_once(behind, (start, last)) {
+        let has_grown = end < segment_end && last != start && self.extents.is_mapped(start);
+        if end == segment_end || has_grown && self.is_freed_at_once(behind, (start, last)) {
             self.restored_until = behind;
         }
         index < self.restored_until

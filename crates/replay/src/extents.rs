@@ -48,6 +48,11 @@ impl Extents {
         end.or_else(|| self.mapped.get(&start)).copied()
     }
 
+    /// Returns whether the memory that begins at an address was mapped page by page.
+    pub(crate) fn is_mapped(&self, start: DeviceAddress) -> bool {
+        self.mapped.contains_key(&start)
+    }
+
     fn map(&mut self, mut start: DeviceAddress, mut end: DeviceAddress) {
         let before = self.mapped.range(..start).next_back();
         if let Some((&before, _)) = before.filter(|&(_, &before_end)| before_end == start) {

@@ -16,7 +16,7 @@ use lowtide_core::{
 use lowtide_trace::Trace;
 
 use crate::initial;
-use crate::survey::config_of;
+use crate::survey::{config_of, gives_back_some};
 
 /// The largest request that small segments serve, and the largest end that is left on a large block.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
@@ -147,8 +147,11 @@ impl Layout {
             ..
         } = event;
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
-        if !is_release && action != Action::FreeCompleted {
-            self.end_release(action != Action::FreeRequested);
+        // What waits for other streams does so before anything goes back, but for what some requests give back.
+        let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
+        if !is_release && !goes_on {
+            let is_free = matches!(action, Action::FreeRequested | Action::FreeCompleted);
+            self.end_release(!is_free);
         }
         match action {
             Action::SegmentAlloc => {
@@ -383,9 +386,7 @@ impl Layout {
     /// another pool, unless only so much went back as a request that may come next needed.
     fn end_release(&mut self, before_request: bool) {
         let released = std::mem::take(&mut self.released);
-        let gives_back_some =
-            self.config.max_split_size.is_some() || self.config.garbage_collection_threshold > 0.0;
-        if released.is_empty() || before_request && gives_back_some {
+        if released.is_empty() || before_request && gives_back_some(&self.config) {
             return;
         }
         if self.waiting > 0 {

@@ -217,8 +217,12 @@ impl<'a> Run<'a> {
                 stream,
                 pool,
             } => {
-                let result = match self.comparison {
-                    Some(_) => self.allocator.allocate_at(address, size),
+                let at_address = match self.comparison {
+                    Some(_) => self.allocator.allocate_at(address, size).ok(),
+                    None => None,
+                };
+                let result = match at_address {
+                    Some(address) => Ok(address),
                     None => self.allocate(pool, size, stream),
                 };
                 return self.keep(slot, result, end);

@@ -132,6 +132,11 @@ impl Survey {
         self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments
     }
 
+    /// Returns whether requests may let some memory go back and not all that could, without a wait.
+    pub(crate) fn gives_back_some(&self) -> bool {
+        gives_back_some(&self.config)
+    }
+
     /// Looks at every event of a recording once.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Survey {
         let segments = trace.initial.segments.iter();
@@ -206,6 +211,11 @@ impl Survey {
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
     }
+}
+
+/// Returns whether with these options requests may let some memory go back and not all that could.
+pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
+    config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0
 }
 
 /// Returns the options that the recording was made with; where its text is none that is understood, as
