@@ -908,6 +908,22 @@ enum lowtide_status lowtide_region_pool(int device,
                                         int backup);
 
 /**
+ * Gives back what a region has on a device and no block uses. Where no block uses any of it, the host's copy or the
+ * file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
+ *
+ * The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
+ * of other pools than the region's own counts as used (`lowtide_region_pool`). Does nothing for a region that was
+ * never on the device.
+ *
+ * The caller promises:
+ *
+ * `tag` ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_region_trim(int device,
+                                        const char *tag,
+                                        int backup);
+
+/**
  * Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
  * null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
  * of it may be used until `lowtide_resume`.
@@ -1028,6 +1044,13 @@ enum lowtide_status lowtide_release_backups(void);
  * As `lowtide_release_backups`, and leaves the copies alone that can be read.
  */
 enum lowtide_status lowtide_release_idle_backups(void);
+
+/**
+ * Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
+ * done beside the job after a pause, and takes about 0.25 s for a GiB the first time; who copies from
+ * `lowtide_backup_find`'s memory to a device is faster then. Regions are not paused and resumed meanwhile.
+ */
+enum lowtide_status lowtide_page_lock_backups(void);
 
 /**
  * Shows `visit` every region on every device in use, in the order in which the regions were first entered.

@@ -107,6 +107,29 @@ pub unsafe extern "C" fn lowtide_region_pool(
     })
 }
 
+/// Gives back what a region has on a device and no block uses. Where no block uses any of it, the host's copy or the
+/// file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
+///
+/// The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
+/// of other pools than the region's own counts as used (`lowtide_region_pool`). Does nothing for a region that was
+/// never on the device.
+///
+/// # Safety
+///
+/// `tag` ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_region_trim(
+    device: c_int,
+    tag: *const c_char,
+    backup: c_int,
+) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let tag = unsafe { text_from_c("tag", tag) }?.ok_or_else(|| Error::null("tag"))?;
+        change::trim(device, tag, kind_of(backup)?)
+    })
+}
+
 /// Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
 /// null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
 /// of it may be used until `lowtide_resume`.
@@ -328,6 +351,14 @@ pub extern "C" fn lowtide_release_backups() -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_idle_backups() -> Status {
     run(|| keeper::release(Copies::Ended))
+}
+
+/// Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
+/// done beside the job after a pause, and takes about 0.25 s for a GiB the first time; who copies from
+/// `lowtide_backup_find`'s memory to a device is faster then. Regions are not paused and resumed meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_page_lock_backups() -> Status {
+    run(keeper::finish_locking)
 }
 
 /// Where a region's memory is.

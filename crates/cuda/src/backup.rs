@@ -178,7 +178,7 @@ impl CudaBackups {
     }
 
     /// Waits until all memory of backups is page-locked that the system lets be, so that the next copies
-    /// are at the link's speed. No one needs this but who measures.
+    /// are at the link's speed.
     pub fn finish_locking(&self) {
         self.keeper.finish_locking();
     }

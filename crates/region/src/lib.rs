@@ -18,6 +18,7 @@
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
 //! ├─ Backups::restore
 //! └─ Pools::tell, set_paused
+//! RegionMemory::trim                     what no block uses goes back, and its copy with the last of it
 //! ```
 //!
 //! # What this crate does not do

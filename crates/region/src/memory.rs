@@ -9,6 +9,8 @@
 //! | paused | refused | its memory does not come back | does nothing¹ | → resuming |
 //! | resuming | refused | its memory goes back at the end | waits, then as found | waits, then as found |
 //!
+//! [`RegionMemory::trim`] makes *mapped* of *paused* where no segment is left.
+//!
 //! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
 //! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
 //! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away.
@@ -245,6 +247,35 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if let Some(saved) = saved {
             pools.watch(&saved.ranges, false);
             backups.discard(saved.backup);
+        }
+        Ok(())
+    }
+
+    /// Gives back what no block of `pools` uses. Where that is all of it, the copy of its contents is discarded, too,
+    /// and a region that was paused is mapped: nothing is left to come back.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`] of the pools; what was given back by then is.
+    pub fn trim(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+        let _operation = self.operation.lock()?;
+        pools.settle()?;
+        let mut books = self.books()?;
+        if !books.has_no_segments() {
+            return Ok(());
+        }
+        let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
+        // A pause may have left memory on the device.
+        books.tidy(&self.device);
+        let saved = books.saved.take();
+        drop(books);
+        if let Some(saved) = saved {
+            pools.watch(&saved.ranges, false);
+            backups.discard(saved.backup);
+        }
+        if was_paused {
+            pools.tell(false);
+            pools.set_paused(false)?;
         }
         Ok(())
     }
@@ -555,6 +586,11 @@ impl<K> Books<K> {
             !reservation.is_vacant() || give_back().is_err()
         });
         self.count_mapped();
+    }
+
+    fn has_no_segments(&self) -> bool {
+        let mut reservations = self.reservations.iter();
+        reservations.all(|reservation| reservation.bytes().is_zero())
     }
 
     fn count_mapped(&mut self) {

@@ -28,6 +28,7 @@ enum Op {
     Launch(usize),
     Pause(usize),
     Resume(usize),
+    Trim(usize),
     EmptyCache,
     /// Has a later call of the driver fail in the next step: the n-th of any kind, or of one kind.
     Fail(u64, Option<Call>, DriverError),
@@ -62,6 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
         10 => any::<usize>().prop_map(Op::Launch),
         14 => (0..3_usize).prop_map(Op::Pause),
         14 => (0..3_usize).prop_map(Op::Resume),
+        3 => (0..3_usize).prop_map(Op::Trim),
         2 => Just(Op::EmptyCache),
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
@@ -131,6 +133,7 @@ impl World {
             }
             Op::Pause(region) => self.pause(*region),
             Op::Resume(region) => self.resume(*region),
+            Op::Trim(region) => self.trim(*region),
             Op::EmptyCache => {
                 let emptied = self.allocator.lock().expect("no call panics").empty_cache();
                 assert!(emptied.is_ok() || was_failing);
@@ -268,6 +271,22 @@ impl World {
             }
         }
         self.states[number] = state;
+    }
+
+    fn trim(&mut self, number: usize) {
+        let region = &self.regions[number];
+        let trimmed = region.memory.trim(&mut region.pools(), &mut self.backups);
+        assert!(trimmed.is_ok() || self.is_failing, "{trimmed:?}");
+        let figures = region.memory.figures().expect("no call panics");
+        let has_held = self.held.iter().any(|held| held.region == number);
+        if has_held {
+            assert_eq!(figures.state, self.states[number]);
+        } else if trimmed.is_ok() && !self.is_failing {
+            assert_eq!(figures.state, RegionState::Mapped);
+            let rest = figures.mapped + figures.paused + figures.host + figures.disk;
+            assert_eq!(rest, Bytes::ZERO, "{figures:?}");
+        }
+        self.states[number] = figures.state;
     }
 
     /// Looks at the copies of a region that is mapped: all are there of one that was just resumed and is to

@@ -110,6 +110,20 @@ pub(super) fn resume(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Regio
     }
 }
 
+/// Gives back what no block of a region uses on a device. Does nothing for a region that is not there.
+pub(super) fn trim(device: c_int, tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
+    let mut regions = table::on_devices()?.into_iter();
+    let is_it = |region: &Arc<OnDevice>| {
+        region.device == device && *region.name.tag == *tag && region.name.kind == kind
+    };
+    let Some(region) = regions.find(is_it) else {
+        return Ok(());
+    };
+    let mut keeper = keeper::lock(device)?;
+    let trimmed = region.memory.trim(&mut RegionPools(&region), &mut *keeper);
+    trimmed.map_err(|error| named(&region, error))
+}
+
 /// Gives a pool of a device the memory of a region.
 pub(super) fn add_pool(
     device: c_int,

@@ -87,6 +87,11 @@ pub(super) fn release(copies: Copies) -> Result<(), Error> {
     Ok(())
 }
 
+/// Waits until the host's memory of backups is page-locked that the system lets be, on every device.
+pub(super) fn finish_locking() -> Result<(), Error> {
+    for_each_engine(|engine| engine.finish_locking())
+}
+
 /// Discards copies of a device's regions that are mapped: their memory waits for the next backup.
 pub(super) fn release_copies(
     device: c_int,

@@ -45,6 +45,11 @@ fn resume(tag: &str) -> Status {
     unsafe { lowtide_resume(c_text(tag).as_ptr()) }
 }
 
+fn trim(tag: &str, backup: Backup, device: c_int) -> Status {
+    // SAFETY: the text ends with a zero byte.
+    unsafe { lowtide_region_trim(device, c_text(tag).as_ptr(), backup as c_int) }
+}
+
 fn pause_all() -> Status {
     // SAFETY: null stands for every region.
     unsafe { lowtide_pause(ptr::null()) }
@@ -334,6 +339,88 @@ fn a_region_that_is_dropped_has_no_copy_left() {
         assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
         assert_eq!(resume("kv"), Status::Ok);
         assert_eq!(region("kv", Backup::Host, 0).last_restored_bytes, 0);
+    });
+}
+
+/// With its last block go its copy, retained or not, its memory and its addresses.
+#[test]
+fn a_region_that_nothing_uses_ends() {
+    isolated("a_region_that_nothing_uses_ends", &[], |fake| {
+        let outside = allocate(MIB, 0).unwrap();
+        let used = fake.used_bytes(0);
+        assert_eq!(trim("kv", Backup::Host, 0), Status::Ok, "there is none");
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        for is_paused in [false, true] {
+            let [kept, freed] = [1, 2].map(|seed| allocate_in("kv", Backup::Host, MIB, 0, seed));
+            let dropped = allocate_in("kv", Backup::None, MIB, 0, 3);
+            assert_eq!(pause("kv"), Status::Ok);
+            assert_eq!(lowtide_page_lock_backups(), Status::Ok);
+            let (copy, size) = host_copy(kept).unwrap();
+            if !is_paused {
+                assert_eq!(resume("kv"), Status::Ok);
+            }
+            // What is used stays as it is.
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            assert_eq!(trim("kv", Backup::Host, 0), Status::Ok);
+            assert_eq!(host_copy(kept), Ok((copy, size)));
+            check(copy, size, 1);
+            let away = [RegionState::Mapped, RegionState::Paused][usize::from(is_paused)];
+            assert_eq!(region("kv", Backup::Host, 0).state, away);
+
+            assert_eq!(lowtide_deallocate(kept), Status::Ok);
+            assert_eq!(trim("kv", Backup::Host, 1), Status::Ok, "there is none");
+            assert_eq!(trim("kv", Backup::Host, 0), Status::Ok, "{}", last_error());
+            let shown = region("kv", Backup::Host, 0);
+            assert_eq!(shown.state, RegionState::Mapped);
+            assert_eq!((shown.mapped_bytes, shown.host_bytes), (0, 0));
+            assert_eq!(region("kv", Backup::None, 0).state, away);
+
+            assert_eq!(resume("kv"), Status::Ok);
+            assert_eq!(lowtide_deallocate(dropped), Status::Ok);
+            assert_eq!(trim("kv", Backup::None, 0), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used);
+            assert_eq!(lowtide_release_idle_backups(), Status::Ok);
+            let live = fake.live();
+            assert_eq!((live.handles, live.host_allocations), (0, 0), "{live:?}");
+        }
+        // It is as one that was never paused.
+        let again = allocate_in("kv", Backup::Host, MIB, 0, 4);
+        check(again, MIB, 4);
+        // SAFETY: null is no tag, and is refused.
+        let refused = unsafe { lowtide_region_trim(0, ptr::null(), 0) };
+        assert_eq!(refused, Status::InvalidArgument);
+        assert_eq!(lowtide_deallocate(outside), Status::Ok);
+    });
+}
+
+/// A graph may use what is free in its pool.
+#[test]
+fn a_region_with_a_graphs_pool_does_not_end() {
+    isolated("a_region_with_a_graphs_pool_does_not_end", &[], |_| {
+        let pool = Mempool {
+            capture: 4,
+            user: 0,
+        };
+        let tag = c_text("graph");
+        let host = Backup::Host as c_int;
+        // SAFETY: the text ends with a zero byte.
+        let added = unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), host) };
+        assert_eq!(added, Status::Ok);
+        // SAFETY: there is no filter.
+        let routed =
+            unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+        assert_eq!(routed, Status::Ok);
+        let between = allocate(4 * MIB, 0).unwrap();
+        assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+        assert_eq!(lowtide_deallocate(between), Status::Ok);
+        for away in [RegionState::Mapped, RegionState::Paused] {
+            assert_eq!(trim("graph", Backup::Host, 0), Status::Ok);
+            assert_eq!(region("graph", Backup::Host, 0).state, away);
+            assert_eq!(pause("graph"), Status::Ok);
+        }
+        assert_eq!(resume("graph"), Status::Ok);
+        fill(between, 4 * MIB, 1);
+        check(between, 4 * MIB, 1);
     });
 }
 
