@@ -229,6 +229,19 @@ def release_idle_backups() -> None:
     check(library().lowtide_release_idle_backups())
 
 
+def page_lock_backups() -> None:
+    """Returns once the host's memory of backups is page-locked, which is done beside the program after a pause."""
+    check(library().lowtide_page_lock_backups())
+
+
+def trim(tag: str, backup: Backup | None, device: int) -> None:
+    """Gives back what a region has on a device and no block uses, and where that is all of it, its copy, too.
+
+    A region that was paused is then not any more. Does nothing for one that was never on the device.
+    """
+    check(library().lowtide_region_trim(device, tag_to_c(tag), kind_to_c(backup)))
+
+
 def regions() -> list[dict[str, Any]]:
     """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
 

@@ -1,6 +1,7 @@
 """lowtide by the names of torch_memory_saver and of vLLM's allocator."""
 
 import ast
+from pathlib import Path
 
 import pytest
 from machine import MEMORY, Machine
@@ -286,6 +287,136 @@ print(bytes(pointer[:4]))
 """,
     )
     assert printed == "True\nb'1111'\n"
+
+
+# What the driver says of memory of the host.
+LOCKED = """
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def is_locked(address):
+        kind = ctypes.c_uint()
+        return driver.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_void_p(address)) == 0
+"""
+
+
+@pytest.mark.parametrize("mode", ["torch", "preload"])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_region_that_is_not_used_ends_with_its_pool(machine: Machine, mode: str, is_paused: bool) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        LOCKED,
+        f"mode, is_paused = {mode!r}, {is_paused}\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+saver.hook_mode = mode
+keys = [("t", True, False, "pinned", 0), ("t", False, False, "", 0), ("f", False, True, "", 0)]
+def inside(*tag, **options):
+    with saver.region(*tag, **options):
+        return allocate(4096)
+held = [inside("t", enable_cpu_backup=True), inside("t"), inside("f", enable_disk_backup=True)]
+impl = saver._impl
+print(list(impl._mem_pools) == keys)
+find = impl._binary_wrapper.cdll.tms_get_cpu_backup_pointer
+def copy():
+    pointer = find(ctypes.cast(held[0], ctypes.POINTER(ctypes.c_uint8)), 4)
+    return ctypes.addressof(pointer.contents) if pointer else None
+def states():
+    return " ".join(f"{seen['tag']}:{seen['state']}:{seen['live_bytes']}" for seen in lowtide.regions())
+write(held[0], b"kept")
+saver.retain_cpu_backup = True
+saver.pause()
+if not is_paused:
+    saver.resume()
+address = copy()
+lowtide._regions.page_lock_backups()
+# Who has the pool, or a block, has what goes with it.
+pool = impl._mem_pools.pop(keys[0])
+print(copy() == address, is_locked(address), read(address, 4))
+with saver.region("t", enable_cpu_backup=True):
+    pass
+del pool, impl._mem_pools[keys[0]]
+print(copy() == address, is_locked(address), states())
+with saver.region("t", enable_cpu_backup=True):
+    pass
+pool = impl._mem_pools.pop(keys[0])
+with impl._with_region_config(tag="t", enable_cpu_backup=True, cpu_backup_backend="pinned"):
+    free(held[0])
+    del pool
+    print(is_locked(address), states())
+    held[0] = allocate(512)
+print(states())
+free(held[1])
+impl._mem_pools.clear()
+print(states())
+""",
+    )
+    state = "paused" if is_paused else "mapped"
+    rest = f"t:{state}:4096 f:{state}:4096"
+    assert printed.splitlines() == [
+        "True",
+        "True True b'kept'",
+        f"True True t:{state}:4096 {rest}",
+        f"False t:mapped:0 {rest}",
+        f"t:mapped:512 {rest}",
+        f"t:mapped:512 t:mapped:0 f:{state}:4096",
+    ]
+
+
+@pytest.mark.parametrize(("options", "waits"), [({}, True), ({"cpu_backup_backend": "mmap"}, False)])
+def test_the_very_backup_is_page_locked(machine: Machine, options: dict[str, str], waits: bool) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        LOCKED,
+        f"options = {options}\n",
+        """\
+from types import SimpleNamespace
+from torch_memory_saver import torch_memory_saver as saver
+from lowtide import _regions
+with saver.region(enable_cpu_backup=True, **options):
+    memory = allocate(256 * MIB)
+find = saver._impl._binary_wrapper.cdll.tms_get_cpu_backup_pointer
+def find_backup(tensor):
+    pointer = find(ctypes.cast(memory, ctypes.POINTER(ctypes.c_uint8)), 4)
+    return SimpleNamespace(start=ctypes.addressof(pointer.contents), clone=lambda: None)
+lock, locks = _regions.page_lock_backups, []
+_regions.find_backup = find_backup
+_regions.page_lock_backups = lambda: locks.append(lock())
+tensor = SimpleNamespace(is_cuda=True, is_contiguous=lambda: True)
+locked = []
+for _ in range(10):
+    saver.pause()
+    saver.get_cpu_backup(tensor)
+    print(len(locks), end=" ")
+    start = saver.get_cpu_backup(tensor, zero_copy=True).start
+    locked += [is_locked(start + block * 16 * MIB) for block in range(16) if locks]
+    print(len(locks), end=" ")
+    saver.resume()
+    lowtide.release_backups()
+    locks.clear()
+print(len(locked), all(locked))
+""",
+    )
+    assert printed.split() == ["0", "1" if waits else "0"] * 10 + ["160" if waits else "0", "True"]
+
+
+def test_its_library_has_the_functions_of_cuda_s_runtime(machine: Machine, driver_directory: Path) -> None:
+    code = (
+        ALIAS,
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+        saver._ensure_initialized()
+        cdll = saver._impl._binary_wrapper.cdll
+        print(*(hasattr(cdll, name) for name in ("tms_pause", "cuMemHostAlloc", "tms_xpu_prewarm_devices")))
+        """,
+    )
+    assert machine.code(*code) == "True False False\n"
+    # The stand-in driver stands in for the runtime, too.
+    runtime = machine.directory / "libcudart.so.13"
+    runtime.symlink_to((driver_directory / "libcuda.so.1").resolve())
+    path = f"{machine.environment['LD_LIBRARY_PATH']}:{machine.directory}"
+    assert machine.code(*code, LD_LIBRARY_PATH=path) == "True True False\n"
 
 
 def test_what_programs_preload_is_beside_the_package(machine: Machine) -> None:

@@ -3,6 +3,7 @@
 They know nothing of lowtide. Each ends with an exception where it does not see what its user relies on.
 """
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -95,6 +96,40 @@ def cpu_backup() -> None:
         assert bool((matrix == 1.5).all())
     dropped.fill_(21)
     assert bool((dropped == 21).all())
+
+
+def ended_pool() -> None:
+    """A pool that is taken out and dropped has its region's memory and backup go, which was retained."""
+    torch_memory_saver.retain_cpu_backup = True
+    # What the driver loads for these stays.
+    assert bool((filled(MIB, 7) == 7).all())
+    free, _ = torch.cuda.mem_get_info()
+    for is_away in (False, True):
+        with torch_memory_saver.region(tag="ended", enable_cpu_backup=True):
+            tensor = filled(64 * MIB, 7)
+        torch_memory_saver.pause("ended")
+        backup = torch_memory_saver.get_cpu_backup(tensor, zero_copy=True)
+        assert backup is not None
+        assert backup.is_pinned()
+        if not is_away:
+            torch_memory_saver.resume("ended")
+            assert bool((tensor == 7).all())
+        address = backup.data_ptr()
+        pool = torch_memory_saver._impl._mem_pools.pop(("ended", True, False, "pinned", 0))
+        assert is_pinned(address)
+        del backup
+        with torch_memory_saver._impl._with_region_config(
+            tag="ended", enable_cpu_backup=True, cpu_backup_backend="pinned"
+        ):
+            del tensor, pool
+            torch.cuda.empty_cache()
+        assert not is_pinned(address)
+    # The first backup makes streams, which stay.
+    assert free - torch.cuda.mem_get_info()[0] <= 16 * MIB
+
+
+def is_pinned(address: int) -> bool:
+    return bool(torch.frombuffer((ctypes.c_uint8 * 1).from_address(address), dtype=torch.uint8).is_pinned())
 
 
 def disk_backup() -> None:
@@ -285,7 +320,7 @@ def margin() -> None:
 
 
 SCENARIOS: list[Callable[[], None]] = [
-    *(simple, cuda_graph, cpu_backup, disk_backup, multi_device, threads, rl_example, margin),
+    *(simple, cuda_graph, cpu_backup, ended_pool, disk_backup, multi_device, threads, rl_example, margin),
     *(training_engine, nested_region),
 ]
 

@@ -27,7 +27,17 @@ def run(name: str, mode: str, **variables: str) -> None:
 @pytest.mark.parametrize("mode", ["torch", "preload"])
 @pytest.mark.parametrize(
     "name",
-    ["simple", "cuda_graph", "cpu_backup", "disk_backup", "multi_device", "threads", "rl_example", "margin"],
+    [
+        "simple",
+        "cuda_graph",
+        "cpu_backup",
+        "ended_pool",
+        "disk_backup",
+        "multi_device",
+        "threads",
+        "rl_example",
+        "margin",
+    ],
 )
 def test_programs_for_torch_memory_saver(name: str, mode: str) -> None:
     run(name, mode)

@@ -11,10 +11,14 @@ of lowtide. What is different from the package whose interface this is:
 - Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
 - A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
 - A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
-- lowtide always copies through page-locked memory into ordinary memory. `cpu_backup_backend` says whether that goes
-  back at once with a resume ("mmap") or after half a minute, as the next backup is faster with it. A copy that is
-  retained can be read after a resume, as there, until its region is paused again; a block that was handed out since
-  then has none. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
+- lowtide always copies through page-locked memory into ordinary memory, which is page-locked beside the program.
+  `cpu_backup_backend` says whether that goes back at once with a resume ("mmap") or after half a minute, as the next
+  backup is faster with it ("pinned"); with the latter, `get_cpu_backup(zero_copy=True)` waits until it is page-locked.
+  A copy that is retained can be read after a resume, as there, until its region is paused again; a block that was
+  handed out since then has none. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
+- Regions take no pools of PyTorch's. For programs that end one to be rid of a region, `_impl._mem_pools` has an object
+  for each, by the other's keys: when nobody has it any more, what no block of the region uses goes back, its backup
+  with the last block. It does not wait for blocks that are freed later.
 - A directory for backups on disk shows a file for each block, by names of one file for each region.
 - `expandable_segments:True` is no obstacle.
 """

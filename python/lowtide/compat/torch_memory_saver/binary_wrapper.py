@@ -1,6 +1,8 @@
 """The functions `tms_*` of liblowtide.so."""
 
-from typing import TypedDict
+import ctypes
+import functools
+from typing import Any, TypedDict
 
 from ..._library import PATH, library
 
@@ -15,11 +17,40 @@ class Config(TypedDict):
     enable_disk_backup: bool
 
 
+class Library(ctypes.CDLL):
+    """liblowtide.so with what its functions take, and CUDA's runtime, to which the other's library is linked."""
+
+    def __init__(self) -> None:
+        ours = library()
+        super().__init__(ours._name, handle=ours._handle)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(library(), name)
+        except AttributeError:
+            runtime = cuda_runtime()
+            if runtime is None:
+                raise
+        return getattr(runtime, name)
+
+
+@functools.cache
+def cuda_runtime() -> ctypes.CDLL | None:
+    """Returns CUDA's runtime that PyTorch has loaded, or `None` where it has none of its own file."""
+    import torch
+
+    major, _, _ = (torch.version.cuda or "").partition(".")
+    try:
+        return ctypes.CDLL(f"libcudart.so.{major}")
+    except OSError:
+        return None
+
+
 class BinaryWrapper:
-    """The library, as `cdll`, with what each of its functions takes. Wherever it is said to be, there is one."""
+    """The library, as `cdll`. Wherever it is said to be, there is one."""
 
     def __init__(self, path_binary: str = str(PATH)) -> None:
-        self.cdll = library()
+        self.cdll = Library()
 
     def set_config(
         self,

@@ -9,6 +9,7 @@ from ... import _regions
 from ..._install import install
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase
+from .pools import Key, MemPool
 from .process import ProcessRegion
 
 CpuBackupBackend = Literal["mmap", "pinned"]
@@ -22,7 +23,7 @@ class TorchMemorySaver:
     def __init__(self) -> None:
         self._memory_margin_bytes = 0
         self._hook_mode: HookMode = "preload"
-        self._impl: _Impl | None = None
+        self._impl: _TorchMemorySaverImpl | None = None
 
     # ---- regions ----
 
@@ -75,13 +76,19 @@ class TorchMemorySaver:
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         """Returns what a tensor held when its region was paused, a copy or the very backup; `None` where there is none.
 
-        There is one while the region is paused, and after a resume as long as it is retained.
+        There is one while the region is paused, and after a resume as long as it is retained. The very backup is
+        page-locked, which is waited for, where any region is to have it so (`cpu_backup_backend` "pinned").
         """
-        self._started()
+        impl = self._started()
         assert x.is_cuda, f"the tensor is on {x.device}"
         assert x.is_contiguous(), "the tensor is not contiguous"
         backup = _regions.find_backup(x)
-        return backup if backup is None or zero_copy else backup.clone()
+        if backup is None:
+            return None
+        if not zero_copy:
+            return backup.clone()
+        impl.page_lock_backups()
+        return backup
 
     # ---- options ----
 
@@ -136,22 +143,25 @@ class TorchMemorySaver:
     def _ensure_initialized(self) -> None:
         self._started()
 
-    def _started(self) -> "_Impl":
+    def _started(self) -> "_TorchMemorySaverImpl":
         if self._impl is None:
             install()
-            self._impl = _Impl(self._hook_mode)
+            self._impl = _TorchMemorySaverImpl(self._hook_mode)
         return self._impl
 
 
-class _Impl:
+class _TorchMemorySaverImpl:
     """What there is from the first use on."""
 
     def __init__(self, hook_mode: HookMode) -> None:
         self._process = ProcessRegion.asked_for()
         self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
-        # Whether any backup was to be in memory that goes back at each resume.
+        # What a program looks at that ends a pool of the other's.
+        self._mem_pools: dict[Key, MemPool] = {}
+        # Whether any backup was to be in memory that goes back at each resume, and whether any in page-locked memory.
         self._gives_host_memory_back = self._process is not None and self._uses_mmap()
+        self._page_locks_backups = self._process is not None and not self._uses_mmap()
 
     @property
     def cdll(self) -> Any:
@@ -159,19 +169,34 @@ class _Impl:
 
     @contextmanager
     def region(self, tag: str, cpu: bool, disk: bool, backend: CpuBackupBackend | None) -> Iterator[None]:
+        device = _current_device()
+        key = (tag, cpu, disk, (backend or self._backend()) if cpu else "", device)
+        if key not in self._mem_pools:
+            self._mem_pools[key] = MemPool(tag, _backup(cpu, disk), device)
+        with self._with_region_config(tag, cpu, backend, disk):
+            yield
+
+    @contextmanager
+    def _with_region_config(
+        self,
+        tag: str,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+        enable_disk_backup: bool = False,
+    ) -> Iterator[None]:
         before = self._binary_wrapper.get_config()
         self._binary_wrapper.set_config(
             tag=tag,
             interesting_region=True,
-            enable_cpu_backup=cpu,
-            cpu_backup_backend=backend,
-            enable_disk_backup=disk,
+            enable_cpu_backup=enable_cpu_backup,
+            cpu_backup_backend=cpu_backup_backend,
+            enable_disk_backup=enable_disk_backup,
         )
-        self._gives_host_memory_back |= cpu and self._uses_mmap()
-        kept: _regions.Backup | None = "disk" if disk else None
+        self._gives_host_memory_back |= enable_cpu_backup and self._uses_mmap()
+        self._page_locks_backups |= enable_cpu_backup and not self._uses_mmap()
         try:
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
-            with _regions.region(tag, "host" if cpu else kept):
+            with _regions.region(tag, _backup(enable_cpu_backup, enable_disk_backup)):
                 yield
         finally:
             self._binary_wrapper.set_config(**before)
@@ -205,8 +230,15 @@ class _Impl:
             if self._process is not None:
                 self._process.fill()
 
+    def page_lock_backups(self) -> None:
+        if self._page_locks_backups:
+            _regions.page_lock_backups()
+
     def _uses_mmap(self) -> bool:
-        return bool(self._binary_wrapper.get_config()["cpu_backup_backend"] == "mmap")
+        return self._backend() == "mmap"
+
+    def _backend(self) -> str:
+        return str(self._binary_wrapper.get_config()["cpu_backup_backend"])
 
     def _has(self, tag: str | None) -> bool:
         """Returns whether there is anything of this tag."""
@@ -216,3 +248,16 @@ class _Impl:
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
     if backend is not None and not enable_cpu_backup:
         raise ValueError("cpu_backup_backend is an option of enable_cpu_backup=True")
+
+
+def _backup(cpu: bool, disk: bool) -> _regions.Backup | None:
+    if cpu:
+        return "host"
+    return "disk" if disk else None
+
+
+def _current_device() -> int:
+    """Returns the thread's device, without starting CUDA, which does so with the first."""
+    import torch
+
+    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
