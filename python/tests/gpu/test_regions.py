@@ -3,7 +3,10 @@
 import gc
 import os
 import random
+import re
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -571,3 +574,25 @@ def test_a_region_is_on_every_device() -> None:
     lowtide.resume("both")
     assert all(torch.equal(tensor.cpu(), torch.arange(8 * MIB)) for tensor in tensors)
     assert {seen["device"] for seen in lowtide.regions() if seen["tag"] == "both"} == {0, 1}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("registered_ranks.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = {
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "REG",
+        "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
+    }
+    command = [*launcher, "-m", "lowtide", "run", str(program)]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    buffers = re.findall(r"buffer (0x\w+) (\d+)", done.stdout)
+    assert len(buffers) == 2
+    logs = [log.read_text() for log in tmp_path.glob("*.log")]
+    for address, times in buffers:
+        counts = [len(re.findall(rf"register comm \w+ buffer {address} ", log)) for log in logs]
+        assert int(times) in counts, f"{address} was registered {counts} times, not {times}"
