@@ -211,11 +211,12 @@ impl Layout {
         is_expandable: bool,
     ) -> usize {
         let new = self.segments.len();
-        for (other, segment) in self.segments.iter().enumerate() {
-            let is_there = segment.is_expandable && !segment.held_bytes.is_zero();
-            if is_expandable && is_there && segment.owner == owner {
-                self.apart.insert((other, new));
-            }
+        if is_expandable {
+            let is_there =
+                |segment: &Segment| segment.is_expandable && !segment.held_bytes.is_zero();
+            let others = self.segments.iter().enumerate();
+            let others = others.filter(|(_, other)| is_there(other) && other.owner == owner);
+            self.apart.extend(others.map(|(other, _)| (other, new)));
         }
         let end = start + size;
         self.segments.push(Segment {
