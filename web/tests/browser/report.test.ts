@@ -346,6 +346,26 @@ test("what is paused is told beside what is reserved, and what that leaves out i
   assertQuiet();
 });
 
+test("the bar is one line on a usual screen, with what is paused", async () => {
+  const [{ address, size }] = first.segments;
+  const pause = { start: 1, end: first.events + 1, address, size };
+  for (const width of [1280, 1440]) {
+    const viewport = { width, height: 900 };
+    const page = await session.open([{ ...first, pauses: [pause] }], "", { viewport });
+    const parts = await page.locator(".instant > :not([hidden])").evaluateAll((parts) =>
+      parts.map((part) => {
+        const { top, bottom } = part.getBoundingClientRect();
+        return { top, bottom };
+      }),
+    );
+    assert.equal(parts.length, 3);
+    const lowestTop = Math.max(...parts.map(({ top }) => top));
+    const highestBottom = Math.min(...parts.map(({ bottom }) => bottom));
+    assert.ok(lowestTop < highestBottom, `at ${width}: ${JSON.stringify(parts)}`);
+  }
+  assertQuiet();
+});
+
 test("a click copies a number to the byte", async () => {
   const page = await session.open([first]);
   const number = page.locator("#gap td[data-cell=Reserved] data");
