@@ -1,5 +1,6 @@
 // The traces with what is worked out of them, each thing once for as long as it holds.
 
+import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
 import { type Gap, gapAt } from "./data/gap.ts";
@@ -109,6 +110,11 @@ export class Model {
     return this.#keepLast("blocks", `${this.state.trace} ${instant}`, () =>
       rowsAt(this.trace.blocks, instant),
     );
+  }
+
+  /** What of the chosen trace is paused at an instant. */
+  awayAt(instant: number): Away {
+    return this.#keepLast("away", `${this.state.trace} ${instant}`, () => new Away(this.trace, instant));
   }
 
   get filter(): Filter {

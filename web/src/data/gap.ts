@@ -3,8 +3,9 @@
 // Every reserved byte is looked at once: it belongs to an allocated block, to one that waits for events, or to
 // no block, and then the first cause that applies takes it. So live and the causes add up to reserved.
 
+import { Away } from "./away.ts";
 import { CAUSES, type Cause } from "./summary.ts";
-import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace, upperBound } from "./trace.ts";
+import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
 
 /** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
 const SMALL_UNIT_BYTES = 2 * 2 ** 20;
@@ -37,7 +38,7 @@ export interface Run {
  */
 export function gapAt(trace: Trace, instant: number, stream: number): Gap {
   const { blocks } = trace;
-  const away = awayAt(trace, instant);
+  const away = new Away(trace, instant);
   const present = rowsAt(blocks, instant).filter((block) => !away.has(blocks.address[block]));
   const alive = byAddress(present, blocks.address);
   const runs = runsAt(trace, instant).filter((run) => !away.has(run.address));
@@ -108,19 +109,6 @@ function addFree(
     from = address[block] + size[block];
   }
   add(from, run.end);
-}
-
-/** Returns what is paused at an instant: how much, and whether it is at an address. */
-function awayAt(trace: Trace, instant: number): { bytes: number; has: (address: number) => boolean } {
-  const { pauses } = trace;
-  const rows = byAddress(rowsAt(pauses, instant), pauses.address);
-  const addresses = Float64Array.from(rows, (row) => pauses.address[row]);
-  const sizes = Array.from(rows, (row) => pauses.size[row]);
-  const has = (address: number) => {
-    const place = upperBound(addresses, address) - 1;
-    return place >= 0 && address < addresses[place] + sizes[place];
-  };
-  return { bytes: sizes.reduce((sum, size) => sum + size, 0), has };
 }
 
 /** Returns the runs at an instant, by address; those that are paused are there, too. */

@@ -1,5 +1,6 @@
 // What an icicle shows: bytes for each node of a tree, at one instant, over a range, or as a difference.
 
+import { Away } from "./away.ts";
 import { liveBytes, rowsAt, type Trace } from "./trace.ts";
 import { type Tree, totals } from "./tree.ts";
 
@@ -15,10 +16,14 @@ export interface Picture {
   childrenOf: (node: number) => number[];
 }
 
+/** Returns what is live at an instant: what is paused is not. */
 export function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Array {
+  const { blocks } = trace;
   const own = new Float64Array(tree.parent.length);
-  for (const block of rowsAt(trace.blocks, instant)) {
-    if (instant < trace.blocks.freed[block]) own[tree.nodeOfBlock(block)] += liveBytes(trace.blocks, block);
+  const away = new Away(trace, instant);
+  for (const block of rowsAt(blocks, instant)) {
+    const isLive = instant < blocks.freed[block] && !away.has(blocks.address[block]);
+    if (isLive) own[tree.nodeOfBlock(block)] += liveBytes(blocks, block);
   }
   return own;
 }

@@ -45,24 +45,32 @@ export interface Group {
   key: number;
   blocks: number;
   live: number;
+  /** The requests of those that are paused, which are not live. */
+  paused: number;
   largest: number;
   /** One of them, for what is the same for all. */
   block: number;
 }
 
-/** Returns the groups of these blocks by a key. */
-export function grouped(trace: Trace, rows: Uint32Array, keyOf: (block: number) => number): Group[] {
+/** Returns the groups of these blocks by a key; `isPaused` tells which of them are off the device. */
+export function grouped(
+  trace: Trace,
+  rows: Uint32Array,
+  keyOf: (block: number) => number,
+  isPaused: (block: number) => boolean = () => false,
+): Group[] {
   const groups = new Map<number, Group>();
   for (const block of rows) {
     const bytes = liveBytes(trace.blocks, block);
     const key = keyOf(block);
-    const group = groups.get(key);
-    if (group === undefined) groups.set(key, { key, blocks: 1, live: bytes, largest: bytes, block });
-    else {
-      group.blocks++;
-      group.live += bytes;
-      if (bytes > group.largest) group.largest = bytes;
+    let group = groups.get(key);
+    if (group === undefined) {
+      group = { key, blocks: 0, live: 0, paused: 0, largest: 0, block };
+      groups.set(key, group);
     }
+    group.blocks++;
+    group[isPaused(block) ? "paused" : "live"] += bytes;
+    if (bytes > group.largest) group.largest = bytes;
   }
   return [...groups.values()];
 }

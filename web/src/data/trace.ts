@@ -35,6 +35,8 @@ export interface Pauses {
   count: number;
   start: Uint32Array;
   end: Uint32Array;
+  /** The regions' tags. */
+  tag: Uint32Array;
   address: Float64Array;
   size: Float64Array;
 }
@@ -202,6 +204,7 @@ export class Trace {
       count: start.length,
       start,
       end: this.#u32("pauses/end"),
+      tag: this.#u32("pauses/tag"),
       address: this.#u64("pauses/address"),
       size: this.#u64("pauses/size"),
     };

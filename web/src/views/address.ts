@@ -1,18 +1,22 @@
 // The address space at the chosen instant: segments to scale, with their blocks.
 
 import { type Palette, paletteOf } from "../coloring.ts";
+import type { Away, Part } from "../data/away.ts";
 import { byAddress, type Run, runsAt } from "../data/gap.ts";
 import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../data/layout.ts";
-import { liveBytes, upperBound } from "../data/trace.ts";
+import type { Filter } from "../data/rows.ts";
+import { liveBytes, type Trace, upperBound } from "../data/trace.ts";
 import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import type { Coloring } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
-import { ageText, blockDetails, stateAt } from "./block.ts";
+import { ageText, blockDetails, regionOf, stateAt } from "./block.ts";
 
 const HEIGHT_MAX = 420;
+/** How far apart the lines are that what is paused is hatched with. */
+const HATCH_STEP = 6;
 const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
   ["size", "Size"],
   ["age", "Age"],
@@ -21,6 +25,16 @@ const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
   ["tag", "Tag"],
   ["stack", "Stack"],
 ];
+
+/** What a picture is painted with, and what of it is the same for every block. */
+interface Brush {
+  context: CanvasRenderingContext2D;
+  colors: string[];
+  filter: Filter;
+  away: Away;
+  instant: number;
+  hatch: CanvasPattern | string;
+}
 
 export class AddressView implements View {
   readonly element: HTMLElement;
@@ -110,11 +124,17 @@ export class AddressView implements View {
     this.#lay();
     this.#drawLegend();
     this.#drawPicked();
+    const paused = this.#runs.filter((run) => this.#pausedParts(run).length > 0).length;
     this.#scroll.setAttribute(
       "aria-label",
       `Address space at event ${format.whole(instant)}: ${format.counted(this.#runs.length, "segment")}, ` +
+        (paused === 0 ? "" : `${format.whole(paused)} of them paused, `) +
         format.counted(this.#blocks.length, "block"),
     );
+  }
+
+  #pausedParts({ address, end }: Run): Part[] {
+    return this.#model.awayAt(this.#model.instant).within(address, end);
   }
 
   #lay(): void {
@@ -129,19 +149,21 @@ export class AddressView implements View {
 
   /** Returns what stands above the segments of each pool and stream. */
   #headings(): Map<string, string> {
-    const { streams, pools } = this.#model.trace.summary;
-    const sums = new Map<string, { run: Run; count: number; bytes: number }>();
+    const { trace } = this.#model;
+    const { streams, pools } = trace.summary;
+    const sums = new Map<string, { run: Run; count: number; bytes: number; paused: Part[] }>();
     for (const run of this.#runs) {
-      const sum = sums.get(groupOf(run)) ?? { run, count: 0, bytes: 0 };
+      const sum = sums.get(groupOf(run)) ?? { run, count: 0, bytes: 0, paused: [] };
       sum.count++;
       sum.bytes += run.end - run.address;
+      sum.paused.push(...this.#pausedParts(run));
       sums.set(groupOf(run), sum);
     }
     return new Map(
-      Array.from(sums, ([group, { run, count, bytes }]) => [
+      Array.from(sums, ([group, { run, count, bytes, paused }]) => [
         group,
         `${pools[run.pool]} · stream ${streams[run.stream]} · ` +
-          `${format.counted(count, "segment")}, ${format.bytes(bytes)}`,
+          `${format.counted(count, "segment")}, ${format.bytes(bytes)}${pausedText(trace, paused, bytes)}`,
       ]),
     );
   }
@@ -152,7 +174,15 @@ export class AddressView implements View {
     const context = fitCanvas(this.#canvas, clientWidth, clientHeight);
     this.#canvas.style.transform = `translateY(${scrollTop}px)`;
     context.font = "12px system-ui, sans-serif";
-    const colors = this.#palette.colors.map(color);
+    const { instant, filter } = this.#model;
+    const brush = {
+      context,
+      colors: this.#palette.colors.map(color),
+      filter,
+      away: this.#model.awayAt(instant),
+      instant,
+      hatch: hatchOf(context, scrollTop),
+    };
     for (const line of this.#layout.lines) {
       const y = line.y - scrollTop;
       if (y > clientHeight + LINE_HEIGHT || y < -2 * LINE_HEIGHT) continue;
@@ -161,52 +191,70 @@ export class AddressView implements View {
         context.fillStyle = color("--ink-2");
         context.fillText(line.heading, 0, y - 7);
       }
-      for (const piece of line.pieces) this.#paintPiece(context, piece, y, colors);
+      for (const piece of line.pieces) this.#paintPiece(brush, piece, y);
     }
   }
 
-  #paintPiece(context: CanvasRenderingContext2D, piece: Piece, y: number, colors: string[]): void {
+  #paintPiece(brush: Brush, piece: Piece, y: number): void {
     const { blocks } = this.#model.trace;
-    const { instant, filter } = this.#model;
+    const { context, away, hatch } = brush;
     context.globalAlpha = 1;
     context.fillStyle = color("--free");
     context.fillRect(piece.x, y, piece.width, LINE_HEIGHT);
     const scale = piece.width / (piece.to - piece.from);
+    const xOf = (address: number) => piece.x + (address - piece.from) * scale;
     let drawnTo = Number.NEGATIVE_INFINITY;
+    let outline: { x: number; width: number } | null = null;
     for (let i = Math.max(0, upperBound(this.#addresses, piece.from) - 1); i < this.#blocks.length; i++) {
       const block = this.#blocks[i];
       const start = Math.max(piece.from, blocks.address[block]);
       const end = Math.min(piece.to, blocks.address[block] + blocks.size[block]);
       if (start >= piece.to) break;
       if (end <= start) continue;
-      const x = piece.x + (start - piece.from) * scale;
-      const right = piece.x + (end - piece.from) * scale;
+      const [x, right] = [xOf(start), xOf(end)];
       // Many blocks may share a pixel: the first has it.
       if (right < drawnTo + 0.5) continue;
       drawnTo = right;
-      const isPicked = block === this.#picked;
-      context.globalAlpha = filter.isEmpty || filter.has(block) || isPicked ? 1 : 0.15;
-      context.fillStyle = colors[this.#palette.of(block)];
       // A hair of the segment's colour between neighbours, where there is room for one.
       const width = Math.max(0.75, right - x - (right - x > 3 ? 0.75 : 0));
-      if (instant >= blocks.freed[block]) {
-        context.globalAlpha *= 0.4;
-        context.fillRect(x, y, width, LINE_HEIGHT);
-        continue;
-      }
-      context.fillRect(x, y, width, LINE_HEIGHT);
-      const rounding = (blocks.size[block] - liveBytes(blocks, block)) * scale;
-      if (rounding > 1 && end === blocks.address[block] + blocks.size[block]) {
-        context.globalAlpha = 0.55;
-        context.fillStyle = color("--free");
-        context.fillRect(x + width - rounding, y, rounding, LINE_HEIGHT);
-      }
-      if (isPicked) {
-        context.globalAlpha = 1;
-        context.strokeStyle = color("--ink");
-        context.lineWidth = 2;
-        context.strokeRect(x + 1, y + 1, Math.max(1, width - 2), LINE_HEIGHT - 2);
-      }
+      const rounding = end === blocks.address[block] + blocks.size[block] ? scale : 0;
+      this.#paintBlock(brush, block, { x, y, width }, rounding);
+      if (block === this.#picked) outline = { x, width };
+    }
+    // Lines are seen without colours, too.
+    context.globalAlpha = 0.7;
+    context.fillStyle = hatch;
+    for (const { from, to } of away.within(piece.from, piece.to)) {
+      context.fillRect(xOf(from), y, (to - from) * scale, LINE_HEIGHT);
+    }
+    if (outline !== null) {
+      context.globalAlpha = 1;
+      context.strokeStyle = color("--ink");
+      context.lineWidth = 2;
+      context.strokeRect(outline.x + 1, y + 1, Math.max(1, outline.width - 2), LINE_HEIGHT - 2);
+    }
+  }
+
+  /** Paints a block; the end of it that its request left, where a byte of that is so many pixels wide. */
+  #paintBlock(
+    { context, colors, filter, away, instant }: Brush,
+    block: number,
+    { x, y, width }: { x: number; y: number; width: number },
+    roundingScale: number,
+  ): void {
+    const { blocks } = this.#model.trace;
+    const isPicked = block === this.#picked;
+    const isPaused = away.has(blocks.address[block]);
+    const isWaiting = instant >= blocks.freed[block];
+    context.globalAlpha = filter.isEmpty || filter.has(block) || isPicked ? 1 : 0.15;
+    if (isWaiting || isPaused) context.globalAlpha *= 0.4;
+    context.fillStyle = colors[this.#palette.of(block)];
+    context.fillRect(x, y, width, LINE_HEIGHT);
+    const rounding = (blocks.size[block] - liveBytes(blocks, block)) * roundingScale;
+    if (rounding > 1 && !isWaiting) {
+      context.globalAlpha = 0.55;
+      context.fillStyle = color("--free");
+      context.fillRect(x + width - rounding, y, rounding, LINE_HEIGHT);
     }
   }
 
@@ -227,7 +275,21 @@ export class AddressView implements View {
             ),
           ],
     );
-    fill(this.#legend, ...items, h("li", {}, h("i", { class: "key free" }), "free"));
+    const { bytes: paused } = this.#model.awayAt(this.#model.instant);
+    fill(
+      this.#legend,
+      ...items,
+      h("li", {}, h("i", { class: "key free" }), "free"),
+      paused === 0
+        ? null
+        : h(
+            "li",
+            {},
+            h("i", { class: "key paused" }),
+            "paused",
+            h("span", { class: "quiet" }, ` ${format.bytes(paused)}`),
+          ),
+    );
   }
 
   // ---- hover, pick, keys ----
@@ -261,13 +323,23 @@ export class AddressView implements View {
     }
     const { trace, instant } = this.#model;
     const { blocks, summary } = trace;
+    const pause = this.#model.awayAt(instant).pauseAt(address);
+    const region = pause === null ? [] : [`paused with region ${regionOf(trace, pause)}`];
     if (block === null) {
-      this.#tooltip.show(event.clientX, event.clientY, h("b", {}, "free"), this.#freeText(address));
+      const more = [this.#freeText(address), ...region];
+      const what = pause === null ? "free" : "free, paused";
+      this.#tooltip.show(
+        event.clientX,
+        event.clientY,
+        h("b", {}, what),
+        ...more.map((line) => h("div", {}, line)),
+      );
       return;
     }
     const tag = summary.tags[blocks.tag[block]];
     const more = [
-      `${stateAt(trace, block, instant)}, ${ageText(trace, block, instant)}`,
+      `${stateAt(this.#model, block, instant)}, ${ageText(trace, block, instant)}`,
+      ...region,
       `stream ${summary.streams[blocks.stream[block]]}, ${summary.pools[blocks.pool[block]]}${tag ? `, ${tag}` : ""}`,
       ...(summary.has_stacks ? [this.#model.stackTitle(blocks.stack[block])] : []),
     ];
@@ -279,14 +351,14 @@ export class AddressView implements View {
     );
   }
 
-  #freeText(address: number): HTMLElement {
+  #freeText(address: number): string {
     const { blocks } = this.#model.trace;
     const run = this.#runs.find((run) => address >= run.address && address < run.end);
     const place = upperBound(this.#addresses, address) - 1;
     const before = place < 0 ? 0 : blocks.address[this.#blocks[place]] + blocks.size[this.#blocks[place]];
     const from = Math.max(run?.address ?? 0, before);
     const to = Math.min(run?.end ?? 0, this.#addresses[place + 1] ?? Number.POSITIVE_INFINITY);
-    return h("div", {}, `${format.bytes(to - from)} at ${format.address(from)}`);
+    return `${format.bytes(to - from)} at ${format.address(from)}`;
   }
 
   #pick(block: number | null): void {
@@ -386,6 +458,36 @@ export class AddressView implements View {
     this.#scroll.scrollTop = middle * this.#layout.height - this.#scroll.clientHeight / 2;
     this.#paint();
   }
+}
+
+/** Returns the lines that what is paused is hatched with: they go with the picture when it is scrolled. */
+function hatchOf(context: CanvasRenderingContext2D, scrollTop: number): CanvasPattern | string {
+  const ratio = window.devicePixelRatio || 1;
+  const size = Math.round(HATCH_STEP * ratio);
+  const tile = h("canvas", { width: size, height: size });
+  const pen = tile.getContext("2d");
+  if (pen !== null) {
+    pen.strokeStyle = color("--ink");
+    pen.lineWidth = ratio;
+    // Once through the middle, and the corners of the lines beside it.
+    for (const shift of [-size, 0, size]) {
+      pen.moveTo(shift - 1, size + 1);
+      pen.lineTo(shift + size + 1, -1);
+    }
+    pen.stroke();
+  }
+  const pattern = context.createPattern(tile, "repeat");
+  pattern?.setTransform(new DOMMatrix().translate(0, -scrollTop).scale(1 / ratio));
+  return pattern ?? "transparent";
+}
+
+/** Returns what of a group's bytes is paused, and with which regions, as the end of a line. */
+function pausedText(trace: Trace, parts: Part[], bytes: number): string {
+  if (parts.length === 0) return "";
+  const paused = parts.reduce((sum, { from, to }) => sum + to - from, 0);
+  const regions = new Set(parts.map(({ pause }) => regionOf(trace, pause)));
+  const share = paused === bytes ? "" : `${format.bytes(paused)} of it `;
+  return `, ${share}paused (${[...regions].join(", ")})`;
 }
 
 function groupOf({ pool, stream }: Run): string {

@@ -16,8 +16,15 @@ export function spanText(trace: Trace, start: number, end: number, isLonger: boo
   return `${isLonger ? "over " : ""}${format.counted(end - start, "event")}${time}`;
 }
 
-export function stateAt(trace: Trace, block: number, instant: number): string {
-  return instant < trace.blocks.freed[block] ? "allocated" : "waiting for events";
+export function stateAt(model: Model, block: number, instant: number): string {
+  const { freed, address } = model.trace.blocks;
+  const state = instant < freed[block] ? "allocated" : "waiting for events";
+  return model.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
+}
+
+/** Returns the tag of the region that is paused. */
+export function regionOf({ summary, pauses }: Trace, pause: number): string {
+  return summary.tags[pauses.tag[pause]] || "without a tag";
 }
 
 /** Returns the frames of a stack, innermost first, as a list. */
@@ -45,8 +52,11 @@ export function blockDetails(model: Model, block: number, instant: number): Chil
   const { trace } = model;
   const { blocks, summary } = trace;
   const item = (name: string, value: Child) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  const eventOf = (word: string, event: number) =>
+    copyable(`${word} event ${format.whole(event)}`, String(event));
   const address = format.address(blocks.address[block]);
   const freed = blocks.freed[block];
+  const pause = model.awayAt(instant).pauseAt(blocks.address[block]);
   return [
     h(
       "dl",
@@ -54,9 +64,11 @@ export function blockDetails(model: Model, block: number, instant: number): Chil
       item("Requested", bytesOf(blocks.requested[block])),
       item("Size", bytesOf(blocks.size[block])),
       item("Address", copyable(address, address)),
-      item("State", stateAt(trace, block, instant)),
+      item("State", stateAt(model, block, instant)),
+      pause === null ? null : item("Paused", eventOf("since", trace.pauses.start[pause])),
+      pause === null ? null : item("Region", regionOf(trace, pause)),
       item("Age", ageText(trace, block, instant)),
-      item("Freed", freed > trace.end ? "never" : copyable(`at event ${format.whole(freed)}`, String(freed))),
+      item("Freed", freed > trace.end ? "never" : eventOf("at", freed)),
       item("Stream", summary.streams[blocks.stream[block]]),
       item("Pool", summary.pools[blocks.pool[block]]),
       item("Tag", summary.tags[blocks.tag[block]] || "none"),

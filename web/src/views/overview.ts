@@ -104,8 +104,8 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
   if (summary.peak_paused > 0) {
     lines.push(
       `Up to ${format.bytes(summary.peak_paused)} were paused at once. While memory is paused it is off the device, ` +
-        "and neither reserved nor live here, but a curve of its own; its blocks stay listed and drawn, as their " +
-        "addresses stay theirs. What other strategies would have needed is without any pause.",
+        "and neither reserved nor live here, but a curve of its own; its blocks stay listed, and drawn hatched, as " +
+        "their addresses stay theirs. What other strategies would have needed is without any pause.",
     );
   }
   if (summary.is_cut_off) {

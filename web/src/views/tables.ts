@@ -94,7 +94,7 @@ export class Tables implements View {
     const { state, trace, instant, second, filter } = this.#model;
     switch (state.table) {
       case "holders":
-        this.#groups = grouped(trace, filter.of(this.#allocatedAt(instant)), this.#holderKey());
+        this.#groups = this.#holdersAt(instant);
         this.#later = new Map();
         if (second !== null) this.#addLater(second);
         return Uint32Array.from(this.#groups.keys());
@@ -112,18 +112,20 @@ export class Tables implements View {
     }
   }
 
-  #allocatedAt(instant: number): Uint32Array {
-    const { freed } = this.#model.trace.blocks;
-    return this.#model.blocksAt(instant).filter((block) => instant < freed[block]);
+  #holdersAt(instant: number): Group[] {
+    const { trace, filter } = this.#model;
+    const { address, freed } = trace.blocks;
+    const allocated = this.#model.blocksAt(instant).filter((block) => instant < freed[block]);
+    const away = this.#model.awayAt(instant);
+    return grouped(trace, filter.of(allocated), this.#holderKey(), (block) => away.has(address[block]));
   }
 
   /** The second instant's holders are listed too where the first has nothing of them. */
   #addLater(second: number): void {
-    const { trace, filter } = this.#model;
     const known = new Set(this.#groups.map(({ key }) => key));
-    for (const group of grouped(trace, filter.of(this.#allocatedAt(second)), this.#holderKey())) {
+    for (const group of this.#holdersAt(second)) {
       this.#later.set(group.key, group.live);
-      if (!known.has(group.key)) this.#groups.push({ ...group, blocks: 0, live: 0, largest: 0 });
+      if (!known.has(group.key)) this.#groups.push({ ...group, blocks: 0, live: 0, paused: 0, largest: 0 });
     }
   }
 
@@ -188,9 +190,15 @@ export class Tables implements View {
         format.percent(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
     };
     const change: Column = { title: "Change", key: grown, cell: (row) => changeOf(grown(row)) };
+    const paused: Column = {
+      title: "Paused",
+      key: (row) => group(row).paused,
+      cell: (row) => bytesOf(group(row).paused),
+    };
     return [
       { title: "Live", key: (row) => group(row).live, cell: (row) => bytesOf(group(row).live) },
       ...(this.#model.second === null ? [share] : [change]),
+      ...(this.#model.trace.summary.peak_paused > 0 ? [paused] : []),
       { title: "Blocks", key: (row) => group(row).blocks, cell: (row) => countOf(group(row).blocks) },
       ...(isBySize ? [] : [largest]),
       ...this.#whereColumns((row) => group(row).block, isBySize),
@@ -254,8 +262,10 @@ export class Tables implements View {
       },
       {
         title: "State",
-        key: (block) => Math.sign(this.#model.instant - blocks.freed[block]),
-        cell: (block) => stateAt(trace, block, this.#model.instant),
+        key: (block) =>
+          Number(this.#model.instant >= blocks.freed[block]) +
+          2 * Number(this.#model.awayAt(this.#model.instant).has(blocks.address[block])),
+        cell: (block) => stateAt(this.#model, block, this.#model.instant),
         isText: true,
       },
       ...this.#whereColumns((block) => block, false),

@@ -339,10 +339,109 @@ test("what is paused is told beside what is reserved, and what that leaves out i
     [live, reserved, paused],
   );
   await assertSums(page, away);
-  assert.equal(await page.getByRole("button", { name: "Paused" }).getAttribute("aria-pressed"), "true");
+  const toggle = (page: Page) => page.locator(".curves").getByRole("button", { name: "Paused" });
+  assert.equal(await toggle(page).getAttribute("aria-pressed"), "true");
   assert.match(await page.locator(".notes").innerText(), /were paused at once/);
   const without = await session.open([first]);
-  assert.equal(await without.getByRole("button", { name: "Paused" }).count(), 0);
+  assert.equal(await toggle(without).count(), 0);
+  assertQuiet();
+});
+
+/** The brightness of each pixel of the map of memory. */
+async function shownMap(page: Page): Promise<Uint8Array> {
+  await settled(page);
+  // Numbers by themselves would take seconds on their way from the browser.
+  const text = await page.locator("#address canvas").evaluate((canvas: HTMLCanvasElement) => {
+    const data = canvas.getContext("2d")?.getImageData(0, 0, canvas.width, canvas.height).data ?? [];
+    let text = "";
+    for (let i = 0; i < data.length; i += 4) {
+      text += String.fromCharCode(0.3 * data[i] + 0.6 * data[i + 1] + 0.1 * data[i + 2]);
+    }
+    return text;
+  });
+  return Uint8Array.from(text, (pixel) => pixel.charCodeAt(0));
+}
+
+test("what is paused at the instant is drawn otherwise, by more than a colour, and said to be paused", async () => {
+  const small = simulate({ ...job, steps: 3 });
+  const at = small.events - 60;
+  const segments = small.segments.filter(({ start }) => start <= at);
+  const pauses = segments.map(({ address, size }) => ({
+    start: at,
+    end: small.events - 20,
+    address,
+    size,
+    tag: 2,
+  }));
+  const away: Recording = { ...small, tags: [...small.tags, "kv_cache"], pauses };
+  for (const colorScheme of ["light", "dark"] as const) {
+    const page = await session.open([away], `#at=0%3A${at}&table=blocks&color=size`, { colorScheme });
+    const without = await session.open([{ ...away, pauses: [] }], `#at=0%3A${at}&color=size`, {
+      colorScheme,
+    });
+    const [hatched, plain] = [await shownMap(page), await shownMap(without)];
+    const differing = hatched.filter((pixel, i) => Math.abs(pixel - plain[i]) > 24).length;
+    assert.ok(differing > 0.1 * plain.length, `${colorScheme}: ${differing} of ${plain.length} pixels`);
+  }
+
+  const page = await session.open([away], `#at=0%3A${at}&table=blocks`);
+  const map = page.locator("#address .canvas-scroll");
+  assert.match(
+    (await map.getAttribute("aria-label")) ?? "",
+    /: (\d+) segments, \1 of them paused, \d+ blocks/,
+  );
+  const bytes = segments.reduce((sum, { size }) => sum + size, 0);
+  const legend = page.locator("#address .legend li", { hasText: "paused" });
+  assert.equal(await legend.innerText(), `paused ${bytes / MIB} MiB`);
+  await map.scrollIntoViewIfNeeded();
+  await map.hover({ position: { x: 60, y: 36 } });
+  assert.match(await page.locator(".tooltip").innerText(), /paused[\s\S]*paused with region kv_cache/);
+  await map.focus();
+  await page.keyboard.press("ArrowRight");
+  assert.match(
+    await page.locator("#address .picked").innerText(),
+    new RegExp(
+      `State\\s+(allocated|waiting for events), paused\\s+Paused\\s+since event ${at.toLocaleString("en-US")}\\s+Region\\s+kv_cache`,
+    ),
+  );
+  const states = async () => {
+    await settled(page);
+    return page
+      .locator("#tables tbody tr")
+      .evaluateAll((rows) =>
+        rows.map((row) => row.textContent ?? "").filter((row) => row.includes(", paused")),
+      );
+  };
+  assert.ok((await states()).length > 0);
+
+  // A moment earlier nothing is.
+  await page.getByRole("button", { name: "One event back" }).click();
+  assert.equal((await states()).length, 0);
+  assert.doesNotMatch((await map.getAttribute("aria-label")) ?? "", /paused/);
+  assert.equal(await legend.count(), 0);
+  assert.doesNotMatch(await page.locator("#address .picked").innerText(), /paused/i);
+  assertQuiet();
+});
+
+test("what is paused is no one's live memory, and its holders' in a column of its own", async () => {
+  const at = first.events;
+  const leaked = first.blocks.find(({ stack }) => stack === 1)?.address ?? 0;
+  const segment = first.segments.find(({ address, size }) => address <= leaked && leaked < address + size);
+  assert.ok(segment !== undefined);
+  const { address, size } = segment;
+  const away: Recording = { ...first, pauses: [{ start: 1, end: at + 1, address, size }] };
+  const page = await session.open([away], `#at=0%3A${at}`);
+  const { live } = count(away, at);
+  assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), live);
+  const headings = await page.locator("#tables th").allInnerTexts();
+  const column = (name: string) => headings.findIndex((heading) => heading.startsWith(name));
+  const rows = await rowsOf(page, "#tables");
+  const sum = (name: string) => rows.reduce((sum, row) => sum + Number(row[column(name)]), 0);
+  assert.equal(sum("Live"), live);
+  assert.equal(sum("Live") + sum("Paused"), count(first, at).live);
+  assert.ok(sum("Paused") > 0);
+  const without = await session.open([first]);
+  assert.equal(await without.locator("#tables th", { hasText: "Paused" }).count(), 0);
   assertQuiet();
 });
 

@@ -34,6 +34,8 @@ export interface Pause {
   end: number;
   address: number;
   size: number;
+  /** The region's tag; 0, none, where it is left out. */
+  tag?: number;
 }
 
 export interface Recording {
@@ -128,7 +130,7 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   const pauses = recording.pauses ?? [];
   columns[`${prefix}pauses/start`] = u32(pauses.map(({ start }) => start));
   columns[`${prefix}pauses/end`] = u32(pauses.map(({ end }) => end));
-  columns[`${prefix}pauses/tag`] = u32(pauses.map(() => 0));
+  columns[`${prefix}pauses/tag`] = u32(pauses.map(({ tag = 0 }) => tag));
   columns[`${prefix}pauses/address`] = u64(pauses.map(({ address }) => address));
   columns[`${prefix}pauses/size`] = u64(pauses.map(({ size }) => size));
   columns[`${prefix}steps/boundaries`] = u32(recording.steps);

@@ -15,6 +15,19 @@ test("at an instant the root has what is live", () => {
   }
 });
 
+test("what is paused is not live", () => {
+  const [{ address, size }] = made.segments;
+  const away = { ...made, pauses: [{ start: 100, end: 200, address, size }] };
+  const paused = traceOf(away);
+  const liveAt = (instant: number) => single(tree, weightsAt(paused, tree, instant), "").after[0];
+  const moments = [99, 100, 150, 199, 200];
+  assert.deepEqual(
+    moments.map(liveAt),
+    moments.map((instant) => count(away, instant).live),
+  );
+  assert.notEqual(liveAt(150), count(made, 150).live);
+});
+
 test("over a range the root has what was allocated in it", () => {
   const expected = made.blocks
     .filter(({ start }) => start > 100 && start <= 300)
