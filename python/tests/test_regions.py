@@ -221,12 +221,14 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
         lowtide.pause()
         figures = lowtide.memory_stats(0)
         print(json.dumps({key: value for key, value in figures.items() if key.startswith("region.")}))
-        print(json.dumps(lowtide.snapshot()["regions"]))
+        snapshot = lowtide.snapshot()
+        print(json.dumps(snapshot["regions"]))
+        print(json.dumps(snapshot["pauses"]))
         lowtide.dump_snapshot("held.pickle")
         """,
         FAKECUDA_DEVICES="2",
     )
-    figures, regions = (json.loads(line) for line in printed.splitlines())
+    figures, regions, pauses = (json.loads(line) for line in printed.splitlines())
     mib = 1 << 20
     assert figures["region.kv.live_bytes"] == figures["region.kv.paused_bytes"] == 60 * mib
     assert figures["region.kv.mapped_bytes"] == figures["region.kv.disk_bytes"] == 0
@@ -238,6 +240,12 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
         ("kv", 0, None, "paused"),
         ("kv", 1, None, "paused"),
         ("kv", 0, "host", "paused"),
+    ]
+    events = [(paused["device"], paused["event"]) for paused in pauses]
+    assert sorted((device, event["user_metadata"], event["size"]) for device, event in events) == [
+        (0, "kv", 30 * mib),
+        (0, "kv", 30 * mib),
+        (1, "kv", 30 * mib),
     ]
     command = str(Path(get_path("scripts")) / "lowtide")
     done = gpu.command(command, "convert", "held.pickle", "held.lowtide")

@@ -1140,8 +1140,8 @@ enum lowtide_status lowtide_on_shortage(lowtide_shortage_callback callback,
 
 /**
  * Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
- * more than lowtide does: the call stacks. Without one, or where it returns false, lowtide writes what it
- * knows. Null ends it.
+ * more than lowtide does: the call stacks. What is paused is added to it. Without one, or where it returns false,
+ * lowtide writes what it knows. Null ends it.
  *
  * The caller promises:
  *
@@ -1270,7 +1270,9 @@ enum lowtide_status lowtide_reset_accumulated_stats(int device);
 
 /**
  * Writes a picture of every segment and block of the devices in use, in the format of
- * `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history.
+ * `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history. Where something
+ * is paused, the key `pauses` says so, which the viewer passes over: a list of dicts with the `device` and an
+ * `event`, whose `user_metadata` is the region's tag.
  *
  * The bytes are the caller's, to be given to `lowtide_release_bytes`. On failure nothing is written.
  *

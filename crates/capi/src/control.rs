@@ -5,12 +5,13 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::{Bytes, Config, Stats};
+use lowtide_shared::DevicePast;
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
-use crate::registry;
 use crate::settings::Choice;
+use crate::{pauses, registry};
 
 /// The version of this interface: it changes when a program built against an older header would no longer
 /// work. A program compares it with what `lowtide_abi_version` returns.
@@ -253,7 +254,9 @@ pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
 }
 
 /// Writes a picture of every segment and block of the devices in use, in the format of
-/// `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history.
+/// `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history. Where something
+/// is paused, the key `pauses` says so, which the viewer passes over: a list of dicts with the `device` and an
+/// `event`, whose `user_metadata` is the region's tag.
 ///
 /// The bytes are the caller's, to be given to `lowtide_release_bytes`. On failure nothing is written.
 ///
@@ -332,12 +335,15 @@ fn lasting(text: String) -> Result<&'static CStr, Error> {
 fn snapshot() -> Result<Vec<u8>, Error> {
     let settings = recorded_settings(&registry::config()?);
     let mut snapshot = Snapshot::default();
-    for (device, allocator) in registry::devices_in_use()? {
-        snapshot.traces.push(Trace {
-            device: device.unsigned_abs(),
+    for (ordinal, allocator) in registry::devices_in_use()? {
+        let past = DevicePast {
+            paused: allocator.with_pools(|lane| lane.paused_pools())?,
             segments: allocator.snapshot()?,
+            events: Vec::new(),
+        };
+        snapshot.traces.push(Trace {
             settings: settings.clone(),
-            ..Trace::default()
+            ..pauses::trace_of(ordinal, past)?
         });
     }
     let mut pickle = Vec::new();

@@ -15,7 +15,7 @@ use lowtide_trace::{Snapshot, Trace, TraceError};
 use crate::boundary::run;
 use crate::control::recorded_settings;
 use crate::error::{Error, Status};
-use crate::{record, registry};
+use crate::{pauses, record, registry};
 
 /// The directory that a process writes to when its memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
@@ -41,8 +41,8 @@ pub type SnapshotWriter = Option<
 >;
 
 /// Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
-/// more than lowtide does: the call stacks. Without one, or where it returns false, lowtide writes what it
-/// knows. Null ends it.
+/// more than lowtide does: the call stacks. What is paused is added to it. Without one, or where it returns false,
+/// lowtide writes what it knows. Null ends it.
 ///
 /// # Safety
 ///
@@ -130,17 +130,15 @@ fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceEr
     if all <= REPORTED_EVENTS_MAX {
         return Ok((None, snapshot));
     }
-    let traces = snapshot
-        .traces
-        .iter()
-        .zip(shares(&before, REPORTED_EVENTS_MAX));
+    let shares = shares(&before, REPORTED_EVENTS_MAX);
+    let traces = snapshot.traces.iter().zip(&shares);
     let last = Snapshot {
         traces: traces
-            .map(|(trace, share)| trace.last_events(share))
+            .map(|(trace, &share)| trace.last_events(share))
             .collect::<Result<_, _>>()?,
         ..snapshot
     };
-    let kept: usize = lengths(&last).iter().sum();
+    let kept: usize = shares.iter().sum();
     let left_out = format!("the last {kept} of {all} events");
     Ok((Some(left_out), last))
 }
@@ -163,23 +161,17 @@ fn shares(lengths: &[usize], budget: usize) -> Vec<usize> {
 fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
     let failed = |error: &dyn Display| Error::new(Status::Internal, error);
     let writer = *WRITER.lock().map_err(|_| poisoned())?;
-    if let Some(pickle) = writer.and_then(|writer| writer.snapshot()) {
+    if let Some(mut pickle) = writer.and_then(|writer| writer.snapshot()) {
+        // PyTorch knows of no pauses.
+        pauses::add_to(&mut pickle);
         return Ok((pickle, None));
     }
     let settings = recorded_settings(&registry::config()?);
     let mut snapshot = Snapshot::default();
-    for (device, allocator) in registry::devices_in_use()? {
-        let device = device.unsigned_abs();
-        let (segments, events) = allocator.recent_past()?;
-        let recovered = Trace::recovered(device, events, segments.clone());
-        let trace = recovered.unwrap_or_else(|_| Trace {
-            device,
-            segments,
-            ..Trace::default()
-        });
+    for (ordinal, allocator) in registry::devices_in_use()? {
         snapshot.traces.push(Trace {
             settings: settings.clone(),
-            ..trace
+            ..pauses::trace_of(ordinal, allocator.recent_past()?)?
         });
     }
     let mut pickle = Vec::new();

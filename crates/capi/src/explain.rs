@@ -52,7 +52,7 @@ fn explanation(
     allocator: &Allocator,
     figures: &lowtide_core::OutOfMemory,
 ) -> Result<String, Error> {
-    let (segments, events) = allocator.recent_past()?;
+    let (segments, events) = allocator.recent_past()?.on_device();
     let start = Instant::now();
     let spent = Duration::from_millis(SPENT_MS.load(Ordering::Relaxed));
     let reserved: Bytes = segments.iter().map(|segment| segment.size).sum();

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn lowtide_visit_segments(
         };
         // While no pause is told of, so that what is shown is what was told.
         registry::with_listeners(|_, _| {
-            let paused = regions::paused_pools(device)?;
+            let regions = regions::pools_on(device)?;
             allocator.with_all(|lanes| {
                 let numbers = lanes.segment_numbers();
                 let mut blocks = Vec::new();
@@ -103,7 +103,8 @@ pub unsafe extern "C" fn lowtide_visit_segments(
                     blocks.extend(shown.blocks.iter().map(Block::of));
                     let after = numbers.partition_point(|&(start, _)| start <= shown.address);
                     let (_, number) = numbers[after - 1];
-                    let is_paused = paused.iter().any(|&(pool, _)| pool == shown.pool);
+                    let region = regions.get(&shown.pool);
+                    let is_paused = region.is_some_and(|region| region.away_since_us.is_some());
                     let segment = Segment::of(device, &shown, number, is_paused);
                     // SAFETY: it may be called with the context, by the contract of this function.
                     unsafe { visit(context, &raw const segment, blocks.as_ptr(), blocks.len()) };

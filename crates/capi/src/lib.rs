@@ -30,6 +30,7 @@ mod explain;
 mod exposition;
 mod held;
 mod metrics;
+mod pauses;
 mod peers;
 mod pluggable;
 mod pools;

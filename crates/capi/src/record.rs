@@ -30,7 +30,7 @@ use crate::{boundary, registry};
 
 pub(crate) use file::create as create_file;
 use recorder::Options;
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::{Recorder, now_us};
 
 /// Whether those are recorded with stacks: 1, or 0.
 const STACKS_VARIABLE: &str = "LOWTIDE_RECORD_STACKS";

@@ -3,6 +3,7 @@
 //! They are statics that nothing drops. When a process ends, its threads and other libraries may still
 //! give memory back, while the driver may be gone already and has taken everything back itself.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::error::{Error, Status};
 use crate::events::EventListener;
 use crate::publish;
 use crate::record::{self, Recorder};
-use crate::regions;
+use crate::regions::{self, RegionPool};
 use crate::settings::Choice;
 use crate::shortage::ShortageListener;
 
@@ -270,8 +271,8 @@ pub(crate) fn start_recording(
     };
     let begun = for_each_in_use(|ordinal, allocator| {
         allocator.observe_events(combined(ordinal, observer, Some(&recorder)))?;
-        let paused = regions::paused_pools(ordinal)?;
-        begin_recording(&recorder, ordinal, allocator, settings.clone(), &paused)
+        let pools = regions::pools_on(ordinal)?;
+        begin_recording(&recorder, ordinal, allocator, settings.clone(), &pools)
     });
     if begun.is_err() {
         // The first error says why there is none; half a recording would be taken for a whole one.
@@ -280,31 +281,26 @@ pub(crate) fn start_recording(
     begun
 }
 
-/// Has a recorder record a device from what it holds now on. The pools are those whose memory is away, with the
-/// tags of their regions; none is told of meanwhile.
+/// Has a recorder record a device from what it holds now on. The pools are those of regions, of whose pauses nobody
+/// is told meanwhile.
 fn begin_recording(
     recorder: &Recorder,
     ordinal: c_int,
     allocator: &Allocator,
     settings: AllocatorSettings,
-    paused: &[(MempoolId, Arc<str>)],
+    pools: &BTreeMap<MempoolId, RegionPool>,
 ) -> Result<(), Error> {
     let device = number_in_use(ordinal);
     // Under the locks under which all is told, so that nothing is both held before and told.
     Ok(allocator.with_all(|lanes| {
         let held = lanes.segments();
-        let away = paused.iter().map(|(pool, tag)| {
-            let of_pool = held.iter().filter(|segment| segment.pool == *pool);
-            (
-                tag,
-                of_pool.map(|segment| pause_event(true, segment)).collect(),
-            )
+        let away = held.iter().filter_map(|segment| {
+            let region = pools.get(&segment.pool)?;
+            region.away_since_us?;
+            Some((Arc::clone(&region.tag), pause_event(true, segment)))
         });
-        let away: Vec<(_, Vec<_>)> = away.collect();
-        recorder.begin(device, settings, held);
-        for (tag, segments) in away {
-            recorder.tell_of_pause(device, tag, segments);
-        }
+        let away = away.collect();
+        recorder.begin(device, settings, held, away);
     })?)
 }
 
@@ -497,7 +493,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
             ordinal,
             &allocator,
             recorded_settings(&config),
-            &[],
+            &BTreeMap::new(),
         )?;
     }
     Ok(slot.get_or_init(|| allocator))

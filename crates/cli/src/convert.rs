@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use flate2::write::GzEncoder;
-use lowtide_trace::Snapshot;
+use lowtide_trace::{Snapshot, Trace};
 
 use crate::args::ConvertArgs;
 use crate::{format, output, recording};
@@ -41,19 +41,12 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     if let Some(device) = args.device {
         recording::keep_device(&args.input, &mut snapshot, device)?;
     }
-    let mut events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
-    if target.format == Format::Pickle {
-        let traces = snapshot.traces.iter();
-        let all_events = traces.flat_map(|trace| &trace.events);
-        let pauses = all_events.filter(|event| event.event.action.is_pause());
-        let pauses = pauses.count();
-        if pauses > 0 {
-            output::note(&format!(
-                "{}: PyTorch's format knows no pauses, so memory that was away is reserved there all the time",
-                recording::name(&args.output)
-            ));
-        }
-        events -= pauses;
+    let events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
+    if target.format == Format::Pickle && snapshot.traces.iter().any(Trace::has_pauses) {
+        output::note(&format!(
+            "{}: PyTorch's viewer knows no pauses, so memory that was away is reserved there all the time",
+            recording::name(&args.output)
+        ));
     }
     output::write_file(&args.output, |file| target.write(&snapshot, file))?;
     output::print(&format!(

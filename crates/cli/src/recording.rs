@@ -38,11 +38,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
 
 /// Says what a replay makes of regions that were paused, if any were.
 pub(crate) fn note_pauses(path: &Path, trace: &Trace) {
-    if trace
-        .events
-        .iter()
-        .any(|event| event.event.action.is_pause())
-    {
+    if trace.has_pauses() {
         output::note(&format!(
             "{}: regions were paused; replays are without pauses, so memory that was away counts all the time",
             name(path)

@@ -117,7 +117,9 @@ fn recording(path: &Path, strategy: &str) {
         strategy: strategy.to_owned(),
         ..AllocatorSettings::default()
     };
-    writer.begin_device(2, &settings, &[]).unwrap();
+    writer
+        .begin_device(2, &settings, &[], &[], &StackTable::new())
+        .unwrap();
     for (action, size) in [
         (Action::SegmentAlloc, Bytes::mib(2)),
         (Action::Alloc, Bytes(700)),

@@ -70,7 +70,8 @@ struct Record {
 /// What is known of the past of one allocator.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RecentPast {
-    /// The last events, oldest first, and what its [`EventClock`] showed.
+    /// The last events, oldest first, and what its [`EventClock`] showed. That a pool's memory left, or is back, is
+    /// one of them, which has no address and no size: it is of every segment that the pool has then.
     pub events: Vec<(u64, Event)>,
     /// The time since when nothing is missing; 0 where nothing ever was.
     pub since: u64,
@@ -94,7 +95,8 @@ impl RecentEvents {
         };
         self.count += 1;
         // The lane's lock, and the driver's, put the times in order.
-        let time = match action.is_segment() || self.count.is_multiple_of(PER_TICK) {
+        let is_of_driver = action.is_segment() || action.is_pause();
+        let time = match is_of_driver || self.count.is_multiple_of(PER_TICK) {
             true => clock.tick(),
             false => clock.time.load(Ordering::Relaxed),
         };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
     Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Event,
-    MempoolId, SegmentSource, Stream,
+    EventClock, MempoolId, SegmentSource, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, SimConfig, SimDriver};
@@ -270,6 +270,53 @@ fn a_paused_pool_stays_as_it_is() {
         assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
         assert_eq!(allocator.empty_cache(), Ok(()));
     }
+}
+
+#[test]
+fn the_last_events_have_the_pauses_of_pools() {
+    let mut allocator = allocator(&Config::default());
+    let clock = Arc::new(EventClock::default());
+    clock.start();
+    allocator.keep_recent_events(clock);
+    let (_seen, source) = source(Bytes::gib(8));
+    allocator.create_or_retain_pool(POOL);
+    assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
+    assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
+    assert_eq!(allocator.paused_pools(), [POOL]);
+    assert_eq!(allocator.set_paused(POOL, None), Ok(()));
+    let pauses = |allocator: &DeviceAllocator<SimDriver>| -> Vec<(u64, Action)> {
+        let past = allocator.recent_past().events.into_iter();
+        let pauses = past.filter(|(_, event)| event.action.is_pause());
+        let of_pool = pauses.map(|(time, event)| {
+            assert_eq!(
+                (event.pool, event.address, event.size),
+                (POOL, DeviceAddress::NULL, Bytes::ZERO)
+            );
+            (time, event.action)
+        });
+        of_pool.collect()
+    };
+    assert_eq!(pauses(&allocator), [], "it has no memory");
+    let block = allocator.allocate_in(POOL, Bytes::mib(60), Stream::DEFAULT);
+    let block = block.expect("there is room");
+    // Pausing twice is one pause.
+    for region in [Some("kv".into()), Some("kv".into()), None, None] {
+        assert_eq!(allocator.set_paused(POOL, region), Ok(()));
+    }
+    assert_eq!(allocator.paused_pools(), []);
+    let told = pauses(&allocator);
+    let [
+        (away, Action::SegmentPaused),
+        (back, Action::SegmentResumed),
+    ] = told[..]
+    else {
+        panic!("{told:?}")
+    };
+    // In order with what the driver was asked for in other lanes.
+    assert!(away < back);
+    assert_eq!(allocator.free(block), Ok(()));
+    assert_eq!(allocator.release_pool(POOL), Ok(()));
+    assert_eq!(allocator.empty_cache(), Ok(()));
 }
 
 #[test]

@@ -271,7 +271,7 @@ proptest! {
                 Err(error) => panic!("{error}"),
             }
         }
-        let (segments, events) = allocator.recent_past().unwrap();
+        let (segments, events) = allocator.recent_past().unwrap().on_device();
         let shortfall = Shortfall {
             device: 0,
             requested: Bytes(1),

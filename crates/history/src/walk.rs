@@ -163,6 +163,9 @@ impl<'a> Walk<'a> {
                 self.free_requested(block.address.get());
             }
         }
+        for recorded in &self.trace.initial.paused {
+            self.pause(recorded);
+        }
         self.note_instant();
     }
 

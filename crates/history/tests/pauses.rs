@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use common::MIB;
 use lowtide_core::{Action, Bytes};
-use lowtide_history::{BlockSizes, Difference, History};
-use lowtide_trace::{Frame, StackId, StackTable, Trace};
+use lowtide_history::{BlockSizes, CURVES, Difference, History};
+use lowtide_trace::{Frame, InitialSegment, StackId, StackTable, Trace};
 
 /// Returns the recording of some events: what happened, where, and how long it is.
 fn trace(events: &[(Action, u64, u64)]) -> Trace {
@@ -94,6 +94,34 @@ fn a_part_of_what_is_paused_may_go_back() {
         assert_eq!(at_end(&back), [46, live, 0]);
         assert_eq!(back.contradictions, 0);
     }
+}
+
+#[test]
+fn what_was_paused_before_the_first_event_is_in_no_peak() {
+    let event =
+        |action, address, size| common::recorded(action, address * MIB, size * MIB, StackId::NONE);
+    let mut trace = trace(&[
+        (Action::SegmentAlloc, 10 * MIB, 30 * MIB),
+        (Action::Alloc, 10 * MIB, 20 * MIB),
+    ]);
+    let paused = event(Action::SegmentPaused, 100, 60);
+    trace.initial.segments = vec![InitialSegment {
+        address: paused.event.address,
+        size: paused.event.size,
+        stream: paused.event.stream,
+        pool: None,
+        is_large: true,
+        is_expandable: false,
+    }];
+    trace.initial.paused = vec![paused];
+    let away = history(&trace);
+    assert_eq!(away.contradictions, 0);
+    assert_eq!(at_end(&away), [30, 20, 60]);
+    assert_eq!(away.peak_reserved.gap.reserved, Bytes::mib(30));
+    assert_eq!(away.levels.most(CURVES - 1), [60 * MIB; 3]);
+    assert_eq!((away.pauses[0].start, away.pauses[0].end), (0, 3));
+    trace.events.push(event(Action::SegmentResumed, 100, 60));
+    assert_eq!(at_end(&history(&trace)), [90, 20, 0]);
 }
 
 #[test]

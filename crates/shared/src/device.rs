@@ -32,6 +32,31 @@ impl fmt::Debug for Common {
     }
 }
 
+/// What a device holds, and what led there.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DevicePast {
+    /// What is held, by address.
+    pub segments: Vec<SegmentSnapshot>,
+    /// The last events, oldest first: some thousands of each lane, as far back as they are known of every lane, and
+    /// none before little of the device was left. Those of several lanes take turns in dozens, but for what concerns
+    /// the driver, which is in order. That a pool's memory left, or is back, is one event without an address.
+    pub events: Vec<Event>,
+    /// The pools whose memory is away.
+    pub paused: Vec<MempoolId>,
+}
+
+impl DevicePast {
+    /// Returns the segments and events of what is on the device: without the pools whose memory is away, and as if
+    /// that of others had never been.
+    pub fn on_device(mut self) -> (Vec<SegmentSnapshot>, Vec<Event>) {
+        let is_there = |pool: &MempoolId| !self.paused.contains(pool);
+        self.segments.retain(|segment| is_there(&segment.pool));
+        self.events
+            .retain(|event| is_there(&event.pool) && !event.action.is_pause());
+        (self.segments, self.events)
+    }
+}
+
 impl Common {
     pub(crate) fn new(config: &Config) -> Common {
         Common {
@@ -98,22 +123,17 @@ impl<D: Driver> SharedAllocator<D> {
         self.with_all(|lanes| lanes.snapshot())
     }
 
-    /// Returns what is on the device and the last events that led there, oldest first, without the pools whose
-    /// memory is away: some thousands of each lane, as far back as they are known of every lane, and none before
-    /// little of the device was left. Those of several lanes take turns in dozens, but for what concerns the driver,
-    /// which is in order.
+    /// Returns what is held and the last events that led there.
     ///
     /// # Errors
     ///
     /// [`SharedError::Poisoned`].
-    pub fn recent_past(&self) -> Result<(Vec<SegmentSnapshot>, Vec<Event>), SharedError> {
-        self.with_all(|lanes| {
-            let (mut segments, mut events) = (lanes.segments(), lanes.recent_events());
-            let pools = lanes.lane(0);
-            let is_away = |pool: MempoolId| !pool.is_default() && pools.is_paused(pool);
-            segments.retain(|segment| !is_away(segment.pool));
-            events.retain(|event| !is_away(event.pool));
-            (segments, events)
+    pub fn recent_past(&self) -> Result<DevicePast, SharedError> {
+        self.with_all(|lanes| DevicePast {
+            segments: lanes.segments(),
+            events: lanes.recent_events(),
+            // Private pools are all in the first lane.
+            paused: lanes.lane(0).paused_pools(),
         })
     }
 

@@ -59,6 +59,7 @@ use lowtide_core::{
 };
 
 use device::Common;
+pub use device::DevicePast;
 pub use driver::SharedDriver;
 pub use error::SharedError;
 use lane_lock::{LaneGuard, LaneLock};

@@ -1,10 +1,13 @@
 //! The end of a recording, where there is no time for all of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use lowtide_core::{Action, Bytes, DeviceAddress};
 
 use crate::budget::Budget;
 use crate::error::TraceError;
-use crate::model::Trace;
+use crate::model::{Trace, TraceEvent};
 use crate::parts::{Parts, block_stacks_after, final_block_stacks};
 
 impl Trace {
@@ -16,12 +19,14 @@ impl Trace {
     /// If the events contradict the segments: never, for a recording that was read.
     pub fn last_events(&self, count: usize) -> Result<Trace, TraceError> {
         let left_out = self.events.len().saturating_sub(count);
-        let events = self.events[left_out..].to_vec();
+        let (before, events) = self.events.split_at(left_out);
+        let events = events.to_vec();
         let since_us = events.first().map_or(i64::MIN, |event| event.time_us);
         let annotations = self.annotations.iter();
         let since = annotations.filter(|annotation| annotation.time_us >= since_us);
         let mut parts = Parts::default();
         parts.events = events;
+        parts.paused_before = paused_after(&self.initial.paused, before);
         parts.block_stacks = final_block_stacks(self);
         parts.settings = self.settings.clone();
         parts.annotations = since.cloned().collect();
@@ -36,5 +41,44 @@ impl Trace {
             block.stack = stacks.stack_at(block.address);
         }
         Ok(trace)
+    }
+}
+
+/// Returns the pauses that last after some events, by address, where there were those of `paused` before: one for each
+/// range that is away still.
+fn paused_after(paused: &[TraceEvent], events: &[TraceEvent]) -> Vec<TraceEvent> {
+    let mut away = BTreeMap::new();
+    for recorded in paused.iter().chain(events) {
+        let start = recorded.event.address.get();
+        match recorded.event.action {
+            Action::SegmentPaused => {
+                away.insert(start, *recorded);
+            }
+            // What goes back to the driver is away no more either.
+            Action::SegmentResumed | Action::SegmentFree | Action::SegmentUnmap => {
+                end_pauses(&mut away, start, start + recorded.event.size.get());
+            }
+            _ => {}
+        }
+    }
+    away.into_values().collect()
+}
+
+/// Ends the pauses, by address, of what lies between two addresses. What is left of them stays.
+fn end_pauses(away: &mut BTreeMap<u64, TraceEvent>, start: u64, end: u64) {
+    while let Some((&from, &pause)) = away.range(..end).next_back() {
+        let to = from + pause.event.size.get();
+        if to <= start {
+            return;
+        }
+        away.remove(&from);
+        for (from, to) in [(from, start), (end, to)] {
+            if from < to {
+                let mut rest = pause;
+                rest.event.address = DeviceAddress(from);
+                rest.event.size = Bytes(to - from);
+                away.insert(from, rest);
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ use lowtide_core::{
 
 use crate::budget::Budget;
 use crate::error::TraceError;
-use crate::notes::NoteId;
+use crate::notes::{Note, NoteId};
 use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
 
@@ -72,6 +72,9 @@ pub struct InitialState {
     pub segments: Vec<InitialSegment>,
     /// The blocks in use, by address. Each lies in one of the segments, and they do not overlap.
     pub blocks: Vec<InitialBlock>,
+    /// Which of the segments were paused: the [`Action::SegmentPaused`] of each, which was before the first event
+    /// and has its region's tag.
+    pub paused: Vec<TraceEvent>,
 }
 
 /// A segment that was there before the first event.
@@ -193,6 +196,12 @@ impl Trace {
             .count()
     }
 
+    /// Returns whether memory of regions was away at any time. Linear in the events.
+    pub fn has_pauses(&self) -> bool {
+        let is_pause = |recorded: &TraceEvent| recorded.event.action.is_pause();
+        !self.initial.paused.is_empty() || self.events.iter().any(is_pause)
+    }
+
     /// Returns on how many streams blocks were in use.
     pub fn streams(&self) -> usize {
         let mut streams: BTreeSet<Stream> = self
@@ -250,6 +259,25 @@ impl Trace {
 }
 
 impl TraceEvent {
+    /// Returns the event of a segment that is paused or resumed, with a note of its region's tag, which `stacks` then
+    /// has.
+    ///
+    /// # Panics
+    ///
+    /// If there are 2^24 - 1 other notes.
+    pub fn of_pause(event: Event, time_us: i64, tag: &str, stacks: &mut StackTable) -> TraceEvent {
+        TraceEvent {
+            event,
+            time_us,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: stacks.intern_note(Note {
+                compile_context: None,
+                user_metadata: Some(tag),
+            }),
+        }
+    }
+
     /// Returns the pool it happened in, where the recording says.
     pub fn pool(&self) -> Option<MempoolId> {
         self.pool_known.then_some(self.event.pool)

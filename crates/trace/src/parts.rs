@@ -23,6 +23,8 @@ pub(crate) struct Parts {
     segments: Vec<SegmentSnapshot>,
     /// What was there before the first event, where the file says that and not what was left at the end.
     held_before: Option<Vec<SegmentSnapshot>>,
+    /// What of that was paused.
+    pub(crate) paused_before: Vec<TraceEvent>,
     /// How many blocks the segments have.
     blocks: usize,
     pub(crate) block_stacks: BlockStacks,
@@ -59,7 +61,8 @@ impl Parts {
 
     /// Returns about how much memory they take.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        let events = self.events.len() * size_of::<TraceEvent>();
+        let events = self.events.len() + self.paused_before.len();
+        let events = events * size_of::<TraceEvent>();
         let annotations = self.annotations.len() * size_of::<Annotation>();
         let segments = self.segments.len() + self.held_before.as_ref().map_or(0, Vec::len);
         let segments = segments * size_of::<SegmentSnapshot>();
@@ -79,6 +82,7 @@ impl Parts {
         stacks: Arc<StackTable>,
         budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
+        recover::check_paused(&self.paused_before)?;
         let held_before = self.held_before.take().filter(|_| self.segments.is_empty());
         if let Some(held) = &held_before {
             self.segments = recover::left_at_end(device, held, &self.events, budget)?;
@@ -92,10 +96,12 @@ impl Parts {
             budget,
         )?;
         let held_before = held_before.map(|held| initial_state(&held, &self.block_stacks));
+        let mut initial = held_before.unwrap_or(recovered.initial);
+        initial.paused = self.paused_before;
         Ok(Trace {
             device,
             events: recovered.events,
-            initial: held_before.unwrap_or(recovered.initial),
+            initial,
             segments: self.segments,
             settings: self.settings,
             stacks,

@@ -198,7 +198,7 @@ fn record(seed: u64, is_finished: bool) -> Recorded {
     for (number, device) in NUMBERS.into_iter().zip(&devices) {
         assert!(!writer.has_device(number));
         writer
-            .begin_device(number, &settings(), &device.segments())
+            .begin_device(number, &settings(), &device.segments(), &[], &stacks)
             .unwrap();
     }
     let (mut events, mut flushed) = (Vec::new(), Vec::new());
@@ -350,7 +350,9 @@ fn a_finished_file_says_that_it_is_whole_and_can_be_converted() {
 fn events_that_contradict_what_was_there_are_refused() {
     let file = Shared::default();
     let mut writer = StreamWriter::new(file.clone()).unwrap();
-    writer.begin_device(0, &settings(), &[]).unwrap();
+    writer
+        .begin_device(0, &settings(), &[], &[], &StackTable::new())
+        .unwrap();
     let event = Event {
         action: Action::FreeCompleted,
         pool: MempoolId::DEFAULT,

@@ -10,8 +10,8 @@ use lowtide_core::{
     Stream,
 };
 use lowtide_trace::{
-    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, NoteId, Snapshot, StackId,
-    StackTable, Trace, TraceEvent, read_from, write_pickle,
+    AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, NoteId, PausedSegment,
+    Snapshot, StackId, StackTable, Trace, TraceEvent, add_pauses, read_from, write_pickle,
 };
 
 /// Returns how many items each append takes, as the viewer's stack machine would find.
@@ -114,6 +114,9 @@ fn long(count: usize) -> Snapshot {
         .blocks
         .iter()
         .map(|block| event(Action::Alloc, block.address, block.size));
+    let paused = segments
+        .iter()
+        .map(|segment| event(Action::SegmentPaused, segment.address, segment.size));
     let annotation = Annotation {
         name: "step".into(),
         stage: AnnotationStage::Start,
@@ -122,7 +125,7 @@ fn long(count: usize) -> Snapshot {
     Snapshot {
         traces: vec![Trace {
             device: 0,
-            events: mapped.chain(allocated).collect(),
+            events: mapped.chain(allocated).chain(paused).collect(),
             initial: InitialState::default(),
             segments,
             settings: AllocatorSettings::default(),
@@ -144,6 +147,32 @@ fn a_long_list_is_appended_in_parts() {
     assert_eq!(again.traces[0].events, snapshot.traces[0].events);
     assert_eq!(again.traces[0].segments, snapshot.traces[0].segments);
     assert_eq!(again.traces[0].annotations, snapshot.traces[0].annotations);
+}
+
+#[test]
+fn what_is_paused_is_added_in_the_same_few_opcodes() {
+    let mut snapshot = long(1500);
+    let events = &mut snapshot.traces[0].events;
+    let paused = events.extract_if(.., |event| event.event.action.is_pause());
+    let paused = paused.map(|pause| PausedSegment {
+        device: 0,
+        event: pause.event,
+        time_us: pause.time_us,
+        tag: "kv".into(),
+    });
+    let paused: Vec<_> = paused.collect();
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).expect("memory takes everything");
+    let before = items_appended(&pickle);
+    assert!(add_pauses(&mut pickle, &paused));
+    let after = items_appended(&pickle);
+    assert_eq!(after[..before.len()], before);
+    assert_eq!(after.iter().max(), Some(&1000));
+    let again = read_from(&pickle[..]).expect("it is a recording");
+    assert_eq!(
+        again.traces[0].events.len(),
+        snapshot.traces[0].events.len() + 1500
+    );
 }
 
 #[test]

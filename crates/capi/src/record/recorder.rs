@@ -14,9 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Bytes, Event, SegmentSnapshot};
 use lowtide_shared::Observer;
-use lowtide_trace::{
-    AllocatorSettings, Note, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
-};
+use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::ring::{Entry, Ring};
 use super::stacks;
@@ -60,6 +58,7 @@ enum Announcement {
         device: u8,
         settings: AllocatorSettings,
         held: Vec<SegmentSnapshot>,
+        paused: Vec<(Arc<str>, Event)>,
     },
     /// The memory of a region's segments leaves, or is back.
     Pause {
@@ -143,18 +142,20 @@ impl Recorder {
         })
     }
 
-    /// Records a device from here on, which holds this much already. What it was told to have done before is
-    /// passed over.
+    /// Records a device from here on, which holds this much already, of which segments are paused, by their regions'
+    /// tags. What it was told to have done before is passed over.
     pub(crate) fn begin(
         &self,
         device: u8,
         settings: AllocatorSettings,
         held: Vec<SegmentSnapshot>,
+        paused: Vec<(Arc<str>, Event)>,
     ) {
         self.announce(Announcement::Begin {
             device,
             settings,
             held,
+            paused,
         });
     }
 
@@ -317,13 +318,8 @@ impl Session<'_> {
                         device,
                         settings,
                         held,
-                    }) => {
-                        // A device whose first use meets the beginning of a recording is announced by both;
-                        // all that it has done since the first is told.
-                        if !mem::replace(&mut self.begun[usize::from(device)], true) {
-                            self.writer.begin_device(device.into(), &settings, &held)?;
-                        }
-                    }
+                        paused,
+                    }) => self.begin(device, &settings, &held, &paused)?,
                     Some(Announcement::Pause {
                         device,
                         tag,
@@ -335,6 +331,26 @@ impl Session<'_> {
             }
         }
         Ok(false)
+    }
+
+    fn begin(
+        &mut self,
+        device: u8,
+        settings: &AllocatorSettings,
+        held: &[SegmentSnapshot],
+        paused: &[(Arc<str>, Event)],
+    ) -> io::Result<()> {
+        // A device whose first use meets the beginning of a recording is announced by both; all that it has done
+        // since the first is told.
+        if mem::replace(&mut self.begun[usize::from(device)], true) {
+            return Ok(());
+        }
+        let paused = paused.iter();
+        let paused: Vec<_> = paused
+            .map(|(tag, event)| TraceEvent::of_pause(*event, 0, tag, &mut self.tags))
+            .collect();
+        self.writer
+            .begin_device(device.into(), settings, held, &paused, &self.tags)
     }
 
     fn push(&mut self, device: u8, event: Event, time_us: i64, stack: u32) -> io::Result<()> {
@@ -368,19 +384,9 @@ impl Session<'_> {
         if !self.begun[usize::from(device)] {
             return Ok(());
         }
-        let note = self.tags.intern_note(Note {
-            compile_context: None,
-            user_metadata: Some(tag),
-        });
         self.events += segments.len() as u64;
         segments.iter().try_for_each(|&event| {
-            let event = TraceEvent {
-                event,
-                time_us,
-                stack: StackId::NONE,
-                pool_known: true,
-                note,
-            };
+            let event = TraceEvent::of_pause(event, time_us, tag, &mut self.tags);
             self.writer.push(device.into(), &event, &self.tags)
         })
     }
@@ -414,7 +420,7 @@ impl Write for Counted {
 
 /// Returns the microseconds since 1970.
 #[inline]
-fn now_us() -> i64 {
+pub(crate) fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = since.map_or(0, |since| since.as_micros());
     i64::try_from(micros).unwrap_or(i64::MAX)
@@ -468,8 +474,8 @@ mod tests {
             tells: false,
         };
         let recorder = Recorder::start(&path, created, options).unwrap();
-        recorder.begin(3, AllocatorSettings::default(), Vec::new());
-        recorder.begin(3, AllocatorSettings::default(), Vec::new());
+        recorder.begin(3, AllocatorSettings::default(), Vec::new(), Vec::new());
+        recorder.begin(3, AllocatorSettings::default(), Vec::new(), Vec::new());
         assert_eq!(recorder.end(), Ok(()));
         assert_eq!(recorder.end(), Ok(()), "it has ended");
         let read = lowtide_trace::read(&path).unwrap();
@@ -489,7 +495,7 @@ mod tests {
             tells: false,
         };
         let recorder = Recorder::start(&path, created, options).unwrap();
-        recorder.begin(0, AllocatorSettings::default(), Vec::new());
+        recorder.begin(0, AllocatorSettings::default(), Vec::new(), Vec::new());
         let observer = recorder.of_device(0);
         // More than a pipe holds, and less than the queue.
         for number in 0..40_000 {

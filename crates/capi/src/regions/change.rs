@@ -22,6 +22,7 @@ use super::keeper::{self, Keeper};
 use super::table::{self, OnDevice};
 use crate::error::{Error, Status};
 use crate::preload::is_of_thread;
+use crate::record::now_us;
 use crate::registry::{self, Allocator, Lane};
 
 /// What is done with a region on one device.
@@ -379,7 +380,8 @@ impl Pools for RegionPools<'_> {
         let OnDevice { device, .. } = *self.0;
         // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
         let _ = registry::with_listeners(|observer, recorder| {
-            self.0.is_told_away.store(is_leaving, Ordering::Relaxed);
+            let away_us = if is_leaving { now_us() } else { 0 };
+            self.0.told_away_us.store(away_us, Ordering::Relaxed);
             if observer.is_none() && recorder.is_none() {
                 // To picture all blocks takes a while, under the lock under which threads allocate.
                 return Ok(());

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
@@ -93,8 +93,9 @@ pub(crate) struct OnDevice {
     pub(super) own_pool: MempoolId,
     /// Other pools that have its memory. Taken after any lock of an allocator.
     pub(super) pools: Mutex<Vec<MempoolId>>,
-    /// Whether those who are told of events know its memory to be away. Changes while no listener does.
-    pub(super) is_told_away: AtomicBool,
+    /// Since when those who are told of events know its memory to be away, in microseconds since 1970; 0 where it is
+    /// not. Changes while no listener does.
+    pub(super) told_away_us: AtomicI64,
 }
 
 /// Has this thread's requests served from a region.
@@ -217,17 +218,30 @@ pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
     Ok(all.cloned().collect())
 }
 
-/// Returns a device's pools whose memory is away, as far as was told, with the tags of their regions. Called
-/// while nobody is told of it.
-pub(crate) fn paused_pools(device: c_int) -> Result<Vec<(MempoolId, Arc<str>)>, Error> {
-    let mut paused = Vec::new();
+/// A pool that has a region's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct RegionPool {
+    pub(crate) tag: Arc<str>,
+    /// Since when that memory is away, as far as was told, in microseconds since 1970.
+    pub(crate) away_since_us: Option<i64>,
+}
+
+/// Returns a device's pools that have a region's memory. Whether that is away may change when somebody is told of it.
+pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
+    let mut pools = BTreeMap::new();
     for region in on_devices()? {
-        if region.device == device && region.is_told_away.load(Ordering::Relaxed) {
-            let pools = region.all_pools()?.into_iter();
-            paused.extend(pools.map(|pool| (pool, Arc::clone(&region.name.tag))));
+        if region.device != device {
+            continue;
         }
+        let told_us = region.told_away_us.load(Ordering::Relaxed);
+        let of_region = RegionPool {
+            tag: Arc::clone(&region.name.tag),
+            away_since_us: Some(told_us).filter(|&told_us| told_us != 0),
+        };
+        let all = region.all_pools()?.into_iter();
+        pools.extend(all.map(|pool| (pool, of_region.clone())));
     }
-    Ok(paused)
+    Ok(pools)
 }
 
 /// Returns whether a tag was ever entered.
@@ -348,7 +362,7 @@ impl Region {
             memory,
             own_pool,
             pools: Mutex::default(),
-            is_told_away: AtomicBool::new(false),
+            told_away_us: AtomicI64::new(0),
         });
         self.memories.insert(device, Arc::clone(&on_device));
         Ok(on_device)

@@ -165,8 +165,8 @@ fn resume() {
 fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
     let events = trace.events.iter();
     let pauses = events.filter(|event| event.event.action.is_pause());
-    let told = pauses.map(|event| {
-        assert!(event.time_us > 0);
+    let pauses = pauses.inspect(|event| assert!(event.time_us > 0));
+    let told = trace.initial.paused.iter().chain(pauses).map(|event| {
         let tag = trace.stacks.note(event.note).user_metadata.unwrap();
         let size = event.event.size.get() >> 20;
         (event.event.action, size, tag.to_owned())
@@ -248,6 +248,12 @@ fn a_recording_that_begins_late_knows_what_is_paused() {
             let actions: Vec<_> = told.iter().map(|(action, ..)| *action).collect();
             let expected = [Action::SegmentPaused, Action::SegmentResumed];
             assert_eq!(actions, &expected[..if is_away { 2 } else { 0 }]);
+            let trace = &snapshot.traces[0];
+            assert_eq!(trace.initial.paused.len(), usize::from(is_away));
+            // At its beginning nothing of that was on the device.
+            let history = History::new(trace, &BlockSizes::of(trace, &()));
+            let reserved = history.levels.least(0)[0];
+            assert_eq!(reserved, if is_away { 0 } else { 50 << 20 });
         }
         assert_eq!(lowtide_deallocate(kept), Status::Ok);
     });

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod dump;
 mod failures;
 mod meanwhile;
 mod told;

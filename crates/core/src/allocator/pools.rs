@@ -1,13 +1,15 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::{Allocation, DeviceAllocator, Route};
 use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
+use crate::event::Action;
 use crate::strategy::Strategy;
-use crate::units::{MempoolId, Stream};
+use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 impl<D: Driver> DeviceAllocator<D> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
@@ -185,14 +187,32 @@ impl<D: Driver> DeviceAllocator<D> {
         region: Option<Arc<str>>,
     ) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.heap.domains.pool_mut(index).paused = region;
+        let is_paused = region.is_some();
+        let before = mem::replace(&mut self.heap.domains.pool_mut(index).paused, region);
+        if before.is_some() != is_paused {
+            self.keep_pause(index, is_paused);
+        }
         Ok(())
     }
 
-    /// Returns whether a pool's memory is away.
-    pub fn is_paused(&self, pool: MempoolId) -> bool {
-        let index = self.find_pool(pool);
-        index.is_ok_and(|index| self.heap.domains.pool(index).paused.is_some())
+    /// Keeps among the last events that all of a pool's memory left, or is back.
+    fn keep_pause(&mut self, pool: PoolIndex, is_paused: bool) {
+        let action = match is_paused {
+            true => Action::SegmentPaused,
+            false => Action::SegmentResumed,
+        };
+        // A pool in which nothing ever was has no memory either.
+        if let Some(&domain) = self.heap.domains.of_pool(pool).first() {
+            let recent = &mut self.heap.log.recent;
+            recent.push(action, domain, DeviceAddress::NULL, Bytes::ZERO);
+        }
+    }
+
+    /// Returns the pools whose memory is away. Linear in the number of pools.
+    pub fn paused_pools(&self) -> Vec<MempoolId> {
+        let pools = self.heap.domains.pools();
+        let paused = pools.filter(|(_, pool)| pool.paused.is_some());
+        paused.map(|(_, pool)| pool.id).collect()
     }
 
     /// Gives a private pool's free segments back, whoever holds it, and wherever its memory is.

@@ -29,6 +29,7 @@
 //! | `E` events | events, below, repeated |
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
 //! | `I` held before | what was there before the first event, laid out as `M`, and as often as there is an event-by-event recording of lowtide's own: an empty payload says that it was nothing |
+//! | `P` paused before | what of that was paused: events, as in `E` |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
 //! | `Z` end | *n* for each device in the order of their `D`: how many entries its recording had that are no events. Missing where the recorder was killed |
 //!
@@ -44,8 +45,8 @@
 //! named each device once. Version 3 had no events of regions that are paused and resumed.
 //!
 //! Those, [`Action::SegmentPaused`] and [`Action::SegmentResumed`], are of whole segments, and have a note whose
-//! `user_metadata` is the region's tag. A segment that was paused before the first event is so by the first events
-//! there are. One that goes back while it is paused is not resumed before.
+//! `user_metadata` is the region's tag. Those of segments that were paused before the first event are in `P`, which is
+//! missing where there are none. A segment that goes back while it is paused is not resumed before.
 //!
 //! A file has one of `I` and `M` for each device. With `M`, which is written when all has been recorded, what was
 //! there before the first event follows from the events and the segments at the end, as for PyTorch's snapshots.
@@ -82,6 +83,7 @@ mod section {
     pub(super) const EVENTS: u8 = b'E';
     pub(super) const ANNOTATIONS: u8 = b'A';
     pub(super) const HELD_BEFORE: u8 = b'I';
+    pub(super) const PAUSED_BEFORE: u8 = b'P';
     pub(super) const SEGMENTS: u8 = b'M';
     pub(super) const END: u8 = b'Z';
 }

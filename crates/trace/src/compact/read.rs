@@ -1,5 +1,6 @@
 //! Reads lowtide's own format.
 
+use std::mem;
 use std::sync::Arc;
 
 use flate2::Crc;
@@ -11,7 +12,7 @@ use super::payload::Payload;
 use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot};
+use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
 use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::StringId;
@@ -124,7 +125,21 @@ impl Reader {
                     .clone_into(&mut self.parts()?.settings.strategy);
                 Ok(())
             }
-            section::EVENTS => self.read_events(&mut payload),
+            section::EVENTS => {
+                let events = mem::take(&mut self.parts()?.events);
+                self.parts()?.events = self.read_events(&mut payload, events)?;
+                Ok(())
+            }
+            section::PAUSED_BEFORE => {
+                let paused = mem::take(&mut self.parts()?.paused_before);
+                let paused = self.read_events(&mut payload, paused)?;
+                if { paused.iter() }.any(|event| event.event.action != Action::SegmentPaused) {
+                    let what = "what was paused before the first event is not only that";
+                    return Err(TraceError::malformed(what));
+                }
+                self.parts()?.paused_before = paused;
+                Ok(())
+            }
             section::ANNOTATIONS => self.read_annotations(&mut payload),
             section::HELD_BEFORE => {
                 let held = self.read_segments(&mut payload)?;
@@ -209,7 +224,12 @@ impl Reader {
         Ok(())
     }
 
-    fn read_events(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    /// Returns `events` with those of a payload behind them.
+    fn read_events(
+        &self,
+        payload: &mut Payload<'_>,
+        mut events: Vec<TraceEvent>,
+    ) -> Result<Vec<TraceEvent>, TraceError> {
         let mut before = BEFORE_FIRST;
         while !payload.is_empty() {
             let first = payload.byte()?;
@@ -241,10 +261,10 @@ impl Reader {
                     .map_or(NoteId::NONE, |index| self.note_ids[index]);
             }
             event.time_us = before.time_us.wrapping_add(payload.integer()?);
-            self.parts()?.events.push(event);
+            events.push(event);
             before = event;
         }
-        Ok(())
+        Ok(events)
     }
 
     fn read_annotations(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {

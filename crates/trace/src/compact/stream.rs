@@ -60,7 +60,8 @@ impl<W: Write> StreamWriter<W> {
         })
     }
 
-    /// Begins the recording of a device, which had `held` before its first event.
+    /// Begins the recording of a device, which had `held` before its first event, and of that `paused` was away: the
+    /// pause of each segment, whose note is in `stacks`.
     ///
     /// # Errors
     ///
@@ -74,6 +75,8 @@ impl<W: Write> StreamWriter<W> {
         device: u32,
         settings: &AllocatorSettings,
         held: &[SegmentSnapshot],
+        paused: &[TraceEvent],
+        stacks: &StackTable,
     ) -> io::Result<()> {
         assert!(!self.has_device(device), "device {device} begins once");
         self.current = self.devices.len();
@@ -86,7 +89,8 @@ impl<W: Write> StreamWriter<W> {
         self.writer.device(device)?;
         self.writer.settings(settings)?;
         let held = self.writer.segments(held, |_, _| 0);
-        self.writer.section(section::HELD_BEFORE, &held)
+        self.writer.section(section::HELD_BEFORE, &held)?;
+        self.writer.events(section::PAUSED_BEFORE, paused, stacks)
     }
 
     /// Returns whether a device was begun.

@@ -75,20 +75,8 @@ impl<W: Write> CompactWriter<W> {
         self.tables.note_numbers.clear();
         self.device(trace.device)?;
         self.settings(&trace.settings)?;
-        for events in trace.events.chunks(ITEMS_PER_SECTION) {
-            let mut payload = Vec::new();
-            let mut before = BEFORE_FIRST;
-            for event in events {
-                let stack = self.tables.stack(&trace.stacks, event.stack);
-                let note = match event.note == before.note {
-                    true => 0,
-                    false => self.tables.note(&trace.stacks, event.note),
-                };
-                put_event(&mut payload, event, &before, [stack, note]);
-                before = *event;
-            }
-            self.tables(section::EVENTS, &payload)?;
-        }
+        self.events(section::PAUSED_BEFORE, &trace.initial.paused, &trace.stacks)?;
+        self.events(section::EVENTS, &trace.events, &trace.stacks)?;
         for annotations in trace.annotations.chunks(ITEMS_PER_SECTION) {
             let mut payload = Vec::new();
             for annotation in annotations {
@@ -106,6 +94,30 @@ impl<W: Write> CompactWriter<W> {
             tables.stack(&trace.stacks, stacks.stack(block))
         });
         self.tables(section::SEGMENTS, &segments)
+    }
+
+    /// Writes events, whose stacks and notes are in `table`, in as many sections of a kind as they need.
+    pub(super) fn events(
+        &mut self,
+        kind: u8,
+        events: &[TraceEvent],
+        table: &StackTable,
+    ) -> io::Result<()> {
+        for events in events.chunks(ITEMS_PER_SECTION) {
+            let mut payload = Vec::new();
+            let mut before = BEFORE_FIRST;
+            for event in events {
+                let stack = self.tables.stack(table, event.stack);
+                let note = match event.note == before.note {
+                    true => 0,
+                    false => self.tables.note(table, event.note),
+                };
+                put_event(&mut payload, event, &before, [stack, note]);
+                before = *event;
+            }
+            self.tables(kind, &payload)?;
+        }
+        Ok(())
     }
 
     /// Says which device the next sections are about.

@@ -20,11 +20,17 @@ pub(crate) struct PickleWriter<W> {
 impl<W: Write> PickleWriter<W> {
     pub(crate) fn new(mut out: W) -> io::Result<PickleWriter<W>> {
         out.write_all(&[op::PROTO, 2])?;
-        Ok(PickleWriter {
+        Ok(PickleWriter::continued(out))
+    }
+
+    /// Goes on with a pickle that another wrote all but the end of. What is memoized there is not to be referred to by
+    /// what comes now, as its numbers are used again.
+    pub(crate) fn continued(out: W) -> PickleWriter<W> {
+        PickleWriter {
             out,
             memo_count: 0,
             strings: HashMap::new(),
-        })
+        }
     }
 
     /// Ends the pickle; returns what it was written to.
@@ -34,7 +40,8 @@ impl<W: Write> PickleWriter<W> {
     }
 
     pub(crate) fn begin_dict(&mut self) -> io::Result<()> {
-        self.out.write_all(&[op::EMPTY_DICT, op::MARK])
+        self.out.write_all(&[op::EMPTY_DICT])?;
+        self.begin_items()
     }
 
     pub(crate) fn end_dict(&mut self) -> io::Result<()> {

@@ -352,6 +352,17 @@ fn is_memory(address: DeviceAddress, size: Bytes) -> bool {
     address.get() < 1 << 63 && size <= Bytes::REQUEST_MAX
 }
 
+/// Fails where something that is no memory is said to be paused.
+pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
+    let mut events = paused.iter().map(|recorded| recorded.event);
+    match events.find(|event| !is_memory(event.address, event.size)) {
+        None => Ok(()),
+        Some(Event { address, size, .. }) => Err(contradiction(format!(
+            "{size} at {address}, which are no memory, were paused before the first event"
+        ))),
+    }
+}
+
 #[cold]
 fn overlap(verb: &str, event: Event, other: DeviceAddress, block: &Block) -> TraceError {
     let until = match block.freed_by {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use lowtide_core::{BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
+use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, known_strings, natural, pool_id, stream};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
@@ -67,6 +68,7 @@ impl Reader {
         let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
         let device_traces = self.read_traces(traces, &mut devices)?;
+        let pauses = self.read_pauses(self.get(root, "pauses"))?;
         self.read_annotations(self.get(root, "external_annotations"), &mut devices)?;
         let Reader {
             heap,
@@ -80,6 +82,13 @@ impl Reader {
         for DeviceTrace { device, events } in device_traces.into_iter().rev() {
             let parts = devices.entry(device).or_default();
             parts.events = events.take(&mut records.events, &mut budget)?;
+        }
+        for (device, pauses) in pauses {
+            // What is paused alone is no reason to list a device.
+            if let Some(parts) = devices.get_mut(&device) {
+                budget.take(pauses.len(), size_of::<TraceEvent>() as u64)?;
+                pauses::put(pauses, parts);
+            }
         }
         let stacks = Arc::new(records.stacks);
         let trace = |(device, mut parts): (u32, Parts)| {
@@ -224,6 +233,48 @@ impl Reader {
             device_traces.push(DeviceTrace { device, events });
         }
         Ok(device_traces)
+    }
+
+    /// Returns the pauses of each device, and takes them away from among the events.
+    fn read_pauses(&mut self, list: Value) -> Result<BTreeMap<u32, Vec<Pause>>, TraceError> {
+        let mut pauses: BTreeMap<u32, Vec<Pause>> = BTreeMap::new();
+        let mut numbers = Vec::new();
+        for index in 0..self.count(list) {
+            self.budget.take(1, size_of::<(Pause, u32)>() as u64)?;
+            let entry = self.item(list, index);
+            let device = natural(self.get(entry, "device"));
+            let device = device.and_then(|device| u32::try_from(device).ok());
+            let place = match self.get(entry, "entries_before") {
+                Value::None => Place::ByTime,
+                Value::Int(-1) => Place::BeforeFirst,
+                count => Place::After(
+                    natural(count)
+                        .and_then(|count| usize::try_from(count).ok())
+                        .unwrap_or(usize::MAX),
+                ),
+            };
+            let event = self.get(entry, "event");
+            let record = self.records.resolve(&mut self.heap, event)?;
+            let (Some(device), Some(Record::Event(number))) = (device, record) else {
+                let what = format!("entry {index} of `pauses` has no `device` and `event`");
+                return Err(TraceError::malformed(what));
+            };
+            let event = self.records.events[number as usize];
+            if event.event.action.is_pause() {
+                pauses
+                    .entry(device)
+                    .or_default()
+                    .push(Pause { place, event });
+            }
+            numbers.push(number as usize);
+        }
+        // They came last, and devices take theirs off the end.
+        let end = self.records.events.len();
+        let first = end.saturating_sub(numbers.len());
+        if numbers.into_iter().eq(first..end) {
+            self.records.events.truncate(first);
+        }
+        Ok(pauses)
     }
 
     fn read_annotations(

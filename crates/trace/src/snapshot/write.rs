@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
+use super::pauses::{Pause, Place, pauses_of};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::{BlockStacks, final_block_stacks};
@@ -23,9 +24,10 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// What is written reads back as the same traces. What reading leaves out is not there to be written:
 /// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
 /// to frames, what an annotation has beside its name and stage, the settings that do not decide where
-/// blocks go, `category`, and host memory. Nor are pauses of regions written, for which PyTorch has no word: a
-/// segment that is paused is one like others there. A segment gets the call stack of the event that took it, which
-/// is more than PyTorch does: there the first block has it, and once that was split, none is written.
+/// blocks go, `category`, and host memory. For pauses of regions PyTorch has no word: they are under a key of their own,
+/// `pauses`, and a segment that is paused is to its viewer one like others. A segment gets the call stack of the event
+/// that took it, which is more than PyTorch does: there the first block has it, and once that was split, none is
+/// written.
 ///
 /// # Errors
 ///
@@ -51,7 +53,7 @@ pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceErr
     Ok(())
 }
 
-struct SnapshotWriter<W> {
+pub(super) struct SnapshotWriter<W> {
     pickle: PickleWriter<W>,
     pools: HashMap<MempoolId, Memo>,
 }
@@ -64,9 +66,9 @@ struct StackWriter<'t> {
 }
 
 impl<'t> StackWriter<'t> {
-    fn new(trace: &'t Trace) -> StackWriter<'t> {
+    fn new(table: &'t StackTable) -> StackWriter<'t> {
         StackWriter {
-            table: &trace.stacks,
+            table,
             stacks: HashMap::new(),
             frames: HashMap::new(),
         }
@@ -75,8 +77,8 @@ impl<'t> StackWriter<'t> {
 
 impl<W: Write> SnapshotWriter<W> {
     fn snapshot(&mut self, snapshot: &Snapshot) -> io::Result<()> {
-        let mut stacks: Vec<StackWriter<'_>> =
-            snapshot.traces.iter().map(StackWriter::new).collect();
+        let tables = snapshot.traces.iter().map(|trace| &*trace.stacks);
+        let mut stacks: Vec<StackWriter<'_>> = tables.map(StackWriter::new).collect();
         self.pickle.begin_dict()?;
         self.pickle.string("segments")?;
         self.pickle.list()?;
@@ -101,7 +103,7 @@ impl<W: Write> SnapshotWriter<W> {
             }
             self.pickle.list()?;
             self.append(&trace.events, |writer, event| {
-                // There is no word for it that the viewer knows.
+                // There is no word for it that the viewer knows: they are apart, below.
                 match event.event.action.is_pause() {
                     true => Ok(()),
                     false => writer.event(event, stacks),
@@ -121,6 +123,58 @@ impl<W: Write> SnapshotWriter<W> {
                 writer.annotation(trace.device, annotation)
             })?;
         }
+        let pauses: Vec<Vec<Pause>> = snapshot.traces.iter().map(pauses_of).collect();
+        if pauses.iter().any(|pauses| !pauses.is_empty()) {
+            self.pickle.string("pauses")?;
+            self.pickle.list()?;
+            for ((trace, pauses), stacks) in snapshot.traces.iter().zip(&pauses).zip(&mut stacks) {
+                self.append(pauses, |writer, pause| {
+                    writer.pause(trace.device, pause, stacks)
+                })?;
+            }
+        }
+        self.pickle.end_dict()
+    }
+
+    /// Goes on after the items of a snapshot's dict, with pauses, by device, whose notes are in `table`, and ends it.
+    pub(super) fn add_pauses(
+        out: W,
+        pauses: &[(u32, Pause)],
+        table: &StackTable,
+    ) -> io::Result<()> {
+        let mut writer = SnapshotWriter {
+            pickle: PickleWriter::continued(out),
+            pools: HashMap::new(),
+        };
+        let mut stacks = StackWriter::new(table);
+        writer.pickle.begin_items()?;
+        writer.pickle.string("pauses")?;
+        writer.pickle.list()?;
+        writer.append(pauses, |writer, (device, pause)| {
+            writer.pause(*device, pause, &mut stacks)
+        })?;
+        writer.pickle.end_dict()?;
+        writer.pickle.finish().map(drop)
+    }
+
+    fn pause(
+        &mut self,
+        device: u32,
+        pause: &Pause,
+        stacks: &mut StackWriter<'_>,
+    ) -> io::Result<()> {
+        self.pickle.begin_dict()?;
+        self.natural("device", u64::from(device))?;
+        if !matches!(pause.place, Place::ByTime) {
+            self.pickle.string("entries_before")?;
+        }
+        match pause.place {
+            Place::BeforeFirst => self.pickle.integer(-1)?,
+            Place::After(count) => self.pickle.natural(count as u64)?,
+            Place::ByTime => {}
+        }
+        self.pickle.string("event")?;
+        self.event(&pause.event, stacks)?;
         self.pickle.end_dict()
     }
 

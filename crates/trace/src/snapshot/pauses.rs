@@ -1,0 +1,167 @@
+//! Pauses of regions in PyTorch's snapshots, whose format has no word for them.
+//!
+//! They are a list under a key of the snapshot that its viewer passes over, `pauses`. Each entry is a dict: the
+//! `device`, the `event`, which looks as those of the device's trace do and has the region's tag as its
+//! `user_metadata`, and `entries_before`, which says how many entries of that trace came before it, and -1 of what was
+//! paused before the first. Where that is missing, the event lies between them by its time.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use lowtide_core::{Action, Event};
+
+use super::write::SnapshotWriter;
+use crate::model::{Trace, TraceEvent};
+use crate::parts::Parts;
+use crate::pickle::opcode;
+use crate::stacks::StackTable;
+
+/// A segment whose memory is away.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PausedSegment {
+    /// The device that it is on.
+    pub device: u32,
+    /// That its memory left: an [`Action::SegmentPaused`].
+    pub event: Event,
+    /// When it did, in microseconds since 1970.
+    pub time_us: i64,
+    /// The tag of its region.
+    pub tag: Arc<str>,
+}
+
+/// A pause, or the end of one, and where it lies among the other events of its device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause {
+    pub(super) place: Place,
+    pub(super) event: TraceEvent,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// It was before the first.
+    BeforeFirst,
+    /// So many were before it.
+    After(usize),
+    /// It has its time, as they do.
+    ByTime,
+}
+
+/// Adds what is paused to the bytes of a snapshot that another program wrote. Returns whether they are such that
+/// this can be; otherwise they stay as they are.
+pub fn add_pauses(pickle: &mut Vec<u8>, paused: &[PausedSegment]) -> bool {
+    // A dict that its last opcodes complete, as PyTorch writes it.
+    let is_dict = pickle.starts_with(&[opcode::PROTO, 2, opcode::EMPTY_DICT])
+        && pickle.ends_with(&[opcode::SETITEMS, opcode::STOP]);
+    if !is_dict {
+        return false;
+    }
+    let mut stacks = StackTable::new();
+    let pauses = paused.iter().map(|segment| {
+        let &PausedSegment { event, time_us, .. } = segment;
+        let event = TraceEvent::of_pause(event, time_us, &segment.tag, &mut stacks);
+        let place = Place::ByTime;
+        (segment.device, Pause { place, event })
+    });
+    let pauses: Vec<(u32, Pause)> = pauses.collect();
+    let length = pickle.len();
+    pickle.pop();
+    let is_added = SnapshotWriter::add_pauses(&mut *pickle, &pauses, &stacks).is_ok();
+    if !is_added {
+        pickle.truncate(length - 1);
+        pickle.push(opcode::STOP);
+    }
+    is_added
+}
+
+/// Returns the pauses of a trace. Linear in its events.
+pub(super) fn pauses_of(trace: &Trace) -> Vec<Pause> {
+    let before = trace.initial.paused.iter().map(|&event| Pause {
+        place: Place::BeforeFirst,
+        event,
+    });
+    let mut others = 0;
+    let during = trace.events.iter().filter_map(|&event| {
+        if !event.event.action.is_pause() {
+            others += 1;
+            return None;
+        }
+        let place = Place::After(others);
+        Some(Pause { place, event })
+    });
+    before.chain(during).collect()
+}
+
+/// Puts pauses where they lie among the events of `parts`. O(n log m) for n events and m pauses.
+pub(super) fn put(pauses: Vec<Pause>, parts: &mut Parts) {
+    let mut placed = Vec::with_capacity(pauses.len());
+    let mut by_time = Vec::new();
+    for Pause { place, event } in pauses {
+        match place {
+            Place::BeforeFirst if event.event.action == Action::SegmentPaused => {
+                parts.paused_before.push(event);
+            }
+            // Before the first, all is there that is not paused.
+            Place::BeforeFirst => {}
+            Place::After(count) => placed.push((count, event)),
+            Place::ByTime => by_time.push(event),
+        }
+    }
+    for (count, event) in counts_before(by_time, &parts.events) {
+        match count {
+            0 if event.event.action == Action::SegmentPaused => parts.paused_before.push(event),
+            _ => placed.push((count, event)),
+        }
+    }
+    if placed.is_empty() {
+        return;
+    }
+    placed.sort_by_key(|&(count, _)| count);
+    let mut placed = placed.into_iter().peekable();
+    let events = mem::take(&mut parts.events);
+    let mut all = Vec::with_capacity(events.len() + placed.len());
+    for (count, event) in events.into_iter().enumerate() {
+        while let Some((_, pause)) = placed.next_if(|&(before, _)| before <= count) {
+            all.push(pause);
+        }
+        all.push(event);
+    }
+    all.extend(placed.map(|(_, pause)| pause));
+    parts.events = all;
+}
+
+/// Returns how many events were before each of some pauses, by their times; at least those by which memory came and was
+/// handed out that was then paused, as clocks differ.
+fn counts_before(mut pauses: Vec<TraceEvent>, events: &[TraceEvent]) -> Vec<(usize, TraceEvent)> {
+    pauses.sort_by_key(|pause| pause.time_us);
+    let mut first_after = 0;
+    let mut counts = BTreeMap::new();
+    for pause in pauses {
+        while events
+            .get(first_after)
+            .is_some_and(|event| event.time_us <= pause.time_us)
+        {
+            first_after += 1;
+        }
+        counts.insert(pause.event.address.get(), (first_after, pause));
+    }
+    let earliest = counts.values().map(|&(count, _)| count).min();
+    let earliest = earliest.unwrap_or(events.len());
+    for (index, event) in events.iter().enumerate().skip(earliest) {
+        let Event {
+            action, address, ..
+        } = event.event;
+        if !matches!(
+            action,
+            Action::Alloc | Action::SegmentAlloc | Action::SegmentMap
+        ) {
+            continue;
+        }
+        if let Some((&start, (count, pause))) = counts.range_mut(..=address.get()).next_back()
+            && address.get() - start < pause.event.size.get()
+        {
+            *count = (*count).max(index + 1);
+        }
+    }
+    counts.into_values().collect()
+}

@@ -1,0 +1,326 @@
+//! Pauses of regions: kept in both formats, put into snapshots that others wrote, and known at a recording's end.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
+
+use std::sync::Arc;
+
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::{
+    NoteId, PausedSegment, Snapshot, StackId, StackTable, Trace, TraceEvent, add_pauses, read_from,
+    write_compact, write_pickle,
+};
+
+const BASE: u64 = 0x7f00_0000_0000;
+const POOL: MempoolId = MempoolId(2, 2);
+
+/// Returns an event of segment `number`, of which each has 2 MiB and is one block.
+fn event(action: Action, number: u64) -> Event {
+    Event {
+        action,
+        pool: POOL,
+        address: DeviceAddress(BASE + (number << 21)),
+        size: Bytes::mib(2),
+        stream: Stream(7),
+    }
+}
+
+fn at(time_us: i64, action: Action, number: u64) -> TraceEvent {
+    TraceEvent {
+        event: event(action, number),
+        time_us,
+        stack: StackId::NONE,
+        pool_known: true,
+        note: NoteId::NONE,
+    }
+}
+
+/// Returns a segment that one block takes.
+fn segment(number: u64) -> SegmentSnapshot {
+    let Event {
+        address,
+        size,
+        stream,
+        pool,
+        ..
+    } = event(Action::SegmentAlloc, number);
+    SegmentSnapshot {
+        address,
+        size,
+        stream,
+        pool,
+        is_large: false,
+        is_expandable: false,
+        blocks: vec![BlockSnapshot {
+            address,
+            size,
+            requested: size,
+            status: BlockStatus::Allocated,
+        }],
+    }
+}
+
+/// Returns a recording that ends with segments 0, 1 and 2, of which the first was there before it.
+fn recording(times: [i64; 4]) -> Trace {
+    let came = [Action::SegmentAlloc, Action::Alloc];
+    let events = [1, 2]
+        .into_iter()
+        .flat_map(|number| came.map(|action| (action, number)));
+    let events = times.into_iter().zip(events);
+    let mut trace = Trace::recovered(0, [], (0..3).map(segment).collect()).unwrap();
+    trace.initial.segments.truncate(1);
+    trace.initial.blocks.truncate(1);
+    trace.events = events
+        .map(|(time_us, (action, number))| at(time_us, action, number))
+        .collect();
+    trace
+}
+
+/// Returns what happened, in order: the action, the segment's number, and the tag of a region.
+fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
+    let told = events.iter().map(|recorded| {
+        let tag = trace.stacks.note(recorded.note).user_metadata;
+        let Event {
+            action, address, ..
+        } = recorded.event;
+        let number = (address.get() - BASE) >> 21;
+        (action, number, tag.unwrap_or_default().to_owned())
+    });
+    told.collect()
+}
+
+fn pickle_of(trace: Trace) -> Vec<u8> {
+    let mut pickle = Vec::new();
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    pickle
+}
+
+#[test]
+fn each_format_keeps_what_was_paused_when() {
+    let mut stacks = StackTable::new();
+    let mut pause = |time_us, action, number, tag| {
+        TraceEvent::of_pause(event(action, number), time_us, tag, &mut stacks)
+    };
+    let mut trace = recording([10, 20, 30, 40]);
+    trace.initial.paused = vec![pause(0, Action::SegmentPaused, 0, "weights")];
+    let first = pause(5, Action::SegmentResumed, 0, "weights");
+    let both = [0, 1].map(|number| pause(25, Action::SegmentPaused, number, "kv"));
+    let last = pause(50, Action::SegmentResumed, 1, "kv");
+    trace.events.insert(0, first);
+    trace.events.splice(3..3, both);
+    trace.events.push(last);
+    let other = Trace {
+        device: 3,
+        ..recording([1, 2, 3, 4])
+    };
+    trace.stacks = Arc::new(stacks);
+    let snapshot = Snapshot {
+        traces: vec![trace, other],
+        is_cut_off: false,
+    };
+    let (mut pickle, mut compact) = (Vec::new(), Vec::new());
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    write_compact(&snapshot, &mut compact).unwrap();
+    for bytes in [pickle, compact] {
+        let read = read_from(&*bytes).unwrap();
+        assert_eq!(read.traces.len(), 2);
+        for (read, written) in read.traces.iter().zip(&snapshot.traces) {
+            assert_eq!(read.initial.segments, written.initial.segments);
+            for (read_events, events) in [
+                (&read.events, &written.events),
+                (&read.initial.paused, &written.initial.paused),
+            ] {
+                assert_eq!(told(read, read_events), told(written, events));
+                let plain = |events: &[TraceEvent]| -> Vec<(Event, i64)> {
+                    { events.iter() }
+                        .map(|event| (event.event, event.time_us))
+                        .collect()
+                };
+                assert_eq!(plain(read_events), plain(events));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recording_without_pauses_says_nothing_of_them() {
+    let pickle = pickle_of(recording([10, 20, 30, 40]));
+    assert!(!pickle.windows(6).any(|text| text == b"pauses"));
+}
+
+/// Returns the recording with segments paused that an earlier writer knew nothing of, as it reads then.
+fn added(times: [i64; 4], paused: &[(i64, u64)]) -> Trace {
+    let mut pickle = pickle_of(recording(times));
+    let paused = paused.iter().map(|&(time_us, number)| PausedSegment {
+        device: 0,
+        event: event(Action::SegmentPaused, number),
+        time_us,
+        tag: format!("tag {number}").into(),
+    });
+    assert!(add_pauses(&mut pickle, &paused.collect::<Vec<_>>()));
+    read_from(&*pickle).unwrap().traces.remove(0)
+}
+
+#[test]
+fn pauses_that_are_added_lie_where_they_were_by_their_times() {
+    let paused = |number: u64| (Action::SegmentPaused, number, format!("tag {number}"));
+    let place = |trace: &Trace, number: u64| {
+        let told = told(trace, &trace.events);
+        told.iter()
+            .position(|event| *event == paused(number))
+            .unwrap()
+    };
+    // Between the segments; and long before the first event.
+    let trace = added([10, 20, 30, 40], &[(25, 1), (5, 0)]);
+    assert_eq!(place(&trace, 1), 2);
+    assert_eq!(told(&trace, &trace.initial.paused), [paused(0)]);
+    assert_eq!(trace.events.len(), 5);
+    // By a clock that is late: not before the block was there.
+    let trace = added([10, 20, 30, 40], &[(35, 2), (15, 1)]);
+    assert_eq!((place(&trace, 1), place(&trace, 2)), (2, 5));
+    // Where times are not known, it is known at the end.
+    let trace = added([0; 4], &[(35, 2), (15, 0)]);
+    assert_eq!((place(&trace, 0), place(&trace, 2)), (4, 5));
+    assert!(trace.initial.paused.is_empty());
+    // More of them than there are events, at one time.
+    let many: Vec<_> = (0..50).map(|_| (25, 1)).collect();
+    assert_eq!(added([10, 20, 30, 40], &many).events.len(), 5);
+}
+
+#[test]
+fn what_is_no_snapshot_by_pytorch_stays_as_it_is() {
+    let whole = pickle_of(recording([10, 20, 30, 40]));
+    let cut_off = &whole[..whole.len() - 1];
+    for bytes in [
+        b"".as_slice(),
+        b"\x80\x02](.",
+        b"\x80\x02}.",
+        b"\x80\x04}(u.",
+        cut_off,
+    ] {
+        let mut pickle = bytes.to_vec();
+        assert!(!add_pauses(&mut pickle, &[]));
+        assert_eq!(pickle, bytes);
+    }
+}
+
+#[test]
+fn damaged_pauses_are_told() {
+    let mut stacks = StackTable::new();
+    let mut trace = recording([10, 20, 30, 40]);
+    let pause = event(Action::SegmentPaused, 0);
+    trace
+        .events
+        .push(TraceEvent::of_pause(pause, 50, "kv", &mut stacks));
+    trace.stacks = Arc::new(stacks);
+    let pickle = pickle_of(trace);
+    let replaced = |from: &[u8], to: &[u8]| {
+        assert_eq!(from.len(), to.len());
+        let start = pickle
+            .windows(from.len())
+            .rposition(|bytes| bytes == from)
+            .unwrap();
+        let mut damaged = pickle.clone();
+        damaged[start..start + to.len()].copy_from_slice(to);
+        read_from(&*damaged)
+    };
+    let error = replaced(b"event", b"other").unwrap_err();
+    assert!(error.is_malformed(), "{error}");
+    assert!(error.to_string().contains("entry 0 of `pauses`"), "{error}");
+    // A count beyond the last event is at the end, and what is no pause is left out.
+    let read = replaced(b"entries_beforeq", b"entries_beforfq").unwrap();
+    assert_eq!(read.traces[0].events.len(), 5);
+    let read = replaced(b"segment_paused", b"segment_passed").unwrap_err();
+    assert!(read.is_malformed());
+}
+
+#[test]
+fn what_is_paused_is_memory() {
+    let mut stacks = StackTable::new();
+    let mut trace = recording([10, 20, 30, 40]);
+    let mut pause = event(Action::SegmentPaused, 0);
+    pause.address = DeviceAddress(u64::MAX - 1);
+    trace.initial.paused = vec![TraceEvent::of_pause(pause, 0, "kv", &mut stacks)];
+    trace.stacks = Arc::new(stacks);
+    let error = read_from(&*pickle_of(trace)).unwrap_err().to_string();
+    assert!(error.contains("no memory"), "{error}");
+}
+
+#[test]
+fn the_last_events_begin_with_what_is_paused_then() {
+    let mut stacks = StackTable::new();
+    let mut pause = |time_us, action, number, tag| {
+        TraceEvent::of_pause(event(action, number), time_us, tag, &mut stacks)
+    };
+    let mut trace = recording([10, 20, 30, 40]);
+    trace.initial.paused = vec![pause(0, Action::SegmentPaused, 0, "weights")];
+    let both = [0, 1].map(|number| pause(25, Action::SegmentPaused, number, "kv"));
+    trace
+        .events
+        .insert(0, pause(5, Action::SegmentResumed, 0, "weights"));
+    trace.events.splice(3..3, both);
+    trace
+        .events
+        .push(pause(50, Action::SegmentResumed, 1, "kv"));
+    trace.stacks = Arc::new(stacks);
+    let paused = |count: usize| {
+        let last = trace.last_events(count).unwrap();
+        assert_eq!(last.events, trace.events[trace.events.len() - count..]);
+        let paused = told(&last, &last.initial.paused).into_iter();
+        paused
+            .map(|(_, number, tag)| (number, tag))
+            .collect::<Vec<_>>()
+    };
+    let expect = |paused: &[(u64, &str)]| -> Vec<(u64, String)> {
+        { paused.iter() }
+            .map(|&(number, tag)| (number, tag.to_owned()))
+            .collect()
+    };
+    assert_eq!(paused(8), expect(&[(0, "weights")]));
+    assert_eq!(paused(7), expect(&[]));
+    assert_eq!(paused(4), expect(&[(0, "kv")]));
+    assert_eq!(paused(3), expect(&[(0, "kv"), (1, "kv")]));
+    assert_eq!(paused(0), expect(&[(0, "kv")]));
+}
+
+/// Memory that is paused may go back, all of it or a part.
+#[test]
+fn what_went_back_is_paused_no_more() {
+    let mut stacks = StackTable::new();
+    let whole = Event {
+        size: Bytes::mib(6),
+        ..event(Action::SegmentPaused, 0)
+    };
+    let mut trace = Trace::recovered(0, [], Vec::new()).unwrap();
+    trace.initial.paused = vec![TraceEvent::of_pause(whole, 0, "kv", &mut stacks)];
+    trace.stacks = Arc::new(stacks);
+    let left = |gone: Event| {
+        let trace = Trace {
+            events: vec![TraceEvent {
+                event: gone,
+                ..at(0, Action::Snapshot, 0)
+            }],
+            ..trace.clone()
+        };
+        let last = trace.last_events(0).unwrap();
+        let left = last.initial.paused.iter().map(|left| {
+            let Event { address, size, .. } = left.event;
+            ((address.get() - BASE) >> 20, size.get() >> 20)
+        });
+        left.collect::<Vec<_>>()
+    };
+    assert_eq!(left(event(Action::SegmentUnmap, 1)), [(0, 2), (4, 2)]);
+    assert_eq!(left(event(Action::SegmentUnmap, 2)), [(0, 4)]);
+    assert_eq!(left(event(Action::SegmentUnmap, 3)), [(0, 6)]);
+    let all = Event {
+        action: Action::SegmentFree,
+        ..whole
+    };
+    assert_eq!(left(all), []);
+}
