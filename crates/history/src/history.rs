@@ -27,8 +27,10 @@ pub struct History {
     pub streams: Vec<Stream>,
     /// The pools that they name; the first is the default pool.
     pub pools: Vec<MempoolId>,
-    /// What the program said of the blocks, and the tags of regions that were paused; the first is empty.
+    /// What the program said of the blocks; the first is empty.
     pub tags: Vec<String>,
+    /// The tags of the regions that were paused.
+    pub regions: Vec<String>,
     /// When the memory of segments was away, in the order in which it left.
     pub pauses: Vec<Pause>,
     /// The stream whose gap is told: the one in which the most was asked for.
@@ -149,7 +151,7 @@ pub struct Pause {
     /// The first instant at which it is back, or the segment gone; one after the last if there is none.
     pub end: u32,
     /// The number of its region's tag.
-    pub tag: u32,
+    pub region: u32,
     /// Where the segment is.
     pub address: u64,
     /// How long it is.

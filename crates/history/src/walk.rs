@@ -34,6 +34,7 @@ pub(crate) struct Walk<'a> {
     streams: Numbering<Stream>,
     pools: Numbering<MempoolId>,
     tags: Numbering<&'a str>,
+    regions: Numbering<&'a str>,
     blocks: Vec<Block>,
     segments: Vec<SegmentLife>,
     pauses: Vec<Pause>,
@@ -69,6 +70,7 @@ impl<'a> Walk<'a> {
             streams: Numbering::new(),
             pools,
             tags,
+            regions: Numbering::new(),
             blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
             segments: Vec::new(),
             pauses: Vec::new(),
@@ -106,14 +108,18 @@ impl<'a> Walk<'a> {
         for pause in &mut self.pauses {
             pause.end = pause.end.min(events + 1);
         }
-        let tags = self.tags.into_values().into_iter();
+        let texts = |numbered: Numbering<&str>| -> Vec<String> {
+            let texts = numbered.into_values().into_iter();
+            texts.map(str::to_owned).collect()
+        };
         History {
             events,
             blocks: self.blocks,
             segments: self.segments,
             streams: self.streams.into_values(),
             pools: self.pools.into_values(),
-            tags: tags.map(str::to_owned).collect(),
+            tags: texts(self.tags),
+            regions: texts(self.regions),
             pauses: self.pauses,
             main_stream: self.now.stream,
             peak_live: self.peak_live,
@@ -353,7 +359,7 @@ impl<'a> Walk<'a> {
         let pause = Pause {
             start: self.now.instant,
             end: NEVER,
-            tag: self.tags.number(tag.unwrap_or_default()),
+            region: self.regions.number(tag.unwrap_or_default()),
             address: recorded.event.address.get(),
             size: recorded.event.size,
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::MIB;
 use lowtide_core::{Action, Bytes};
 use lowtide_history::{BlockSizes, CURVES, Difference, History};
-use lowtide_trace::{Frame, InitialSegment, StackId, StackTable, Trace};
+use lowtide_trace::{Frame, InitialSegment, StackId, StackTable, Trace, TraceEvent};
 
 /// Returns the recording of some events: what happened, where, and how long it is.
 fn trace(events: &[(Action, u64, u64)]) -> Trace {
@@ -113,13 +113,18 @@ fn what_was_paused_before_the_first_event_is_in_no_peak() {
         is_large: true,
         is_expandable: false,
     }];
-    trace.initial.paused = vec![paused];
+    let stacks = Arc::make_mut(&mut trace.stacks);
+    trace.initial.paused = vec![TraceEvent::of_pause(paused.event, 0, "kv", stacks)];
     let away = history(&trace);
     assert_eq!(away.contradictions, 0);
     assert_eq!(at_end(&away), [30, 20, 60]);
     assert_eq!(away.peak_reserved.gap.reserved, Bytes::mib(30));
     assert_eq!(away.levels.most(CURVES - 1), [60 * MIB; 3]);
     assert_eq!((away.pauses[0].start, away.pauses[0].end), (0, 3));
+    assert_eq!(
+        (away.tags, away.regions),
+        (vec![String::new()], vec!["kv".to_owned()])
+    );
     trace.events.push(event(Action::SegmentResumed, 100, 60));
     assert_eq!(at_end(&history(&trace)), [90, 20, 0]);
 }

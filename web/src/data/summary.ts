@@ -90,6 +90,8 @@ export interface TraceSummary {
   pools: string[];
   /** The first is "", for blocks without one. */
   tags: string[];
+  /** The tags of the regions that were paused. */
+  regions: string[];
   /** How much an expandable segment of large blocks maps and unmaps at a time. */
   large_page: number;
   bucket_events: number;

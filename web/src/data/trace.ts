@@ -35,8 +35,7 @@ export interface Pauses {
   count: number;
   start: Uint32Array;
   end: Uint32Array;
-  /** The regions' tags. */
-  tag: Uint32Array;
+  region: Uint32Array;
   address: Float64Array;
   size: Float64Array;
 }
@@ -204,7 +203,7 @@ export class Trace {
       count: start.length,
       start,
       end: this.#u32("pauses/end"),
-      tag: this.#u32("pauses/tag"),
+      region: this.#u32("pauses/region"),
       address: this.#u64("pauses/address"),
       size: this.#u64("pauses/size"),
     };

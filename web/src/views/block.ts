@@ -24,7 +24,7 @@ export function stateAt(model: Model, block: number, instant: number): string {
 
 /** Returns the tag of the region that is paused. */
 export function regionOf({ summary, pauses }: Trace, pause: number): string {
-  return summary.tags[pauses.tag[pause]] || "without a tag";
+  return summary.regions[pauses.region[pause]] || "without a tag";
 }
 
 /** Returns the frames of a stack, innermost first, as a list. */

@@ -371,9 +371,9 @@ test("what is paused at the instant is drawn otherwise, by more than a colour, a
     end: small.events - 20,
     address,
     size,
-    tag: 2,
+    region: "kv_cache",
   }));
-  const away: Recording = { ...small, tags: [...small.tags, "kv_cache"], pauses };
+  const away: Recording = { ...small, pauses };
   for (const colorScheme of ["light", "dark"] as const) {
     const page = await session.open([away], `#at=0%3A${at}&table=blocks&color=size`, { colorScheme });
     const without = await session.open([{ ...away, pauses: [] }], `#at=0%3A${at}&color=size`, {

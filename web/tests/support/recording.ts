@@ -34,8 +34,8 @@ export interface Pause {
   end: number;
   address: number;
   size: number;
-  /** The region's tag; 0, none, where it is left out. */
-  tag?: number;
+  /** The region's tag; "kv" where it is left out. */
+  region?: string;
 }
 
 export interface Recording {
@@ -59,6 +59,15 @@ export interface Recording {
   growth: Growth;
   /** Blocks of smaller requests are in the curves and the named instants only. */
   folded_below?: number;
+}
+
+function regionOf({ region = "kv" }: Pause): string {
+  return region;
+}
+
+/** Returns the tags of the regions that are paused, each once. */
+function regionsOf({ pauses = [] }: Recording): string[] {
+  return [...new Set(pauses.map(regionOf))];
 }
 
 function isFolded({ folded_below = 0 }: Recording, { requested }: Block): boolean {
@@ -130,7 +139,8 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   const pauses = recording.pauses ?? [];
   columns[`${prefix}pauses/start`] = u32(pauses.map(({ start }) => start));
   columns[`${prefix}pauses/end`] = u32(pauses.map(({ end }) => end));
-  columns[`${prefix}pauses/tag`] = u32(pauses.map(({ tag = 0 }) => tag));
+  const regions = regionsOf(recording);
+  columns[`${prefix}pauses/region`] = u32(pauses.map((pause) => regions.indexOf(regionOf(pause))));
   columns[`${prefix}pauses/address`] = u64(pauses.map(({ address }) => address));
   columns[`${prefix}pauses/size`] = u64(pauses.map(({ size }) => size));
   columns[`${prefix}steps/boundaries`] = u32(recording.steps);
@@ -194,6 +204,7 @@ function summaryOf(recording: Recording): TraceSummary {
     streams: recording.streams,
     pools: recording.pools,
     tags: recording.tags,
+    regions: regionsOf(recording),
     large_page: 20 * 2 ** 20,
     bucket_events: recording.bucket_events,
     peak_live: peak("live"),

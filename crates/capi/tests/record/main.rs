@@ -206,7 +206,7 @@ fn pauses_are_recorded_where_they_were() {
         assert_eq!(most, Some(&(90 << 20)));
         assert_eq!(history.end.paused, Bytes::ZERO);
         let away = &history.pauses[0];
-        assert_eq!(history.tags[away.tag as usize], "kv");
+        assert_eq!(history.regions[away.region as usize], "kv");
         let last = history.pauses.last().unwrap();
         assert!(away.end < last.end, "one went back while it was away");
 

@@ -134,6 +134,7 @@ impl PageData {
             streams: history.streams.iter().copied().map(stream_text).collect(),
             pools: history.pools.iter().copied().map(pool_text).collect(),
             tags: history.tags.clone(),
+            regions: history.regions.clone(),
             bucket_events: history.levels.part_instants(),
             peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
             peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
@@ -257,7 +258,7 @@ impl PageData {
         let columns = &mut self.columns;
         columns.add_u32(name("start"), pauses().map(|pause| pause.start));
         columns.add_u32(name("end"), pauses().map(|pause| pause.end));
-        columns.add_u32(name("tag"), pauses().map(|pause| pause.tag));
+        columns.add_u32(name("region"), pauses().map(|pause| pause.region));
         columns.add_u64(name("address"), pauses().map(|pause| pause.address));
         columns.add_u64(name("size"), pauses().map(|pause| pause.size.get()));
     }

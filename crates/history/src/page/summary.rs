@@ -37,6 +37,8 @@ pub(super) struct TraceSummary {
     pub(super) streams: Vec<String>,
     pub(super) pools: Vec<String>,
     pub(super) tags: Vec<String>,
+    /// The tags of regions that were paused.
+    pub(super) regions: Vec<String>,
     pub(super) bucket_events: u64,
     pub(super) peak_live: Peak,
     pub(super) peak_reserved: Peak,
