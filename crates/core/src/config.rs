@@ -17,6 +17,9 @@ pub use caching::CachingConfig;
 pub use classic::{BfcConfig, BuddyConfig, PoolConfig, SlabConfig};
 use tokens::Reader;
 
+use crate::strategy;
+use crate::units::Bytes;
+
 /// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
 ///
 /// Its text form is the command line's: `NAME` or `NAME:CONF`, where `CONF` is everything after the
@@ -101,6 +104,15 @@ impl Config {
             Config::Bfc(_) => StrategyName::Bfc,
             Config::Caching(_) => StrategyName::Caching,
         }
+    }
+
+    /// Returns how long a block was, rounding included, that a request was answered with: of the `free` bytes at its
+    /// start, in which nothing was in use, in a segment of `segment` bytes. `None` where more decides that: for
+    /// `caching`, which a replay tells, and with BFC's `fragmentation_fraction`. Memory pools whose blocks are handed
+    /// out whole are left out.
+    pub fn block_size(&self, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
+        let size = strategy::block_size(self, requested, free, segment);
+        size.filter(|&size| requested <= size && size <= free)
     }
 
     /// Returns the share of the device's memory that may be reserved, where the options limit it.

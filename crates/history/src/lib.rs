@@ -22,6 +22,7 @@ mod history;
 mod levels;
 mod numbering;
 mod page;
+mod placed;
 mod sizes;
 mod space;
 mod walk;

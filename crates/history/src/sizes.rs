@@ -5,6 +5,8 @@ use lowtide_core::{Action, BlockStatus, Bytes, Config, DeviceAddress};
 use lowtide_replay::{Job, Progress};
 use lowtide_trace::Trace;
 
+use crate::placed;
+
 /// The most that a request is rounded up by where its block's size is not known.
 const ROUNDING_MAX: Bytes = Bytes(512);
 
@@ -22,21 +24,21 @@ pub struct BlockSizes {
 
 impl BlockSizes {
     /// Returns the sizes by a replay with the job's own settings, where that leads to the recorded
-    /// addresses, as it does for PyTorch's allocator; else those of [`BlockSizes::estimated`]. Takes as
-    /// long as the replay.
+    /// addresses, as it does for PyTorch's allocator; those of lowtide's other strategies by where the blocks lay;
+    /// else those of [`BlockSizes::estimated`]. Takes as long as the replay.
     pub fn of(trace: &Trace, progress: &dyn Progress) -> BlockSizes {
-        let in_force = || trace.config_in_force().map(Config::Caching);
-        let config = { trace.settings.strategy.parse() }
-            .ok()
-            .filter(|config| !matches!(config, Config::Caching(_)))
-            .or_else(|| in_force().ok());
-        let config = config.unwrap_or_else(|| Config::Caching(trace.config_without_text()));
-        let replayed = Job::new(trace).block_sizes(&config, progress);
-        match replayed {
-            Ok(Some(sizes)) => BlockSizes::known(sizes),
-            // What cannot be replayed can still be looked at.
-            Ok(None) | Err(_) => BlockSizes::estimated(trace),
-        }
+        let strategy: Option<Config> = trace.settings.strategy.parse().ok();
+        let sizes = match strategy.filter(|config| !matches!(config, Config::Caching(_))) {
+            Some(config) => placed::block_sizes(trace, &config),
+            None => {
+                let config = trace.config_in_force();
+                let config = config.unwrap_or_else(|_| trace.config_without_text());
+                let replayed = Job::new(trace).block_sizes(&Config::Caching(config), progress);
+                // What cannot be replayed can still be looked at.
+                replayed.ok().flatten()
+            }
+        };
+        sizes.map_or_else(|| BlockSizes::estimated(trace), BlockSizes::known)
     }
 
     /// Returns sizes that are known: those of the blocks that were there before the first event, by

@@ -9,14 +9,18 @@ use lowtide_sim::{SimConfig, SimDriver};
 use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
 use proptest::prelude::*;
 
-const CONFIGS: [&str; 8] = [
+const CONFIGS: [&str; 12] = [
     "caching",
     "caching:expandable_segments:True",
     "caching:expandable_segments:True,large_segment_size_mb:40",
     "caching:max_split_size_mb:20,roundup_power2_divisions:4",
     "bfc",
+    "bfc:fragmentation_fraction:0.1",
+    "pool",
     "buddy",
+    "buddy:arena_size_mb:16",
     "slab",
+    "slab:arena_size_mb:16",
     "direct",
 ];
 
@@ -197,8 +201,9 @@ impl Job {
             segments: self.allocator.segments(),
             ..Trace::default()
         };
-        if let Config::Caching(_) = config {
-            trace.settings.conf = config.to_conf();
+        match config {
+            Config::Caching(_) => trace.settings.conf = config.to_conf(),
+            _ => trace.settings.strategy = config.to_string(),
         }
         trace
     }
@@ -213,6 +218,16 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
     let trace = job.trace(&config);
     let history = History::new(&trace, &BlockSizes::known(job.sizes.clone()));
     prop_assert_eq!(history.contradictions, 0);
+    if !trace.settings.strategy.is_empty() {
+        let sizes = BlockSizes::of(&trace, &());
+        // Where a share of the limit may be wasted, the recording does not say how much that was.
+        let is_known =
+            !trace.settings.strategy.contains("fragmentation_fraction") || job.sizes.is_empty();
+        prop_assert_eq!(sizes.are_verified(), is_known);
+        if is_known {
+            prop_assert_eq!(&History::new(&trace, &sizes).blocks, &history.blocks);
+        }
+    }
     for &(instant, gaps, paused) in &job.listed {
         let gap = gaps[usize::try_from(history.main_stream.0).expect("three streams")];
         let part =

@@ -72,6 +72,8 @@ pub struct InitialState {
     pub segments: Vec<InitialSegment>,
     /// The blocks in use, by address. Each lies in one of the segments, and they do not overlap.
     pub blocks: Vec<InitialBlock>,
+    /// Whether the blocks are as long as they say, also those that were freed before the end.
+    pub has_sizes: bool,
     /// Which of the segments were paused: the [`Action::SegmentPaused`] of each, which was before the first event
     /// and has its region's tag.
     pub paused: Vec<TraceEvent>,

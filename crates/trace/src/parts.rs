@@ -136,7 +136,10 @@ impl BlockStacks {
 
 /// Returns what a file shows that was there before the first event.
 fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState {
-    let mut initial = InitialState::default();
+    let mut initial = InitialState {
+        has_sizes: true,
+        ..InitialState::default()
+    };
     for segment in held {
         initial.segments.push(InitialSegment {
             address: segment.address,

@@ -81,7 +81,7 @@ export interface TraceSummary {
   settings: string;
   /** The allocator with the settings in force. */
   strategy: string;
-  /** Whether a replay agreed with every recorded address, so that the sizes of blocks are known. */
+  /** Whether the sizes of blocks are known: by a replay that led to the recorded addresses, or by those. */
   sizes: "verified" | "estimated";
   /** An index into `streams`. */
   main_stream: number;

@@ -97,8 +97,8 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
   }
   if (summary.sizes === "estimated") {
     lines.push(
-      "Sizes of blocks are estimated: a replay did not agree with every recorded address, so a block whose size " +
-        "is not recorded counts as its request rounded up to 512 bytes.",
+      "Sizes of blocks are estimated: they do not follow from the recording, so a block whose size is not in it " +
+        "counts as its request rounded up to 512 bytes.",
     );
   }
   if (summary.peak_paused > 0) {

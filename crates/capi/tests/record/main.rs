@@ -15,6 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::ptr;
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -389,9 +390,32 @@ fn threads_are_recorded_in_an_order_that_replays() {
     );
 }
 
+/// Returns the blocks in use on the first device: where they are, and how long.
+fn blocks_in_use() -> Vec<(u64, u64)> {
+    unsafe extern "C" fn visit(
+        context: *mut c_void,
+        _segment: *const Segment,
+        blocks: *const Block,
+        count: usize,
+    ) {
+        // SAFETY: it is what is passed below.
+        let seen = unsafe { &mut *context.cast::<Vec<(u64, u64)>>() };
+        // SAFETY: there are so many, which are shown for the time of the call.
+        let blocks = unsafe { slice::from_raw_parts(blocks, count) };
+        let in_use = { blocks.iter() }.filter(|block| block.state != BlockState::Inactive);
+        seen.extend(in_use.map(|block| (block.address, block.size)));
+    }
+    let mut seen: Vec<(u64, u64)> = Vec::new();
+    // SAFETY: `visit` takes such a context.
+    let status = unsafe { lowtide_visit_segments(0, Some(visit), (&raw mut seen).cast()) };
+    assert_eq!(status, Status::Ok);
+    seen.sort_unstable();
+    seen
+}
+
 #[test]
-fn every_strategy_is_recorded_with_its_name() {
-    let test = "every_strategy_is_recorded_with_its_name";
+fn every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are() {
+    let test = "every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are";
     for strategy in ["direct", "pool", "buddy", "slab", "bfc"] {
         isolated(test, &[("LOWTIDE_STRATEGY", strategy)], |fake| {
             let path = directory().join("strategy.lowtide");
@@ -399,8 +423,19 @@ fn every_strategy_is_recorded_with_its_name() {
             program.run(500);
             assert_eq!(start(&path), Status::Ok);
             program.run(2_000);
+            let in_region = allocate_in_region(3 << 20);
             assert_eq!(lowtide_record_stop(), Status::Ok);
             let trace = &read(&path).traces[0];
+            let history = History::new(trace, &BlockSizes::of(trace, &()));
+            assert!(history.sizes_are_verified);
+            let blocks = history.blocks.iter();
+            let at_end = blocks.filter(|block| block.end > history.events);
+            let mut at_end: Vec<_> = at_end
+                .map(|block| (block.address, block.size.get()))
+                .collect();
+            at_end.sort_unstable();
+            assert_eq!(at_end, blocks_in_use());
+            assert_eq!(lowtide_deallocate(in_region), Status::Ok);
             assert_eq!(
                 trace.settings.strategy,
                 env::var("LOWTIDE_STRATEGY").unwrap()

@@ -422,6 +422,52 @@ fn conf_text() -> impl Strategy<Value = String> {
     proptest::collection::vec(words, 0..12).prop_map(|words| words.concat())
 }
 
+#[test]
+fn a_blocks_size_follows_from_its_request_and_its_place() {
+    let size = |config: &str, requested: u64, free: Bytes, segment: Bytes| {
+        let config: Config = config.parse().unwrap();
+        let size = config.block_size(Bytes(requested), free, segment);
+        size.map(|size| size.get())
+    };
+    let (mib, gib) = (Bytes::mib(1), Bytes::gib(1));
+    assert_eq!(size("direct", 1, mib, mib), Some(512));
+    assert_eq!(size("pool", 1025, mib, gib), Some(2048));
+    assert_eq!(size("buddy", 66 << 10, mib, gib), Some(128 << 10));
+    assert_eq!(size("slab", 66 << 10, mib, gib), Some(72 << 10));
+    // Arenas may be smaller than they were to be; a segment of a request's own is no power of two, or larger.
+    assert_eq!(size("buddy", 5, mib, Bytes::mib(512)), Some(1024));
+    let (kept, larger) = (Bytes::mib(1030), Bytes::gib(2));
+    for strategy in ["buddy", "slab"] {
+        assert_eq!(size(strategy, 1025 << 20, kept, kept), Some(kept.get()));
+        assert_eq!(
+            size(strategy, 2047 << 20, larger, larger),
+            Some(larger.get())
+        );
+    }
+    // What is left of a chunk is kept with it if it is smaller than both the request and 128 MiB.
+    assert_eq!(size("bfc", 600, Bytes(1500), gib), Some(1500));
+    assert_eq!(size("bfc", 600, Bytes(1536), gib), Some(768));
+    assert_eq!(
+        size("bfc", 600, Bytes(600), gib),
+        None,
+        "no chunk is so small"
+    );
+    let most = Bytes::mib(300).get();
+    let with_rest = |rest: u64| Bytes::mib(300 + rest);
+    assert_eq!(
+        size("bfc", most, with_rest(127), gib),
+        Some(with_rest(127).get())
+    );
+    assert_eq!(size("bfc", most, with_rest(128), gib), Some(most));
+    assert_eq!(size("bfc:fragmentation_fraction:0.5", 600, mib, gib), None);
+    assert_eq!(size("caching", 600, mib, gib), None);
+    assert_eq!(
+        size("pool", 1025, Bytes(1025), gib),
+        None,
+        "it does not fit"
+    );
+}
+
 proptest! {
     #[test]
     fn text_reads_back(config in config()) {

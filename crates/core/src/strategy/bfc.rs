@@ -203,11 +203,8 @@ impl Bfc {
     /// Returns whether what a request leaves of a chunk becomes a chunk of its own.
     #[inline]
     fn should_split<D>(&self, heap: &Heap<D>, chunk: &Block, size: Bytes) -> bool {
-        let rest = chunk.size - size;
-        if rest.is_zero() || (rest < size && rest < self.waste_max(heap)) {
-            return false;
-        }
-        !heap.domains.is_no_split(chunk.domain)
+        let leaves_rest = leaves_rest(chunk.size, size, || self.waste_max(heap));
+        leaves_rest && !heap.domains.is_no_split(chunk.domain)
     }
 
     /// Returns the size from which on the rest of a chunk is split off, even from a larger request.
@@ -261,10 +258,35 @@ impl Bfc {
     }
 }
 
+#[inline]
+fn rounded(requested: Bytes) -> Bytes {
+    requested.round_up(ROUNDING)
+}
+
+/// Returns whether a request of a size leaves so much of a chunk that it is split, where a chunk may be larger than
+/// its request by less than `waste_max`.
+#[inline]
+fn leaves_rest(chunk: Bytes, size: Bytes, waste_max: impl FnOnce() -> Bytes) -> bool {
+    let rest = chunk - size;
+    !rest.is_zero() && (rest >= size || rest >= waste_max())
+}
+
+/// Returns how long the chunk of a request is at the start of a free one, or `None` where the limit decides that too.
+pub(super) fn chunk_size(config: &BfcConfig, requested: Bytes, free: Bytes) -> Option<Bytes> {
+    let size = rounded(requested);
+    if config.fragmentation_fraction != 0.0 || free < size {
+        return None;
+    }
+    Some(match leaves_rest(free, size, || WASTE_MAX) {
+        true => size,
+        false => free,
+    })
+}
+
 impl<D: Driver> Strategy<D> for Bfc {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        requested.round_up(ROUNDING)
+        rounded(requested)
     }
 
     /// The driver is asked for more first, and for this before it is given up.

@@ -69,14 +69,20 @@ impl Buddy {
     }
 }
 
+/// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
+#[inline]
+pub(super) fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
+    if requested > arena_size {
+        requested.round_up(SEGMENT_ROUNDING)
+    } else {
+        Bytes(requested.get().next_power_of_two()).max(GRANULE)
+    }
+}
+
 impl<D: Driver> Strategy<D> for Buddy {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        if self.has_own_segment(requested) {
-            requested.round_up(SEGMENT_ROUNDING)
-        } else {
-            Bytes(requested.get().next_power_of_two()).max(GRANULE)
-        }
+        rounded(requested, self.arenas.arena_size())
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {

@@ -16,9 +16,14 @@ const ROUNDING: Bytes = Bytes(512);
 #[derive(Debug)]
 pub(crate) struct Direct;
 
+/// Returns how long the block of a request is.
+pub(super) fn rounded(requested: Bytes) -> Bytes {
+    requested.round_up(ROUNDING)
+}
+
 impl<D: Driver> Strategy<D> for Direct {
     fn block_size(&self, requested: Bytes) -> Bytes {
-        requested.round_up(ROUNDING)
+        rounded(requested)
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {

@@ -23,7 +23,7 @@ pub(crate) mod test_driver;
 
 use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId};
-use crate::config::Config;
+use crate::config::{BuddyConfig, Config, SlabConfig};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
@@ -193,6 +193,29 @@ pub(crate) trait Strategy<D: Driver> {
     ///
     /// A sentence that says which promise is broken, and where.
     fn check(&self, heap: &Heap<D>) -> Result<Bytes, String>;
+}
+
+/// Returns how long a block was; see [`Config::block_size`].
+pub(crate) fn block_size(
+    config: &Config,
+    requested: Bytes,
+    free: Bytes,
+    segment: Bytes,
+) -> Option<Bytes> {
+    match config {
+        Config::Direct => Some(direct::rounded(requested)),
+        Config::Pool(_) => Some(pool::rounded(requested)),
+        // What is no arena is one block. Arenas are powers of two, and smaller where the device has no more.
+        &Config::Buddy(BuddyConfig { arena_size }) | &Config::Slab(SlabConfig { arena_size })
+            if segment > arena_size || !segment.get().is_power_of_two() =>
+        {
+            Some(segment)
+        }
+        Config::Buddy(options) => Some(buddy::rounded(requested, options.arena_size)),
+        Config::Slab(options) => Some(slab::rounded(requested, options.arena_size)),
+        Config::Bfc(options) => bfc::chunk_size(options, requested, free),
+        Config::Caching(_) => None,
+    }
 }
 
 /// The strategy in use: a closed set, chosen at run time.

@@ -111,10 +111,16 @@ impl Pool {
     }
 }
 
+/// Returns how long the block of a request is.
+#[inline]
+pub(super) fn rounded(requested: Bytes) -> Bytes {
+    requested.round_up(ROUNDING)
+}
+
 impl<D: Driver> Strategy<D> for Pool {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        requested.round_up(ROUNDING)
+        rounded(requested)
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {

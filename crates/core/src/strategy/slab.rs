@@ -104,15 +104,21 @@ impl Slabs {
     }
 }
 
+/// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
+#[inline]
+pub(super) fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
+    let size = SizeClass::of(requested).size();
+    if requested > arena_size {
+        size.min(requested.round_up(SEGMENT_ROUNDING))
+    } else {
+        size
+    }
+}
+
 impl<D: Driver> Strategy<D> for Slabs {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        let size = SizeClass::of(requested).size();
-        if self.has_own_segment(requested) {
-            size.min(requested.round_up(SEGMENT_ROUNDING))
-        } else {
-            size
-        }
+        rounded(requested, self.layers.arenas.arena_size())
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {
