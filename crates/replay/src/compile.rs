@@ -26,7 +26,7 @@ pub(crate) struct Compiler<'a> {
     users: BTreeMap<usize, Vec<User>>,
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
-    /// What the segments of each private pool have.
+    /// What the segments of each pool have.
     pool_bytes: HashMap<MempoolId, Bytes>,
     group: Group,
     extents: Extents,
@@ -368,24 +368,20 @@ impl<'a> Compiler<'a> {
             behind += 1;
         }
         let has_grown = end < segment_end && last != start && self.extents.is_mapped(start);
-        if end == segment_end || has_grown && self.is_freed_at_once(behind, (start, last)) {
+        if end == segment_end || has_grown && self.is_freed_next(behind, (start, last)) {
             self.restored_until = behind;
         }
         index < self.restored_until
     }
 
     /// Returns whether the frees from event `index` on, of blocks between two addresses, free the second.
-    fn is_freed_at_once(
-        &self,
-        index: usize,
-        (start, last): (DeviceAddress, DeviceAddress),
-    ) -> bool {
+    fn is_freed_next(&self, index: usize, (start, last): (DeviceAddress, DeviceAddress)) -> bool {
         let events = self.trace.events[index..].iter();
-        let frees = events.map(|recorded| recorded.event).take_while(|event| {
+        let mut frees = events.map(|recorded| recorded.event).take_while(|event| {
             matches!(event.action, Action::FreeRequested | Action::FreeCompleted)
                 && (start..=last).contains(&event.address)
         });
-        { frees }.any(|event| event.address == last)
+        frees.any(|event| event.address == last)
     }
 
     fn event_at(&self, index: usize) -> Option<Event> {

@@ -23,6 +23,10 @@ const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
+/// What is mapped so near to what came before it, before the first event, may be of the same expandable segment: a
+/// snapshot lists each run of it. Segments are further apart on cards that have more.
+const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
+
 /// Returns the pools of a recording's segments and events; `None` where the recording says them, or
 /// contradicts itself. Takes O(n log n) for n events, more for each free block that
 /// proves to be in another pool.
@@ -47,6 +51,11 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     {
         layout.adopt(segment, known.pool);
     }
+    layout.tell_apart_adopted();
+    let initial_blocks = trace.initial.blocks.iter();
+    layout.waiting = initial_blocks
+        .filter(|block| block.status == BlockStatus::PendingFree)
+        .count();
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
@@ -201,7 +210,41 @@ impl Layout {
         }
     }
 
-    /// Adds a segment. Of expandable ones a pool has one for each stream and kind.
+    /// Tells expandable segments apart that were there before the first event: a pool has one for each stream
+    /// and kind.
+    fn tell_apart_adopted(&mut self) {
+        let expandable = self.segments.iter().enumerate();
+        let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
+        let mut of_owner: BTreeMap<Owner, Vec<usize>> = BTreeMap::new();
+        for (index, segment) in expandable {
+            of_owner.entry(segment.owner).or_default().push(index);
+        }
+        for segments in of_owner.values_mut() {
+            segments.sort_by_key(|&index| self.segments[index].start);
+            let is_one = |&one: &usize, &next: &usize| {
+                let start = self.segments[next].start;
+                start <= self.segments[one].end + SEGMENT_HOLE_MAX
+            };
+            let several: Vec<&[usize]> = segments.chunk_by(is_one).collect();
+            for (place, runs) in several.iter().enumerate() {
+                for &run in *runs {
+                    let others = several[..place].iter().copied().flatten();
+                    let pairs = others.map(|&other| (other.min(run), other.max(run)));
+                    self.apart.extend(pairs);
+                }
+            }
+        }
+    }
+
+    /// Tells a new expandable segment apart from the others of its owner that are there.
+    fn tell_apart_mapped(&mut self, new: usize) {
+        let owner = self.segments[new].owner;
+        let is_there = |segment: &Segment| segment.is_expandable && !segment.held_bytes.is_zero();
+        let others = self.segments[..new].iter().enumerate();
+        let others = others.filter(|(_, other)| is_there(other) && other.owner == owner);
+        self.apart.extend(others.map(|(other, _)| (other, new)));
+    }
+
     fn insert_segment(
         &mut self,
         owner: Owner,
@@ -210,14 +253,6 @@ impl Layout {
         size: Bytes,
         is_expandable: bool,
     ) -> usize {
-        let new = self.segments.len();
-        if is_expandable {
-            let is_there =
-                |segment: &Segment| segment.is_expandable && !segment.held_bytes.is_zero();
-            let others = self.segments.iter().enumerate();
-            let others = others.filter(|(_, other)| is_there(other) && other.owner == owner);
-            self.apart.extend(others.map(|(other, _)| (other, new)));
-        }
         let end = start + size;
         self.segments.push(Segment {
             owner,
@@ -227,7 +262,7 @@ impl Layout {
             is_expandable,
             held_bytes: size,
         });
-        new
+        self.segments.len() - 1
     }
 
     /// Memory is mapped where a segment begins, or behind a mapped block of it; anywhere else, a new
@@ -256,7 +291,9 @@ impl Layout {
             None => {
                 let is_large = size > SMALL_SEGMENT;
                 let owner = Owner { stream, is_large };
-                self.insert_segment(owner, pool, address, size, true)
+                let new = self.insert_segment(owner, pool, address, size, true);
+                self.tell_apart_mapped(new);
+                new
             }
         };
         self.insert_free(address, size, segment);
@@ -345,6 +382,7 @@ impl Layout {
         let size = self.config.block_size(requested);
         let is_large = size > SMALL_REQUEST_MAX;
         let owner = Owner { stream, is_large };
+        self.fresh = None;
         let refused = self.insert_segment(owner, pool, DeviceAddress::NULL, Bytes::ZERO, false);
         let free = self.free.get(&owner).into_iter().flatten();
         for (candidate_size, candidate) in free {
@@ -377,6 +415,7 @@ impl Layout {
         if !after.is_zero() {
             self.insert_free(end, after, block.segment);
         }
+        self.fresh = None;
         let held = &mut self.segments[block.segment].held_bytes;
         *held = held.saturating_sub(size);
         self.released.insert(block.segment);

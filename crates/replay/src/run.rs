@@ -305,6 +305,7 @@ impl<'a> Run<'a> {
         match self.allocate(pool, size, stream) {
             Ok(address) => self.allocator.free(address).map(|()| Progressed::On),
             // The recording shows how the program went on.
+            Err(AllocError::TooLarge { .. }) => Ok(Progressed::On),
             Err(error) => self.refuse(end, error, Progressed::On),
         }
     }

@@ -16,8 +16,8 @@ pub(crate) struct Survey {
     pub(crate) initial_completions: HashMap<DeviceAddress, usize>,
     /// The options it was made with.
     pub(crate) config: CachingConfig,
-    /// The least that the job was allowed to hold from the driver: the most that a request was served for
-    /// which nothing went back.
+    /// The least that the job was allowed to hold from the driver: the most that it held in segments, or was
+    /// granted pages for.
     pub(crate) limit_min: Bytes,
     /// Whether memory went back somewhere although no request can have asked for that.
     pub(crate) empties_cache: bool,
