@@ -327,9 +327,10 @@ impl<'a> Compiler<'a> {
     /// the new memory more would have been held than the limit was at least, by what requests were served;
     /// and where some memory went back that no request can have let go, the program is one that calls
     /// `empty_cache`, and did so here too. Nor did it fail if what went back would have served it.
-    /// Requests that collect garbage do not fail first.
+    /// Requests that collect garbage do not fail first, and for those of a private pool nothing goes back.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
         if group.released_from.is_empty()
+            || !self.event_pools.of(index).is_default()
             || group
                 .traffic
                 .would_have_served(&self.event_pools, &self.survey.config, index)

@@ -162,6 +162,7 @@ impl Survey {
                     let granted = traffic.granted(trace, &survey.config, index);
                     survey.limit_min = survey.limit_min.max(granted.unwrap_or_default());
                     let asked = event.action == Action::Alloc
+                        && pools.of(index).is_default()
                         && !traffic.would_have_served(pools, &survey.config, index);
                     let grew = traffic
                         .needed(trace, &survey.config, index)
