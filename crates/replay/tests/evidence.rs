@@ -114,3 +114,23 @@ fn a_fraction_limits_a_replay() {
         assert_eq!(outcome.completed, completed, "{conf}");
     }
 }
+
+/// While a program allocates to a private pool, PyTorch gives nothing back for want of memory.
+#[test]
+fn memory_that_goes_back_before_a_private_pools_request_is_the_programs() {
+    let pool = MempoolId(0, 7);
+    let private = |action, address| Event {
+        pool,
+        ..event(action, address, 100)
+    };
+    let trace = recording(vec![
+        event(Action::SegmentAlloc, HERE, 100),
+        event(Action::Alloc, HERE, 100),
+        event(Action::FreeRequested, HERE, 100),
+        event(Action::FreeCompleted, HERE, 100),
+        event(Action::SegmentFree, HERE, 100),
+        private(Action::SegmentAlloc, THERE),
+        private(Action::Alloc, THERE),
+    ]);
+    assert_eq!(verify(&trace).retries, 0);
+}
