@@ -159,23 +159,8 @@ impl Survey {
             }
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let granted = traffic.granted(trace, &survey.config, index);
-                    survey.limit_min = survey.limit_min.max(granted.unwrap_or_default());
-                    let asked = event.action == Action::Alloc
-                        && pools.of(index).is_default()
-                        && !traffic.would_have_served(pools, &survey.config, index);
-                    let grew = traffic
-                        .needed(trace, &survey.config, index)
-                        .filter(|_| asked);
-                    match grew {
-                        Some(needed) => {
-                            needed_min = Some(needed_min.map_or(needed, |min| min.min(needed)));
-                        }
-                        None => {
-                            survey.empties_cache |= traffic.reserved_before.is_some()
-                                && event.action != Action::OutOfMemory;
-                        }
-                    }
+                    let needed = survey.end_traffic(&traffic, pools, index);
+                    needed_min = needed_min.into_iter().chain(needed).min();
                     traffic = Traffic::default();
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
@@ -211,6 +196,27 @@ impl Survey {
         }
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
+    }
+
+    /// Takes into account what passed between allocator and driver before the event at `index`, and returns what
+    /// that, a request, would have had held, if memory went back for it.
+    fn end_traffic(
+        &mut self,
+        traffic: &Traffic,
+        pools: &EventPools<'_>,
+        index: usize,
+    ) -> Option<Bytes> {
+        let (trace, action) = (pools.trace, pools.trace.events[index].event.action);
+        let granted = traffic.granted(trace, &self.config, index);
+        self.limit_min = self.limit_min.max(granted.unwrap_or_default());
+        let asked = action == Action::Alloc
+            && pools.of(index).is_default()
+            && !traffic.would_have_served(pools, &self.config, index);
+        let needed = traffic.needed(trace, &self.config, index);
+        let needed = needed.filter(|_| asked);
+        let went_back = traffic.reserved_before.is_some() && action != Action::OutOfMemory;
+        self.empties_cache |= went_back && needed.is_none();
+        needed
     }
 }
 
