@@ -272,7 +272,7 @@ fn leaves_rest(chunk: Bytes, size: Bytes, waste_max: impl FnOnce() -> Bytes) -> 
 }
 
 /// Returns how long the chunk of a request is at the start of a free one, or `None` where the limit decides that too.
-pub(super) fn chunk_size(config: &BfcConfig, requested: Bytes, free: Bytes) -> Option<Bytes> {
+pub(super) fn size_in(config: &BfcConfig, requested: Bytes, free: Bytes) -> Option<Bytes> {
     let size = rounded(requested);
     if config.fragmentation_fraction != 0.0 || free < size {
         return None;

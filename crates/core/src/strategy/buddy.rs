@@ -11,7 +11,7 @@
 pub(super) mod arenas;
 pub(super) mod forest;
 
-use arenas::{Arenas, GRANULE};
+use arenas::{Arenas, GRANULE, is_arena};
 use forest::Run;
 
 use super::free_blocks::FreeBlock;
@@ -71,11 +71,19 @@ impl Buddy {
 
 /// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
 #[inline]
-pub(super) fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
+fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     if requested > arena_size {
         requested.round_up(SEGMENT_ROUNDING)
     } else {
         Bytes(requested.get().next_power_of_two()).max(GRANULE)
+    }
+}
+
+/// Returns how long the block of a request was in a segment of a size.
+pub(super) fn size_in(config: &BuddyConfig, requested: Bytes, segment: Bytes) -> Bytes {
+    match is_arena(segment, config.arena_size) {
+        true => rounded(requested, config.arena_size),
+        false => segment,
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) mod test_driver;
 
 use crate::allocator::CheckpointBlock;
 use crate::block::{Block, BlockId};
-use crate::config::{BuddyConfig, Config, SlabConfig};
+use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
@@ -205,15 +205,9 @@ pub(crate) fn block_size(
     match config {
         Config::Direct => Some(direct::rounded(requested)),
         Config::Pool(_) => Some(pool::rounded(requested)),
-        // What is no arena is one block. Arenas are powers of two, and smaller where the device has no more.
-        &Config::Buddy(BuddyConfig { arena_size }) | &Config::Slab(SlabConfig { arena_size })
-            if segment > arena_size || !segment.get().is_power_of_two() =>
-        {
-            Some(segment)
-        }
-        Config::Buddy(options) => Some(buddy::rounded(requested, options.arena_size)),
-        Config::Slab(options) => Some(slab::rounded(requested, options.arena_size)),
-        Config::Bfc(options) => bfc::chunk_size(options, requested, free),
+        Config::Buddy(options) => Some(buddy::size_in(options, requested, segment)),
+        Config::Slab(options) => Some(slab::size_in(options, requested, segment)),
+        Config::Bfc(options) => bfc::size_in(options, requested, free),
         Config::Caching(_) => None,
     }
 }

@@ -16,7 +16,7 @@ mod size_class;
 use size_class::{OBJECT_CLASSES, SizeClass};
 
 use super::bit_set::BitSet;
-use super::buddy::arenas::{Arenas, GRANULE, Place};
+use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
 use super::buddy::check_inactive_split;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
@@ -106,12 +106,20 @@ impl Slabs {
 
 /// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
 #[inline]
-pub(super) fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
+fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     let size = SizeClass::of(requested).size();
     if requested > arena_size {
         size.min(requested.round_up(SEGMENT_ROUNDING))
     } else {
         size
+    }
+}
+
+/// Returns how long the block of a request was in a segment of a size.
+pub(super) fn size_in(config: &SlabConfig, requested: Bytes, segment: Bytes) -> Bytes {
+    match is_arena(segment, config.arena_size) {
+        true => rounded(requested, config.arena_size),
+        false => segment,
     }
 }
 

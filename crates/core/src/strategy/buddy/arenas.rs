@@ -56,6 +56,12 @@ pub(in crate::strategy) struct Place {
     pub(in crate::strategy) offset: Bytes,
 }
 
+/// Returns whether a segment of a size is an arena, where those are to be of `arena_size`, and not one block: they are
+/// powers of two, and smaller where the device has no more.
+pub(in crate::strategy) fn is_arena(segment: Bytes, arena_size: Bytes) -> bool {
+    segment <= arena_size && segment.get().is_power_of_two()
+}
+
 impl Arenas {
     /// Returns no arenas yet. A size that is no power of two is rounded down to one.
     pub(in crate::strategy) fn new(arena_size: Bytes) -> Arenas {
