@@ -27,9 +27,12 @@ const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 /// snapshot lists each run of it. Segments are further apart on cards that have more.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
-/// Returns the pools of a recording's segments and events; `None` where the recording says them, or
-/// contradicts itself. Takes O(n log n) for n events, more for each free block that
-/// proves to be in another pool.
+/// As many pairs of segments are told apart: a recording of some kilobytes could name a pair for every two of its events.
+const PAIRS_MAX: usize = 1 << 20;
+
+/// Returns the pools of a recording's segments and events; `None` where the recording says them, contradicts
+/// itself, or has more than [`PAIRS_MAX`] pairs of segments that are apart. Takes O(n log n) for n events, more for
+/// each pair, for each free block when memory goes back, and for each segment when pages are mapped.
 pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -59,6 +62,9 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
+        if layout.apart.len() > PAIRS_MAX {
+            return None;
+        }
     }
     layout.end_release(true);
     let pools = layout.pools();
@@ -531,5 +537,48 @@ impl Layout {
             }
         }
         pools.into_iter().map(Option::unwrap_or_default).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_trace::{NoteId, StackId, TraceEvent};
+
+    use super::*;
+
+    /// Pages of so many segments of one stream, one of which goes back.
+    fn recording(segments: u64) -> Trace {
+        let event = |action, place: u64| Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(place << 32),
+            size: Bytes::mib(20),
+            stream: Stream::DEFAULT,
+        };
+        let maps = (1..=segments).map(|place| event(Action::SegmentMap, place));
+        let events = maps.chain([event(Action::SegmentUnmap, 1)]);
+        let events = events.map(|event| TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: false,
+            note: NoteId::NONE,
+        });
+        Trace {
+            events: events.collect(),
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn segments_of_one_stream_that_grow_are_of_different_pools() {
+        let told = tell(&recording(40)).unwrap();
+        let pools: BTreeSet<MempoolId> = told.events.into_iter().collect();
+        assert_eq!(pools.len(), 40);
+    }
+
+    #[test]
+    fn too_many_to_tell_apart_are_not() {
+        assert!(tell(&recording(1_450)).is_none());
     }
 }
