@@ -156,7 +156,10 @@ fn a_recording_without_pauses_says_nothing_of_them() {
 
 /// Returns the recording with segments paused that an earlier writer knew nothing of, as it reads then.
 fn added(times: [i64; 4], paused: &[(i64, u64)]) -> Trace {
-    let mut pickle = pickle_of(recording(times));
+    added_to(pickle_of(recording(times)), paused)
+}
+
+fn added_to(mut pickle: Vec<u8>, paused: &[(i64, u64)]) -> Trace {
     let paused = paused.iter().map(|&(time_us, number)| PausedSegment {
         device: 0,
         event: event(Action::SegmentPaused, number),
@@ -191,6 +194,18 @@ fn pauses_that_are_added_lie_where_they_were_by_their_times() {
     // More of them than there are events, at one time.
     let many: Vec<_> = (0..50).map(|_| (25, 1)).collect();
     assert_eq!(added([10, 20, 30, 40], &many).events.len(), 5);
+}
+
+/// PyTorch's C++ memoizes the dict that it has completed.
+#[test]
+fn pauses_are_added_to_what_is_memoized() {
+    let whole = pickle_of(recording([10, 20, 30, 40]));
+    for memoized in [b"q\x07.".as_slice(), b"r\x07\x00\x00\x00."] {
+        let pickle = [&whole[..whole.len() - 1], memoized].concat();
+        let trace = added_to(pickle, &[(25, 1)]);
+        let paused = (Action::SegmentPaused, 1, "tag 1".to_owned());
+        assert_eq!(told(&trace, &trace.events)[2], paused);
+    }
 }
 
 #[test]

@@ -50,10 +50,7 @@ pub(super) enum Place {
 /// Adds what is paused to the bytes of a snapshot that another program wrote. Returns whether they are such that
 /// this can be; otherwise they stay as they are.
 pub fn add_pauses(pickle: &mut Vec<u8>, paused: &[PausedSegment]) -> bool {
-    // A dict that its last opcodes complete, as PyTorch writes it.
-    let is_dict = pickle.starts_with(&[opcode::PROTO, 2, opcode::EMPTY_DICT])
-        && pickle.ends_with(&[opcode::SETITEMS, opcode::STOP]);
-    if !is_dict {
+    if !is_dict(pickle) {
         return false;
     }
     let mut stacks = StackTable::new();
@@ -72,6 +69,26 @@ pub fn add_pauses(pickle: &mut Vec<u8>, paused: &[PausedSegment]) -> bool {
         pickle.push(opcode::STOP);
     }
     is_added
+}
+
+/// Returns whether a pickle is a dict that its last opcodes complete, as PyTorch writes it: from C++ it is memoized then.
+fn is_dict(pickle: &[u8]) -> bool {
+    let is_completed = matches!(
+        pickle,
+        [.., opcode::SETITEMS, opcode::STOP]
+            | [.., opcode::SETITEMS, opcode::BINPUT, _, opcode::STOP]
+            | [
+                ..,
+                opcode::SETITEMS,
+                opcode::LONG_BINPUT,
+                _,
+                _,
+                _,
+                _,
+                opcode::STOP
+            ]
+    );
+    is_completed && pickle.starts_with(&[opcode::PROTO, 2, opcode::EMPTY_DICT])
 }
 
 /// Returns the pauses of a trace. Linear in its events.
