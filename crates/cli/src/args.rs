@@ -64,7 +64,8 @@ pub(crate) struct ReplayArgs {
     ///
     /// The simulated driver then hands out segments where the recording has them. Only PyTorch's own
     /// allocator can be verified. Without --strategy, and for a `caching` without CONF, this takes the
-    /// settings of the recording; `caching:` stands for PyTorch's defaults.
+    /// settings of the recording; `caching:` stands for PyTorch's defaults. Without --capacity, the limit
+    /// of a job that collected garbage is searched for.
     #[arg(long)]
     pub(crate) verify: bool,
 

@@ -168,11 +168,14 @@ pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
 fn verifications(ranked: &[Outcome]) -> impl Iterator<Item = String> {
     ranked.iter().filter_map(|outcome| {
         let verified = outcome.verified.as_ref()?;
+        let limit = verified.limit_bytes;
+        let limit = limit.map(|limit| format!(" under a limit of {limit}, found by trying"));
         let same = format!(
-            "verified {}: {} of {} at the recorded address",
+            "verified {}: {} of {} at the recorded address{}",
             ranking::label(outcome),
             format::count(verified.same_address),
             format::counted(verified.compared, "block"),
+            limit.unwrap_or_default(),
         );
         Some(match &verified.first_difference {
             Some(difference) => format!("{same}; first difference: {difference}"),

@@ -7,7 +7,7 @@ use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
 use crate::extents::Extents;
-use crate::pools::{self, EventPools};
+use crate::pools::EventPools;
 use crate::program::{Program, Slot, Step, User};
 use crate::survey::{Survey, Traffic, is_free_at_once};
 
@@ -55,17 +55,14 @@ struct Group {
 
 impl<'a> Compiler<'a> {
     pub(crate) fn new(trace: &'a Trace) -> Compiler<'a> {
-        let told = pools::tell(trace)
-            .map(|told| (told.initial, told.events))
-            .unzip();
         let segments = trace.initial.segments.iter();
-        let event_pools = EventPools::new(trace, told.1);
+        let event_pools = EventPools::new(trace);
         let survey = Survey::new(trace, &event_pools);
         Compiler {
             trace,
-            event_pools,
             program: Program {
-                initial_pools: told.0.clone(),
+                initial_pools: event_pools.told_initial().map(<[MempoolId]>::to_vec),
+                limit_min: survey.limit_min,
                 card_size_min: survey.card_size_min,
                 ..Program::default()
             },
@@ -73,14 +70,15 @@ impl<'a> Compiler<'a> {
             vacant: Vec::new(),
             used: HashMap::new(),
             users: BTreeMap::new(),
-            pools: held_pools(trace, told.0.as_deref()),
-            pool_bytes: initial_bytes(trace, told.0.as_deref()),
+            pools: held_pools(&event_pools),
+            pool_bytes: initial_bytes(&event_pools),
             group: Group::default(),
             restored_until: 0,
             emptied: Vec::new(),
             silent: Vec::new(),
             reserved: segments.map(|segment| segment.size).sum(),
             extents: Extents::new(trace),
+            event_pools,
             survey,
         }
     }
@@ -280,8 +278,8 @@ impl<'a> Compiler<'a> {
         }
         let mut group = std::mem::take(&mut self.group);
         if before_request && self.let_go_first(&group, end) {
-            if self.survey.collects_garbage() {
-                // Garbage is collected without a wait, once it was seen what other streams are done with.
+            if self.survey.collects_garbage() || self.survey.partial_releases.contains(&end) {
+                // Some of it goes back without a wait, once it was seen what other streams are done with.
                 let first = group.finished.drain(..group.finished_first);
                 self.silent
                     .extend(first.map(|user| Step::FinishUse { user }));
@@ -326,8 +324,10 @@ impl<'a> Compiler<'a> {
     /// A request that fails lets memory go back and then gets new memory. It did fail only if with
     /// the new memory more would have been held than the limit was at least, by what requests were served;
     /// and where some memory went back that no request can have let go, the program is one that calls
-    /// `empty_cache`, and did so here too. Nor did it fail if what went back would have served it.
-    /// Requests that collect garbage do not fail first, and for those of a private pool nothing goes back.
+    /// `empty_cache`, and did so here too, unless some stayed that would have gone. Nor did it fail if what went back
+    /// would have served it.
+    /// Requests that collect garbage, which is large, do not fail first, and for those of a private pool nothing goes
+    /// back.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
         if group.released_from.is_empty()
             || !self.event_pools.of(index).is_default()
@@ -342,7 +342,8 @@ impl<'a> Compiler<'a> {
             let recorded = self.trace.events.get(index);
             return recorded.is_some_and(|event| event.event.action == Action::OutOfMemory);
         };
-        self.survey.collects_garbage()
+        self.survey.collects_garbage() && group.traffic.may_be_garbage(self.trace)
+            || self.survey.partial_releases.contains(&index)
             || !self.survey.empties_cache && needed > self.survey.limit_min
     }
 
@@ -438,13 +439,9 @@ impl<'a> Compiler<'a> {
 }
 
 /// Returns the private pools that there were before the first event: something holds them.
-fn held_pools(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, bool> {
-    let said = trace
-        .initial
-        .segments
-        .iter()
-        .filter_map(|segment| segment.pool);
-    let pools = said.chain(told.into_iter().flatten().copied());
+fn held_pools(event_pools: &EventPools<'_>) -> HashMap<MempoolId, bool> {
+    let segments = 0..event_pools.trace.initial.segments.len();
+    let pools = segments.map(|index| event_pools.of_initial(index));
     pools
         .filter(|pool| !pool.is_default())
         .map(|pool| (pool, true))
@@ -452,11 +449,10 @@ fn held_pools(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, b
 }
 
 /// Returns what the segments of each pool have before the first event.
-fn initial_bytes(trace: &Trace, told: Option<&[MempoolId]>) -> HashMap<MempoolId, Bytes> {
+fn initial_bytes(event_pools: &EventPools<'_>) -> HashMap<MempoolId, Bytes> {
     let mut bytes = HashMap::new();
-    for (index, segment) in trace.initial.segments.iter().enumerate() {
-        let pool = told.map(|pools| pools[index]).or(segment.pool);
-        *bytes.entry(pool.unwrap_or_default()).or_default() += segment.size;
+    for (index, segment) in event_pools.trace.initial.segments.iter().enumerate() {
+        *bytes.entry(event_pools.of_initial(index)).or_default() += segment.size;
     }
     bytes
 }

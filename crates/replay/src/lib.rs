@@ -29,6 +29,8 @@
 mod compile;
 mod extents;
 mod initial;
+mod limit;
+mod occupancy;
 mod outcome;
 mod pools;
 mod program;
@@ -124,7 +126,21 @@ impl<'a> Job<'a> {
         options: &Options,
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
-        Run::new(self, config, options).finish(config, progress)
+        let mut options = *options;
+        let limit = match options {
+            Options {
+                verify: true,
+                capacity: None,
+                ..
+            } => limit::search(self, config),
+            _ => None,
+        };
+        options.capacity = options.capacity.or(limit);
+        let mut outcome = Run::new(self, config, &options).finish(config, progress)?;
+        if let Some(verified) = &mut outcome.verified {
+            verified.limit_bytes = limit;
+        }
+        Ok(outcome)
     }
 
     /// Returns how long each block was, rounding included: first those that were there before the first
@@ -141,8 +157,9 @@ impl<'a> Job<'a> {
         progress: &dyn Progress,
     ) -> Result<Option<Vec<Bytes>>, ReplayError> {
         let options = Options {
+            capacity: limit::search(self, config),
             verify: true,
-            ..Options::default()
+            timeline_points: 0,
         };
         Run::new(self, config, &options).block_sizes(progress)
     }

@@ -58,6 +58,16 @@ pub struct Verified {
     pub same_address: u64,
     /// The first event, of any kind, that differs.
     pub first_difference: Option<Difference>,
+    /// The limit under which garbage is collected as recorded, or for longest, where it had to be searched for.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "serialize_bytes"
+    )]
+    pub limit_bytes: Option<Bytes>,
+}
+
+fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
+    bytes.map(Bytes::get).serialize(serializer)
 }
 
 /// An event that is not the recorded one. Serialises as the sentence that [`fmt::Display`] writes.

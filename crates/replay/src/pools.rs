@@ -33,7 +33,7 @@ const PAIRS_MAX: usize = 1 << 20;
 /// Returns the pools of a recording's segments and events; `None` where the recording says them, contradicts
 /// itself, or has more than [`PAIRS_MAX`] pairs of segments that are apart. Takes O(n log n) for n events, more for
 /// each pair, for each free block when memory goes back, and for each segment when pages are mapped.
-pub(crate) fn tell(trace: &Trace) -> Option<Told> {
+fn tell(trace: &Trace) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
             recorded.event.action,
@@ -66,7 +66,7 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
             return None;
         }
     }
-    layout.end_release(true);
+    layout.end_release(None);
     let pools = layout.pools();
     let initial = pools[..trace.initial.segments.len()].to_vec();
     let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
@@ -76,33 +76,47 @@ pub(crate) fn tell(trace: &Trace) -> Option<Told> {
     })
 }
 
-/// The pool of each event of a recording.
+/// The pools of a recording's segments and events.
 #[derive(Debug)]
 pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
     /// Where only the addresses tell.
-    told: Option<Vec<MempoolId>>,
+    told: Option<Told>,
 }
 
 impl<'a> EventPools<'a> {
-    pub(crate) fn new(trace: &'a Trace, told: Option<Vec<MempoolId>>) -> EventPools<'a> {
+    /// Takes as long as [`tell`].
+    pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
+        let told = tell(trace);
         EventPools { trace, told }
     }
 
     /// Returns the pool of the event at `index`.
     pub(crate) fn of(&self, index: usize) -> MempoolId {
-        let told = self.told.as_ref().map(|pools| pools[index]);
+        let told = self.told.as_ref().map(|told| told.events[index]);
         told.unwrap_or(self.trace.events[index].event.pool)
+    }
+
+    /// Returns the pools of the segments that were there before the first event, where only the addresses tell.
+    pub(crate) fn told_initial(&self) -> Option<&[MempoolId]> {
+        self.told.as_ref().map(|told| told.initial.as_slice())
+    }
+
+    /// Returns the pool of the segment at `index` of those that were there before the first event.
+    pub(crate) fn of_initial(&self, index: usize) -> MempoolId {
+        let told = self.told_initial().map(|pools| pools[index]);
+        told.or(self.trace.initial.segments[index].pool)
+            .unwrap_or_default()
     }
 }
 
 /// The pools that a recording's addresses tell.
 #[derive(Debug)]
-pub(crate) struct Told {
+struct Told {
     /// Of each segment that was there before the first event.
-    pub(crate) initial: Vec<MempoolId>,
+    initial: Vec<MempoolId>,
     /// Of each event that takes a block or concerns a segment.
-    pub(crate) events: Vec<MempoolId>,
+    events: Vec<MempoolId>,
 }
 
 /// Memory as the recording lays it out.
@@ -165,8 +179,7 @@ impl Layout {
         // What waits for other streams does so before anything goes back, but for what some requests give back.
         let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
         if !is_release && !goes_on {
-            let is_free = matches!(action, Action::FreeRequested | Action::FreeCompleted);
-            self.end_release(!is_free);
+            self.end_release(Some(event));
         }
         match action {
             Action::SegmentAlloc => {
@@ -428,11 +441,11 @@ impl Layout {
         Some(block.segment)
     }
 
-    /// Ends the events by which memory went back. What could have gone back with it and stayed is in
-    /// another pool, unless only so much went back as a request that may come next needed.
-    fn end_release(&mut self, before_request: bool) {
+    /// Ends the events by which memory went back, with the event behind them. What could have gone back with it and
+    /// stayed is in another pool, unless it may be that only so much went back as a request needed.
+    fn end_release(&mut self, next: Option<Event>) {
         let released = std::mem::take(&mut self.released);
-        if released.is_empty() || before_request && gives_back_some(&self.config) {
+        if released.is_empty() || next.is_some_and(|next| self.lets_some_go(next, &released)) {
             return;
         }
         if self.waiting > 0 {
@@ -445,6 +458,32 @@ impl Layout {
                 self.apart.insert((gone.min(stayed), gone.max(stayed)));
             }
         }
+    }
+
+    /// Returns whether it may be a request that let go of these segments and not of all: it gets memory then, or
+    /// fails. Garbage is large, and never expandable; what is let go where large blocks are not split is as large, and of the request's own.
+    fn lets_some_go(&self, next: Event, released: &BTreeSet<usize>) -> bool {
+        let is_large = match next.action {
+            Action::SegmentAlloc | Action::SegmentMap => next.size > SMALL_SEGMENT,
+            Action::OutOfMemory => next.size > SMALL_REQUEST_MAX,
+            _ => return false,
+        };
+        let owner = Owner {
+            stream: next.stream,
+            is_large,
+        };
+        let collects_garbage = self.config.garbage_collection_threshold > 0.0;
+        let is_unsplit = |segment: &Segment| {
+            let size = segment.end.offset_from(segment.start);
+            self.config.max_split_size.is_some_and(|max| size >= max)
+        };
+        let mut released = released.iter().map(|&released| &self.segments[released]);
+        gives_back_some(&self.config)
+            && !self.config.expandable_segments
+            && released.all(|segment| {
+                segment.owner.is_large
+                    && (collects_garbage || segment.owner == owner && is_unsplit(segment))
+            })
     }
 
     /// Returns the segments that would go back if their pools were emptied.

@@ -88,6 +88,8 @@ pub(crate) struct Program {
     pub(crate) initial_pools: Option<Vec<MempoolId>>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
+    /// The least that the job was allowed to hold from the driver.
+    pub(crate) limit_min: Bytes,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
 }

@@ -34,8 +34,18 @@ pub(crate) struct Run<'a> {
     timeline: Option<Timeline<'a>>,
     /// How long each block was that was handed out, where that is asked for.
     block_sizes: Option<Vec<Bytes>>,
+    /// Whether there is no use in going on after a difference.
+    stops_at_difference: bool,
     /// The recorded event of the first refusal, and what it said.
     refused: Option<(usize, AllocError)>,
+}
+
+/// Where a replay first does otherwise than was recorded.
+pub(crate) struct Miss {
+    /// The recorded event.
+    pub(crate) event: usize,
+    /// Whether it lets memory go there for which nobody had to be refused.
+    pub(crate) lets_go_too_much: bool,
 }
 
 /// What a step means for the rest.
@@ -89,6 +99,7 @@ impl<'a> Run<'a> {
             comparison: options.verify.then(|| Comparison::new(&trace.events)),
             timeline: Timeline::new(trace, program, options.timeline_points),
             block_sizes: None,
+            stops_at_difference: false,
             refused: None,
         }
     }
@@ -112,6 +123,7 @@ impl<'a> Run<'a> {
         progress: &dyn Progress,
     ) -> Result<Option<Vec<Bytes>>, ReplayError> {
         self.block_sizes = Some(Vec::new());
+        self.stops_at_difference = true;
         self.take_all(progress)?;
         let verified = self.comparison.map(Comparison::finish);
         let agrees = verified.is_some_and(|verified| verified.first_difference.is_none());
@@ -122,8 +134,25 @@ impl<'a> Run<'a> {
         Ok(sizes.filter(|sizes| agrees && sizes.len() == blocks))
     }
 
-    /// Takes every step, or those up to where the job would have ended, and returns how many. Where sizes
-    /// are asked for, there is no use in going on after a difference.
+    /// Takes every step up to where one does otherwise than was recorded, and returns what it was, if any does.
+    /// Only where events are compared.
+    pub(crate) fn first_miss(mut self) -> Result<Option<Miss>, ReplayError> {
+        self.stops_at_difference = true;
+        self.take_all(&())?;
+        let was_refused = match self.allocator.driver_mut().addresses_mut() {
+            Addresses::Recorded(script) => script.refused_in_step(),
+            Addresses::Likely(_) => false,
+        };
+        let difference = self
+            .comparison
+            .and_then(|comparison| comparison.finish().first_difference);
+        Ok(difference.map(|difference| Miss {
+            event: difference.event,
+            lets_go_too_much: !was_refused,
+        }))
+    }
+
+    /// Takes every step, or those up to where the job would have ended, and returns how many.
     fn take_all(&mut self, progress: &dyn Progress) -> Result<usize, ReplayError> {
         let adopted = self.adopt_initial_state()?;
         let (mut taken, mut reported) = (0, 0);
@@ -137,7 +166,7 @@ impl<'a> Run<'a> {
             if let Progressed::Ended = self.take(index)? {
                 break;
             }
-            if self.block_sizes.is_some() && self.differs() {
+            if self.stops_at_difference && self.differs() {
                 break;
             }
         }

@@ -21,6 +21,8 @@ pub(crate) struct Script {
     next: usize,
     /// The recorded events of the step being taken.
     step: Range<usize>,
+    /// Whether the driver refused something in that step.
+    refused_in_step: bool,
     /// Where the next segment goes, before the first step.
     place: Option<DeviceAddress>,
     places: Places,
@@ -132,6 +134,7 @@ impl Script {
                 .collect(),
             next: 0,
             step: 0..0,
+            refused_in_step: false,
             place: None,
             places: Places::new(),
             reserved: BTreeSet::new(),
@@ -147,6 +150,7 @@ impl Script {
     pub(crate) fn begin_step(&mut self, end: usize) {
         if end > self.step.end {
             self.step = self.step.end..end;
+            self.refused_in_step = false;
         }
         while self
             .events
@@ -161,6 +165,11 @@ impl Script {
     fn next_in_step(&self) -> Option<Event> {
         let &(index, event) = self.events.get(self.next)?;
         self.step.contains(&index).then_some(event)
+    }
+
+    /// Returns whether the driver refused something in this step.
+    pub(crate) fn refused_in_step(&self) -> bool {
+        self.refused_in_step
     }
 
     /// Returns whether memory goes back in this step.
@@ -179,13 +188,15 @@ impl Script {
         }
     }
 
-    fn refuses(&self) -> bool {
-        self.next_in_step().is_some_and(|event| {
+    fn refuses(&mut self) -> bool {
+        let refuses = self.next_in_step().is_some_and(|event| {
             matches!(
                 event.action,
                 Action::SegmentFree | Action::SegmentUnmap | Action::OutOfMemory
             )
-        })
+        });
+        self.refused_in_step |= refuses;
+        refuses
     }
 }
 

@@ -1,10 +1,11 @@
 //! What has to be known of a whole recording before any of its steps can be told.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress};
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, MempoolId};
 use lowtide_trace::Trace;
 
+use crate::occupancy::Occupancy;
 use crate::pools::EventPools;
 
 /// What one look at every event tells.
@@ -21,6 +22,9 @@ pub(crate) struct Survey {
     pub(crate) limit_min: Bytes,
     /// Whether memory went back somewhere although no request can have asked for that.
     pub(crate) empties_cache: bool,
+    /// The requests and frees before which some memory went back and not all that an emptied cache would have given
+    /// back. Where requests let all go or nothing, there are none.
+    pub(crate) partial_releases: HashSet<usize>,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
 }
@@ -72,7 +76,6 @@ impl Traffic {
         let trace = pools.trace;
         let request = trace.events.get(index).map(|recorded| recorded.event);
         let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
-        let splits = config.max_split_size.is_none();
         // Rounding to steps between powers of two at most doubles a size.
         let rounds = config
             .roundup_power2_divisions
@@ -80,19 +83,28 @@ impl Traffic {
             .any(|&steps| steps > 1);
         let factor = if rounds { 2 } else { 1 };
         request.is_some_and(|request| {
-            splits
-                && self.releases.iter().any(|&release| {
-                    let released = trace.events[release].event;
-                    let is_large = match released.action {
-                        Action::SegmentUnmap => (released.size % Bytes::mib(20)).is_zero(),
-                        _ => released.size > Bytes::mib(2),
-                    };
-                    released.stream == request.stream
-                        && pools.of(release) == pools.of(index)
-                        && is_large == (request.size > Bytes::mib(1))
-                        && released.size.get() >= factor * request.size.round_up(Bytes(512)).get()
-                })
+            self.releases.iter().any(|&release| {
+                let released = trace.events[release].event;
+                let is_large = match released.action {
+                    Action::SegmentUnmap => (released.size % Bytes::mib(20)).is_zero(),
+                    _ => released.size > Bytes::mib(2),
+                };
+                released.stream == request.stream
+                    && pools.of(release) == pools.of(index)
+                    && is_large == (request.size > Bytes::mib(1))
+                    && released.size.get() >= factor * request.size.round_up(Bytes(512)).get()
+                    && config.block_serves(released.size, config.block_size(request.size))
+            })
         })
+    }
+
+    /// Returns whether all that went back is large.
+    pub(crate) fn may_be_garbage(&self, trace: &Trace) -> bool {
+        let mut released = self
+            .releases
+            .iter()
+            .map(|&release| trace.events[release].event);
+        released.all(|released| released.size > Bytes::mib(2))
     }
 
     /// Returns what would have been held for the request at event `index`, had nothing gone back, if memory
@@ -148,6 +160,9 @@ impl Survey {
         };
         let mut waiting: HashMap<DeviceAddress, usize> = HashMap::new();
         let mut traffic = Traffic::default();
+        let mut occupancy = survey
+            .gives_back_some()
+            .then(|| Occupancy::new(trace, pools));
         let mut needed_min: Option<Bytes> = None;
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
@@ -159,6 +174,10 @@ impl Survey {
             }
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
+                    let stayed = occupancy.as_ref().map_or(0, Occupancy::vacant);
+                    if stayed > 0 && !traffic.releases.is_empty() {
+                        survey.partial_releases.insert(index);
+                    }
                     let needed = survey.end_traffic(&traffic, pools, index);
                     needed_min = needed_min.into_iter().chain(needed).min();
                     traffic = Traffic::default();
@@ -185,9 +204,15 @@ impl Survey {
                 }
                 Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
             }
+            if let Some(occupancy) = &mut occupancy {
+                occupancy.apply(event, pools.of(index));
+            }
             if event.action == Action::FreeRequested {
                 if is_free_at_once(trace, index) {
                     index += 1;
+                    if let Some(occupancy) = &mut occupancy {
+                        occupancy.apply(trace.events[index].event, MempoolId::DEFAULT);
+                    }
                 } else {
                     waiting.insert(event.address, index);
                 }
@@ -214,9 +239,11 @@ impl Survey {
             && !traffic.would_have_served(pools, &self.config, index);
         let needed = traffic.needed(trace, &self.config, index);
         let needed = needed.filter(|_| asked);
+        let needs_no_call = self.partial_releases.contains(&index)
+            || self.collects_garbage() && traffic.may_be_garbage(trace);
         let went_back = traffic.reserved_before.is_some() && action != Action::OutOfMemory;
-        self.empties_cache |= went_back && needed.is_none();
-        needed
+        self.empties_cache |= went_back && needed.is_none() && !needs_no_call;
+        needed.filter(|_| !needs_no_call)
     }
 }
 

@@ -22,6 +22,7 @@ impl<'a> Comparison<'a> {
             compared: 0,
             same_address: 0,
             first_difference: None,
+            limit_bytes: None,
         };
         Comparison {
             recorded,

@@ -83,6 +83,20 @@ RECORDINGS = {
     "evaluated": Recording("evaluated"),
     "evaluated.exp": Recording("evaluated", EXPANDABLE),
     "evaluated.split40": Recording("evaluated", "max_split_size_mb:40,roundup_power2_divisions:4"),
+    "random.split32": Recording("random_sizes", "max_split_size_mb:32"),
+    "random.gcsplit40": Recording(
+        "random_sizes", "max_split_size_mb:40,garbage_collection_threshold:0.5", memory_fraction=0.02
+    ),
+    "randomstreams.split32": Recording(
+        "random_streams", "max_split_size_mb:32", memory_fraction=0.02
+    ),
+    "randomstreams.gc": Recording(
+        "random_streams", "garbage_collection_threshold:0.6", memory_fraction=0.02
+    ),
+    "randompools.split32": Recording("random_pools", "max_split_size_mb:32"),
+    "randompools.gc": Recording(
+        "random_pools", "garbage_collection_threshold:0.6", memory_fraction=0.02
+    ),
     "ring": Recording("varlen", events_max=5000),
     "ring.exp": Recording("varlen", EXPANDABLE, events_max=5000),
     "ringms": Recording("multistream", events_max=8000),
@@ -554,6 +568,134 @@ def evaluated(_):
     return step, 48
 
 
+def random_bytes(choose):
+    """A block of a size at random: half of them small, a few very large."""
+    kind = choose.random()
+    if kind < 0.5:
+        size = choose.randrange(1, 1 << 20)
+    elif kind < 0.8:
+        size = choose.randrange(1 << 20, 10 << 20)
+    elif kind < 0.97:
+        size = choose.randrange(10 << 20, 60 << 20)
+    else:
+        size = choose.randrange(60 << 20, 300 << 20)
+    return size
+
+
+def drop_some(live, choose, bytes_max):
+    while sum(block.numel() for block in live) > bytes_max:
+        live.pop(choose.randrange(len(live)))
+
+
+def random_sizes(choose):
+    """Blocks of one stream that come and go at random."""
+    live = []
+
+    def step(_):
+        for _ in range(60):
+            if len(live) < 40 or choose.random() < 0.5:
+                live.append(torch.empty(random_bytes(choose), dtype=torch.uint8, device="cuda"))
+            else:
+                live.pop(choose.randrange(len(live)))
+            drop_some(live, choose, 2_000_000_000)
+        if choose.random() < 0.03:
+            torch.cuda.empty_cache()
+        if choose.random() < 0.04:
+            live.clear()
+
+    return step, 60
+
+
+def random_streams(choose):
+    """The same on four streams, some of whose blocks others use."""
+    streams = [torch.cuda.default_stream()] + [torch.cuda.Stream() for _ in range(3)]
+    live = []
+
+    def step(_):
+        for _ in range(60):
+            stream = choose.choice(streams)
+            if len(live) < 40 or choose.random() < 0.5:
+                with torch.cuda.stream(stream):
+                    block = torch.empty(random_bytes(choose), dtype=torch.uint8, device="cuda")
+                    if block.numel() < 1 << 22:
+                        block.fill_(1)
+                    live.append(block)
+                if choose.random() < 0.25:
+                    block.record_stream(choose.choice(streams))
+            else:
+                live.pop(choose.randrange(len(live)))
+            drop_some(live, choose, 1_900_000_000)
+        if choose.random() < 0.1:
+            torch.cuda.synchronize()
+        if choose.random() < 0.03:
+            torch.cuda.empty_cache()
+        if choose.random() < 0.03:
+            live.clear()
+
+    return step, 60
+
+
+def random_pools(choose):
+    """The same with graphs and pools of the program's own, which end in any order."""
+    streams = [torch.cuda.default_stream()] + [torch.cuda.Stream() for _ in range(3)]
+    pools, graphs, live = [], [], []
+
+    def request(size):
+        return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    def come_and_go():
+        for _ in range(10):
+            stream = choose.choice(streams)
+            if len(live) < 40 or choose.random() < 0.5:
+                with torch.cuda.stream(stream):
+                    live.append(request(random_bytes(choose)))
+                if choose.random() < 0.2:
+                    live[-1].record_stream(choose.choice(streams))
+            else:
+                live.pop(choose.randrange(len(live)))
+
+    def fill_pool():
+        if not pools or choose.random() < 0.5:
+            pools.append(torch.cuda.MemPool())
+        with torch.cuda.use_mem_pool(choose.choice(pools)):
+            for _ in range(choose.randrange(1, 8)):
+                live.append(request(random_bytes(choose)))
+
+    def capture():
+        graph = torch.cuda.CUDAGraph()
+        shares = graphs and choose.random() < 0.5
+        pool, kept = (choose.choice(graphs)[0].pool() if shares else None), []
+        with torch.cuda.graph(graph, pool=pool):
+            for _ in range(choose.randrange(2, 10)):
+                block = request(random_bytes(choose) // 2 + 1)
+                block.fill_(1)
+                if choose.random() < 0.3:
+                    kept.append(block)
+        graphs.append((graph, kept))
+
+    def step(_):
+        kind = choose.random()
+        if kind < 0.72:
+            come_and_go()
+        elif kind < 0.80:
+            fill_pool()
+        elif kind < 0.86:
+            capture()
+        elif kind < 0.89 and graphs:
+            graphs.pop(choose.randrange(len(graphs)))
+        elif kind < 0.92 and pools:
+            pools.pop(choose.randrange(len(pools)))
+        elif kind < 0.94:
+            torch.cuda.empty_cache()
+        elif kind < 0.97:
+            torch.cuda.synchronize()
+        drop_some(live, choose, 1_500_000_000)
+        if choose.random() < 0.01:
+            live.clear()
+
+    return step, 250
+
+
 JOBS = {
     job.__name__: job
     for job in (
@@ -570,6 +712,9 @@ JOBS = {
         branches,
         lending,
         evaluated,
+        random_sizes,
+        random_streams,
+        random_pools,
     )
 }
 

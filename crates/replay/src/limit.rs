@@ -1,0 +1,59 @@
+//! Under which limit a job ran, where its recording does not say.
+
+use lowtide_core::{Bytes, CachingConfig, Config};
+
+use crate::run::{Miss, Run};
+use crate::{Job, Options};
+
+/// What is held from the driver is a multiple of this.
+const STEP: Bytes = Bytes::mib(2);
+
+/// Returns the limit under which a replay with `config` collects garbage as it was recorded, or for longest; `None`
+/// where garbage is not collected, or as recorded without a limit.
+///
+/// How much is garbage depends on the limit, which no recording says: PyTorch lets old segments go once more is held
+/// than a part of it. Up to the first difference a replay has done what was recorded, so whether it lets go of too
+/// much there or too little tells on which side the limit lies: some fifteen replays, each up to its difference.
+pub(crate) fn search(job: &Job<'_>, config: &Config) -> Option<Bytes> {
+    let threshold = garbage_threshold(config)?;
+    let miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
+        let options = Options {
+            capacity,
+            verify: true,
+            timeline_points: 0,
+        };
+        Run::new(job, config, &options).first_miss().ok()
+    };
+    let mut latest = miss_under(None)??.event;
+    let mut found = None;
+    let mut low = job.program.limit_min;
+    let mut high = low.scale(1.0 / threshold) + STEP;
+    while low <= high {
+        let limit = low + Bytes((high - low).get() / 2);
+        let Some(miss) = miss_under(Some(limit))? else {
+            return Some(limit);
+        };
+        if miss.event > latest {
+            (latest, found) = (miss.event, Some(limit));
+        }
+        match miss.lets_go_too_much {
+            true => low = limit + STEP,
+            false => high = limit.saturating_sub(STEP),
+        }
+    }
+    found
+}
+
+/// Returns the part of the limit above which garbage is collected.
+fn garbage_threshold(config: &Config) -> Option<f64> {
+    let Config::Caching(config) = config else {
+        return None;
+    };
+    let CachingConfig {
+        garbage_collection_threshold: threshold,
+        per_process_memory_fraction: fraction,
+        expandable_segments,
+        ..
+    } = *config;
+    (threshold > 0.0 && fraction >= 1.0 && !expandable_segments).then_some(threshold)
+}
