@@ -220,7 +220,7 @@ fn what_is_found_is_what_was_marked() {
         }
     }
     assert_eq!(
-        compared, 13,
+        compared, 15,
         "recordings whose steps are found without their marks"
     );
 }

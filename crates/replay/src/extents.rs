@@ -6,7 +6,7 @@ use lowtide_core::{Action, DeviceAddress, Event};
 use lowtide_trace::Trace;
 
 /// The recorded segments that are there, and what is mapped of expandable ones: from start to end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Extents {
     segments: BTreeMap<DeviceAddress, DeviceAddress>,
     /// None of them touch each other.
@@ -16,10 +16,7 @@ pub(crate) struct Extents {
 impl Extents {
     /// Returns what there is before the first event.
     pub(crate) fn new(trace: &Trace) -> Extents {
-        let mut extents = Extents {
-            segments: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-        };
+        let mut extents = Extents::default();
         for segment in &trace.initial.segments {
             let (start, end) = (segment.address, segment.address + segment.size);
             match segment.is_expandable {
@@ -53,7 +50,14 @@ impl Extents {
         self.mapped.contains_key(&start)
     }
 
-    fn map(&mut self, mut start: DeviceAddress, mut end: DeviceAddress) {
+    /// Returns whether memory is mapped somewhere from a start to an end.
+    pub(crate) fn is_mapped_within(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
+        let before = self.mapped.range(..end).next_back();
+        before.is_some_and(|(_, &mapped_end)| start < mapped_end)
+    }
+
+    /// Notes that memory was mapped, where none was.
+    pub(crate) fn map(&mut self, mut start: DeviceAddress, mut end: DeviceAddress) {
         let before = self.mapped.range(..start).next_back();
         if let Some((&before, _)) = before.filter(|&(_, &before_end)| before_end == start) {
             start = before;
@@ -64,7 +68,8 @@ impl Extents {
         self.mapped.insert(start, end);
     }
 
-    fn unmap(&mut self, start: DeviceAddress, end: DeviceAddress) {
+    /// Notes that memory was unmapped, of one range at most.
+    pub(crate) fn unmap(&mut self, start: DeviceAddress, end: DeviceAddress) {
         let around = self.mapped.range(..=start).next_back();
         let around = around.map(|(&first, &last)| (first, last));
         let Some((first, last)) = around.filter(|&(_, last)| end <= last) else {

@@ -7,6 +7,8 @@ use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
 use lowtide_sim::{AddressSource, FirstFit};
 use lowtide_trace::TraceEvent;
 
+use crate::extents::Extents;
+
 /// What PyTorch's driver did, step by step: the source of a simulated device's addresses, and of its
 /// refusals.
 ///
@@ -28,6 +30,7 @@ pub(crate) struct Script {
     places: Places,
     /// The starts of reserved ranges.
     reserved: BTreeSet<DeviceAddress>,
+    mapped: Extents,
 }
 
 /// Where a replay's addresses come from.
@@ -138,6 +141,7 @@ impl Script {
             place: None,
             places: Places::new(),
             reserved: BTreeSet::new(),
+            mapped: Extents::default(),
         }
     }
 
@@ -163,8 +167,7 @@ impl Script {
 
     /// Returns what the recording says comes next in this step.
     fn next_in_step(&self) -> Option<Event> {
-        let &(index, event) = self.events.get(self.next)?;
-        self.step.contains(&index).then_some(event)
+        self.left_in_step().next()
     }
 
     /// Returns whether the driver refused something in this step.
@@ -174,9 +177,15 @@ impl Script {
 
     /// Returns whether memory goes back in this step.
     pub(crate) fn gives_back_in_step(&self) -> bool {
+        self.left_in_step()
+            .any(|event| matches!(event.action, Action::SegmentFree | Action::SegmentUnmap))
+    }
+
+    /// Returns what the recording says is still to come in this step.
+    fn left_in_step(&self) -> impl Iterator<Item = Event> {
         let left = self.events[self.next..].iter();
         left.take_while(|(index, _)| self.step.contains(index))
-            .any(|(_, event)| matches!(event.action, Action::SegmentFree | Action::SegmentUnmap))
+            .map(|&(_, event)| event)
     }
 
     fn pass(&mut self, action: Action) {
@@ -222,10 +231,12 @@ impl AddressSource for Script {
         self.places.give(address, size);
     }
 
-    /// A range begins where the recording maps memory into it first.
+    /// A range begins where the recording maps memory into it first, in the same step.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        let recorded = self.events[self.next..].iter().map(|&(_, event)| event);
-        let mapped = { recorded }.find(|event| event.action == Action::SegmentMap);
+        let mapped = { self.left_in_step() }.find(|event| {
+            let end = event.address + event.size;
+            event.action == Action::SegmentMap && !self.mapped.is_mapped_within(event.address, end)
+        });
         let start = self.place.take().or_else(|| Some(mapped?.address));
         match start.filter(|&address| self.reserved.insert(address)) {
             Some(address) => Ok(address),
@@ -247,11 +258,13 @@ impl AddressSource for Script {
         }
     }
 
-    fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {
+    fn mapped(&mut self, address: DeviceAddress, size: Bytes) {
+        self.mapped.map(address, address + size);
         self.pass(Action::SegmentMap);
     }
 
-    fn unmapped(&mut self, _address: DeviceAddress, _size: Bytes) {
+    fn unmapped(&mut self, address: DeviceAddress, size: Bytes) {
+        self.mapped.unmap(address, address + size);
         self.pass(Action::SegmentUnmap);
     }
 }

@@ -196,7 +196,17 @@ fn rounding_and_splitting() {
 
 #[test]
 fn recordings_that_lost_their_beginning() {
-    for name in ["ring", "ring.exp", "ringms", "ringserving.exp", "late"] {
+    for name in [
+        "ring",
+        "ring.exp",
+        "ringms",
+        "ringserving.exp",
+        "late",
+        "cut.multistream",
+        "cut.varlen.round4",
+        "cut.serve",
+        "cut.randomstreams.split32",
+    ] {
         check(name, None);
     }
 }

@@ -18,6 +18,7 @@
 
 mod forward;
 mod segments;
+mod sizes;
 
 #[cfg(test)]
 mod tests;
@@ -78,10 +79,9 @@ pub(crate) fn recover(
     }
     budget.take(1, past.retained_bytes())?;
     let events = past.complete_frees(events);
-    Ok(Recovered {
-        events,
-        initial: past.into_initial()?,
-    })
+    let mut initial = past.into_initial()?;
+    sizes::settle(&mut initial, &events);
+    Ok(Recovered { events, initial })
 }
 
 /// What was alive at some moment of the recording.

@@ -329,3 +329,58 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
     assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
     assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
 }
+
+/// A segment of 20 MiB that is free at the end.
+fn free_segment(is_large: bool, is_expandable: bool) -> SegmentSnapshot {
+    let size = Bytes::mib(20);
+    let block = BlockSnapshot {
+        address: DeviceAddress(SEGMENT),
+        size,
+        requested: Bytes::ZERO,
+        status: BlockStatus::Inactive,
+    };
+    SegmentSnapshot {
+        size,
+        is_large,
+        is_expandable,
+        blocks: vec![block],
+        ..segment(&[])
+    }
+}
+
+/// Returns how long a block of 2 MiB is found to have been that lies before one that is served at an offset behind it.
+fn size_before(segment: SegmentSnapshot, offset: u64, is_freed_first: bool) -> Bytes {
+    const FIRST: u64 = 2 << 20;
+    let second = SEGMENT + FIRST + offset;
+    let free = |address, size| {
+        [Action::FreeRequested, Action::FreeCompleted].map(|action| event(action, address, size))
+    };
+    let serve = [event(Action::Alloc, second, 4 << 20)];
+    let (first, second) = (free(SEGMENT, FIRST), free(second, 4 << 20));
+    let events = match is_freed_first {
+        true => [&first[..], &serve, &second].concat(),
+        false => [&serve[..], &first, &second].concat(),
+    };
+    let recovered = run(&[segment], &events).unwrap();
+    assert_eq!(recovered.initial.blocks.len(), 1);
+    recovered.initial.blocks[0].size
+}
+
+#[test]
+fn the_next_block_tells_how_long_one_was() {
+    let large = || free_segment(true, false);
+    assert_eq!(size_before(large(), 0, false), Bytes::mib(2));
+    assert_eq!(size_before(large(), 512, false), Bytes::mib(2) + Bytes(512));
+    assert_eq!(size_before(large(), 1 << 20, false), Bytes::mib(3));
+    // So much would have been split off.
+    assert_eq!(size_before(large(), (1 << 20) + 512, false), Bytes::mib(2));
+    assert_eq!(size_before(large(), 512, true), Bytes::mib(2));
+    assert_eq!(
+        size_before(free_segment(false, false), 512, false),
+        Bytes::mib(2)
+    );
+    assert_eq!(
+        size_before(free_segment(true, true), 512, false),
+        Bytes::mib(2)
+    );
+}
