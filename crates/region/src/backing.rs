@@ -56,7 +56,12 @@ impl Backing {
         self.pieces.values().map(|piece| piece.size).sum()
     }
 
-    /// Returns the pieces that can be used.
+    /// Returns where every piece begins, mapped or not.
+    pub(crate) fn starts(&self) -> BTreeSet<DeviceAddress> {
+        self.pieces.keys().copied().collect()
+    }
+
+    /// Returns where the pieces begin that can be used.
     pub(crate) fn usable(&self) -> BTreeSet<DeviceAddress> {
         let usable = self.pieces.iter();
         let usable = usable.filter(|(_, piece)| piece.step == Step::Usable);

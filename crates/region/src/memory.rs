@@ -401,6 +401,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Bytes, RegionError> {
         let mut held = pools.settle()?;
         let mut books = self.books()?;
+        // What an earlier pause left where no segment is any more would be missing elsewhere.
+        books.tidy(&self.device);
         // What was freed since has no memory, where its segment went with it.
         let reservations = &books.reservations;
         held.retain(|&block| {
@@ -412,7 +414,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let mut saved = books.saved.take();
         drop(books);
         let mut backings = self.take_backings()?;
-        let usable: Vec<_> = backings.iter().map(Backing::usable).collect();
+        let before: Vec<_> = backings.iter().map(Backing::starts).collect();
         let mut outcome = supply_all(&mut backings, &self.device, &needed);
         let mut restored = Bytes::ZERO;
         if outcome.is_ok()
@@ -425,9 +427,10 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
                 .map_err(RegionError::from);
         }
         if outcome.is_err() {
-            for (backing, usable) in backings.iter_mut().zip(&usable) {
+            // What was there before may be all that is left of contents that were never saved.
+            for (backing, before) in backings.iter_mut().zip(&before) {
                 // The first error says more. What is not taken back now is offered with the next pause.
-                let _ = backing.reduce_to(&self.device, usable);
+                let _ = backing.reduce_to(&self.device, before);
             }
         }
         if matches!(outcome, Err(RegionError::Driver(DriverError::OutOfMemory))) {

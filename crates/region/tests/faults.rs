@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
-use lowtide_core::{Bytes, Config, DriverError, Stream};
+use lowtide_core::{AllocError, Bytes, Config, DriverError, Stream};
 use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
 use lowtide_sim::{Call, FaultPlan};
 
@@ -179,10 +179,7 @@ fn a_call_that_fails_while_resuming_loses_nothing() {
                         (RegionState::Paused, Bytes::ZERO)
                     );
                     let refused = world.region.allocate(Bytes::kib(1), Stream(0));
-                    assert!(matches!(
-                        refused,
-                        Err(lowtide_core::AllocError::Paused { .. })
-                    ));
+                    assert!(matches!(refused, Err(AllocError::Paused { .. })));
                 }
                 world.resume().expect("nothing fails any more");
                 world.check_contents(true);
@@ -238,4 +235,57 @@ fn what_cannot_be_put_back_is_kept() {
             }
         }
     }
+}
+
+/// A region that keeps nothing has its contents in that memory alone.
+#[test]
+fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
+    for kind in KINDS {
+        let count = for_each_call(|nth| {
+            let mut world = World::new(kind);
+            world.driver.fail_unmap_then(2, Call::Map);
+            assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+            let failures = world.driver.failures();
+            world
+                .driver
+                .set_faults(FaultPlan::nth_of_any(nth, failed()));
+            let resumed = world.resume();
+            world.driver.set_faults(FaultPlan::none());
+            let has_failed = world.driver.failures() > failures;
+            assert_eq!(resumed.is_err(), has_failed, "{nth}: {resumed:?}");
+            world.resume().expect("nothing fails any more");
+            world.check_contents(false);
+            world.end();
+            has_failed
+        });
+        // A map and an access at least.
+        assert!(count >= 2, "{count} calls failed");
+    }
+}
+
+/// A segment that is gone when its region comes back needs no memory, so what a pause left of it is the others'.
+#[test]
+fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
+    let driver = TestDriver::new(Bytes::mib(256));
+    let config: Config = "direct".parse().expect("there is such a strategy");
+    let allocator = allocator(&driver, &config);
+    let region = TestRegion::new(1, Some(BackupKind::Host), &driver, &allocator);
+    let mut backups = TestBackups::new(&driver);
+    let [gone, kept] = [96, 64].map(|mib| {
+        let range = region.allocate(Bytes::mib(mib), Stream(0));
+        range.expect("there is room")
+    });
+    driver.write(kept, 7);
+    driver.set_faults(FaultPlan::nth(Call::Release, 1, failed()));
+    let paused = region.pause(&mut backups);
+    assert!(
+        matches!(paused, Err(RegionError::StillHeld { size, .. }) if size >= gone.size),
+        "{paused:?}"
+    );
+    assert_eq!(region.lane().free(gone.address), Ok(()));
+    let other = region.lane().allocate(Bytes::mib(128), Stream(0));
+    other.expect("there is room");
+    region.resume(&mut backups).expect("there is room");
+    assert!(driver.check(kept, 7));
+    assert_eq!(driver.wrongs(), [""; 0]);
 }
