@@ -11,7 +11,7 @@ use crate::backup::BackupError;
 /// What the pools of a region said, whoever keeps them.
 pub type PoolsError = Box<dyn Error + Send + Sync>;
 
-/// Why a region was not paused or resumed. But for what two of these say, it is then as it was before the
+/// Why a region was not paused or resumed. But for what three of these say, it is then as it was before the
 /// call, contents included, and the call may be made again.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -43,6 +43,12 @@ pub enum RegionError {
         error: DriverError,
         /// Why it could not be mapped again.
         mapping: DriverError,
+    },
+    /// The region is mapped with its contents, but the allocator that the blocks are in could not be told so
+    /// and still refuses requests: it is told with the next resume.
+    NotTold {
+        /// What the allocator said.
+        error: PoolsError,
     },
     /// A thread panicked in the middle of a change.
     Stopped,
@@ -96,6 +102,11 @@ impl fmt::Display for RegionError {
                 "pausing failed ({error}), and so did mapping its memory again ({mapping}): its contents \
                  are kept, resume it"
             ),
+            RegionError::NotTold { error } => write!(
+                f,
+                "its memory is back, but the allocator was not told so ({error}) and refuses requests: \
+                 resume it again"
+            ),
             RegionError::Stopped => {
                 write!(f, "a thread panicked while the region was being changed")
             }
@@ -109,7 +120,7 @@ impl Error for RegionError {
             RegionError::Driver(error) | RegionError::StillHeld { error, .. } => Some(error),
             RegionError::NotPutBack { mapping, .. } => Some(mapping),
             RegionError::Backup(error) => Some(error),
-            RegionError::Pools(error) => Some(&**error),
+            RegionError::Pools(error) | RegionError::NotTold { error } => Some(&**error),
             RegionError::NoRoom { .. } | RegionError::Stopped => None,
         }
     }

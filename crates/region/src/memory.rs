@@ -4,7 +4,7 @@
 //!
 //! | state | a segment is wanted | one goes back | `pause` | `resume` |
 //! |---|---|---|---|---|
-//! | mapped | given | its memory, too, where nothing else uses it | → pausing | does nothing |
+//! | mapped | given | its memory, too, where nothing else uses it | → pausing | does nothing² |
 //! | pausing | refused | its memory leaves as the others' does | waits, then as found | waits, then as found |
 //! | paused | refused | its memory does not come back | does nothing¹ | → resuming |
 //! | resuming | refused | its memory goes back at the end | waits, then as found | waits, then as found |
@@ -13,7 +13,8 @@
 //!
 //! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
 //! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
-//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away.
+//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away. One leaves
+//! *mapped* behind with pools that refuse requests: [`RegionError::NotTold`]. ² Resuming again tells them.
 //!
 //! The pieces are taken out of the books while driver calls and copies are made for all of them, so that the
 //! lock of the books is held for moments only: a thread that frees a block never waits for a copy.
@@ -76,6 +77,9 @@ pub struct RegionMemory<D, B: Backups> {
 #[derive(Debug)]
 struct Books<K> {
     state: RegionState,
+    /// Whether the pools may take the memory to be away, and refuse requests. While the region is mapped that
+    /// is so only after a call to tell them has failed.
+    refuses: bool,
     reservations: Vec<Reservation>,
     /// What the blocks held when the region was last paused: while it is paused, and after that as long as
     /// it is retained.
@@ -105,6 +109,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             operation: Mutex::new(()),
             books: Mutex::new(Books {
                 state: RegionState::Mapped,
+                refuses: false,
                 reservations: Vec::new(),
                 saved: None,
                 figures: RegionFigures::default(),
@@ -147,6 +152,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if self.state()? != RegionState::Mapped {
             return self.give_rest_away();
         }
+        self.books()?.refuses = true;
         // Before the books say so: what asks for a segment after that is told of no reason.
         let told = pools.set_paused(true).map_err(RegionError::from);
         self.books()?.state = RegionState::Pausing;
@@ -176,21 +182,22 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             backups.discard(saved.backup);
         }
         // Why it was not paused says more than why nothing can be allocated.
-        outcome.and(pools.set_paused(false).map_err(RegionError::from))
+        outcome.and(self.admit(pools))
     }
 
     /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
-    /// the region is mapped. Waits for no work of the device.
+    /// the region is mapped, but for telling pools that could not be told. Waits for no work of the device.
     ///
     /// # Errors
     ///
-    /// [`RegionError`]; the region is then paused as before.
+    /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
     pub fn resume(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let start = Instant::now();
         let _operation = self.operation.lock()?;
         let mut books = self.books()?;
         if books.state == RegionState::Mapped {
-            return Ok(());
+            drop(books);
+            return self.admit(pools);
         }
         books.state = RegionState::Resuming;
         drop(books);
@@ -220,7 +227,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             pools.watch(&ranges, true);
         }
         pools.tell(false);
-        Ok(pools.set_paused(false)?)
+        self.admit(pools)
     }
 
     /// Discards what is retained of a region that is mapped, if it is one of those. Of another nothing is.
@@ -256,17 +263,18 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     ///
     /// # Errors
     ///
-    /// [`RegionError`] of the pools; what was given back by then is.
+    /// [`RegionError`] of the pools; what was given back by then is, and the next call does the rest.
     pub fn trim(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
         pools.settle()?;
         let mut books = self.books()?;
-        if !books.has_no_segments() {
-            return Ok(());
-        }
-        let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
         // A pause may have left memory on the device.
         books.tidy(&self.device);
+        if !books.has_no_segments() {
+            drop(books);
+            return self.admit(pools);
+        }
+        let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
         let saved = books.saved.take();
         drop(books);
         if let Some(saved) = saved {
@@ -275,9 +283,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         if was_paused {
             pools.tell(false);
-            pools.set_paused(false)?;
         }
-        Ok(())
+        self.admit(pools)
     }
 
     /// Returns the figures as they are now.
@@ -334,6 +341,21 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let copy = range.and_then(|range| B::host_copy(&saved.backup, range));
         saved.is_shown |= copy.is_some();
         Ok(copy)
+    }
+
+    /// Has the pools of a region that is mapped serve requests again, where they may refuse them. Comes after the
+    /// books say so, as a pool that served a request before would find no memory; and as blocks are handed out
+    /// by the first pool while the second cannot be told, nothing is rolled back, but noted.
+    fn admit(&self, pools: &mut impl Pools) -> Result<(), RegionError> {
+        let books = self.books()?;
+        let is_owed = books.refuses && books.state == RegionState::Mapped;
+        drop(books);
+        if is_owed {
+            let told = pools.set_paused(false);
+            told.map_err(|error| RegionError::NotTold { error })?;
+            self.books()?.refuses = false;
+        }
+        Ok(())
     }
 
     /// Waits for those who may use the memory, and saves what it holds.

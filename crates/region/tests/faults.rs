@@ -5,7 +5,7 @@ mod common;
 
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, DriverError, Stream};
-use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
+use lowtide_region::{BackupKind, MemoryRange, Pools, PoolsError, RegionError, RegionState};
 use lowtide_sim::{Call, FaultPlan};
 
 const KINDS: [Option<BackupKind>; 3] = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
@@ -288,4 +288,116 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     region.resume(&mut backups).expect("there is room");
     assert!(driver.check(kept, 7));
     assert_eq!(driver.wrongs(), [""; 0]);
+}
+
+/// A region's pools, some of whose next calls fail: the first if the lowest bit is set, and so on.
+struct Refusing<'a> {
+    region: &'a TestRegion,
+    refused: u32,
+    failures: u32,
+}
+
+impl Refusing<'_> {
+    fn call(&mut self) -> Result<(), PoolsError> {
+        let is_refused = self.refused & 1 == 1;
+        self.refused >>= 1;
+        self.failures += u32::from(is_refused);
+        match is_refused {
+            true => Err("it was to fail".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Pools for Refusing<'_> {
+    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        self.call()?;
+        self.region.pools().set_paused(is_paused)
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        self.call()?;
+        self.region.pools().settle()
+    }
+
+    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
+        self.region.pools().watch(ranges, is_watched);
+    }
+
+    fn tell(&mut self, is_leaving: bool) {
+        self.region.pools().tell(is_leaving);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Act {
+    Pause,
+    Resume,
+    Trim,
+    /// Of a region that is paused.
+    TrimPaused,
+}
+
+impl World {
+    fn act(&mut self, act: Act, refused: u32) -> (Result<(), RegionError>, u32) {
+        let memory = &self.region.memory;
+        let mut pools = Refusing {
+            region: &self.region,
+            refused,
+            failures: 0,
+        };
+        let backups = &mut self.backups;
+        let outcome = match act {
+            Act::Pause => memory.pause(&mut pools, backups),
+            Act::Resume => memory.resume(&mut pools, backups),
+            Act::Trim | Act::TrimPaused => memory.trim(&mut pools, backups),
+        };
+        (outcome, pools.failures)
+    }
+}
+
+/// Whichever calls to the pools fail, what follows serves requests again: a resume, or the same call and a resume.
+#[test]
+fn pools_that_fail_do_not_refuse_requests_for_good() {
+    for act in [Act::Pause, Act::Resume, Act::Trim, Act::TrimPaused] {
+        for (kind, is_retried) in KINDS
+            .into_iter()
+            .flat_map(|kind| [(kind, false), (kind, true)])
+        {
+            for refused in 1..16 {
+                let mut world = World::new(kind);
+                if matches!(act, Act::Resume | Act::TrimPaused) {
+                    world.pause().expect("nothing fails yet");
+                }
+                if act == Act::TrimPaused {
+                    for (range, _) in world.held.drain(..) {
+                        assert_eq!(world.region.lane().free(range.address), Ok(()));
+                    }
+                }
+                let (outcome, failures) = world.act(act, refused);
+                let context = format!("{act:?} {kind:?} {is_retried} {refused:b} {outcome:?}");
+                assert_eq!(outcome.is_err(), failures > 0, "{context}");
+                if matches!(outcome, Err(RegionError::NotTold { .. })) {
+                    assert_eq!(world.state(), RegionState::Mapped, "{context}");
+                    world.check_contents(true);
+                    let answer = world.region.allocate(Bytes::kib(1), Stream(0));
+                    assert!(
+                        matches!(answer, Err(AllocError::Paused { .. })),
+                        "{context}"
+                    );
+                }
+                if is_retried {
+                    let (outcome, _) = world.act(act, 0);
+                    outcome.expect("nothing fails any more");
+                }
+                world.resume().expect("nothing fails any more");
+                assert_eq!(world.state(), RegionState::Mapped, "{context}");
+                world.check_contents(true);
+                let range = world.region.allocate(Bytes::kib(1), Stream(0));
+                let range = range.unwrap_or_else(|error| panic!("{context}: {error}"));
+                world.held.push((range, 0));
+                world.end();
+            }
+        }
+    }
 }

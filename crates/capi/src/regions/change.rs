@@ -214,7 +214,7 @@ fn status_of(error: &RegionError) -> Status {
     match error {
         _ if error.is_out_of_memory() => Status::OutOfMemory,
         RegionError::Backup(_) => Status::Backup,
-        RegionError::Stopped => Status::Internal,
+        RegionError::NotTold { .. } | RegionError::Stopped => Status::Internal,
         _ => Status::Driver,
     }
 }
