@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
@@ -23,7 +24,7 @@ pub(super) struct Keeper {
 #[derive(Default, Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to do, or the thread has come out of the driver.
+    /// There is something to do, or the thread has come out of the driver, or ended.
     changed: Condvar,
 }
 
@@ -37,6 +38,8 @@ struct State {
     to_lock: VecDeque<ToLock>,
     /// The thread is page-locking a block, and holds its memory.
     is_locking: bool,
+    /// Whether there is a thread that does what is to be done.
+    is_served: bool,
     is_ended: bool,
 }
 
@@ -119,6 +122,10 @@ impl Keeper {
         }
         let end = bytes.div_ceil(memory.block_bytes());
         let mut state = self.shared.lock();
+        if !state.is_served {
+            // It has ended since: who waits would wait in vain.
+            return;
+        }
         let memory = Arc::downgrade(memory);
         state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
         let next = 0;
@@ -139,7 +146,7 @@ impl Keeper {
     /// Gives everything back that waits for a backup, and returns when that is done.
     pub(super) fn release(&self) {
         let mut state = self.shared.lock();
-        let idle = std::mem::take(&mut state.idle);
+        let idle = mem::take(&mut state.idle);
         let link = state.idle_link.take();
         let is_idle = |memory: &Weak<HostMemory>| {
             let mut all = idle.iter();
@@ -169,15 +176,26 @@ impl Keeper {
         }
     }
 
-    /// Starts the thread if it is not there. Returns whether it is.
+    /// Starts the thread if it is not there, or not any more. Returns whether it is.
     fn start(&mut self) -> bool {
-        if self.thread.is_none() {
+        if !mem::replace(&mut self.shared.lock().is_served, true) {
+            self.join();
             stop_at_exit();
             let (shared, idle_time) = (Arc::clone(&self.shared), self.idle_time);
             let thread = thread::Builder::new().name("lowtide keeper".into());
             self.thread = thread.spawn(move || shared.serve(idle_time)).ok();
+            if self.thread.is_none() {
+                self.shared.lock().is_served = false;
+            }
         }
         self.thread.is_some()
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked is as good as ended.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -185,10 +203,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.shared.lock().is_ended = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked is as good as ended.
-            let _ = thread.join();
-        }
+        self.join();
         self.release();
     }
 }
@@ -196,6 +211,8 @@ impl Drop for Keeper {
 impl Shared {
     /// What the thread does.
     fn serve(&self, idle_time: Duration) {
+        // Before the lock is taken, so that a panic gives the lock back first.
+        let _end = End(self);
         let mut state = self.lock();
         while !state.is_ended {
             let now = Instant::now();
@@ -249,9 +266,23 @@ impl Shared {
     }
 }
 
+/// The end of the keeper's thread, however it ends: nobody waits for it any more.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        (state.is_locking, state.is_served) = (false, false);
+        state.to_lock.clear();
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
 impl State {
-    /// Returns the next block that is to be page-locked, and its memory.
-    fn next_to_lock(&mut self) -> Option<(Arc<HostMemory>, usize)> {
+    /// Returns the next block that is to be page-locked, and its memory; or memory of which none is left, so that
+    /// it does not go back under the lock if it is nobody else's by now.
+    fn next_to_lock(&mut self) -> Option<(Arc<HostMemory>, Option<usize>)> {
         while let Some(first) = self.to_lock.front_mut() {
             if let Some(memory) = first.memory.upgrade() {
                 let locked = memory.locked_blocks();
@@ -259,9 +290,11 @@ impl State {
                     let block = first.next;
                     first.next += 1;
                     if !locked[block] {
-                        return Some((memory, block));
+                        return Some((memory, Some(block)));
                     }
                 }
+                self.to_lock.pop_front();
+                return Some((memory, None));
             }
             self.to_lock.pop_front();
         }
@@ -315,24 +348,24 @@ impl<T> Idle<T> {
     }
 }
 
-/// Page-locks a block, and returns whether that was done. If nobody else has the memory by then, it goes
-/// back.
-fn lock_block(memory: Arc<HostMemory>, block: usize) -> bool {
+/// Page-locks a block, if there is one, and returns whether that was done. If nobody else has the memory by then,
+/// it goes back.
+fn lock_block(memory: Arc<HostMemory>, block: Option<usize>) -> bool {
     let Some(_call) = DriverCall::begin() else {
         // The process ends, and all of it with it.
-        std::mem::forget(memory);
+        mem::forget(memory);
         return false;
     };
-    let outcome = memory.lock(block);
-    drop(memory);
-    outcome.is_ok()
+    // Even after a panic it goes back before the call ends.
+    let memory = memory;
+    block.is_none_or(|block| memory.lock(block).is_ok())
 }
 
 fn give_back(expired: Expired) {
     match DriverCall::begin() {
         Some(_call) => drop(expired),
         // As above.
-        None => std::mem::forget(expired),
+        None => mem::forget(expired),
     }
 }
 

@@ -164,6 +164,41 @@ fn the_end_of_locking_is_always_told() {
     world.end();
 }
 
+/// A keeper that is gone keeps nobody waiting, and the next backup has another.
+#[test]
+fn a_keeper_that_panics_is_not_waited_for() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    for round in 0..3 {
+        let saved = world.fill(round);
+        let mut backup = world.save(BackupKind::Host).unwrap();
+        let Contents::Host(memory) = &backup.contents else {
+            panic!("it is in memory");
+        };
+        // Blocks behind the last one are none.
+        world.backups.keeper.lock_beside(memory, usize::MAX);
+        world.backups.finish_locking();
+        while !our_threads().is_empty() {
+            thread::yield_now();
+        }
+        // Nobody would do it, so nobody is to be waited for.
+        world.backups.finish_locking();
+        world.fill(round + 100);
+        world.restore(&mut backup).unwrap();
+        assert_eq!(world.contents(), saved, "{round}");
+        world.backups.discard(backup);
+        // What is idle is given back, whoever comes for it.
+        assert!(!world.backups.retained().is_zero());
+        world.backups.release_retained();
+        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.fake.live().host_allocations, 0);
+    }
+    let backup = world.save(BackupKind::Host).unwrap();
+    world.backups.finish_locking();
+    assert_eq!(backup.locked(), Bytes(backup.layout.bytes() as u64));
+    drop(backup);
+    world.end();
+}
+
 /// At the end of a process the driver goes while other threads still run.
 #[test]
 fn no_keeper_calls_a_driver_that_is_gone() {
