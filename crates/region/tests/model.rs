@@ -15,6 +15,9 @@ use proptest::prelude::*;
 /// Little, so that programs run out of it.
 const CAPACITY: Bytes = Bytes::mib(256);
 
+/// The unit of memory, to which segments are rounded.
+const GRANULARITY: Bytes = Bytes::mib(2);
+
 #[derive(Clone, Debug)]
 enum Op {
     /// In a region, or in none for the last number.
@@ -35,6 +38,8 @@ enum Op {
     /// Has some calls of the driver fail in the next step.
     FailAtRandom(u64),
     FailBackup(u64),
+    /// Has a later call to the pools of regions fail in the next step.
+    FailPools(u64),
     /// Whether backups in the host's memory stay after a resume from now on.
     Retain(bool),
     ReleaseRetained(usize),
@@ -68,6 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
         3 => (0..2_u64).prop_map(Op::FailBackup),
+        3 => (0..3_u64).prop_map(Op::FailPools),
         3 => any::<bool>().prop_map(Op::Retain),
         2 => (0..3_usize).prop_map(Op::ReleaseRetained),
     ]
@@ -89,6 +95,8 @@ struct World {
     allocator: Allocator,
     regions: Vec<TestRegion>,
     states: [RegionState; 3],
+    /// Which regions may refuse requests while they are mapped, as a call to their pools failed.
+    may_refuse: [bool; 3],
     backups: TestBackups,
     held: Vec<Held>,
     last_value: u64,
@@ -110,6 +118,7 @@ impl World {
             driver,
             allocator,
             states: [RegionState::Mapped; 3],
+            may_refuse: [false; 3],
             held: Vec::new(),
             last_value: 0,
             is_failing: false,
@@ -150,6 +159,12 @@ impl World {
                 self.backups.fails_in = Some(*after);
                 self.is_failing = true;
             }
+            Op::FailPools(after) => {
+                for region in &self.regions {
+                    region.fails_in.set(Some(*after));
+                }
+                self.is_failing = true;
+            }
             Op::Retain(retains) => self.backups.retains = *retains,
             Op::ReleaseRetained(number) => {
                 let region = &self.regions[*number];
@@ -160,9 +175,7 @@ impl World {
             }
         }
         if was_failing {
-            self.driver.set_faults(FaultPlan::none());
-            self.backups.fails_in = None;
-            self.is_failing = false;
+            self.fail_no_more();
         }
         if !self.is_failing {
             self.check();
@@ -172,6 +185,15 @@ impl World {
     fn fail(&mut self, faults: FaultPlan) {
         self.driver.set_faults(faults);
         self.is_failing = true;
+    }
+
+    fn fail_no_more(&mut self) {
+        self.driver.set_faults(FaultPlan::none());
+        self.backups.fails_in = None;
+        for region in &self.regions {
+            region.fails_in.set(None);
+        }
+        self.is_failing = false;
     }
 
     fn allocate(&mut self, region: usize, size: Bytes, stream: Stream) {
@@ -196,7 +218,7 @@ impl World {
                 });
                 self.write(self.held.len() - 1);
             }
-            Err(AllocError::Paused { .. }) => assert!(is_away),
+            Err(AllocError::Paused { .. }) => assert!(is_away || self.may_refuse[region]),
             Err(error) => {
                 assert!(!is_away, "{error}");
                 assert!(error.is_out_of_memory() || self.is_failing, "{error}");
@@ -259,6 +281,13 @@ impl World {
         match resumed {
             Ok(()) => {
                 assert_eq!(state, RegionState::Mapped);
+                self.may_refuse[number] = false;
+                self.check_retained(number, before);
+            }
+            Err(RegionError::NotTold { .. }) => {
+                assert!(self.is_failing);
+                assert_eq!(state, RegionState::Mapped);
+                self.may_refuse[number] = true;
                 self.check_retained(number, before);
             }
             Err(RegionError::NoRoom { needed, free }) => {
@@ -275,9 +304,13 @@ impl World {
 
     fn trim(&mut self, number: usize) {
         let region = &self.regions[number];
+        let figures = || region.memory.figures().expect("no call panics");
+        let before = (figures().mapped, self.driver.physical_bytes());
         let trimmed = region.memory.trim(&mut region.pools(), &mut self.backups);
         assert!(trimmed.is_ok() || self.is_failing, "{trimmed:?}");
-        let figures = region.memory.figures().expect("no call panics");
+        let figures = figures();
+        let given_back = before.0 - figures.mapped;
+        assert_eq!(before.1 - self.driver.physical_bytes(), given_back);
         let has_held = self.held.iter().any(|held| held.region == number);
         if has_held {
             assert_eq!(figures.state, self.states[number]);
@@ -287,6 +320,41 @@ impl World {
             assert_eq!(rest, Bytes::ZERO, "{figures:?}");
         }
         self.states[number] = figures.state;
+        match &trimmed {
+            Ok(()) if figures.state == RegionState::Mapped => self.may_refuse[number] = false,
+            Err(RegionError::NotTold { .. }) => self.may_refuse[number] = true,
+            _ => {}
+        }
+        if trimmed.is_ok() && !self.is_failing {
+            self.check_trimmed(number);
+        }
+    }
+
+    /// Looks at a region that has on the device what its blocks use, and not more.
+    fn check_trimmed(&self, number: usize) {
+        let region = &self.regions[number];
+        let figures = region.memory.figures().expect("no call panics");
+        let in_use = region.segments();
+        let in_use: Vec<_> = in_use
+            .iter()
+            .map(|segment| {
+                assert!(!segment.allocated_bytes().is_zero(), "{segment:?}");
+                MemoryRange {
+                    address: segment.address,
+                    size: segment.size,
+                }
+            })
+            .collect();
+        match figures.state {
+            RegionState::Mapped => {
+                assert_eq!(figures.mapped, self.driver.mapped_around(&in_use));
+            }
+            _ => {
+                let sizes: Bytes = in_use.iter().map(|range| range.size).sum();
+                let units = Bytes(in_use.len() as u64 * GRANULARITY.get());
+                assert!((sizes..=sizes + units).contains(&figures.paused));
+            }
+        }
     }
 
     /// Looks at the copies of a region that is mapped: all are there of one that was just resumed and is to
@@ -352,9 +420,7 @@ impl World {
 
     /// Everything that the program holds comes back and is given back.
     fn end(mut self) {
-        self.driver.set_faults(FaultPlan::none());
-        self.backups.fails_in = None;
-        self.is_failing = false;
+        self.fail_no_more();
         // Of what is in none, so that there is room.
         let others = self.held.extract_if(.., |held| held.region == 3);
         let others: Vec<DeviceAddress> = others.map(|held| held.range.address).collect();
@@ -374,6 +440,8 @@ impl World {
                 .expect("nothing fails");
             self.resume(number);
             assert_eq!(self.states[number], RegionState::Mapped);
+            self.check();
+            self.trim(number);
             self.check();
             while let Some(index) = self.held.iter().position(|held| held.region == number) {
                 self.free(index);

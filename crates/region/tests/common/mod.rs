@@ -1,6 +1,7 @@
 //! A device with contents, an allocator on it, backups that can fail, and a region on these.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -161,6 +162,15 @@ impl TestDriver {
             && ends(range)
                 .into_iter()
                 .all(|unit| card.get(unit) == Some(value))
+    }
+
+    /// Returns how much is mapped in pieces that touch one of some ranges.
+    pub(crate) fn mapped_around(&self, ranges: &[MemoryRange]) -> Bytes {
+        let card = self.card();
+        let pieces = card.mapped.iter();
+        let pieces = pieces.map(|(&address, &(size, _))| MemoryRange { address, size });
+        let touched = pieces.filter(|&piece| ranges.iter().any(|&range| overlap(piece, range)));
+        touched.map(|piece| piece.size).sum()
     }
 
     /// Returns whether all of a range can be used.
@@ -449,6 +459,8 @@ pub(crate) struct TestRegion {
     pub(crate) kind: Option<BackupKind>,
     pub(crate) pool: MempoolId,
     pub(crate) allocator: Allocator,
+    /// How many of the next calls to its pool work before one fails.
+    pub(crate) fails_in: Cell<Option<u64>>,
     driver: TestDriver,
 }
 
@@ -472,6 +484,7 @@ impl TestRegion {
             kind,
             pool,
             allocator: Arc::clone(allocator),
+            fails_in: Cell::new(None),
             driver: driver.clone(),
         }
     }
@@ -483,6 +496,13 @@ impl TestRegion {
     pub(crate) fn allocate(&self, size: Bytes, stream: Stream) -> Result<MemoryRange, AllocError> {
         let address = self.lane().allocate_in(self.pool, size, stream)?;
         Ok(MemoryRange { address, size })
+    }
+
+    /// Returns the segments of its pool.
+    pub(crate) fn segments(&self) -> Vec<SegmentSnapshot> {
+        let mut segments = self.lane().segments();
+        segments.retain(|segment| segment.pool == self.pool);
+        segments
     }
 
     pub(crate) fn pools(&self) -> impl Pools {
@@ -506,13 +526,28 @@ impl TestRegion {
 
 struct OnePool<'a>(&'a TestRegion);
 
+impl OnePool<'_> {
+    fn call(&self) -> Result<(), PoolsError> {
+        let left = self.0.fails_in.get();
+        self.0
+            .fails_in
+            .set(left.and_then(|left| left.checked_sub(1)));
+        match left {
+            Some(0) => Err("it was to fail".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Pools for OnePool<'_> {
     fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        self.call()?;
         let name = is_paused.then(|| "kv".into());
         Ok(self.0.lane().set_paused(self.0.pool, name)?)
     }
 
     fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        self.call()?;
         let mut lane = self.0.lane();
         lane.process_events()?;
         lane.trim_pool(self.0.pool)?;
@@ -530,8 +565,7 @@ impl Pools for OnePool<'_> {
     }
 
     fn tell(&mut self, is_leaving: bool) {
-        let mut segments = self.0.lane().segments();
-        segments.retain(|segment| segment.pool == self.0.pool);
+        let segments = self.0.segments();
         self.0.driver.tell(self.0.pool, is_leaving, &segments);
     }
 }
