@@ -192,13 +192,14 @@ impl CudaBackups {
         let _scope = context.enter_relaxed()?;
         let mut link = match self.keeper.take_link() {
             Some(link) => link,
-            None => Link::new(Arc::clone(&context), &self.sizes)?,
+            None => self.with_room(|| Link::new(Arc::clone(&context), &self.sizes))?,
         };
         let copied = catch_unwind(AssertUnwindSafe(|| copy(&mut link, &self.sizes)));
         // Even after an error or a panic: what the copies use must stay until they have ended.
         let ended = link.synchronize();
         let copied = copied.unwrap_or_else(|panic| resume_unwind(panic));
-        if copied.is_ok() && ended.is_ok() {
+        // A ring that is smaller than it should be was made when the host had little memory left.
+        if copied.is_ok() && ended.is_ok() && link.slots_max() == self.sizes.slots {
             self.keeper.keep_link(link);
         }
         copied.and(ended.map_err(BackupError::Driver))
@@ -208,7 +209,10 @@ impl CudaBackups {
         let needed_bytes = layout.bytes();
         let memory = match self.keeper.take(needed_bytes) {
             Some(memory) => memory,
-            None => Arc::new(self.map_memory(needed_bytes)?),
+            None => Arc::new(self.with_room(|| {
+                let context = Arc::clone(&self.context);
+                HostMemory::map(context, needed_bytes, self.sizes.block_bytes)
+            })?),
         };
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, &memory, sizes);
@@ -226,13 +230,13 @@ impl CudaBackups {
         Ok(memory)
     }
 
-    /// Returns new memory; where the host has too little, what waits for other backups goes back for it.
-    fn map_memory(&self, bytes: usize) -> Result<HostMemory, BackupError> {
-        let map = || HostMemory::map(Arc::clone(&self.context), bytes, self.sizes.block_bytes);
-        match map() {
+    /// Returns what `make` makes in the host's memory; where that has too little, what waits for other backups goes
+    /// back for it.
+    fn with_room<T>(&self, make: impl Fn() -> Result<T, BackupError>) -> Result<T, BackupError> {
+        match make() {
             Err(BackupError::NoHostMemory { .. }) if self.keeper.idle_bytes() > 0 => {
                 self.keeper.release();
-                map()
+                make()
             }
             outcome => outcome,
         }

@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use lowtide_core::DriverError;
+use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
 
 use crate::backup::host_memory::HostMemory;
 use crate::backup::layout::{Copy, Layout};
-use crate::backup::{Sizes, insist};
+use crate::backup::{Sizes, available, insist};
 use crate::context::PrimaryContext;
 use crate::library::{Library, call};
 use crate::sys::{
@@ -29,6 +29,8 @@ pub(super) struct Link {
     /// For copies to and from slots, so that these do not wait for the others.
     staged: CUstream,
     slots: Arc<HostMemory>,
+    /// How many slots there may be.
+    slots_max: usize,
     /// Of each slot that is page-locked the event after its last copy. The slots after these are not in
     /// use yet: page-locking them all at once would delay the first backup by their time.
     events: Vec<CUevent>,
@@ -86,7 +88,8 @@ pub(super) enum Way {
 
 impl Link {
     pub(super) fn new(context: Arc<PrimaryContext>, sizes: &Sizes) -> Result<Link, BackupError> {
-        let ring_bytes = sizes.slots * sizes.piece_bytes;
+        let slots_max = slots_within(available::host_memory(), sizes);
+        let ring_bytes = slots_max * sizes.piece_bytes;
         let mut link = Link {
             slots: Arc::new(HostMemory::map(
                 Arc::clone(&context),
@@ -96,7 +99,8 @@ impl Link {
             context,
             direct: ptr::null_mut(),
             staged: ptr::null_mut(),
-            events: Vec::with_capacity(sizes.slots),
+            slots_max,
+            events: Vec::new(),
         };
         link.direct = link.create_stream()?;
         link.staged = link.create_stream()?;
@@ -106,6 +110,11 @@ impl Link {
     /// Returns how much page-locked memory the ring holds.
     pub(super) fn locked_bytes(&self) -> usize {
         self.events.len() * self.slots.block_bytes()
+    }
+
+    /// Returns how many slots there may be.
+    pub(super) fn slots_max(&self) -> usize {
+        self.slots_max
     }
 
     /// Returns how many slots have been made.
@@ -287,6 +296,15 @@ impl Link {
         // As above.
         let _ = insist(destroy);
     }
+}
+
+/// Returns how many slots a ring has, of what the host has left: where that is little, fewer will do, and contents
+/// that are to come back must not be refused for want of a fast way.
+fn slots_within(available: Option<Bytes>, sizes: &Sizes) -> usize {
+    // The other half is for what is kept, and for everybody else.
+    let half = available.map_or(u64::MAX, |available| available.get() / 2);
+    let fitting = half / sizes.piece_bytes as u64;
+    usize::try_from(fitting).map_or(sizes.slots, |fitting| fitting.clamp(1, sizes.slots))
 }
 
 impl Drop for Link {

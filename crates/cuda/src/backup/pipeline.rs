@@ -189,8 +189,8 @@ fn with_threads<'a>(
         // Moved here, so that it ends before the threads are waited for: it holds their queue's other end.
         let mut ring = Ring {
             free: link.take_slots(),
+            slots_max: link.slots_max(),
             link,
-            slots_max: sizes.slots,
             spans: spans.iter(),
             at_work: 0,
             jobs,

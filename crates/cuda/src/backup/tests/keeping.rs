@@ -260,3 +260,27 @@ fn what_the_host_has_no_memory_for_is_refused() {
     assert_eq!(world.contents(), saved);
     world.end();
 }
+
+/// Contents come back however little the host has left, and the ring that did it does not stay.
+#[test]
+fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let context = Arc::clone(&world.backups.context);
+    // Of 16 TiB.
+    let sizes = Sizes {
+        slots: 1 << 30,
+        ..SIZES
+    };
+    world.backups = CudaBackups::with(context, sizes, LONG, TemporaryFile::open);
+    for kind in KINDS {
+        let saved = world.fill(1);
+        let mut backup = world.save(kind).unwrap();
+        world.fill(2);
+        world.restore(&mut backup).unwrap();
+        assert_eq!(world.contents(), saved, "{kind:?}");
+        drop(backup);
+        assert_eq!(world.fake.live().streams, 0, "{kind:?}");
+        assert_eq!(world.backups.retained(), Bytes::ZERO, "{kind:?}");
+    }
+    world.end();
+}
