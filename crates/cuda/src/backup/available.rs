@@ -3,12 +3,71 @@
 
 use std::fs::read_to_string;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_core::Bytes;
 
+/// What all promises come to: what backups of this process are about to take, and the system still says is
+/// available.
+static PROMISED: Mutex<Bytes> = Mutex::new(Bytes::ZERO);
+
+/// Memory of the host that a backup is about to take: that of other devices' backups, which are made at the same
+/// time, may not count on it.
+#[derive(Debug)]
+pub(super) struct Promise(Mutex<Bytes>);
+
+impl Promise {
+    /// Promises so much, or returns what there is where that is less.
+    pub(super) fn new(needed: Bytes) -> Result<Promise, Bytes> {
+        let mut promised = lock(&PROMISED);
+        if let Some(left) = left_beside(*promised)
+            && needed > left
+        {
+            return Err(left);
+        }
+        *promised += needed;
+        Ok(Promise(Mutex::new(needed)))
+    }
+
+    /// Notes that so much has been taken: the system knows of it.
+    pub(super) fn keep(&self, bytes: Bytes) {
+        let mut left = lock(&self.0);
+        let kept = bytes.min(*left);
+        if !kept.is_zero() {
+            *left -= kept;
+            *lock(&PROMISED) -= kept;
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.keep(Bytes(u64::MAX));
+    }
+}
+
+/// Returns how much can be promised now, as far as the system says.
+pub(super) fn unpromised() -> Option<Bytes> {
+    left_beside(*lock(&PROMISED))
+}
+
+#[cfg(test)]
+pub(super) fn promised() -> Bytes {
+    *lock(&PROMISED)
+}
+
+fn left_beside(promised: Bytes) -> Option<Bytes> {
+    host_memory().map(|available| available.saturating_sub(promised))
+}
+
+fn lock(bytes: &Mutex<Bytes>) -> MutexGuard<'_, Bytes> {
+    // Each change under the lock is one step.
+    bytes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns how much memory this process could take before the system runs short or a limit of its control
 /// groups is met (version 2), as far as the system says. Others may take it in the meantime.
-pub(super) fn host_memory() -> Option<Bytes> {
+fn host_memory() -> Option<Bytes> {
     let system = read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| available_in(&text));

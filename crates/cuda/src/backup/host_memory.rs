@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
 
-use crate::backup::{available, insist};
+use crate::backup::available::Promise;
+use crate::backup::insist;
 use crate::context::PrimaryContext;
 use crate::library::call;
 
@@ -24,6 +25,8 @@ pub(super) struct HostMemory {
     block_bytes: usize,
     /// Whether each block is page-locked. It then stays so for the life of `self`.
     locked: Box<[AtomicBool]>,
+    /// What of it is not resident yet.
+    promise: Promise,
 }
 
 /// The unit in which the system gives memory out where it can, on x86-64 and with 4 KiB pages on ARM.
@@ -45,16 +48,10 @@ impl HostMemory {
     ) -> Result<HostMemory, BackupError> {
         let bytes = HostMemory::bytes_for(needed_bytes);
         let needed = Bytes(needed_bytes as u64);
-        if let Some(available) = available::host_memory()
-            && needed > available
-        {
-            let message = format!("{available} is available");
-            return Err(BackupError::NoHostMemory { needed, message });
-        }
-        let start = map_pages(bytes).map_err(|error| BackupError::NoHostMemory {
-            needed,
-            message: error.to_string(),
-        })?;
+        let refused = |message| BackupError::NoHostMemory { needed, message };
+        let promise = Promise::new(needed);
+        let promise = promise.map_err(|left| refused(format!("{left} is available")))?;
+        let start = map_pages(bytes).map_err(|error| refused(error.to_string()))?;
         let blocks = bytes.div_ceil(block_bytes);
         Ok(HostMemory {
             context,
@@ -62,6 +59,7 @@ impl HostMemory {
             bytes,
             block_bytes,
             locked: (0..blocks).map(|_| AtomicBool::new(false)).collect(),
+            promise,
         })
     }
 
@@ -104,6 +102,7 @@ impl HostMemory {
             )
         }?;
         self.locked[block].store(true, Ordering::Release);
+        self.promise.keep(Bytes(range.len() as u64));
         Ok(())
     }
 
@@ -156,6 +155,7 @@ impl HostMemory {
         // A kernel before 5.14 does not know it; then the first writes do it.
         // SAFETY: changes no contents; the part is ours.
         unsafe { libc::madvise(address, part.end - start, libc::MADV_POPULATE_WRITE) };
+        self.promise.keep(Bytes(part.len() as u64));
     }
 
     fn block(&self, block: usize) -> Range<usize> {

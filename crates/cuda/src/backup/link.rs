@@ -88,7 +88,7 @@ pub(super) enum Way {
 
 impl Link {
     pub(super) fn new(context: Arc<PrimaryContext>, sizes: &Sizes) -> Result<Link, BackupError> {
-        let slots_max = slots_within(available::host_memory(), sizes);
+        let slots_max = slots_within(available::unpromised(), sizes);
         let ring_bytes = slots_max * sizes.piece_bytes;
         let mut link = Link {
             slots: Arc::new(HostMemory::map(

@@ -261,6 +261,45 @@ fn what_the_host_has_no_memory_for_is_refused() {
     world.end();
 }
 
+/// As devices are paused at the same time: two backups of more than half of it each, of which neither has written
+/// anything yet.
+#[test]
+fn what_the_host_has_is_promised_to_one_backup() {
+    let world = World::new(LONG, TemporaryFile::open);
+    let left = available::unpromised().unwrap();
+    let most = usize::try_from(left.get() / 10 * 6).unwrap();
+    let map = || HostMemory::map(Arc::clone(&world.backups.context), most, SIZES.block_bytes);
+    for _ in 0..2 {
+        let first = map().unwrap();
+        let refused = map().unwrap_err();
+        assert!(
+            matches!(refused, BackupError::NoHostMemory { .. }),
+            "{refused}"
+        );
+        drop(first);
+    }
+    world.end();
+}
+
+/// What is resident is no promise any more, however it became that.
+#[test]
+fn what_has_been_written_is_not_promised_any_more() {
+    let world = World::new(LONG, TemporaryFile::open);
+    let context = Arc::clone(&world.backups.context);
+    let bytes = 4 * SIZES.block_bytes;
+    let before = available::promised();
+    let memory = HostMemory::map(context, bytes, SIZES.block_bytes).unwrap();
+    assert_eq!(available::promised(), before + Bytes(bytes as u64));
+    memory.populate(0..SIZES.block_bytes);
+    memory.lock(1).unwrap();
+    assert_eq!(available::promised(), before + Bytes(bytes as u64 / 2));
+    memory.populate(0..bytes);
+    assert_eq!(available::promised(), before);
+    drop(memory);
+    assert_eq!(available::promised(), before);
+    world.end();
+}
+
 /// Contents come back however little the host has left, and the ring that did it does not stay.
 #[test]
 fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
