@@ -36,8 +36,8 @@ struct State {
     idle_link: Option<Idle<Link>>,
     /// Memory with blocks that are to be page-locked, and which one is next.
     to_lock: VecDeque<ToLock>,
-    /// The thread is page-locking a block, and holds its memory.
-    is_locking: bool,
+    /// Memory of which the thread page-locks a block, and which it holds for that.
+    locking: Option<Weak<HostMemory>>,
     /// Whether there is a thread that does what is to be done.
     is_served: bool,
     is_ended: bool,
@@ -153,7 +153,8 @@ impl Keeper {
             all.any(|idle| memory.ptr_eq(&Arc::downgrade(&idle.kept)))
         };
         state.to_lock.retain(|other| !is_idle(&other.memory));
-        while state.is_locking {
+        // Between two blocks the thread does not give the lock away: who waited for any would wait for all.
+        while state.locking.as_ref().is_some_and(is_idle) {
             state = self.shared.wait(state, None);
         }
         drop(state);
@@ -171,7 +172,7 @@ impl Keeper {
     /// Waits until nothing is left to be page-locked.
     pub(super) fn finish_locking(&self) {
         let mut state = self.shared.lock();
-        while state.is_locking || !state.to_lock.is_empty() {
+        while state.locking.is_some() || !state.to_lock.is_empty() {
             state = self.shared.wait(state, None);
         }
     }
@@ -222,13 +223,12 @@ impl Shared {
                 give_back(expired);
                 state = self.lock();
             } else if let Some((memory, block)) = state.next_to_lock() {
-                state.is_locking = true;
+                state.locking = Some(Arc::downgrade(&memory));
                 drop(state);
-                let handled = Arc::downgrade(&memory);
                 let is_locked = lock_block(memory, block);
                 state = self.lock();
-                state.is_locking = false;
-                if !is_locked {
+                let handled = state.locking.take();
+                if let Some(handled) = handled.filter(|_| !is_locked) {
                     // What was refused once is not asked for again before the next backup.
                     state.to_lock.retain(|other| !other.memory.ptr_eq(&handled));
                 }
@@ -272,7 +272,7 @@ struct End<'a>(&'a Shared);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        (state.is_locking, state.is_served) = (false, false);
+        (state.locking, state.is_served) = (None, false);
         state.to_lock.clear();
         drop(state);
         self.0.changed.notify_all();

@@ -164,6 +164,30 @@ fn the_end_of_locking_is_always_told() {
     world.end();
 }
 
+/// To page-lock all that a large backup has takes many seconds.
+#[test]
+fn what_is_released_does_not_wait_for_what_others_have_locked() {
+    let mut world = World::new(LONG, TemporaryFile::open);
+    let idle = world.save(BackupKind::Host).unwrap();
+    world.backups.finish_locking();
+    world.backups.discard(idle);
+    let block_bytes = 4 << 10;
+    let overtakes = |world: &mut World| {
+        let context = Arc::clone(&world.backups.context);
+        let large = HostMemory::map(context, 16 << 20, block_bytes).unwrap();
+        let large = Arc::new(large);
+        world.backups.keeper.lock_beside(&large, 16 << 20);
+        while !large.locked_blocks()[0] {
+            thread::yield_now();
+        }
+        world.backups.release_retained();
+        large.locked_blocks().contains(&false)
+    };
+    // The test's own thread may not have run in all that time.
+    assert!((0..20).any(|_| overtakes(&mut world)));
+    world.end();
+}
+
 /// A keeper that is gone keeps nobody waiting, and the next backup has another.
 #[test]
 fn a_keeper_that_panics_is_not_waited_for() {
