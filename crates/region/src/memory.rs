@@ -214,7 +214,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         books.state = RegionState::Mapped;
         books.tidy(&self.device);
         books.figures.count_resume(bytes, start.elapsed());
-        let is_empty = books.reservations.is_empty();
+        let is_empty = books.has_no_segments();
         let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
         let retained = books.saved.as_ref().map(|saved| saved.ranges.clone());
@@ -544,7 +544,7 @@ where
         let _ = reservations.any(|reservation| reservation.remove(address));
         if books.state == RegionState::Mapped {
             books.tidy(&self.0.device);
-            if books.reservations.is_empty()
+            if books.has_no_segments()
                 && let Some(retained) = &mut books.saved
             {
                 // To give its memory back takes a while, and the next backup may use it.

@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{TestBackups, TestDriver, TestRegion, allocator};
+use common::{TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, Stream};
 use lowtide_region::{BackupKind, Copies, MemoryRange, Pools, PoolsError, RegionError};
+use lowtide_sim::{Call, FaultPlan};
 
 /// A region's pool, around whose calls another thread does something.
 struct Busy<'a> {
@@ -98,6 +99,14 @@ fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
 /// The thread that gives the last segment back holds the lock of the pools, and no backups to give the copy to.
 #[test]
 fn a_retained_copy_outlives_the_last_segment_until_someone_has_the_backups() {
+    // What the driver refuses to take back then has no contents.
+    let refused = [Call::Release, Call::Unreserve].map(|call| FaultPlan::nth(call, 1, failed()));
+    for faults in refused.into_iter().chain([FaultPlan::none()]) {
+        outlive_the_last_segment(faults);
+    }
+}
+
+fn outlive_the_last_segment(faults: FaultPlan) {
     let (driver, region) = region("caching", BackupKind::Host);
     let mut backups = TestBackups::new(&driver);
     backups.retains = true;
@@ -105,6 +114,7 @@ fn a_retained_copy_outlives_the_last_segment_until_someone_has_the_backups() {
     region.pause(&mut backups).expect("nothing fails");
     region.resume(&mut backups).expect("nothing fails");
     region.lane().free(range.address).expect("it is held");
+    driver.set_faults(faults);
     region.lane().empty_cache().expect("nothing fails");
     assert_eq!((backups.count(), backups.discards), (1, 0));
     assert_eq!(region.memory.figures().expect("no panic").host, Bytes::ZERO);
