@@ -423,7 +423,9 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Bytes, RegionError> {
         let mut held = pools.settle()?;
         let mut books = self.books()?;
-        // What an earlier pause left where no segment is any more would be missing elsewhere.
+        // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
+        let reservations = books.reservations.iter_mut();
+        reservations.for_each(|reservation| reservation.backing.forget_streams());
         books.tidy(&self.device);
         // What was freed since has no memory, where its segment went with it.
         let reservations = &books.reservations;
