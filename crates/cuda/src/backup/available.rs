@@ -1,5 +1,6 @@
-//! How much memory the host has left. The system gives out addresses for more than that, and ends a process
-//! when it writes to them; so a backup that does not fit must be refused before its first byte.
+//! How much memory the host has left, and what of it is promised. The system gives out addresses for more than
+//! that, and ends a process when it writes to them; so a backup that does not fit must be refused before its first
+//! byte.
 
 use std::fs::read_to_string;
 use std::path::Path;
