@@ -8,6 +8,9 @@ use crate::{Job, Options};
 /// What is held from the driver is a multiple of this.
 const STEP: Bytes = Bytes::mib(2);
 
+/// More than any device has: a threshold near zero would ask for more.
+const LIMIT_MAX: Bytes = Bytes::gib(1 << 20);
+
 /// Returns the limit under which a replay with `config` collects garbage as it was recorded, or for longest; `None`
 /// where garbage is not collected, or as recorded without a limit.
 ///
@@ -27,7 +30,7 @@ pub(crate) fn search(job: &Job<'_>, config: &Config) -> Option<Bytes> {
     let mut latest = miss_under(None)??.event;
     let mut found = None;
     let mut low = job.program.limit_min;
-    let mut high = low.scale(1.0 / threshold) + STEP;
+    let mut high = low.scale(1.0 / threshold).min(LIMIT_MAX) + STEP;
     while low <= high {
         let limit = low + Bytes((high - low).get() / 2);
         let Some(miss) = miss_under(Some(limit))? else {
