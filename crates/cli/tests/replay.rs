@@ -113,6 +113,25 @@ fn a_job_that_does_not_fit_is_a_result() {
 }
 
 #[test]
+fn a_limit_that_was_searched_for_is_named() {
+    let recording = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../replay/tests/data/gnn.gc.pickle.gz"
+    );
+    let text = run(&["replay", recording, "--strategy", "caching", "--verify"]);
+    let line = text.lines().find(|line| line.starts_with("verified"));
+    let line = line.expect("a line on the verification");
+    assert!(
+        line.contains("at the recorded address under a limit of 2."),
+        "{line}"
+    );
+    assert!(line.ends_with(" GiB, found by trying"), "{line}");
+    let report = run_json(&["replay", recording, "--verify", "--json"]);
+    let limit = report["results"][0]["verified"]["limit_bytes"].as_u64();
+    assert!(limit.is_some_and(|limit| limit > 2 << 30), "{report}");
+}
+
+#[test]
 fn every_address_of_the_recording_is_verified() {
     let report = run_json(&replay(&["--verify", "--json"]));
     let all = json!({"compared": 39_146, "same_address": 39_146, "first_difference": null});

@@ -5,15 +5,13 @@ use lowtide_core::{
 };
 use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 
+use crate::initial_sizes::{InitialSizes, UNSPLIT_END_MAX};
 use crate::survey::config_of;
-
-/// Free ends of large blocks up to this size are not split off, so no free block is this small.
-const UNSPLIT_END_MAX: Bytes = Bytes::mib(1);
 
 /// Returns the segments that were there before the first event, their blocks tiling them, in the pools
 /// that the recording says or that were told from its addresses.
 pub(crate) fn segments(trace: &Trace, told: Option<&[MempoolId]>) -> Vec<SegmentSnapshot> {
-    let config = config_of(trace);
+    let (config, sizes) = (config_of(trace), InitialSizes::new(trace));
     let segments = trace.initial.segments.iter().enumerate();
     let pool_of = |index: usize| told.map(|pools| pools[index]);
     segments
@@ -21,7 +19,7 @@ pub(crate) fn segments(trace: &Trace, told: Option<&[MempoolId]>) -> Vec<Segment
             let pool = pool_of(index).or(segment.pool).unwrap_or_default();
             SegmentSnapshot {
                 pool,
-                ..picture(segment, &trace.initial.blocks, &config)
+                ..picture(segment, &trace.initial.blocks, &sizes, &config)
             }
         })
         .collect()
@@ -30,6 +28,7 @@ pub(crate) fn segments(trace: &Trace, told: Option<&[MempoolId]>) -> Vec<Segment
 fn picture(
     segment: &InitialSegment,
     blocks: &[InitialBlock],
+    sizes: &InitialSizes,
     config: &CachingConfig,
 ) -> SegmentSnapshot {
     let end = segment.address + segment.size;
@@ -41,7 +40,8 @@ fn picture(
     for (index, block) in blocks.iter().enumerate() {
         push_gap(&mut tiles, segment, at, block.address);
         let room = blocks.get(index + 1).map_or(end, |next| next.address);
-        let size = size_of(block, segment, room.offset_from(block.address), config);
+        let room = room.offset_from(block.address);
+        let size = sizes.of(first + index, block, (segment, room), config);
         let (address, requested) = (block.address, block.requested);
         tiles.push(BlockSnapshot {
             address,
@@ -61,19 +61,6 @@ fn picture(
         is_expandable: segment.is_expandable,
         blocks: tiles,
     }
-}
-
-/// Returns how long a block is, of the `room` up to the next: all of it where blocks of its size are not split.
-fn size_of(
-    block: &InitialBlock,
-    segment: &InitialSegment,
-    room: Bytes,
-    config: &CachingConfig,
-) -> Bytes {
-    let least = block.size.max(config.block_size(block.requested));
-    let splits = config.max_split_size.is_none_or(|max| least < max);
-    let takes_all = segment.is_large && !segment.is_expandable && !splits;
-    if takes_all { room } else { least.min(room) }
 }
 
 /// Adds the bytes from `start` to `end`: to the block before them, where they are the end of a block

@@ -29,6 +29,7 @@
 mod compile;
 mod extents;
 mod initial;
+mod initial_sizes;
 mod limit;
 mod occupancy;
 mod outcome;

@@ -30,10 +30,15 @@ pub(crate) fn search(job: &Job<'_>, config: &Config) -> Option<Bytes> {
     let mut latest = miss_under(None)??.event;
     let mut found = None;
     let mut low = job.program.limit_min;
+    // Just above the least there may be less than a step that will do.
+    let mut limit = low;
     let mut high = low.scale(1.0 / threshold).min(LIMIT_MAX) + STEP;
     while low <= high {
-        let limit = low + Bytes((high - low).get() / 2);
-        let Some(miss) = miss_under(Some(limit))? else {
+        // What breaks off says nothing of the limit.
+        let Some(miss) = miss_under(Some(limit)) else {
+            break;
+        };
+        let Some(miss) = miss else {
             return Some(limit);
         };
         if miss.event > latest {
@@ -43,6 +48,7 @@ pub(crate) fn search(job: &Job<'_>, config: &Config) -> Option<Bytes> {
             true => low = limit + STEP,
             false => high = limit.saturating_sub(STEP),
         }
+        limit = low + Bytes(high.saturating_sub(low).get() / 2);
     }
     found
 }

@@ -461,10 +461,11 @@ impl Layout {
     }
 
     /// Returns whether it may be a request that let go of these segments and not of all: it gets memory then, or
-    /// fails. Garbage is large, and never expandable; what is let go where large blocks are not split is as large, and of the request's own.
+    /// fails. Garbage is large, and never expandable; what is let go where large blocks are not split is as large, and
+    /// of the request's own.
     fn lets_some_go(&self, next: Event, released: &BTreeSet<usize>) -> bool {
         let is_large = match next.action {
-            Action::SegmentAlloc | Action::SegmentMap => next.size > SMALL_SEGMENT,
+            Action::SegmentAlloc => next.size > SMALL_SEGMENT,
             Action::OutOfMemory => next.size > SMALL_REQUEST_MAX,
             _ => return false,
         };

@@ -134,3 +134,82 @@ fn memory_that_goes_back_before_a_private_pools_request_is_the_programs() {
     ]);
     assert_eq!(verify(&trace).retries, 0);
 }
+
+/// A job that let old memory go at 14,994 MiB and held 22,718 MiB in the end.
+fn garbage_recording() -> Trace {
+    let small = HERE - (64 << 30);
+    let place = |number: u64| HERE + number * (32 << 30);
+    recording_of(&[
+        (Action::SegmentAlloc, small, 2),
+        (Action::Alloc, small, 1),
+        (Action::FreeRequested, small, 1),
+        (Action::FreeCompleted, small, 1),
+        (Action::SegmentAlloc, place(0), 100),
+        (Action::Alloc, place(0), 100),
+        (Action::SegmentAlloc, place(1), 14_892),
+        (Action::Alloc, place(1), 14_892),
+        (Action::FreeRequested, place(0), 100),
+        (Action::FreeCompleted, place(0), 100),
+        (Action::SegmentFree, place(0), 100),
+        (Action::SegmentAlloc, place(2), 200),
+        (Action::Alloc, place(2), 200),
+        (Action::SegmentAlloc, place(3), 7_624),
+        (Action::Alloc, place(3), 7_624),
+    ])
+}
+
+fn recording_of(events: &[(Action, u64, u64)]) -> Trace {
+    let events = events.iter();
+    recording(
+        events
+            .map(|&(action, address, mib)| event(action, address, mib))
+            .collect(),
+    )
+}
+
+fn verify_garbage(threshold: &str, capacity: Option<Bytes>) -> lowtide_replay::Verified {
+    let conf = format!("garbage_collection_threshold:{threshold}");
+    let config = Config::parse("caching", &conf).unwrap();
+    let options = Options {
+        capacity,
+        verify: true,
+        timeline_points: 0,
+    };
+    let mut trace = garbage_recording();
+    trace.settings.conf = conf;
+    let outcome = Job::new(&trace).replay(&config, &options, &()).unwrap();
+    outcome.verified.unwrap()
+}
+
+/// Between what the job held and what would have been too much lies less than 2 MiB.
+#[test]
+fn a_limit_that_only_just_allows_what_was_held_is_found() {
+    let held = Bytes::mib(22_718);
+    let verified = verify_garbage("0.66", None);
+    assert_eq!(verified.first_difference, None);
+    assert_eq!(verified.limit_bytes, Some(held));
+    let verified = verify_garbage("0.66", Some(held));
+    assert_eq!(
+        (verified.first_difference, verified.limit_bytes),
+        (None, None)
+    );
+    for other in [held - Bytes::mib(1), held + Bytes::mib(1)] {
+        assert!(
+            verify_garbage("0.66", Some(other))
+                .first_difference
+                .is_some()
+        );
+    }
+}
+
+#[test]
+fn thresholds_near_their_ends_are_no_fault() {
+    for threshold in ["0.999999", "0.5", "0.000000000001", "5e-324"] {
+        let verified = verify_garbage(threshold, None);
+        let again = verify_garbage(threshold, verified.limit_bytes);
+        assert_eq!(
+            again.first_difference, verified.first_difference,
+            "{threshold}"
+        );
+    }
+}

@@ -18,6 +18,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -41,10 +42,12 @@ class Recording(NamedTuple):
     events_max: int = 2_000_000
     # Steps that are taken before recording starts.
     steps_unrecorded: int = 0
+    # Of the events, the first ones that are taken away: a ring that was as much smaller.
+    events_dropped: int = 0
 
     @property
     def has_beginning(self):
-        return self.events_max >= 2_000_000 and self.steps_unrecorded == 0
+        return self.events_max >= 2_000_000 and self.steps_unrecorded == self.events_dropped == 0
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -101,6 +104,12 @@ RECORDINGS = {
     "ring.exp": Recording("varlen", EXPANDABLE, events_max=5000),
     "ringms": Recording("multistream", events_max=8000),
     "ringserving.exp": Recording("serving", EXPANDABLE, events_max=3000),
+    "cut.multistream": Recording("multistream", events_dropped=11_249),
+    "cut.varlen.round4": Recording("varlen", "roundup_power2_divisions:4", events_dropped=4_182),
+    "cut.serve": Recording("paged", events_dropped=8_405),
+    "cut.randomstreams.split32": Recording(
+        "random_streams", "max_split_size_mb:32", events_dropped=4_087
+    ),
     "late": Recording("graphs", steps_unrecorded=3),
 }
 
@@ -154,6 +163,8 @@ def record_history(recording):
 def write(name, recording, refused):
     stats = torch.cuda.memory_stats()
     snapshot = torch.cuda.memory._snapshot()
+    events = snapshot["device_traces"][0]
+    del events[: recording.events_dropped]
     with gzip.open(DIRECTORY / f"{name}.pickle.gz", "wb", 6) as file:
         pickle.dump(snapshot, file)
     if recording.has_beginning:
@@ -568,6 +579,53 @@ def evaluated(_):
     return step, 48
 
 
+def paged(choose):
+    """Requests that come and go, with caches that grow block by block; a CUDA graph for each number of them."""
+    model = mlp(512, 2)
+    caches, graphs, pool = {}, {}, torch.cuda.graph_pool_handle()
+    for batch in (1, 2, 4, 8):
+        x = torch.zeros(batch, 512, device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.no_grad():
+            model(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool), torch.no_grad():
+            y = model(x)
+        graphs[batch] = (graph, x, y)
+
+    def grow():
+        for key in list(caches):
+            caches[key].append(torch.empty(16, 512, device="cuda"))
+            if choose.random() < 0.02:
+                caches.pop(key)
+            elif choose.random() < 0.05:
+                caches[key] = [torch.cat(caches[key])]
+        fitting = (batch for batch in graphs if batch <= max(1, len(caches)))
+        graph, x, y = graphs[max(fitting, default=1)]
+        x.normal_()
+        graph.replay()
+        y.argmax(-1).cpu()
+
+    def prefill():
+        with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+            model(torch.randn(choose.randrange(1, 5000), 512, device="cuda"))
+            torch.cuda.current_stream().synchronize()
+
+    def step(index):
+        for _ in range(choose.randrange(0, 4)):
+            caches[choose.random()] = [torch.empty(choose.randrange(1, 500), 512, device="cuda")]
+        for _ in range(10):
+            grow()
+        if index % 13 == 12:
+            thread = threading.Thread(target=prefill)
+            thread.start()
+            thread.join()
+
+    return step, 80
+
+
 def random_bytes(choose):
     """A block of a size at random: half of them small, a few very large."""
     kind = choose.random()
@@ -712,6 +770,7 @@ JOBS = {
         branches,
         lending,
         evaluated,
+        paged,
         random_sizes,
         random_streams,
         random_pools,

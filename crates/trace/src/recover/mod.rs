@@ -18,7 +18,6 @@
 
 mod forward;
 mod segments;
-mod sizes;
 
 #[cfg(test)]
 mod tests;
@@ -79,9 +78,10 @@ pub(crate) fn recover(
     }
     budget.take(1, past.retained_bytes())?;
     let events = past.complete_frees(events);
-    let mut initial = past.into_initial()?;
-    sizes::settle(&mut initial, &events);
-    Ok(Recovered { events, initial })
+    Ok(Recovered {
+        events,
+        initial: past.into_initial()?,
+    })
 }
 
 /// What was alive at some moment of the recording.

@@ -1,0 +1,199 @@
+//! How long the blocks were that were there before a recording's first event.
+
+use std::collections::{BTreeMap, HashMap};
+
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress};
+use lowtide_trace::{InitialBlock, InitialSegment, Trace};
+
+/// Free ends of large blocks up to this size are not split off, so no free block is this small.
+pub(crate) const UNSPLIT_END_MAX: Bytes = Bytes::mib(1);
+
+/// What the events tell of the blocks that were there before them, by the blocks' places in the recording.
+pub(crate) struct InitialSizes {
+    /// Whether each was freed before the end: of the others the length is known.
+    freed: Vec<bool>,
+    /// Where the first request was served of the memory behind each while it was there. PyTorch's allocator takes
+    /// the beginning of a free block, so there the block ends.
+    ends: Vec<Option<DeviceAddress>>,
+}
+
+impl InitialSizes {
+    /// Looks at the events up to where every block is gone. O(n log m) for n events and m blocks.
+    pub(crate) fn new(trace: &Trace) -> InitialSizes {
+        let blocks = &trace.initial.blocks;
+        let places = blocks.iter().map(|block| block.address).zip(0..);
+        let mut there: HashMap<DeviceAddress, usize> = places.collect();
+        let mut open = free_behind(trace);
+        let mut sizes = InitialSizes {
+            freed: vec![false; blocks.len()],
+            ends: vec![None; blocks.len()],
+        };
+        for event in trace.events.iter().map(|recorded| recorded.event) {
+            if there.is_empty() {
+                break;
+            }
+            match event.action {
+                Action::FreeCompleted => {
+                    open.remove(&event.address);
+                    if let Some(place) = there.remove(&event.address) {
+                        sizes.freed[place] = true;
+                    }
+                }
+                Action::Alloc => {
+                    let before = open.range(..event.address).next_back();
+                    if let Some((&address, &(place, end))) = before
+                        && event.address < end
+                    {
+                        open.remove(&address);
+                        sizes.ends[place] = Some(event.address);
+                    }
+                }
+                _ => {}
+            }
+        }
+        sizes
+    }
+
+    /// Returns how long the block at a place is, of the `room` up to the next: all of it where blocks of its size are
+    /// not split, and as long as it says where it is there to the end.
+    pub(crate) fn of(
+        &self,
+        place: usize,
+        block: &InitialBlock,
+        (segment, room): (&InitialSegment, Bytes),
+        config: &CachingConfig,
+    ) -> Bytes {
+        if !self.freed[place] {
+            return block.size.min(room);
+        }
+        let least = block.size.max(config.block_size(block.requested));
+        if !segment.is_large || segment.is_expandable {
+            return least.min(room);
+        }
+        if config.max_split_size.is_some_and(|max| least >= max) {
+            return room;
+        }
+        let longest = least.saturating_add(UNSPLIT_END_MAX);
+        let told = self.ends[place].map(|end| end.offset_from(block.address));
+        let told = told.filter(|size| (least..=longest).contains(size));
+        told.unwrap_or(least).min(room)
+    }
+}
+
+/// Returns by address the blocks behind which memory may be free: the place of each, and where that memory ends.
+fn free_behind(trace: &Trace) -> BTreeMap<DeviceAddress, (usize, DeviceAddress)> {
+    let mut segments = trace.initial.segments.iter().peekable();
+    let mut open = BTreeMap::new();
+    for (place, block) in trace.initial.blocks.iter().enumerate() {
+        let is_before = |segment: &&InitialSegment| segment.address + segment.size <= block.address;
+        while segments.next_if(is_before).is_some() {}
+        let Some(segment) = segments.peek() else {
+            break;
+        };
+        let segment_end = segment.address + segment.size;
+        let next = trace.initial.blocks.get(place + 1);
+        let end = next.map_or(segment_end, |next| next.address.min(segment_end));
+        open.insert(block.address, (place, end));
+    }
+    open
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{BlockStatus, Event, MempoolId, Stream};
+    use lowtide_trace::{NoteId, StackId, TraceEvent};
+
+    use super::*;
+
+    const START: DeviceAddress = DeviceAddress(0x7f00_0000_0000);
+    const REQUESTED: Bytes = Bytes(4_400_128);
+
+    fn event(action: Action, address: DeviceAddress) -> TraceEvent {
+        TraceEvent {
+            event: Event {
+                action,
+                pool: MempoolId::DEFAULT,
+                address,
+                size: REQUESTED,
+                stream: Stream::DEFAULT,
+            },
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: false,
+            note: NoteId::NONE,
+        }
+    }
+
+    /// Returns how long a block is found to be, in 20 MiB, behind which a request is served at an offset.
+    fn size(
+        conf: &str,
+        (is_large, is_expandable): (bool, bool),
+        events: &[(Action, Bytes)],
+    ) -> Bytes {
+        let block = InitialBlock {
+            address: START,
+            size: REQUESTED.round_up(Bytes(512)),
+            requested: REQUESTED,
+            stream: Stream::DEFAULT,
+            pool: None,
+            status: BlockStatus::Allocated,
+            stack: StackId::NONE,
+        };
+        let segment = InitialSegment {
+            address: START,
+            size: Bytes::mib(20),
+            stream: Stream::DEFAULT,
+            pool: None,
+            is_large,
+            is_expandable,
+        };
+        let events = events
+            .iter()
+            .map(|&(action, offset)| event(action, START + offset));
+        let mut trace = Trace {
+            events: events.collect(),
+            ..Trace::default()
+        };
+        trace.initial.blocks.push(block);
+        trace.initial.segments.push(segment);
+        trace.settings.conf = conf.into();
+        let config = trace.config_in_force().unwrap_or_default();
+        InitialSizes::new(&trace).of(0, &block, (&segment, Bytes::mib(20)), &config)
+    }
+
+    const LARGE: (bool, bool) = (true, false);
+    const FREED: (Action, Bytes) = (Action::FreeCompleted, Bytes::ZERO);
+
+    #[test]
+    fn the_block_behind_tells() {
+        let asked = REQUESTED.round_up(Bytes(512));
+        let served = |extra| (Action::Alloc, asked + Bytes(extra));
+        for extra in [0, 512, 1 << 20] {
+            assert_eq!(
+                size("", LARGE, &[served(extra), FREED]),
+                asked + Bytes(extra)
+            );
+        }
+        // So much would have been split off.
+        assert_eq!(size("", LARGE, &[served((1 << 20) + 512), FREED]), asked);
+        assert_eq!(size("", LARGE, &[FREED, served(512)]), asked);
+        assert_eq!(size("", (false, false), &[served(512), FREED]), asked);
+        assert_eq!(size("", (true, true), &[served(512), FREED]), asked);
+    }
+
+    #[test]
+    fn rounding_tells() {
+        let rounds = "roundup_power2_divisions:2";
+        let rounded = Bytes::mib(6);
+        assert_eq!(size(rounds, LARGE, &[FREED]), rounded);
+        let served = (Action::Alloc, rounded + Bytes(512));
+        assert_eq!(size(rounds, LARGE, &[served, FREED]), rounded + Bytes(512));
+    }
+
+    #[test]
+    fn what_is_there_to_the_end_is_as_long_as_it_says() {
+        let asked = REQUESTED.round_up(Bytes(512));
+        let served = (Action::Alloc, asked + Bytes(512));
+        assert_eq!(size("roundup_power2_divisions:2", LARGE, &[served]), asked);
+    }
+}
