@@ -5,8 +5,11 @@
     reason = "a free block passed to a call goes through memory, which costs as much as the call"
 )]
 
+mod bin;
+
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+
+use bin::Bin;
 
 use crate::block::{Block, BlockId};
 use crate::units::{Bytes, DeviceAddress};
@@ -14,12 +17,9 @@ use crate::units::{Bytes, DeviceAddress};
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
 const UNIT_BYTES_LOG2: u32 = 8;
 
-/// Each power of two is divided into this many bins, so that a bin holds sizes at most 1 % apart, and
-/// sizes below 64 KiB have a bin each: the first of a bin is then most often what is looked for.
-const BINS_PER_OCTAVE_LOG2: u32 = 7;
-
-/// A bin is a vector up to this many blocks. Beyond, moving its elements would cost more than a tree.
-const SHORT_BIN_MAX: usize = 384;
+/// Each power of two is divided into this many bins, so that a bin holds sizes at most 3 % apart, and
+/// sizes below 16 KiB have a bin each: most bins of most jobs then hold one block or none.
+const BINS_PER_OCTAVE_LOG2: u32 = 5;
 
 /// A free block, ordered by size, then address.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +46,31 @@ impl FreeBlock {
     /// blocks is larger is what a processor cannot predict.
     #[inline]
     fn key(self) -> u128 {
-        u128::from(self.size.get()) << 64 | u128::from(self.address.get())
+        key_of(self.size) | u128::from(self.address.get())
     }
+
+    /// Returns a block that has a key, to be compared with.
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+    #[inline]
+    fn of_key(key: u128, id: BlockId) -> FreeBlock {
+        FreeBlock {
+            size: size_of_key(key),
+            address: DeviceAddress(key as u64),
+            id,
+        }
+    }
+}
+
+/// Returns the least key of a block of at least a size.
+#[inline]
+fn key_of(size: Bytes) -> u128 {
+    u128::from(size.get()) << 64
+}
+
+/// Returns the size of a key's block.
+#[inline]
+fn size_of_key(key: u128) -> Bytes {
+    Bytes((key >> 64) as u64)
 }
 
 impl PartialEq for FreeBlock {
@@ -72,18 +95,15 @@ impl PartialOrd for FreeBlock {
     }
 }
 
-/// A set of [`FreeBlock`]s in order.
+/// A set of [`FreeBlock`]s in order, no two of which start at the same address.
 ///
-/// The order is divided into bins by size, each power of two in 128 steps, with a bit for each bin
+/// The order is divided into bins by size, each power of two in 32 steps, with a bit for each bin
 /// that holds anything: finding the first block of at least a size looks at one bin and, if that has
-/// none, at the next bin whose bit is set. Constant time while bins are short; a bin with many blocks
-/// of about the same size is a tree, so that the worst case is logarithmic.
-///
-/// The block that was put in last is held apart from the bins: very often it is the next one that is
-/// taken, or merged with what is freed next, and has then not been in a bin at all.
+/// none, at the next bin whose bit is set. Constant time while bins are short, and most hold one block or
+/// none, so that a bin is in order only where it holds more than a few; a bin with many blocks of about
+/// the same size is a tree, so that the worst case is logarithmic.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
-    newest: Option<FreeBlock>,
     bins: Vec<Bin>,
     /// Bit `i % 64` of word `i / 64` is set exactly when bin `i` holds anything.
     occupied: Vec<u64>,
@@ -105,91 +125,9 @@ impl FreeBlocks {
     }
 
     /// Puts a block in that is not in the set.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn insert(&mut self, block: FreeBlock) {
         self.len += 1;
-        if let Some(older) = self.newest.replace(block) {
-            self.insert_in_bin(older);
-        }
-    }
-
-    /// Takes a block out that is in the set.
-    ///
-    /// # Panics
-    ///
-    /// If it is not.
-    #[inline]
-    pub(crate) fn remove(&mut self, block: FreeBlock) {
-        self.len -= 1;
-        if self.newest == Some(block) {
-            self.newest = None;
-        } else {
-            self.remove_from_bin(block);
-        }
-    }
-
-    /// Returns the smallest block of at least `size`, of several the one at the lowest address.
-    #[inline]
-    pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
-        let binned = self.first_in_bins(size);
-        let newest = self.newest_before(size, binned);
-        newest.or(binned.map(|found| found.block))
-    }
-
-    /// Takes the block out that [`FreeBlocks::first_at_least`] returns, if `accepts` it.
-    #[inline]
-    pub(crate) fn take_first_at_least(
-        &mut self,
-        size: Bytes,
-        accepts: impl Fn(&FreeBlock) -> bool,
-    ) -> Option<FreeBlock> {
-        let binned = self.first_in_bins(size);
-        let newest = self.newest_before(size, binned);
-        let first = newest.or(binned.map(|found| found.block));
-        let first = first.filter(accepts)?;
-        self.len -= 1;
-        match (newest, binned) {
-            (None, Some(found)) => self.remove_found(found),
-            _ => self.newest = None,
-        }
-        Some(first)
-    }
-
-    /// Returns the newest block if it has at least `size` and comes before `binned`.
-    #[inline]
-    fn newest_before(&self, size: Bytes, binned: Option<Found>) -> Option<FreeBlock> {
-        let newest = self.newest.filter(|newest| newest.size >= size);
-        newest.filter(|newest| binned.is_none_or(|found| *newest < found.block))
-    }
-
-    /// Returns the blocks from the smallest of at least `size` on, in order.
-    pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
-        let bins = self.bins_from(bin_of(size)).flat_map(Bin::iter);
-        let mut binned = bins.skip_while(move |block| block.size < size).peekable();
-        let mut newest = self.newest.filter(|newest| newest.size >= size);
-        std::iter::from_fn(move || {
-            let earlier = |next: &FreeBlock| newest.is_none_or(|newest| *next < newest);
-            binned.next_if(earlier).or_else(|| newest.take())
-        })
-    }
-
-    /// Returns every block in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        self.iter_from(Bytes::ZERO)
-    }
-
-    /// Returns the largest block, of several the one at the highest address.
-    pub(crate) fn last(&self) -> Option<FreeBlock> {
-        let word = self.occupied.iter().rposition(|&word| word != 0);
-        let binned = word.and_then(|word| {
-            let bit = 63 - self.occupied[word].leading_zeros() as usize;
-            self.bins[word * 64 + bit].last()
-        });
-        self.newest.max(binned)
-    }
-
-    #[inline(always)]
-    fn insert_in_bin(&mut self, block: FreeBlock) {
         let index = bin_of(block.size);
         if index >= self.bins.len() {
             self.bins.resize_with(index + 1, Bin::default);
@@ -199,8 +137,13 @@ impl FreeBlocks {
         self.occupied[index / 64] |= 1 << (index % 64);
     }
 
+    /// Takes a block out that is in the set.
+    ///
+    /// # Panics
+    ///
+    /// If it is not.
     #[inline(always)]
-    fn remove_from_bin(&mut self, block: FreeBlock) {
+    pub(crate) fn remove(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
         let position = self.bins[bin].position_of(block);
         self.remove_found(Found {
@@ -210,8 +153,53 @@ impl FreeBlocks {
         });
     }
 
+    /// Returns the smallest block of at least `size`, of several the one at the lowest address.
+    #[inline]
+    pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
+        self.find(key_of(size)).map(|found| found.block)
+    }
+
+    /// Returns the block that comes next.
+    #[inline]
+    pub(crate) fn next_after(&self, block: FreeBlock) -> Option<FreeBlock> {
+        self.find(block.key() + 1).map(|found| found.block)
+    }
+
+    /// Takes the block out that [`FreeBlocks::first_at_least`] returns, if `accepts` it.
+    #[inline(always)]
+    pub(crate) fn take_first_at_least(
+        &mut self,
+        size: Bytes,
+        accepts: impl Fn(&FreeBlock) -> bool,
+    ) -> Option<FreeBlock> {
+        let found = self
+            .find(key_of(size))
+            .filter(|found| accepts(&found.block))?;
+        self.remove_found(found);
+        Some(found.block)
+    }
+
+    /// Returns the blocks from the smallest of at least `size` on, in order.
+    pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
+        let bins = self.bins_from(bin_of(size)).flat_map(Bin::iter);
+        bins.skip_while(move |block| block.size < size)
+    }
+
+    /// Returns every block in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
+        self.iter_from(Bytes::ZERO)
+    }
+
+    /// Returns the largest block, of several the one at the highest address.
+    pub(crate) fn last(&self) -> Option<FreeBlock> {
+        let word = self.occupied.iter().rposition(|&word| word != 0)?;
+        let bit = 63 - self.occupied[word].leading_zeros() as usize;
+        self.bins[word * 64 + bit].last()
+    }
+
     #[inline(always)]
     fn remove_found(&mut self, found: Found) {
+        self.len -= 1;
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
         // Whether the bin is empty is what a processor cannot predict.
@@ -219,19 +207,16 @@ impl FreeBlocks {
         self.occupied[found.bin / 64] &= !bit;
     }
 
+    /// Returns the first block of at least a key.
     #[inline(always)]
-    fn first_in_bins(&self, size: Bytes) -> Option<Found> {
-        let same_bin = bin_of(size);
-        let found = self.bins.get(same_bin);
-        if let Some((block, position)) = found.and_then(|bin| bin.first_at_least(size)) {
-            return Some(Found {
-                block,
-                bin: same_bin,
-                position,
-            });
+    fn find(&self, key: u128) -> Option<Found> {
+        let mut bin = bin_of(size_of_key(key));
+        let mut first = self.bins.get(bin)?.first_from(key);
+        if first.is_none() {
+            bin = self.next_occupied(bin + 1)?;
+            first = self.bins[bin].first_from(0);
         }
-        let bin = self.next_occupied(same_bin + 1)?;
-        let (block, position) = self.bins[bin].first()?;
+        let (block, position) = first?;
         Some(Found {
             block,
             bin,
@@ -269,154 +254,13 @@ fn bin_of(size: Bytes) -> usize {
     ((octave as usize) << BINS_PER_OCTAVE_LOG2) + step
 }
 
-/// Returns how many of some blocks in falling order have at least a key.
-///
-/// A binary search whose steps are sums: [`slice::partition_point`] is compiled to branches here, half
-/// of which a processor takes wrongly.
-#[inline]
-fn count_from(blocks: &[FreeBlock], key: u128) -> usize {
-    let (mut base, mut len) = (0, blocks.len());
-    while len > 1 {
-        let half = len / 2;
-        // All ones where the difference is negative.
-        let below = (blocks[base + half].key().wrapping_sub(key).cast_signed() >> 127) as usize;
-        base += half & !below;
-        len -= half;
-    }
-    base + blocks
-        .get(base)
-        .map_or(0, |block| usize::from(block.key() >= key))
-}
-
-/// Blocks of about the same size.
-#[derive(Debug)]
-enum Bin {
-    /// In falling order, because the smallest is taken most often and the end of a vector is cheap.
-    Short(Vec<FreeBlock>),
-    Long(BTreeSet<FreeBlock>),
-}
-
-impl Default for Bin {
-    fn default() -> Bin {
-        Bin::Short(Vec::new())
-    }
-}
-
-impl Bin {
-    fn is_empty(&self) -> bool {
-        match self {
-            Bin::Short(blocks) => blocks.is_empty(),
-            Bin::Long(blocks) => blocks.is_empty(),
-        }
-    }
-
-    #[inline(always)]
-    fn insert(&mut self, block: FreeBlock) {
-        match self {
-            Bin::Short(blocks) if blocks.len() < SHORT_BIN_MAX => {
-                blocks.insert(count_from(blocks, block.key()), block);
-            }
-            Bin::Short(blocks) => {
-                let mut long: BTreeSet<FreeBlock> = blocks.drain(..).collect();
-                long.insert(block);
-                *self = Bin::Long(long);
-            }
-            Bin::Long(blocks) => {
-                blocks.insert(block);
-            }
-        }
-    }
-
-    /// Takes out a block that is at a position, as the bin has told it.
-    #[inline(always)]
-    fn remove(&mut self, block: FreeBlock, position: usize) {
-        match self {
-            Bin::Short(blocks) => {
-                assert_eq!(blocks[position], block, "only free blocks are removed");
-                if position + 1 == blocks.len() {
-                    blocks.pop();
-                } else {
-                    blocks.remove(position);
-                }
-            }
-            Bin::Long(blocks) => {
-                assert!(blocks.remove(&block), "only free blocks are removed");
-                if blocks.is_empty() {
-                    *self = Bin::default();
-                }
-            }
-        }
-    }
-
-    /// Returns where a block is; in a tree, blocks have no positions, and this is zero.
-    #[inline]
-    fn position_of(&self, block: FreeBlock) -> usize {
-        match self {
-            Bin::Short(blocks) => count_from(blocks, block.key()).saturating_sub(1),
-            Bin::Long(_) => 0,
-        }
-    }
-
-    /// Returns the first block and its position.
-    #[inline(always)]
-    fn first(&self) -> Option<(FreeBlock, usize)> {
-        match self {
-            Bin::Short(blocks) => Some((*blocks.last()?, blocks.len() - 1)),
-            Bin::Long(blocks) => Some((*blocks.first()?, 0)),
-        }
-    }
-
-    fn last(&self) -> Option<FreeBlock> {
-        match self {
-            Bin::Short(blocks) => blocks.first().copied(),
-            Bin::Long(blocks) => blocks.last().copied(),
-        }
-    }
-
-    /// Returns the first block of at least `size` and its position.
-    #[inline(always)]
-    fn first_at_least(&self, size: Bytes) -> Option<(FreeBlock, usize)> {
-        match self {
-            Bin::Short(blocks) => {
-                // Where sizes have a bin each, the first is large enough.
-                let least = *blocks.last()?;
-                if least.size >= size {
-                    return Some((least, blocks.len() - 1));
-                }
-                let fitting = count_from(blocks, u128::from(size.get()) << 64);
-                let position = fitting.checked_sub(1)?;
-                Some((blocks[position], position))
-            }
-            Bin::Long(blocks) => {
-                let id = blocks.first()?.id;
-                let least = FreeBlock {
-                    size,
-                    address: DeviceAddress::NULL,
-                    id,
-                };
-                Some((*blocks.range(least..).next()?, 0))
-            }
-        }
-    }
-
-    /// Returns the blocks in rising order.
-    fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        let (short, long) = match self {
-            Bin::Short(blocks) => (Some(blocks.iter().rev()), None),
-            Bin::Long(blocks) => (None, Some(blocks.iter())),
-        };
-        short
-            .into_iter()
-            .flatten()
-            .chain(long.into_iter().flatten())
-            .copied()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
+    use super::bin::{FEW, SHORT_BIN_MAX};
     use super::*;
     use crate::block::tests::block_id;
 
@@ -433,19 +277,24 @@ mod tests {
         #[test]
         fn answers_as_a_sorted_set_does(
             changes in prop::collection::vec(
-                (any::<bool>(), prop_oneof![1..70_u64, 1..5_000_u64, 1..1_u64 << 40], 1..200_u64), 1..400),
+                (any::<bool>(), prop_oneof![1..4_u64, 1..70_u64, 1..5_000_u64, 1..1_u64 << 40], 1..200_u64),
+                1..400,
+            ),
         ) {
             let mut set = BTreeSet::new();
             let mut blocks = FreeBlocks::default();
             for (add, units, place) in changes {
                 let block = free_block(units, place);
-                if add && set.insert(block) {
+                let is_taken = set.iter().any(|other: &FreeBlock| other.address == block.address);
+                if add && !is_taken {
+                    set.insert(block);
                     blocks.insert(block);
                 } else if let Some(&present) = set.range(block..).next() {
                     set.remove(&present);
                     blocks.remove(present);
                 }
                 let from = free_block(units, 0);
+                prop_assert_eq!(blocks.next_after(block), set.range(block..).find(|&&next| next != block).copied());
                 prop_assert_eq!(blocks.len(), set.len());
                 prop_assert_eq!(blocks.first_at_least(from.size), set.range(from..).next().copied());
                 prop_assert_eq!(blocks.last(), set.last().copied());
@@ -474,6 +323,42 @@ mod tests {
             blocks.remove(first);
         }
         assert_eq!(blocks.first_at_least(Bytes::ZERO), None);
+    }
+
+    /// Around every number of blocks at which a bin changes, whatever is taken out and put in again.
+    #[test]
+    fn a_bin_is_in_order_before_and_after_it_has_to_be() {
+        let around = |len: usize| len as u64 - 1..=len as u64 + 2;
+        for count in around(FEW).chain(around(SHORT_BIN_MAX)) {
+            let mut blocks = FreeBlocks::default();
+            let mut set = BTreeSet::new();
+            // In an order that is neither rising nor falling.
+            let place = |number: u64| (number * 7919) % 10_007 + 1;
+            let all: Vec<FreeBlock> = (0..count)
+                .map(|number| free_block(2, place(number)))
+                .collect();
+            for &block in &all {
+                blocks.insert(block);
+                set.insert(block);
+            }
+            for &block in &all {
+                blocks.remove(block);
+                set.remove(&block);
+                assert!(blocks.iter().eq(set.iter().copied()));
+                assert_eq!(blocks.first_at_least(Bytes(512)), set.first().copied());
+                blocks.insert(block);
+                set.insert(block);
+                assert!(blocks.iter().eq(set.iter().copied()));
+                assert_eq!(blocks.last(), set.last().copied());
+            }
+            while let Some(first) = set.pop_first() {
+                assert_eq!(
+                    blocks.take_first_at_least(Bytes(512), |_| true),
+                    Some(first)
+                );
+            }
+            assert_eq!((blocks.len(), blocks.last()), (0, None));
+        }
     }
 
     #[test]

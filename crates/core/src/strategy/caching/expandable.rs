@@ -53,8 +53,8 @@ impl Caching {
         }
         let wants_expandable = self.config.expandable_segments;
         let pool = self.pool_of(request.domain, kind_of(request.size));
-        let mut candidates = pool.free.iter_from(request.size);
         if !wants_expandable {
+            let mut candidates = pool.free.iter_from(request.size);
             return candidates.find(|block| !is_expandable(block));
         }
         let grown_size = |block: &FreeBlock| {
@@ -66,11 +66,11 @@ impl Caching {
             let unmapped = next.filter(|next| next.state == BlockState::Unmapped);
             block.size + unmapped.map_or(Bytes::ZERO, |next| next.size)
         };
-        let mut best = candidates.next()?;
-        for next in candidates {
-            if !is_expandable(&best) || grown_size(&next) >= grown_size(&best) {
-                break;
-            }
+        let mut best = first;
+        while is_expandable(&best)
+            && let Some(next) = pool.free.next_after(best)
+            && grown_size(&next) < grown_size(&best)
+        {
             best = next;
         }
         Some(best)
