@@ -17,9 +17,9 @@ use crate::units::{Bytes, DeviceAddress};
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
 const UNIT_BYTES_LOG2: u32 = 8;
 
-/// Each power of two is divided into this many bins, so that a bin holds sizes at most 3 % apart, and
-/// sizes below 16 KiB have a bin each: most bins of most jobs then hold one block or none.
-const BINS_PER_OCTAVE_LOG2: u32 = 5;
+/// Each power of two is divided into this many bins, so that a bin holds sizes at most 2 % apart, and
+/// sizes below 32 KiB have a bin each: most bins of most jobs then hold one block or none.
+const BINS_PER_OCTAVE_LOG2: u32 = 6;
 
 /// A free block, ordered by size, then address.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl FreeBlock {
         key_of(self.size) | u128::from(self.address.get())
     }
 
-    /// Returns a block that has a key, to be compared with.
+    /// Returns the block that has a key.
     #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
     #[inline]
     fn of_key(key: u128, id: BlockId) -> FreeBlock {
@@ -97,7 +97,7 @@ impl PartialOrd for FreeBlock {
 
 /// A set of [`FreeBlock`]s in order, no two of which start at the same address.
 ///
-/// The order is divided into bins by size, each power of two in 32 steps, with a bit for each bin
+/// The order is divided into bins by size, each power of two in 64 steps, with a bit for each bin
 /// that holds anything: finding the first block of at least a size looks at one bin and, if that has
 /// none, at the next bin whose bit is set. Constant time while bins are short, and most hold one block or
 /// none, so that a bin is in order only where it holds more than a few; a bin with many blocks of about
@@ -159,7 +159,7 @@ impl FreeBlocks {
         self.find(key_of(size)).map(|found| found.block)
     }
 
-    /// Returns the block that comes next.
+    /// Returns the block that comes after one in the order of the set, in which that need not be.
     #[inline]
     pub(crate) fn next_after(&self, block: FreeBlock) -> Option<FreeBlock> {
         self.find(block.key() + 1).map(|found| found.block)
@@ -181,8 +181,8 @@ impl FreeBlocks {
 
     /// Returns the blocks from the smallest of at least `size` on, in order.
     pub(crate) fn iter_from(&self, size: Bytes) -> impl Iterator<Item = FreeBlock> {
-        let bins = self.bins_from(bin_of(size)).flat_map(Bin::iter);
-        bins.skip_while(move |block| block.size < size)
+        let next = |&block: &FreeBlock| self.next_after(block);
+        std::iter::successors(self.first_at_least(size), next)
     }
 
     /// Returns every block in order.
@@ -224,13 +224,6 @@ impl FreeBlocks {
         })
     }
 
-    /// Returns the bins that hold anything, from one on. There are hundreds of others.
-    fn bins_from(&self, index: usize) -> impl Iterator<Item = &Bin> {
-        let next = |&index: &usize| self.next_occupied(index + 1);
-        let occupied = std::iter::successors(self.next_occupied(index), next);
-        occupied.map(|index| &self.bins[index])
-    }
-
     fn next_occupied(&self, from: usize) -> Option<usize> {
         let first = self.occupied.get(from / 64)? & (u64::MAX << (from % 64));
         if first != 0 {
@@ -268,12 +261,33 @@ mod tests {
         FreeBlock {
             size: Bytes(units << 8),
             address: DeviceAddress(place << 8),
-            id: block_id(1),
+            id: block_id(u32::try_from(place + 1).unwrap()),
         }
     }
 
+    /// Returns everything that a block says: two are equal where only their ids differ.
+    fn parts(block: Option<FreeBlock>) -> Option<(Bytes, DeviceAddress, BlockId)> {
+        block.map(|block| (block.size, block.address, block.id))
+    }
+
+    /// Asks everything that can be asked, of one size and of the block at one place.
+    fn compare(blocks: &FreeBlocks, set: &BTreeSet<FreeBlock>, units: u64, place: u64) {
+        let first = |from: FreeBlock| parts(set.range(from..).next().copied());
+        let (size, block) = (Bytes(units << 8), free_block(units, place));
+        assert_eq!(blocks.len(), set.len());
+        assert_eq!(
+            parts(blocks.first_at_least(size)),
+            first(free_block(units, 0))
+        );
+        assert_eq!(
+            parts(blocks.next_after(block)),
+            first(free_block(units, place + 1))
+        );
+        assert_eq!(parts(blocks.last()), parts(set.last().copied()));
+    }
+
     proptest! {
-        /// Everything that can be asked, after every change, against a sorted set.
+        /// After every change, against a sorted set.
         #[test]
         fn answers_as_a_sorted_set_does(
             changes in prop::collection::vec(
@@ -293,16 +307,13 @@ mod tests {
                     set.remove(&present);
                     blocks.remove(present);
                 }
+                compare(&blocks, &set, units, place);
                 let from = free_block(units, 0);
-                prop_assert_eq!(blocks.next_after(block), set.range(block..).find(|&&next| next != block).copied());
-                prop_assert_eq!(blocks.len(), set.len());
-                prop_assert_eq!(blocks.first_at_least(from.size), set.range(from..).next().copied());
-                prop_assert_eq!(blocks.last(), set.last().copied());
                 prop_assert!(blocks.iter_from(from.size).eq(set.range(from..).copied()));
                 let accepts = |block: &FreeBlock| block.address.get().is_multiple_of(512);
                 let first = set.range(from..).next().copied().filter(accepts);
                 if place % 3 == 0 {
-                    prop_assert_eq!(blocks.take_first_at_least(from.size, accepts), first);
+                    prop_assert_eq!(parts(blocks.take_first_at_least(from.size, accepts)), parts(first));
                     first.map(|first| set.remove(&first));
                     prop_assert_eq!(blocks.len(), set.len());
                 }
@@ -325,18 +336,18 @@ mod tests {
         assert_eq!(blocks.first_at_least(Bytes::ZERO), None);
     }
 
-    /// Around every number of blocks at which a bin changes, whatever is taken out and put in again.
+    /// Around every number of blocks at which a bin changes, whatever is taken out and put in again. The two sizes
+    /// share a bin.
     #[test]
-    fn a_bin_is_in_order_before_and_after_it_has_to_be() {
+    fn a_bin_answers_alike_in_each_of_its_forms() {
+        assert_eq!(bin_of(Bytes(128 << 8)), bin_of(Bytes(129 << 8)));
         let around = |len: usize| len as u64 - 1..=len as u64 + 2;
         for count in around(FEW).chain(around(SHORT_BIN_MAX)) {
             let mut blocks = FreeBlocks::default();
             let mut set = BTreeSet::new();
             // In an order that is neither rising nor falling.
-            let place = |number: u64| (number * 7919) % 10_007 + 1;
-            let all: Vec<FreeBlock> = (0..count)
-                .map(|number| free_block(2, place(number)))
-                .collect();
+            let block = |number: u64| free_block(128 + number % 2, number * 7919 % 10_007 + 1);
+            let all: Vec<FreeBlock> = (0..count).map(block).collect();
             for &block in &all {
                 blocks.insert(block);
                 set.insert(block);
@@ -344,21 +355,52 @@ mod tests {
             for &block in &all {
                 blocks.remove(block);
                 set.remove(&block);
-                assert!(blocks.iter().eq(set.iter().copied()));
-                assert_eq!(blocks.first_at_least(Bytes(512)), set.first().copied());
+                for units in [127, 128, 129, 130] {
+                    compare(&blocks, &set, units, block.address.get() >> 8);
+                }
                 blocks.insert(block);
                 set.insert(block);
                 assert!(blocks.iter().eq(set.iter().copied()));
-                assert_eq!(blocks.last(), set.last().copied());
             }
             while let Some(first) = set.pop_first() {
-                assert_eq!(
-                    blocks.take_first_at_least(Bytes(512), |_| true),
-                    Some(first)
-                );
+                let taken = blocks.take_first_at_least(Bytes(512), |_| true);
+                assert_eq!(parts(taken), parts(Some(first)));
             }
             assert_eq!((blocks.len(), blocks.last()), (0, None));
         }
+    }
+
+    /// Removes a block that is not there from the bin of so many that are.
+    fn remove_absent(count: usize, absent: FreeBlock) {
+        let mut blocks = FreeBlocks::default();
+        for place in (1..=count as u64).map(|place| 2 * place) {
+            blocks.insert(free_block(128, place));
+        }
+        blocks.remove(absent);
+    }
+
+    #[test]
+    #[should_panic(expected = "only free blocks are removed")]
+    fn what_is_not_among_few_is_not_removed() {
+        remove_absent(FEW, free_block(128, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "only free blocks are removed")]
+    fn what_has_another_size_is_not_removed() {
+        remove_absent(FEW, free_block(129, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "only free blocks are removed")]
+    fn what_is_not_among_more_is_not_removed() {
+        remove_absent(FEW + 1, free_block(128, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "only free blocks are removed")]
+    fn what_is_not_among_many_is_not_removed() {
+        remove_absent(SHORT_BIN_MAX + 1, free_block(128, 3));
     }
 
     #[test]

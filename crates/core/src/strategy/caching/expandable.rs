@@ -66,9 +66,9 @@ impl Caching {
             let unmapped = next.filter(|next| next.state == BlockState::Unmapped);
             block.size + unmapped.map_or(Bytes::ZERO, |next| next.size)
         };
+        // What cannot grow is no larger than the next, so that the search ends there.
         let mut best = first;
-        while is_expandable(&best)
-            && let Some(next) = pool.free.next_after(best)
+        while let Some(next) = pool.free.next_after(best)
             && grown_size(&next) < grown_size(&best)
         {
             best = next;

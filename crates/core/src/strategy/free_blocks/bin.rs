@@ -1,4 +1,4 @@
-//! Free blocks of about the same size: in no order while they are few, in a tree once they are many.
+//! Free blocks of about the same size: a few in no order, more in a sorted vector, many in a tree.
 
 #![expect(
     clippy::inline_always,
@@ -48,7 +48,8 @@ impl Bin {
         }
     }
 
-    /// Takes the parts of a block: one that may be passed here would be in memory wherever it is used.
+    /// Takes the parts of a block. One that is passed to a call goes through memory, and then even where it is not
+    /// passed.
     #[inline(never)]
     fn insert_in_order(&mut self, key: u128, id: BlockId) {
         let block = FreeBlock::of_key(key, id);
@@ -150,19 +151,6 @@ impl Bin {
                 Some((*blocks.range(least..).next()?, 0))
             }
         }
-    }
-
-    /// Returns the blocks in rising order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        let (mut few, mut short, mut long) = (Vec::new(), [].as_slice(), None);
-        match self {
-            Bin::Short(blocks) if blocks.len() <= FEW => few.clone_from(blocks),
-            Bin::Short(blocks) => short = blocks,
-            Bin::Long(blocks) => long = Some(blocks),
-        }
-        few.sort_unstable();
-        let in_order = short.iter().rev().chain(long.into_iter().flatten());
-        few.into_iter().chain(in_order.copied())
     }
 }
 

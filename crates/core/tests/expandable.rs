@@ -1,0 +1,74 @@
+//! Which free block serves a request where segments grow.
+
+use lowtide_core::{BlockStatus, Bytes, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_sim::{SimConfig, SimDriver};
+use proptest::prelude::*;
+
+type Allocator = DeviceAllocator<SimDriver>;
+
+fn allocator() -> Allocator {
+    let driver = SimDriver::new(SimConfig {
+        capacity: Some(Bytes::gib(4)),
+        ..SimConfig::default()
+    });
+    let config: Config = "caching:expandable_segments:True".parse().expect("options");
+    DeviceAllocator::new(driver, 0, &config)
+}
+
+/// Returns where a large request goes, if memory that is mapped serves it: of the free blocks that fit, in the
+/// order of their sizes and addresses, the first that could not grow to more than the next.
+fn expected(allocator: &Allocator, request: Bytes) -> Option<DeviceAddress> {
+    let segments = allocator.segments();
+    let mapped: Vec<_> = { segments.iter() }.filter(|part| part.is_large).collect();
+    let mut fitting = Vec::new();
+    for (index, part) in mapped.iter().enumerate() {
+        let end = part.address + part.size;
+        // Behind the last part there are more addresses than anything here needs.
+        let next = mapped.get(index + 1).map(|next| next.address);
+        let room = next.map_or(Bytes::gib(64), |next| next.offset_from(end));
+        for block in &part.blocks {
+            let is_last = block.address + block.size == end;
+            if block.status == BlockStatus::Inactive && block.size >= request {
+                let grown = block.size + if is_last { room } else { Bytes::ZERO };
+                fitting.push((block.size, block.address, grown));
+            }
+        }
+    }
+    fitting.sort_unstable();
+    let grows_less = |pair: &[(Bytes, DeviceAddress, Bytes)]| pair[1].2 < pair[0].2;
+    let passed_over = { fitting.windows(2) }.take_while(|pair| grows_less(pair));
+    let place = passed_over.count();
+    fitting.get(place).map(|&(_, address, _)| address)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 1 } else { 200 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Blocks come and go, and free pages go back in between, so that there is room in the middle, too.
+    #[test]
+    fn a_block_that_could_grow_is_passed_over_for_a_larger_one_that_could_not(
+        steps in prop::collection::vec((0..8_u8, 2..70_u64, any::<prop::sample::Index>()), 1..80),
+    ) {
+        let mut allocator = allocator();
+        let mut live = Vec::new();
+        for (kind, mib, which) in steps {
+            match kind {
+                0 => allocator.empty_cache()?,
+                1..4 if !live.is_empty() => {
+                    allocator.free(live.swap_remove(which.index(live.len())))?;
+                }
+                _ => {
+                    let request = Bytes::mib(mib);
+                    let expected = expected(&allocator, request);
+                    let address = allocator.allocate(request, Stream::DEFAULT)?;
+                    prop_assert_eq!(expected.unwrap_or(address), address);
+                    live.push(address);
+                }
+            }
+        }
+    }
+}
