@@ -5,7 +5,7 @@
     reason = "a free block passed to a call goes through memory, which costs as much as the call"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::FreeBlock;
 use crate::block::BlockId;
@@ -23,7 +23,8 @@ pub(super) enum Bin {
     /// Up to [`FEW`] blocks in any order, more in falling order, because the smallest is taken most often and the
     /// end of a vector is cheap.
     Short(Vec<FreeBlock>),
-    Long(BTreeSet<FreeBlock>),
+    /// By key.
+    Long(BTreeMap<u128, BlockId>),
 }
 
 impl Default for Bin {
@@ -61,12 +62,12 @@ impl Bin {
                 blocks.insert(count_from(blocks, block.key()), block);
             }
             Bin::Short(blocks) => {
-                let mut long: BTreeSet<FreeBlock> = blocks.drain(..).collect();
-                long.insert(block);
-                *self = Bin::Long(long);
+                blocks.push(block);
+                let long = blocks.iter().map(|block| (block.key(), block.id));
+                *self = Bin::Long(long.collect());
             }
             Bin::Long(blocks) => {
-                blocks.insert(block);
+                blocks.insert(key, id);
             }
         }
     }
@@ -79,21 +80,21 @@ impl Bin {
                 let removed = blocks.swap_remove(position).key();
                 assert!(removed == block.key(), "only free blocks are removed");
             }
-            _ => self.remove_in_order(block.key(), block.id, position),
+            _ => self.remove_in_order(block.key(), position),
         }
     }
 
-    /// Takes the parts of a block, as [`Bin::insert_in_order`].
+    /// Takes a block's key, as [`Bin::insert_in_order`].
     #[inline(never)]
-    fn remove_in_order(&mut self, key: u128, id: BlockId, position: usize) {
+    fn remove_in_order(&mut self, key: u128, position: usize) {
         match self {
             Bin::Short(blocks) => {
                 let removed = blocks.remove(position).key();
                 assert!(removed == key, "only free blocks are removed");
             }
             Bin::Long(blocks) => {
-                let block = FreeBlock::of_key(key, id);
-                assert!(blocks.remove(&block), "only free blocks are removed");
+                let removed = blocks.remove(&key);
+                assert!(removed.is_some(), "only free blocks are removed");
                 if blocks.is_empty() {
                     *self = Bin::default();
                 }
@@ -118,7 +119,10 @@ impl Bin {
     pub(super) fn last(&self) -> Option<FreeBlock> {
         match self {
             Bin::Short(blocks) => blocks.iter().max().copied(),
-            Bin::Long(blocks) => blocks.last().copied(),
+            Bin::Long(blocks) => {
+                let (&key, &id) = blocks.last_key_value()?;
+                Some(FreeBlock::of_key(key, id))
+            }
         }
     }
 
@@ -147,8 +151,8 @@ impl Bin {
                 Some((blocks[position], position))
             }
             Bin::Long(blocks) => {
-                let least = FreeBlock::of_key(key, blocks.first()?.id);
-                Some((*blocks.range(least..).next()?, 0))
+                let (&key, &id) = blocks.range(key..).next()?;
+                Some((FreeBlock::of_key(key, id), 0))
             }
         }
     }
