@@ -3,16 +3,19 @@
 //! They are statics that nothing drops. When a process ends, its threads and other libraries may still
 //! give memory back, while the driver may be gone already and has taken everything back itself.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{
     Action, AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    MempoolId, SegmentSnapshot,
+    MempoolId, SearchHint, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library};
 use lowtide_explain::Configured;
@@ -41,6 +44,12 @@ static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() };
 
 /// Who holds which address, on every device.
 static OWNERS: LazyLock<Arc<OwnerTable>> = LazyLock::new(Arc::default);
+
+/// The device that was used first, or [`NO_DEVICE`]. The lane of its default stream has most blocks of most
+/// jobs, and [`SEARCH_HINT`] knows where the search for one of those begins.
+static FIRST_DEVICE: AtomicU8 = AtomicU8::new(NO_DEVICE);
+const NO_DEVICE: u8 = u8::MAX;
+static SEARCH_HINT: SearchHint = SearchHint::new();
 
 /// Held while a device is prepared for use. Whoever holds it takes no lock of an allocator in use.
 static SETUP: Mutex<Setup> = Mutex::new(Setup {
@@ -168,9 +177,27 @@ pub(crate) fn with_block<R>(
     if let Holder::One(owner) = OWNERS.find(address)
         && let Some(allocator) = DEVICES[usize::from(owner.device)].get()
     {
+        // A lock keeps all that comes after it waiting; what is looked at first can be on its way. By the
+        // branch the processor guesses whose the block is, and need not wait for the answer either.
+        if owner.lane == 0 && owner.device == FIRST_DEVICE.load(Ordering::Relaxed) {
+            prefetch(SEARCH_HINT.place_of(address));
+        }
         return Ok((owner.device.into(), allocator.with_lane(owner.lane, act)?));
     }
     with_block_of_any(address, act)
+}
+
+/// Has the processor fetch memory that is about to be looked at, where it has an instruction for that.
+#[inline]
+fn prefetch(place: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every such processor has the instruction. It does nothing but fetch, and ignores a place where
+    // there is no memory.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(ptr::without_provenance(place));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
 }
 
 #[cold]
@@ -495,6 +522,13 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
             recorded_settings(&config),
             &BTreeMap::new(),
         )?;
+    }
+    if FIRST_DEVICE.load(Ordering::Relaxed) == NO_DEVICE {
+        allocator.with_lane(0, |lane| {
+            lane.keep_search_hint(&SEARCH_HINT);
+            Ok(())
+        })?;
+        FIRST_DEVICE.store(number, Ordering::Relaxed);
     }
     Ok(slot.get_or_init(|| allocator))
 }

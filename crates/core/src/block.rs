@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use crate::domain::DomainId;
 use crate::figures::SizeKind;
-use crate::number_table::{NumberTable, hash_of};
+use crate::number_table::{NumberTable, SearchHint, hash_of};
 use crate::segment::SegmentId;
 use crate::units::{Bytes, DeviceAddress};
 
@@ -226,6 +226,11 @@ impl BlockTable {
     /// never does need not pay for that.
     pub(crate) fn list_when_handed_out(&mut self) {
         self.lists_when_handed_out = true;
+    }
+
+    /// Tells `hint` where [`BlockTable::find`] begins, now and whenever that changes.
+    pub(crate) fn keep_search_hint(&mut self, hint: &'static SearchHint) {
+        self.by_address.keep_hint(hint);
     }
 
     /// Returns the number of blocks.

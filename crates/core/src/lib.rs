@@ -88,6 +88,7 @@ pub use event::{Action, Event};
 pub use event_log::Observer;
 pub use gap::{Cause, FreeBytes, Gap};
 pub use lanes::Lanes;
+pub use number_table::SearchHint;
 pub use peaks::Peaks;
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};

@@ -1,6 +1,9 @@
 //! A hash table of numbers that stand for something kept elsewhere.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::units::DeviceAddress;
 
 /// The numbers that a bucket has room for.
 const BUCKET_LEN: usize = 6;
@@ -22,6 +25,8 @@ pub(crate) struct NumberTable {
     /// What is left of a hash after this shift is its bucket.
     shift: u32,
     len: usize,
+    /// What is told where the buckets are.
+    hint: Option<&'static SearchHint>,
 }
 
 /// Room for a few numbers.
@@ -107,7 +112,14 @@ impl NumberTable {
             buckets: vec![Bucket::default(); 1 << BUCKETS_MIN_LOG2],
             shift: u32::BITS - BUCKETS_MIN_LOG2,
             len: 0,
+            hint: None,
         }
+    }
+
+    /// Tells `hint` where searches begin, now and whenever that changes.
+    pub(crate) fn keep_hint(&mut self, hint: &'static SearchHint) {
+        self.hint = Some(hint);
+        hint.set(&self.buckets, self.shift);
     }
 
     /// Returns the number whose hash is `hash` and that `is_it` accepts. Constant time.
@@ -190,6 +202,9 @@ impl NumberTable {
     fn double(&mut self, hash_of_number: impl Fn(NonZeroU32) -> u32) {
         let doubled = vec![Bucket::default(); 2 * self.buckets.len()];
         self.shift -= 1;
+        if let Some(hint) = self.hint {
+            hint.set(&doubled, self.shift);
+        }
         for bucket in std::mem::replace(&mut self.buckets, doubled) {
             for number in bucket.numbers.into_iter().filter_map(NonZeroU32::new) {
                 self.put(hash_of_number(number), number);
@@ -224,6 +239,47 @@ impl NumberTable {
     #[inline]
     fn after(&self, index: usize) -> usize {
         (index + 1) & (self.buckets.len() - 1)
+    }
+}
+
+/// Where the search for a block begins, for those who have yet to take the lock that its allocator is under:
+/// they can have the processor fetch that memory meanwhile.
+#[derive(Debug)]
+pub struct SearchHint(
+    /// Where the buckets are and, in the lowest bits, the shift.
+    AtomicU64,
+);
+
+/// The bits of a hint below the address; no process uses more than the others.
+const HINT_SHIFT_BITS: u32 = 8;
+
+impl Default for SearchHint {
+    fn default() -> SearchHint {
+        SearchHint::new()
+    }
+}
+
+impl SearchHint {
+    /// Returns one that nothing was told to.
+    pub const fn new() -> SearchHint {
+        SearchHint(AtomicU64::new(0))
+    }
+
+    fn set(&self, buckets: &[Bucket], shift: u32) {
+        let address = buckets.as_ptr().addr() as u64;
+        let hint = address << HINT_SHIFT_BITS | u64::from(shift);
+        self.0.store(hint, Ordering::Relaxed);
+    }
+
+    /// Returns where in this process's memory the search for a block that starts at `address` begins. Good
+    /// for a prefetch and nothing else: the answer may be old, and where nobody told anything is no address.
+    /// Constant time; one load.
+    #[inline]
+    pub fn place_of(&self, address: DeviceAddress) -> usize {
+        let hint = self.0.load(Ordering::Relaxed);
+        let shift = hint & ((1 << HINT_SHIFT_BITS) - 1);
+        let bucket = (hash_of(address.get()) >> shift) as usize;
+        (hint >> HINT_SHIFT_BITS) as usize + bucket * size_of::<Bucket>()
     }
 }
 
@@ -288,6 +344,24 @@ mod tests {
             }
             prop_assert!(table.buckets.iter().all(|bucket| bucket.control == 0));
         }
+    }
+
+    /// As a table grows, too.
+    #[test]
+    fn a_hint_is_where_a_search_begins() {
+        static HINT: SearchHint = SearchHint::new();
+        let mut table = NumberTable::new();
+        table.keep_hint(&HINT);
+        let address = |index: usize| DeviceAddress(512 * index as u64);
+        for index in 0..1_000 {
+            let hash = hash_of(address(index).get());
+            let bucket: *const Bucket = &table.buckets[table.first_bucket(hash)];
+            assert_eq!(HINT.place_of(address(index)), bucket.addr());
+            table.insert(hash, number(index), |number| {
+                hash_of(address(self::index(number)).get())
+            });
+        }
+        assert!(table.buckets.len() > 1 << BUCKETS_MIN_LOG2);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::event::Event;
 use crate::event_log::Observer;
 use crate::figures::gauge::Gauge;
 use crate::lanes::Lanes;
+use crate::number_table::SearchHint;
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
@@ -59,6 +60,12 @@ impl<D: Driver> DeviceAllocator<D> {
             .scale(fraction.clamp(0.0, 1.0));
         self.set_limit(Some(limit));
         Ok(())
+    }
+
+    /// Tells `hint` where in this process's memory the search for a block begins, now and whenever that
+    /// changes, in place of any other hint.
+    pub fn keep_search_hint(&mut self, hint: &'static SearchHint) {
+        self.heap.blocks.keep_search_hint(hint);
     }
 
     /// Returns the figures.
