@@ -50,7 +50,8 @@ def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = Fa
         with lowtide.record("step.lowtide"):
             step()
 
-    With `stacks`, each request is recorded with the functions of Python that led to it, which needs Python 3.11.
+    With `stacks`, each request is recorded with the functions of Python that led to it, which needs Python 3.11, and
+    in threads that are in none, such as those in which PyTorch works backward, with those of C++.
 
     Where the environment (`LOWTIDE_RECORD`, as `lowtide record` sets it) has the whole process recorded already, this
     records nothing of its own, and a line on standard error says so.

@@ -1302,8 +1302,9 @@ void lowtide_release_bytes(void *bytes);
  * it cannot be written to any more, that is said once on standard error, the recording ends, and the program
  * goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
  *
- * With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it, where its
- * thread is in any. Like PyTorch's own history this takes Python's lock before each request.
+ * With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it or, where
+ * its thread is in none, with those of the program. Like PyTorch's own history this takes Python's lock before
+ * each request.
  *
  * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
  * created.

@@ -193,11 +193,8 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
-    if stacks::are_wanted() {
-        // By value: what it borrowed would be in memory for every request.
-        return stacks::with_stack(move || allocate_here(size, device, stream));
-    }
-    allocate_here(size, device, stream)
+    // By value: what it borrowed would be in memory for every request.
+    stacks::allocating(move || allocate_here(size, device, stream))
 }
 
 #[inline(always)]

@@ -7,6 +7,7 @@
 //! └─ Ring::put                               ring.rs: a cache line is written, nothing else
 //! the recorder's thread                      recorder.rs
 //! ├─ Ring::take
+//! ├─ Functions::of_calls                     native.rs: which functions a new stack consists of
 //! └─ StreamWriter                            lowtide-trace
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! `LOWTIDE_RECORD` is set, it has a file of its own once it uses a device.
 
 mod file;
+mod native;
 mod python;
 mod recorder;
 mod ring;
@@ -47,8 +49,9 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 /// it cannot be written to any more, that is said once on standard error, the recording ends, and the program
 /// goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
 ///
-/// With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it, where its
-/// thread is in any. Like PyTorch's own history this takes Python's lock before each request.
+/// With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it or, where
+/// its thread is in none, with those of the program. Like PyTorch's own history this takes Python's lock before
+/// each request.
 ///
 /// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
 /// created.

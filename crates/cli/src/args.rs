@@ -225,7 +225,8 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
-    /// Record with each request the functions of Python (3.11 or newer) that led to it
+    /// Record with each request the functions that led to it: those of Python (3.11 or newer) or, where there are
+    /// none, those of the program
     #[arg(long)]
     pub(crate) stacks: bool,
 

@@ -4,6 +4,9 @@ import ctypes
 import gc
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import lowtide
 
 torch = pytest.importorskip("torch")
 
@@ -249,6 +254,26 @@ def test_history_tells_everything_that_happens() -> None:
     assert times == sorted(times)
     # Microseconds since 1970: after 2020, before 2100.
     assert 1_577_836_800_000_000 < times[0] < 4_102_444_800_000_000
+
+
+@on_lowtide
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11")
+def test_a_recording_has_the_functions_of_a_backward_pass(tmp_path: Path) -> None:
+    """It runs in a thread of which Python knows nothing."""
+    layer = torch.nn.Linear(512, 512, device="cuda")
+    torch.cuda.synchronize()
+    with lowtide.record(tmp_path / "step.lowtide", stacks=True):
+        layer(torch.ones(64, 512, device="cuda")).sum().backward()
+    commands = Path(lowtide.__file__).parents[1] / "bin"
+    command = shutil.which("lowtide", path=os.pathsep.join([str(commands), os.environ["PATH"]]))
+    assert command is not None
+    subprocess.run([command, "convert", tmp_path / "step.lowtide", tmp_path / "step.pickle"], check=True)
+    trace = pickle.loads((tmp_path / "step.pickle").read_bytes())["device_traces"][0]
+    stacks = [[frame["name"] for frame in entry["frames"]] for entry in trace if entry["action"] == "alloc"]
+    python = [names for names in stacks if "test_a_recording_has_the_functions_of_a_backward_pass" in names]
+    backward = [names for names in stacks if any("torch::autograd::Engine" in name for name in names)]
+    assert python and backward and len(python) + len(backward) == len(stacks), stacks
+    assert not any(name.startswith("lowtide::") for names in backward for name in names)
 
 
 def test_a_block_remembers_who_allocated_it() -> None:

@@ -11,6 +11,7 @@ use super::{code, start, started};
 use crate::boundary::{Told, run, tell_once};
 use crate::error::{Error, Status};
 use crate::pluggable::{host_size, stream_of};
+use crate::record::stacks;
 use crate::registry;
 
 /// By device: whether its primary context was reset, and all of lowtide's memory with it.
@@ -71,7 +72,7 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
     let mut address = DeviceAddress::NULL;
     let status = run(|| {
         let allocator = registry::device(number(device))?;
-        address = allocator.allocate(Bytes(size as u64), stream)?;
+        address = stacks::allocating(|| allocator.allocate(Bytes(size as u64), stream))?;
         Ok(())
     });
     match status {

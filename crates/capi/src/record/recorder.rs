@@ -16,6 +16,7 @@ use lowtide_core::{Bytes, Event, SegmentSnapshot};
 use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
+use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
 use crate::error::{Error, Status};
@@ -271,6 +272,7 @@ struct Session<'a> {
     begun: [bool; 256],
     /// The tags of regions, as notes. It has no stacks.
     tags: StackTable,
+    functions: Functions,
     events: u64,
     bytes: Arc<AtomicU64>,
 }
@@ -287,6 +289,7 @@ impl Session<'_> {
             writer: StreamWriter::new(file)?,
             begun: [false; 256],
             tags: StackTable::new(),
+            functions: Functions::default(),
             events: 0,
             bytes,
         })
@@ -368,7 +371,7 @@ impl Session<'_> {
         if stack == 0 {
             return self.writer.push(device.into(), &event, &self.tags);
         }
-        stacks::with(stack, |stack, table| {
+        stacks::with(stack, &mut self.functions, |stack, table| {
             let event = TraceEvent { stack, ..event };
             self.writer.push(device.into(), &event, table)
         })

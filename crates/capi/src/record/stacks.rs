@@ -1,18 +1,21 @@
-//! Where a request came from, for recordings with stacks: the functions of Python that led to it.
+//! Where a request came from, for recordings with stacks: the functions of Python that led to it and, where
+//! there are none, those of the program.
 //!
 //! A stack is gathered before any lock is taken, as that may need Python's own. PyTorch does the same for its
 //! history, at the same places, and lets go of Python's lock before it allocates, so that a thread mostly has
-//! to take it; a thread that Python does not know has no stack. A function that was seen before at the same
-//! instruction costs two look-ups in tables, and a stack that was seen before one. The code objects that were seen
-//! are kept for as long as the process lives, so that their addresses stay theirs.
+//! to take it. A function that was seen before at the same instruction costs two look-ups in tables, and a stack
+//! that was seen before one. The code objects that were seen are kept for as long as the process lives, so that
+//! their addresses stay theirs; the addresses of other functions are taken for what was there when they were
+//! first written.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowtide_trace::{Frame, StackId, StackTable};
 
+use super::native::{self, Functions};
 use super::python::{self, Place};
 
 /// Frames further out are left away.
@@ -25,18 +28,31 @@ thread_local! {
     static CURRENT: Cell<u32> = const { Cell::new(0) };
 }
 
+/// A function's name, its file and the line.
+pub(super) type FrameText = (String, String, u32);
+
 /// What was gathered in this process.
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
 
 #[derive(Default)]
 struct Known {
-    /// The number of each frame, by the place in a code object.
+    /// The number of each frame of Python, by the place in a code object.
     frames: HashMap<Place, u32>,
-    texts: Vec<(String, String, u32)>,
-    /// The number of each stack, from 1 on, by its frames, innermost first.
+    texts: Vec<FrameText>,
+    /// The number of each stack, from 1 on, by its frames of Python, innermost first.
     stacks: HashMap<Box<[u32]>, u32>,
+    /// And by its calls, where Python knows nothing of it.
+    natives: HashMap<Arc<[usize]>, u32>,
     table: StackTable,
-    ids: Vec<StackId>,
+    /// By their numbers.
+    found: Vec<Found>,
+}
+
+/// A stack that was seen.
+enum Found {
+    Described(StackId),
+    /// Which functions these are is still to be looked up.
+    Calls(Arc<[usize]>),
 }
 
 /// Has stacks gathered from now on, or no more.
@@ -44,14 +60,22 @@ pub(super) fn want(are_wanted: bool) {
     ARE_WANTED.store(are_wanted, Ordering::Relaxed);
 }
 
-#[inline]
-pub(crate) fn are_wanted() -> bool {
-    ARE_WANTED.load(Ordering::Relaxed)
+/// Returns what `act`, a request for memory, does: its events are of the stack that this thread is in, where that
+/// is wanted.
+#[expect(
+    clippy::inline_always,
+    reason = "a call costs a request a fortieth of its time"
+)]
+#[inline(always)]
+pub(crate) fn allocating<R>(act: impl FnOnce() -> R) -> R {
+    if ARE_WANTED.load(Ordering::Relaxed) {
+        return with_stack(act);
+    }
+    act()
 }
 
-/// Returns what `act` does, whose events are of the stack that this thread is in.
 #[cold]
-pub(crate) fn with_stack<R>(act: impl FnOnce() -> R) -> R {
+fn with_stack<R>(act: impl FnOnce() -> R) -> R {
     let outer = CURRENT.replace(gather());
     let result = act();
     CURRENT.set(outer);
@@ -64,13 +88,29 @@ pub(super) fn current() -> u32 {
     CURRENT.get()
 }
 
-/// Returns what `act` does with the stack of a number and the table that has it.
-pub(super) fn with<R>(number: u32, act: impl FnOnce(StackId, &StackTable) -> R) -> R {
-    let mut known = known();
-    let known = known.get_or_insert_default();
-    let index = (number as usize).checked_sub(1);
-    let id = index.and_then(|index| known.ids.get(index));
-    act(id.copied().unwrap_or_default(), &known.table)
+/// Returns what `act` does with the stack of a number and the table that has it. What it consists of is looked up
+/// in `functions`, if nobody did.
+pub(super) fn with<R>(
+    number: u32,
+    functions: &mut Functions,
+    act: impl FnOnce(StackId, &StackTable) -> R,
+) -> R {
+    let mut guard = known();
+    let known = guard.get_or_insert_default();
+    if let Some(Found::Calls(calls)) = known.found(number) {
+        let calls = Arc::clone(calls);
+        drop(guard);
+        // Without the lock: it takes long, and locks of the loader's.
+        let frames = functions.of_calls(&calls);
+        guard = self::known();
+        guard.get_or_insert_default().describe(number, &frames);
+    }
+    let known = guard.get_or_insert_default();
+    let id = match known.found(number) {
+        Some(&mut Found::Described(id)) => id,
+        _ => StackId::NONE,
+    };
+    act(id, &known.table)
 }
 
 fn known() -> MutexGuard<'static, Option<Known>> {
@@ -79,6 +119,18 @@ fn known() -> MutexGuard<'static, Option<Known>> {
 }
 
 fn gather() -> u32 {
+    match gather_of_python() {
+        0 => gather_of_program(),
+        stack => stack,
+    }
+}
+
+fn gather_of_program() -> u32 {
+    let calls = native::calls(FRAMES_MAX);
+    known().get_or_insert_default().stack_of_calls(&calls)
+}
+
+fn gather_of_python() -> u32 {
     // Python's lock comes first: who has that may not wait for it with ours.
     let stack = python::with_frames(FRAMES_MAX, |frames| {
         let mut known = known();
@@ -105,15 +157,46 @@ impl Known {
             return number;
         }
         let texts = frames.iter().map(|&frame| &self.texts[frame as usize]);
-        let id = self.table.intern(texts.map(|(name, filename, line)| Frame {
-            name,
-            filename,
-            line: *line,
-        }));
-        self.ids.push(id);
-        let number = number(self.ids.len());
+        let id = self.table.intern(texts.map(frame_of));
+        let number = self.push(Found::Described(id));
         self.stacks.insert(frames.into(), number);
         number
+    }
+
+    fn stack_of_calls(&mut self, calls: &[usize]) -> u32 {
+        if let Some(&number) = self.natives.get(calls) {
+            return number;
+        }
+        let calls: Arc<[usize]> = calls.into();
+        let number = self.push(Found::Calls(Arc::clone(&calls)));
+        self.natives.insert(calls, number);
+        number
+    }
+
+    fn push(&mut self, found: Found) -> u32 {
+        self.found.push(found);
+        number(self.found.len())
+    }
+
+    fn found(&mut self, number: u32) -> Option<&mut Found> {
+        let index = (number as usize).checked_sub(1)?;
+        self.found.get_mut(index)
+    }
+
+    /// Notes which functions the calls of a stack lie in.
+    fn describe(&mut self, number: u32, frames: &[FrameText]) {
+        let id = self.table.intern(frames.iter().map(frame_of));
+        if let Some(found) = self.found(number) {
+            *found = Found::Described(id);
+        }
+    }
+}
+
+fn frame_of((name, filename, line): &FrameText) -> Frame<'_> {
+    Frame {
+        name,
+        filename,
+        line: *line,
     }
 }
 

@@ -104,6 +104,23 @@ static void loop(void) {
     printf("%d\n", (int)calls("cuMemAlloc_v2"));
 }
 
+/* Takes memory that it keeps, in functions of which the innermost is no part of the interface. */
+__attribute__((noinline)) static void *weights(size_t size) {
+    void *taken = memory(size);
+    CHECK(taken);
+    return taken;
+}
+static void *in_thread(void *argument) {
+    CHECK(weights(3 * MIB));
+    return argument;
+}
+static void stacks(void) {
+    for (int round = 0; round < 3; round++) CHECK(weights(2 * MIB));
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, in_thread, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
 static void *fill(void *argument) {
     unsigned seed = (unsigned)(uintptr_t)argument;
     unsigned char *held[16] = {0};
@@ -470,7 +487,7 @@ static void at_the_ends(void) { CHECK(early && cudaFree(memory(MIB)) == SUCCESS)
 
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(void); } checks[] = {
-        {"loop", loop}, {"threads", threads}, {"odd_arguments", odd_arguments}, {"foreign", foreign},
+        {"loop", loop}, {"stacks", stacks}, {"threads", threads}, {"odd_arguments", odd_arguments}, {"foreign", foreign},
         {"free_waits", free_waits}, {"stream_order", stream_order}, {"threads_own_streams", threads_own_streams},
         {"destroyed_stream", destroyed_stream}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
         {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},

@@ -19,6 +19,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use lowtide_core::Action;
+
 /// The program's two forms.
 const FORMS: [Form; 2] = [Form::Shared, Form::Static];
 
@@ -26,7 +28,7 @@ const FORMS: [Form; 2] = [Form::Shared, Form::Static];
 enum Form {
     /// Linked with the runtime's library.
     Shared,
-    /// With the runtime in it.
+    /// With the runtime in it, and debugging information.
     Static,
 }
 
@@ -44,7 +46,7 @@ impl Machine {
         let [program, runtime] = ["preload.c", "cudart.c"].map(|name| sources.join(name));
         let built = directory.join("program");
         match form {
-            Form::Static => compile(&[&program, &runtime], &built, &["-rdynamic"]),
+            Form::Static => compile(&[&program, &runtime], &built, &["-rdynamic", "-g"]),
             Form::Shared => {
                 let library = directory.join("libcudart.so.12");
                 compile(&[&runtime], &library, &["-shared", "-fPIC"]);
@@ -173,6 +175,68 @@ fn a_program_is_recorded() {
         assert!(!snapshot.is_cut_off);
         assert_eq!(snapshot.traces[0].allocs(), 10_000);
     }
+}
+
+/// A request has the program's own functions, where Python has none: with their lines as far as the program was
+/// built with debugging information, and by its symbols otherwise.
+#[test]
+fn a_program_is_recorded_with_stacks() {
+    for (form, has_lines) in [(Form::Shared, false), (Form::Static, true)] {
+        let machine = Machine::new("stacks", form);
+        let path = machine.0.join("job.lowtide");
+        let mut command = machine.command("stacks", true);
+        command.env("LOWTIDE_RECORD", &path);
+        command.env("LOWTIDE_RECORD_STACKS", "1");
+        run(command);
+        let recording = lowtide_trace::read(&path).unwrap();
+        let trace = &recording.traces[0];
+        let allocations =
+            { trace.events.iter() }.filter(|event| event.event.action == Action::Alloc);
+        let stacks: Vec<Vec<(&str, bool)>> = allocations
+            .map(|event| {
+                let frames = trace.stacks.frames(event.stack);
+                frames.map(|frame| place(&frame)).collect()
+            })
+            .collect();
+        let [first, second, third, other] = &stacks[..] else {
+            panic!("{stacks:?}");
+        };
+        let names = |stack: &[(&str, bool)]| {
+            stack
+                .iter()
+                .take(3)
+                .map(|(name, _)| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        // The innermost is what the program calls, and none of lowtide's.
+        let inner = first
+            .iter()
+            .position(|(name, _)| *name == "weights")
+            .unwrap();
+        assert_eq!(
+            names(&first[inner..]),
+            ["weights", "stacks", "main"],
+            "{first:?}"
+        );
+        assert_eq!((first, second), (second, third));
+        assert_eq!(
+            names(&other[inner..])[..2],
+            ["weights", "in_thread"],
+            "{other:?}"
+        );
+        assert!(
+            first[inner..inner + 3]
+                .iter()
+                .all(|(_, line)| *line == has_lines),
+            "{first:?}"
+        );
+    }
+}
+
+/// Returns a function's name, and whether its line in the program's source is known.
+fn place<'t>(frame: &lowtide_trace::Frame<'t>) -> (&'t str, bool) {
+    let is_source = frame.filename.ends_with("preload.c") && frame.line > 0;
+    (frame.name, is_source)
 }
 
 #[test]
