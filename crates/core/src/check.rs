@@ -1,5 +1,7 @@
 //! What must be true between any two calls.
 
+use std::collections::BTreeMap;
+
 use crate::allocator::DeviceAllocator;
 use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
@@ -205,7 +207,23 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
         "reserved bytes of the pools",
         figure(&stats.reserved_bytes),
         pools.sum::<i64>().unsigned_abs(),
-    )
+    )?;
+    check_segments_of_pools(heap)
+}
+
+/// Each pool counts its segments.
+fn check_segments_of_pools<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+    let mut counted = BTreeMap::new();
+    for (_, segment) in heap.segments.iter() {
+        let pool = heap.domains.domain(segment.domain).pool;
+        *counted.entry(pool).or_insert(0) += 1;
+    }
+    for (index, pool) in heap.domains.pools() {
+        let count = counted.remove(&index).unwrap_or_default();
+        let what = format!("segments of pool {:?}", pool.id);
+        ensure_equal(&what, pool.segment_count as u64, count)?;
+    }
+    Ok(())
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! Who may reuse whose memory: pools, and the streams in them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ impl DomainId {
     }
 }
 
-/// A pair of pool and stream.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// A pair of pool and stream. Those of a pool stand together, in the order of their streams.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Domain {
     pub(crate) pool: PoolIndex,
     pub(crate) stream: Stream,
@@ -77,6 +77,8 @@ pub(crate) struct Pool {
     pub(crate) use_count: u32,
     /// Bytes held from the driver.
     pub(crate) reserved_bytes: Gauge,
+    /// Segments, those that are only addresses too.
+    pub(crate) segment_count: usize,
     /// Whether other pools' requests may be served from here before they fail.
     pub(crate) use_on_oom: bool,
     /// Whether its free segments go back as the default pool's do, though it is held.
@@ -106,6 +108,7 @@ impl Pool {
             id,
             use_count: 1,
             reserved_bytes: Gauge::default(),
+            segment_count: 0,
             use_on_oom: false,
             gives_back: false,
             paused: None,
@@ -119,10 +122,10 @@ impl Pool {
 /// used again.
 #[derive(Debug)]
 pub(crate) struct Domains {
-    pools: Vec<Option<Pool>>,
-    /// `None` where the domain ended.
-    domains: Vec<Option<Domain>>,
-    by_pair: HashMap<Domain, DomainId>,
+    pools: Slots<Pool>,
+    by_id: BTreeMap<MempoolId, PoolIndex>,
+    domains: Slots<Domain>,
+    by_pair: BTreeMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
     recent: (Domain, DomainId),
     /// Whether any pool's blocks were ever handed out whole, so that jobs without need not ask.
@@ -136,16 +139,18 @@ impl Domains {
             stream: Stream::DEFAULT,
         };
         Domains {
-            pools: vec![Some(Pool::new(MempoolId::DEFAULT))],
-            domains: vec![Some(default)],
-            by_pair: HashMap::from([(default, DomainId::DEFAULT)]),
+            pools: Slots::with_first(Pool::new(MempoolId::DEFAULT)),
+            by_id: BTreeMap::from([(MempoolId::DEFAULT, PoolIndex::DEFAULT)]),
+            domains: Slots::with_first(default),
+            by_pair: BTreeMap::from([(default, DomainId::DEFAULT)]),
             recent: (default, DomainId::DEFAULT),
             any_no_split: false,
         }
     }
 
     /// Returns the domain of a pool and a stream, a new one if need be, or `None` where there are
-    /// [`DomainId::COUNT_MAX`] others. Constant time.
+    /// [`DomainId::COUNT_MAX`] others. Constant time for the pair of the latest request, O(log n) for any
+    /// other of n.
     #[inline]
     pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> Option<DomainId> {
         let pair = Domain { pool, stream };
@@ -166,48 +171,40 @@ impl Domains {
         if self.by_pair.len() == DomainId::COUNT_MAX {
             return None;
         }
-        let index = first_vacant(&mut self.domains);
-        self.domains[index] = Some(pair);
-        let id = DomainId::at(index);
+        let id = DomainId::at(self.domains.insert(pair));
         self.by_pair.insert(pair, id);
         Some(id)
     }
 
     /// Returns every domain that there is.
     pub(crate) fn iter(&self) -> impl Iterator<Item = DomainId> {
-        let numbered = self.domains.iter().enumerate();
-        numbered.filter_map(|(index, domain)| domain.map(|_| DomainId::at(index)))
+        self.domains.iter().map(|(index, _)| DomainId::at(index))
     }
 
     /// Returns the pool and stream of a domain.
     pub(crate) fn domain(&self, id: DomainId) -> Domain {
-        self.domains[id.index()].expect("a domain outlives the blocks in it")
+        *{ self.domains.get(id.index()) }.expect("a domain outlives the blocks in it")
     }
 
-    /// Returns the domains of a pool in the order of their streams, as PyTorch walks them.
+    /// Returns the domains of a pool in the order of their streams, as PyTorch walks them. O(log n) for n
+    /// domains of any pool, and linear in those returned.
     pub(crate) fn of_pool(&self, pool: PoolIndex) -> Vec<DomainId> {
-        let in_pool = |&(_, domain): &(usize, &Option<Domain>)| {
-            domain.is_some_and(|domain| domain.pool == pool)
-        };
-        let mut ids: Vec<DomainId> = (self.domains.iter().enumerate().filter(in_pool))
-            .map(|(index, _)| DomainId::at(index))
-            .collect();
-        ids.sort_unstable_by_key(|&id| self.domain(id).stream);
-        ids
+        let [first, last] = [u64::MIN, u64::MAX].map(|stream| Domain {
+            pool,
+            stream: Stream(stream),
+        });
+        let in_pool = self.by_pair.range(first..=last);
+        in_pool.map(|(_, &id)| id).collect()
     }
 
     /// Returns a pool by its number.
     pub(crate) fn pool(&self, index: PoolIndex) -> &Pool {
-        self.pools[index.0 as usize]
-            .as_ref()
-            .expect("a pool outlives the segments in it")
+        { self.pools.get(index.0 as usize) }.expect("a pool outlives the segments in it")
     }
 
     /// Returns a pool by its number, to be changed.
     pub(crate) fn pool_mut(&mut self, index: PoolIndex) -> &mut Pool {
-        self.pools[index.0 as usize]
-            .as_mut()
-            .expect("a pool outlives the segments in it")
+        { self.pools.get_mut(index.0 as usize) }.expect("a pool outlives the segments in it")
     }
 
     /// Hands the blocks of a pool out whole from now on.
@@ -262,25 +259,26 @@ impl Domains {
         regions
     }
 
-    /// Returns the number of the pool called `id`. Linear in the number of pools.
+    /// Returns the number of the pool called `id`. O(log n) for n pools.
     pub(crate) fn find_pool(&self, id: MempoolId) -> Option<PoolIndex> {
-        self.pools()
-            .find(|(_, pool)| pool.id == id)
-            .map(|(index, _)| index)
+        self.by_id.get(&id).copied()
     }
 
-    /// Adds a pool that is held once.
+    /// Adds a pool that is held once, of a name that no other has. O(log n) for n pools.
     pub(crate) fn insert_pool(&mut self, id: MempoolId) -> PoolIndex {
-        let index = first_vacant(&mut self.pools);
-        self.pools[index] = Some(Pool::new(id));
-        PoolIndex(number(index))
+        let index = PoolIndex(number(self.pools.insert(Pool::new(id))));
+        let other = self.by_id.insert(id, index);
+        debug_assert_eq!(other, None);
+        index
     }
 
     /// Ends a pool that has no segments left.
     pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
         debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
-        self.pools[index.0 as usize] = None;
+        if let Some(pool) = self.pools.remove(index.0 as usize) {
+            self.by_id.remove(&pool.id);
+        }
         let domains = self.of_pool(index);
         self.remove(&domains);
     }
@@ -290,7 +288,7 @@ impl Domains {
         debug_assert!(!domains.contains(&DomainId::DEFAULT));
         self.recent = (self.domain(DomainId::DEFAULT), DomainId::DEFAULT);
         for id in domains {
-            if let Some(domain) = self.domains[id.index()].take() {
+            if let Some(domain) = self.domains.remove(id.index()) {
                 self.by_pair.remove(&domain);
             }
         }
@@ -298,21 +296,72 @@ impl Domains {
 
     /// Returns every pool, to be changed.
     pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
-        self.pools.iter_mut().flatten()
+        self.pools.iter_mut()
     }
 
     /// Returns every pool, the default one first.
     pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolIndex, &Pool)> {
-        let numbered = self.pools.iter().enumerate();
-        numbered.filter_map(|(index, pool)| Some((PoolIndex(number(index)), pool.as_ref()?)))
+        let numbered = self.pools.iter();
+        numbered.map(|(index, pool)| (PoolIndex(number(index)), pool))
     }
 }
 
-fn first_vacant<T>(slots: &mut Vec<Option<T>>) -> usize {
-    slots.iter().position(Option::is_none).unwrap_or_else(|| {
-        slots.push(None);
-        slots.len() - 1
-    })
+/// Values by numbers, of which there are no more than there ever were values at a time.
+#[derive(Debug)]
+struct Slots<T> {
+    /// `None` where a value was removed.
+    values: Vec<Option<T>>,
+    /// Where that is so, each number once; the latest is used first.
+    vacant: Vec<usize>,
+}
+
+impl<T> Slots<T> {
+    /// Returns slots that have one value, whose number is 0.
+    fn with_first(value: T) -> Slots<T> {
+        Slots {
+            values: vec![Some(value)],
+            vacant: Vec::new(),
+        }
+    }
+
+    /// Adds a value and returns its number. Constant time.
+    fn insert(&mut self, value: T) -> usize {
+        let index = self.vacant.pop().unwrap_or(self.values.len());
+        match self.values.get_mut(index) {
+            Some(vacant) => *vacant = Some(value),
+            None => self.values.push(Some(value)),
+        }
+        index
+    }
+
+    /// Removes a value, if it is there, whose number another may then have. Constant time.
+    fn remove(&mut self, index: usize) -> Option<T> {
+        let value = self.values[index].take();
+        if value.is_some() {
+            self.vacant.push(index);
+        }
+        value
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> Option<&T> {
+        self.values[index].as_ref()
+    }
+
+    #[inline]
+    fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        self.values[index].as_mut()
+    }
+
+    /// Returns every value, by rising numbers.
+    fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        let numbered = self.values.iter().enumerate();
+        numbered.filter_map(|(index, value)| Some((index, value.as_ref()?)))
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.values.iter_mut().flatten()
+    }
 }
 
 fn number(index: usize) -> u32 {
@@ -333,7 +382,7 @@ mod tests {
     use crate::strategy::test_driver::TestDriver;
     use crate::units::{Bytes, MempoolId, Stream};
 
-    use super::DomainId;
+    use super::{DomainId, Domains};
 
     const FULL: u64 = DomainId::COUNT_MAX as u64;
 
@@ -350,6 +399,44 @@ mod tests {
             assert_eq!(allocator.allocation(block).unwrap().stream, stream);
             allocator.free(block).unwrap();
         }
+    }
+
+    /// Strategies and figures keep an entry for every number.
+    #[test]
+    fn pools_and_domains_that_ended_leave_their_numbers_to_others() {
+        let mut domains = Domains::new();
+        let ids = [5, 3, 9].map(|number| MempoolId(0, number));
+        let pools = ids.map(|id| domains.insert_pool(id));
+        let of_first = [7, 1].map(|stream| domains.find_or_insert(pools[0], Stream(stream)));
+        let of_last = domains.find_or_insert(pools[2], Stream(1)).unwrap();
+        domains.remove_pool(pools[0]);
+        domains.remove_pool(pools[1]);
+        let found = ids.map(|id| domains.find_pool(id));
+        assert_eq!(found, [None, None, Some(pools[2])]);
+        let again = [MempoolId(0, 1), ids[0]].map(|id| domains.insert_pool(id));
+        assert!(again.iter().all(|pool| pools[..2].contains(pool)));
+        assert_eq!(domains.find_pool(ids[0]), Some(again[1]));
+        let new = [2, 1].map(|stream| domains.find_or_insert(again[0], Stream(stream)));
+        assert!(new.iter().all(|domain| of_first.contains(domain)));
+        assert_eq!(domains.of_pool(pools[2]), [of_last]);
+        assert_eq!(domains.iter().count(), 4);
+    }
+
+    #[test]
+    fn the_domains_of_a_pool_are_in_the_order_of_their_streams() {
+        let mut domains = Domains::new();
+        let pools = [1, 2, 3].map(|number| domains.insert_pool(MempoolId(0, number)));
+        let streams = [8, u64::MAX, 0, 3].map(Stream);
+        for stream in streams {
+            for pool in pools {
+                domains.find_or_insert(pool, stream).unwrap();
+            }
+        }
+        let of_pool = domains.of_pool(pools[1]).into_iter();
+        let found: Vec<_> = of_pool.map(|id| domains.domain(id)).collect();
+        assert!(found.iter().all(|domain| domain.pool == pools[1]));
+        let found: Vec<u64> = found.iter().map(|domain| domain.stream.0).collect();
+        assert_eq!(found, [0, 3, 8, u64::MAX]);
     }
 
     /// As programs capture graphs and let go of them without emptying the cache.

@@ -314,7 +314,7 @@ impl<D: Driver> Heap<D> {
         kind: SizeKind,
     ) -> SegmentId {
         self.stats.count_segment(kind, self.is_oversize(size));
-        self.segments.insert(Segment {
+        self.insert_segment(Segment {
             address,
             size,
             domain,
@@ -322,6 +322,18 @@ impl<D: Driver> Heap<D> {
             backing: Backing::Whole,
             serial: 0,
         })
+    }
+
+    fn insert_segment(&mut self, segment: Segment) -> SegmentId {
+        let pool = self.domains.domain(segment.domain).pool;
+        self.domains.pool_mut(pool).segment_count += 1;
+        self.segments.insert(segment)
+    }
+
+    fn remove_segment(&mut self, id: SegmentId) {
+        let pool = self.domains.domain(self.segments.get(id).domain).pool;
+        self.domains.pool_mut(pool).segment_count -= 1;
+        self.segments.remove(id);
     }
 
     /// Gives a segment that was never extended back to the driver. One driver call; on an error
@@ -355,7 +367,7 @@ impl<D: Driver> Heap<D> {
             }
         }
         if left.is_zero() {
-            self.segments.remove(id);
+            self.remove_segment(id);
             self.stats.count_segment_freed(kind, self.is_oversize(part));
         } else {
             let segment = self.segments.get_mut(id);
@@ -389,7 +401,7 @@ impl<D: Driver> Heap<D> {
             page_size,
             handles: Vec::new(),
         };
-        Ok(self.segments.insert(Segment {
+        Ok(self.insert_segment(Segment {
             address,
             size,
             domain,
@@ -405,7 +417,7 @@ impl<D: Driver> Heap<D> {
         let segment = self.segments.get(id);
         debug_assert!(segment.mapped_bytes().is_zero());
         self.driver.unreserve(segment.address, segment.size)?;
-        self.segments.remove(id);
+        self.remove_segment(id);
         Ok(())
     }
 
@@ -598,11 +610,10 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Returns whether a pool has any segment, if only addresses, or memory that the driver refused to take
-    /// back. Linear in the segments.
+    /// back.
     pub(crate) fn has_segments(&self, pool: PoolIndex) -> bool {
-        let mut domains = self.segments.iter().map(|(_, segment)| segment.domain);
-        self.domains.pool(pool).reserved_bytes.current() != 0
-            || domains.any(|domain| self.domains.domain(domain).pool == pool)
+        let pool = self.domains.pool(pool);
+        pool.reserved_bytes.current() != 0 || pool.segment_count != 0
     }
 
     /// Returns the domains but the default one that have no segment, and so no block, and no memory that
