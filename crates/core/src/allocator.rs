@@ -145,18 +145,12 @@ impl<D: Driver> DeviceAllocator<D> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
-        let known = self.heap.domains.find_pool(pool);
-        let index = known.unwrap_or_else(|| self.heap.domains.insert_pool(pool));
         // Otherwise the pool could end while its own request waits for memory.
-        let use_count = &mut self.heap.domains.pool_mut(index).use_count;
-        let held_before = std::mem::replace(use_count, (*use_count).max(1));
+        let (index, held_before) = self.hold_pool(pool);
         match self.prepare(index, requested, stream, None) {
             Ok(request) => self.serve(&request),
             Err(error) => {
-                match known {
-                    Some(_) => self.heap.domains.pool_mut(index).use_count = held_before,
-                    None => self.heap.domains.remove_pool(index),
-                }
+                self.undo_hold(index, held_before);
                 Err(error)
             }
         }
@@ -390,20 +384,29 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Takes a segment from the driver and lays it out as `segment` shows it, its active blocks in
     /// use: how the replay of a recording that lost its beginning starts. Returns whether it did;
-    /// only `caching` lays segments out as PyTorch does.
+    /// only `caching` lays segments out as PyTorch does. The pool is made and held as by
+    /// [`DeviceAllocator::allocate_in`].
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the driver has no such segment, [`AllocError::TooLarge`] where more was
-    /// asked for than a block has, [`AllocError::TooManyStreams`]; at most the pool has then been made.
+    /// [`AllocError::TooLarge`] where more was asked for than a block has, [`AllocError::TooManyStreams`];
+    /// [`AllocError::Driver`] when the driver has no such segment: no more than the pool is then made or
+    /// held.
     pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
-        let pool = self.find_or_insert_pool(segment.pool);
         let is_too_small = |block: &&BlockSnapshot| block.requested > block.size;
         if let Some(block) = segment.blocks.iter().find(is_too_small) {
             let requested = block.requested;
             return Err(AllocError::TooLarge { requested });
         }
-        let domain = self.domain_of(pool, segment.stream)?;
+        // Otherwise the pool could end where its domain takes the place of others.
+        let (pool, held_before) = self.hold_pool(segment.pool);
+        let domain = match self.domain_of(pool, segment.stream) {
+            Ok(domain) => domain,
+            Err(error) => {
+                self.undo_hold(pool, held_before);
+                return Err(error);
+            }
+        };
         let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
             return Ok(false);
         };

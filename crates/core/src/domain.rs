@@ -379,8 +379,9 @@ mod tests {
     use crate::error::AllocError;
     use crate::event::Action;
     use crate::recent_events::EventClock;
+    use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
     use crate::strategy::test_driver::TestDriver;
-    use crate::units::{Bytes, MempoolId, Stream};
+    use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
     use super::{DomainId, Domains};
 
@@ -437,6 +438,49 @@ mod tests {
         assert!(found.iter().all(|domain| domain.pool == pools[1]));
         let found: Vec<u64> = found.iter().map(|domain| domain.stream.0).collect();
         assert_eq!(found, [0, 3, 8, u64::MAX]);
+    }
+
+    /// What makes room for a domain ends pools that nothing holds, but not the one that it is for.
+    #[test]
+    fn a_pool_that_nothing_holds_has_room_made_for_its_own_segment() {
+        let mut allocator = allocator("caching");
+        let mut blocks = (1..FULL).map(|stream| allocator.allocate(Bytes(1), Stream(stream)));
+        let last = blocks.next_back().unwrap().unwrap();
+        blocks.for_each(|block| assert!(block.is_ok()));
+        allocator.free(last).unwrap();
+        allocator.empty_cache().unwrap();
+        let pool = MempoolId(0, 1);
+        allocator.create_or_retain_pool(pool);
+        allocator.release_pool(pool).unwrap();
+        let segment = SegmentSnapshot {
+            address: DeviceAddress::NULL,
+            size: Bytes::mib(2),
+            stream: Stream(FULL),
+            pool,
+            is_large: false,
+            is_expandable: false,
+            blocks: vec![BlockSnapshot {
+                address: DeviceAddress::NULL,
+                size: Bytes::mib(2),
+                requested: Bytes(1),
+                status: BlockStatus::Allocated,
+            }],
+        };
+        assert_eq!(allocator.adopt(&segment), Ok(true));
+        assert_eq!(allocator.pool_use_count(pool), Ok(1));
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        let [is_new, is_known] = [MempoolId(0, 2), pool].map(|pool| {
+            let segment = SegmentSnapshot {
+                stream: Stream(FULL + 1),
+                pool,
+                ..segment.clone()
+            };
+            allocator.adopt(&segment)
+        });
+        assert_eq!(is_new, Err(AllocError::TooManyStreams));
+        assert_eq!(is_known, Err(AllocError::TooManyStreams));
+        assert!(allocator.pool_use_count(MempoolId(0, 2)).is_err());
+        assert_eq!(allocator.pool_use_count(pool), Ok(1));
     }
 
     /// As programs capture graphs and let go of them without emptying the cache.

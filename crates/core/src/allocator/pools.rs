@@ -258,9 +258,24 @@ impl<D: Driver> DeviceAllocator<D> {
         self.captures = self.captures.saturating_sub(1);
     }
 
-    pub(super) fn find_or_insert_pool(&mut self, pool: MempoolId) -> PoolIndex {
-        let known = self.heap.domains.find_pool(pool);
-        known.unwrap_or_else(|| self.heap.domains.insert_pool(pool))
+    /// Returns the pool called `pool`, held once if nothing held it and made if need be, and how often it
+    /// was held, for [`DeviceAllocator::undo_hold`].
+    pub(super) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {
+        let Some(index) = self.heap.domains.find_pool(pool) else {
+            return (self.heap.domains.insert_pool(pool), None);
+        };
+        let use_count = &mut self.heap.domains.pool_mut(index).use_count;
+        let held_before = mem::replace(use_count, (*use_count).max(1));
+        (index, Some(held_before))
+    }
+
+    /// Leaves a pool as it was before [`DeviceAllocator::hold_pool`]; one that was made then has no memory.
+    #[cold]
+    pub(super) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
+        match held_before {
+            Some(count) => self.heap.domains.pool_mut(index).use_count = count,
+            None => self.heap.domains.remove_pool(index),
+        }
     }
 
     pub(super) fn find_pool(&self, pool: MempoolId) -> Result<PoolIndex, AllocError> {
