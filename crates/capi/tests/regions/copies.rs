@@ -1,0 +1,99 @@
+//! Copies that are retained after a resume, and of which block each is.
+
+use std::ptr;
+
+use lowtide::*;
+
+use crate::common::{check, fill, isolated};
+use crate::{MIB, allocate_in, host_copy, pause, pause_all, region, resume, resume_all};
+
+#[test]
+fn a_retained_copy_stays_until_the_next_pause() {
+    let test = "copies::a_retained_copy_stays_until_the_next_pause";
+    isolated(test, &[], |_| {
+        let kept = allocate_in("kv", Backup::Host, 5 * MIB, 0, 1);
+        let other = allocate_in("other", Backup::Host, 5 * MIB, 0, 2);
+        let in_file = allocate_in("kv", Backup::Disk, MIB, 0, 3);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause_all(), Status::Ok);
+        let (copy, size) = host_copy(kept).unwrap();
+        assert_eq!(resume_all(), Status::Ok);
+        // What the program writes later is not in it.
+        fill(kept, 5 * MIB, 4);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        check(copy, size, 1);
+        assert_eq!(host_copy(in_file), Err(Status::InvalidArgument));
+        assert!(region("kv", Backup::Host, 0).host_bytes >= 5 << 20);
+        let late = allocate_in("kv", Backup::Host, 5 * MIB, 0, 5);
+        assert_eq!(host_copy(late), Err(Status::InvalidArgument));
+        assert_eq!(lowtide_deallocate(late), Status::Ok);
+
+        // It is asked at a resume whether a copy is retained; the next pause has its memory.
+        assert_eq!(lowtide_retain_backups(false), Status::Ok);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(host_copy(kept), Ok((copy, size)));
+        check(copy, size, 4);
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert!(host_copy(other).is_ok(), "it was not paused since");
+
+        // A copy goes with the region's last segment, or when it is released.
+        assert_eq!(lowtide_deallocate(other), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(region("other", Backup::Host, 0).host_bytes, 0);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert!(host_copy(kept).is_ok(), "it is paused");
+        assert_eq!(resume("kv"), Status::Ok);
+        assert!(host_copy(kept).is_ok());
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
+        check(kept, 5 * MIB, 4);
+    });
+}
+
+/// What a block holds that was handed out since the pause was never kept, though one like it lay there.
+#[test]
+fn a_copy_is_of_its_block_alone() {
+    isolated("copies::a_copy_is_of_its_block_alone", &[], |_| {
+        let first = allocate_in("kv", Backup::Host, 5 * MIB, 0, 1);
+        let other = allocate_in("kv", Backup::Host, 5 * MIB, 0, 2);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let kept = host_copy(other);
+        assert!(kept.is_ok() && host_copy(first).is_ok());
+        assert_eq!(lowtide_deallocate(first), Status::Ok);
+        let second = allocate_in("kv", Backup::Host, 5 * MIB, 0, 3);
+        assert_eq!(second, first, "the address is used again");
+        assert_eq!(host_copy(second), Err(Status::InvalidArgument));
+        assert_eq!(tms_get_cpu_backup_pointer(second.cast(), 1), ptr::null());
+        assert_eq!(host_copy(other), kept);
+        // From the next pause on there is one.
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let (copy, size) = host_copy(second).unwrap();
+        check(copy, size, 3);
+    });
+}
+
+/// What was kept is older than what the program dropped.
+#[test]
+fn a_region_that_is_dropped_has_no_copy_left() {
+    let test = "copies::a_region_that_is_dropped_has_no_copy_left";
+    isolated(test, &[], |_| {
+        let kept = allocate_in("kv", Backup::Host, MIB, 0, 1);
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        assert!(host_copy(kept).is_ok());
+        // SAFETY: null stands for every region.
+        assert_eq!(unsafe { lowtide_pause_and_drop(ptr::null()) }, Status::Ok);
+        assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(region("kv", Backup::Host, 0).last_restored_bytes, 0);
+    });
+}

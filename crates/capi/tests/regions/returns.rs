@@ -1,0 +1,134 @@
+//! Memory of regions that goes back to the device, or that another has then.
+
+use std::ptr;
+
+use lowtide::*;
+
+use crate::common::{allocate, allocate_on, check, isolated, last_error};
+use crate::{MIB, allocate_in, enter, host_copy, leave, pause, region, resume, trim};
+
+/// With its last block go its copy, retained or not, its memory and its addresses.
+#[test]
+fn a_region_that_nothing_uses_ends() {
+    isolated("returns::a_region_that_nothing_uses_ends", &[], |fake| {
+        let outside = allocate(MIB, 0).unwrap();
+        let used = fake.used_bytes(0);
+        assert_eq!(trim("kv", Backup::Host, 0), Status::Ok, "there is none");
+        assert_eq!(lowtide_retain_backups(true), Status::Ok);
+        for is_paused in [false, true] {
+            let [kept, freed] = [1, 2].map(|seed| allocate_in("kv", Backup::Host, MIB, 0, seed));
+            let dropped = allocate_in("kv", Backup::None, MIB, 0, 3);
+            assert_eq!(pause("kv"), Status::Ok);
+            assert_eq!(lowtide_page_lock_backups(), Status::Ok);
+            let (copy, size) = host_copy(kept).unwrap();
+            if !is_paused {
+                assert_eq!(resume("kv"), Status::Ok);
+            }
+            // What is used stays as it is.
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            assert_eq!(trim("kv", Backup::Host, 0), Status::Ok);
+            assert_eq!(host_copy(kept), Ok((copy, size)));
+            check(copy, size, 1);
+            let away = [RegionState::Mapped, RegionState::Paused][usize::from(is_paused)];
+            assert_eq!(region("kv", Backup::Host, 0).state, away);
+
+            assert_eq!(lowtide_deallocate(kept), Status::Ok);
+            assert_eq!(trim("kv", Backup::Host, 1), Status::Ok, "there is none");
+            assert_eq!(trim("kv", Backup::Host, 0), Status::Ok, "{}", last_error());
+            let shown = region("kv", Backup::Host, 0);
+            assert_eq!(shown.state, RegionState::Mapped);
+            assert_eq!((shown.mapped_bytes, shown.host_bytes), (0, 0));
+            assert_eq!(region("kv", Backup::None, 0).state, away);
+
+            assert_eq!(resume("kv"), Status::Ok);
+            assert_eq!(lowtide_deallocate(dropped), Status::Ok);
+            assert_eq!(trim("kv", Backup::None, 0), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used);
+            assert_eq!(lowtide_release_idle_backups(), Status::Ok);
+            let live = fake.live();
+            assert_eq!((live.handles, live.host_allocations), (0, 0), "{live:?}");
+        }
+        // It is as one that was never paused.
+        let again = allocate_in("kv", Backup::Host, MIB, 0, 4);
+        check(again, MIB, 4);
+        // SAFETY: null is no tag, and is refused.
+        let refused = unsafe { lowtide_region_trim(0, ptr::null(), 0) };
+        assert_eq!(refused, Status::InvalidArgument);
+        assert_eq!(lowtide_deallocate(outside), Status::Ok);
+    });
+}
+
+/// What a region holds free goes back as other free memory does.
+#[test]
+fn free_memory_of_a_region_goes_back() {
+    let test = "returns::free_memory_of_a_region_goes_back";
+    isolated(test, &[], |fake| {
+        let outside = allocate(MIB, 0).unwrap();
+        let used = fake.used_bytes(0);
+        for _ in 0..3 {
+            let held: Vec<_> = (0..20)
+                .map(|seed| allocate_in("kv", Backup::None, 30 * MIB, 0, seed))
+                .collect();
+            for &memory in &held {
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+            assert!(fake.used_bytes(0) > used, "it is cached");
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used);
+        }
+        let live = fake.live();
+        assert_eq!((live.reservations, live.handles, live.mappings), (0, 0, 0));
+        assert_eq!(lowtide_deallocate(outside), Status::Ok);
+    });
+}
+
+/// A stream may end when the memory is free that was used on it, be that alone in a piece or not.
+#[test]
+fn memory_goes_back_whose_stream_has_ended() {
+    let test = "returns::memory_goes_back_whose_stream_has_ended";
+    isolated(test, &[], |fake| {
+        let kept = allocate_in("kv", Backup::None, 256 * MIB, 0, 1);
+        let used = fake.used_bytes(0);
+        for resets_before in [false, true] {
+            let stream = fake.stream();
+            enter("kv", Backup::None);
+            let memory = allocate_on(12 * MIB, 0, stream);
+            assert!(memory.is_ok(), "{}", last_error());
+            let beside = allocate(12 * MIB, 0).unwrap();
+            leave();
+            assert_eq!(lowtide_deallocate(memory.unwrap()), Status::Ok);
+            if resets_before {
+                assert_eq!(lowtide_reset(), Status::Ok);
+            }
+            fake.destroy_stream(stream);
+            assert_eq!(lowtide_deallocate(beside), Status::Ok);
+            assert_eq!(lowtide_reset(), Status::Ok);
+            assert_eq!(fake.used_bytes(0), used, "{resets_before}");
+        }
+        check(kept, 256 * MIB, 1);
+    });
+}
+
+/// The numbers of threads' own default streams are no handles: a driver that is given one may crash.
+#[test]
+fn the_driver_is_asked_for_no_stream_of_a_thread() {
+    let test = "returns::the_driver_is_asked_for_no_stream_of_a_thread";
+    isolated(test, &[], |fake| {
+        let _outside = allocate(MIB, 0).unwrap();
+        let used = fake.used_bytes(0);
+        let names = ["cuStreamSynchronize", "cuCtxSynchronize"];
+        let of_thread = ptr::without_provenance_mut(3);
+        for (stream, expected) in [(fake.stream(), [1, 0]), (of_thread, [0, 1])] {
+            enter("kv", Backup::None);
+            let memory = allocate_on(12 * MIB, 0, stream);
+            leave();
+            assert!(memory.is_ok(), "{}", last_error());
+            assert_eq!(lowtide_deallocate(memory.unwrap()), Status::Ok);
+            let before = names.map(|name| fake.calls(name));
+            assert_eq!(lowtide_reset(), Status::Ok);
+            let after = names.map(|name| fake.calls(name));
+            let calls = [after[0] - before[0], after[1] - before[1]];
+            assert_eq!((calls, fake.used_bytes(0)), (expected, used));
+        }
+    });
+}
