@@ -8,7 +8,7 @@ use lowtide_core::{Allocation, DeviceAddress};
 use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
-use crate::pools::{Mempool, with_pools};
+use crate::pools::{Mempool, with_pool, with_pools};
 
 /// What a memory pool held at one moment. It holds no memory of the device.
 #[derive(Debug)]
@@ -41,7 +41,9 @@ pub unsafe extern "C" fn lowtide_check_live(
             let expected = unsafe { slice::from_raw_parts(expected, count) };
             expected.iter().map(|&memory| address_of(memory)).collect()
         };
-        let answer = with_pools(device, |pools| pools.check_live(pool.id(), &expected))?;
+        let answer = with_pool(device, pool, |pools, pool| {
+            pools.check_live(pool, &expected)
+        })?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_equal", is_equal, answer) }
     })
@@ -64,7 +66,7 @@ pub unsafe extern "C" fn lowtide_checkpoint_pool(
         if checkpoint.is_null() {
             return Err(Error::null("checkpoint"));
         }
-        let taken = with_pools(device, |pools| pools.checkpoint(pool.id()))?;
+        let taken = with_pool(device, pool, |pools, pool| pools.checkpoint(pool))?;
         let taken = Checkpoint {
             device,
             checkpoint: taken,

@@ -7,7 +7,7 @@ use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, S
 use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
-use crate::registry;
+use crate::registry::{self, Lane};
 
 /// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
 /// the same registers. Both 0 are the default pool.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
 /// PyTorch's hook `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| with_pools(device, |pools| pools.end_allocate_to_pool(pool.id())))
+    run(|| with_pool(device, pool, Lane::end_allocate_to_pool))
 }
 
 /// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
@@ -86,7 +86,7 @@ pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> 
 /// PyTorch's hook `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| with_pools(device, |pools| pools.release_pool(pool.id())))
+    run(|| with_pool(device, pool, Lane::release_pool))
 }
 
 /// Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
@@ -110,8 +110,10 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
     count: *mut c_int,
 ) -> Status {
     run(|| {
-        let allocator = registry::device(device)?;
-        let held = allocator.with_pools(|pools| pools.pool_use_count(pool.id()))?;
+        let held = match registry::in_use(device)? {
+            Some(allocator) => allocator.with_pools(|pools| pools.pool_use_count(pool.id()))?,
+            None => Ok(0),
+        };
         let held = c_int::try_from(held.unwrap_or(0)).unwrap_or(c_int::MAX);
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("count", count, held) }
@@ -121,13 +123,17 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 /// Lets requests of the default pool be served from this one before they fail, or not.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
-    run(|| with_pools(device, |pools| pools.set_use_on_oom(pool.id(), use_on_oom)))
+    run(|| {
+        with_pool(device, pool, |pools, pool| {
+            pools.set_use_on_oom(pool, use_on_oom)
+        })
+    })
 }
 
 /// Hands the blocks of a memory pool out whole from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
-    run(|| with_pools(device, |pools| pools.set_no_split(pool.id())))
+    run(|| with_pool(device, pool, Lane::set_no_split))
 }
 
 /// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
@@ -189,8 +195,8 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
             release,
             context,
         };
-        with_pools(device, |pools| {
-            pools.set_pool_source(pool.id(), Box::new(source))
+        with_pool(device, pool, |pools, pool| {
+            pools.set_pool_source(pool, Box::new(source))
         })
     })
 }
@@ -205,7 +211,10 @@ pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
 /// Says that a capture has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
-    run(|| Ok(registry::device(device)?.capture_end()?))
+    run(|| match registry::in_use(device)? {
+        Some(allocator) => Ok(allocator.capture_end()?),
+        None => Ok(()),
+    })
 }
 
 /// What a caller's functions are called with; it ends when this is dropped.
@@ -227,10 +236,24 @@ impl Drop for Context {
     }
 }
 
+/// Returns what `act` does with a pool that is to be there, and the lane that it is in. A device that nothing
+/// was asked of has no pools but the default one, and is not started to say so.
+pub(crate) fn with_pool<R>(
+    device: c_int,
+    pool: Mempool,
+    act: impl FnOnce(&mut Lane, MempoolId) -> Result<R, AllocError>,
+) -> Result<R, Error> {
+    let pool = pool.id();
+    if !pool.is_default() && registry::in_use(device)?.is_none() {
+        return Err(AllocError::NoSuchPool { pool }.into());
+    }
+    with_pools(device, |pools| act(pools, pool))
+}
+
 /// Returns what `act` does with the lane that a device's pools are in.
 pub(crate) fn with_pools<R>(
     device: c_int,
-    act: impl FnOnce(&mut registry::Lane) -> Result<R, AllocError>,
+    act: impl FnOnce(&mut Lane) -> Result<R, AllocError>,
 ) -> Result<R, Error> {
     Ok(registry::device(device)?.with_pools(act)??)
 }

@@ -68,6 +68,38 @@ fn a_pool_lives_as_long_as_it_is_held() {
     });
 }
 
+/// A device's context takes hundreds of MiB.
+#[test]
+fn a_device_is_not_started_for_a_pool_that_it_cannot_have() {
+    let test = "a_device_is_not_started_for_a_pool_that_it_cannot_have";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
+        let _elsewhere = allocate(1000, 1).unwrap();
+        let started = fake.calls("cuDevicePrimaryCtxRetain");
+        assert_eq!(use_count(POOL), 0);
+        let seen: &'static Seen = Box::leak(Box::default());
+        let (mut is_equal, mut checkpoint) = (true, ptr::null_mut());
+        let answers = [
+            lowtide_end_allocate_to_pool(0, POOL),
+            lowtide_release_pool(0, POOL),
+            lowtide_set_use_on_oom(0, POOL, true),
+            lowtide_set_no_split(0, POOL),
+            lowtide_empty_pool(0, POOL),
+            set_source(POOL, seen),
+            // SAFETY: no block is expected, and `is_equal` may be written to.
+            unsafe { lowtide_check_live(0, POOL, ptr::null(), 0, &raw mut is_equal) },
+            // SAFETY: `checkpoint` may be written to.
+            unsafe { lowtide_checkpoint_pool(0, POOL, &raw mut checkpoint) },
+        ];
+        assert_eq!(answers, [Status::Pool; 8]);
+        assert_eq!(last_error(), "there is no memory pool (0, 3)");
+        assert_eq!(seen.ended.load(Ordering::Relaxed), 1);
+        assert_eq!(lowtide_capture_end(0), Status::Ok);
+        assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), started);
+        assert_eq!(lowtide_release_pool(2, POOL), Status::InvalidArgument);
+        assert_eq!(lowtide_capture_end(2), Status::InvalidArgument);
+    });
+}
+
 #[test]
 fn a_pool_serves_others_where_it_may() {
     let capacity = ("FAKECUDA_CAPACITY", "41943040");
