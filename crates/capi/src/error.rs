@@ -83,6 +83,7 @@ impl From<AllocError> for Error {
             AllocError::NotAllocated { .. } => Status::NotAllocated,
             AllocError::NoSuchPool { .. }
             | AllocError::PoolInUse { .. }
+            | AllocError::PoolHasSource { .. }
             | AllocError::NotRestorable { .. }
             | AllocError::TooManyStreams => Status::Pool,
             AllocError::Paused { .. } => Status::Paused,

@@ -199,6 +199,13 @@ fn segments_come_from_the_programs_source() {
         );
         assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
         assert_eq!(set_source(POOL, seen), Status::Ok);
+        let other: &'static Seen = Box::leak(Box::default());
+        assert_eq!(set_source(POOL, other), Status::Pool);
+        assert_eq!(
+            last_error(),
+            "memory pool (0, 3) has segments already, or others have said where they come from"
+        );
+        assert_eq!(other.ended.load(Ordering::Relaxed), 1);
         // SAFETY: null is refused.
         let refused =
             unsafe { lowtide_set_pool_source(0, POOL, None, None, ptr::null_mut(), None) };

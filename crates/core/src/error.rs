@@ -41,6 +41,11 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// That pool has segments, or a source of its own for them, already.
+    PoolHasSource {
+        /// The pool that was named.
+        pool: MempoolId,
+    },
     /// As many streams have memory that is not only cached as can be told apart, 65,536, each counted once
     /// for the default pool and for each private pool that there is. Held pools keep what they have cached.
     TooManyStreams,
@@ -165,6 +170,13 @@ impl fmt::Display for AllocError {
                 write!(
                     f,
                     "requests are being routed to memory pool ({}, {}) already",
+                    pool.0, pool.1
+                )
+            }
+            AllocError::PoolHasSource { pool } => {
+                write!(
+                    f,
+                    "memory pool ({}, {}) has segments already, or others have said where they come from",
                     pool.0, pool.1
                 )
             }

@@ -192,7 +192,7 @@ fn a_source_without_memory_is_a_pool_without_memory() -> Outcome {
 #[test]
 fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     let mut allocator = allocator(&Config::default());
-    let in_use = Err(AllocError::PoolInUse { pool: POOL });
+    let in_use = Err(AllocError::PoolHasSource { pool: POOL });
     let no_such_pool = Err(AllocError::NoSuchPool { pool: POOL });
     assert_eq!(
         allocator.set_pool_source(POOL, source(Bytes::ZERO).1),
@@ -200,7 +200,7 @@ fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     );
     let default = MempoolId::DEFAULT;
     let refused = allocator.set_pool_source(default, source(Bytes::ZERO).1);
-    assert_eq!(refused, Err(AllocError::PoolInUse { pool: default }));
+    assert_eq!(refused, Err(AllocError::PoolHasSource { pool: default }));
 
     allocator.create_or_retain_pool(POOL);
     allocator.set_pool_source(POOL, source(Bytes::mib(2)).1)?;
@@ -211,7 +211,7 @@ fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     let later = MempoolId(0, 2);
     allocator.allocate_in(later, Bytes::mib(1), Stream::DEFAULT)?;
     let refused = allocator.set_pool_source(later, source(Bytes::mib(2)).1);
-    assert_eq!(refused, Err(AllocError::PoolInUse { pool: later }));
+    assert_eq!(refused, Err(AllocError::PoolHasSource { pool: later }));
     Ok(())
 }
 

@@ -151,8 +151,8 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolInUse`] for one that
-    /// has segments or a source already.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolHasSource`] for one that
+    /// has segments or a source already, and the default pool.
     pub fn set_pool_source(
         &mut self,
         pool: MempoolId,
@@ -160,7 +160,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
         let is_set = index != PoolIndex::DEFAULT && self.heap.domains.set_source(index, source);
-        is_set.then_some(()).ok_or(AllocError::PoolInUse { pool })
+        { is_set.then_some(()) }.ok_or(AllocError::PoolHasSource { pool })
     }
 
     /// Gives a pool's free segments back from now on when the default pool's go, though it is held.
