@@ -1,7 +1,9 @@
 //! Which strategy a process uses, and with which options.
 
-use lowtide_core::{Config, ConfigError};
+use lowtide_core::Config;
 use lowtide_explain::Configured;
+
+use crate::error::{Error, Status};
 
 /// PyTorch's own variables. It takes the first that is set, be it empty.
 const PYTORCH_VARIABLES: [&str; 3] = [
@@ -42,24 +44,42 @@ impl Choice {
     ///
     /// # Errors
     ///
-    /// If the strategy or an option is unknown, or a value is refused.
+    /// If the strategy or an option is unknown, or a value is refused; names the variable that has it.
     pub(crate) fn resolve(
         &self,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Config, ConfigError> {
-        let ours = |name| variable(name).filter(|text| !text.is_empty());
-        let named = self.strategy.clone();
+    ) -> Result<Config, Error> {
+        let of_variable = |name| Some((variable(name)?, Some(name)));
+        let ours = |name| of_variable(name).filter(|(text, _)| !text.is_empty());
+        let (variable_of_strategy, variable_of_conf) = match self.is_of_environment {
+            true => (Some("LOWTIDE_STRATEGY"), Some("LOWTIDE_CONF")),
+            false => (None, None),
+        };
+        let named = self
+            .strategy
+            .clone()
+            .map(|text| (text, variable_of_strategy));
         let ours_counts = named.is_none();
-        let strategy = named
+        let (strategy, strategy_from) = named
             .or_else(|| ours("LOWTIDE_STRATEGY"))
-            .unwrap_or_else(|| DEFAULT_STRATEGY.to_owned());
+            .unwrap_or_else(|| (DEFAULT_STRATEGY.to_owned(), None));
         let pytorch = || {
-            let set = PYTORCH_VARIABLES.into_iter().find_map(&variable);
+            let set = PYTORCH_VARIABLES.into_iter().find_map(of_variable);
             set.filter(|_| strategy == "caching")
         };
-        let conf = self.conf.clone();
+        let conf = self.conf.clone().map(|text| (text, variable_of_conf));
         let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
-        Config::parse(&strategy, &conf.or_else(pytorch).unwrap_or_default())
+        let (conf, conf_from) = conf.or_else(pytorch).unwrap_or_default();
+        Config::parse(&strategy, &conf).map_err(|error| {
+            let is_of_strategy = Config::parse(&strategy, "").is_err();
+            let from = if is_of_strategy {
+                strategy_from
+            } else {
+                conf_from
+            };
+            let from = from.map(|name| format!(" ({name})")).unwrap_or_default();
+            Error::new(Status::Config, format_args!("{error}{from}"))
+        })
     }
 
     /// Returns what a user changes to have other settings than [`Choice::resolve`] returns, given the
@@ -99,7 +119,7 @@ mod tests {
         };
         match choice.resolve(in_environment(environment)) {
             Ok(config) => config.to_string(),
-            Err(error) => error.to_string(),
+            Err(error) => error.text,
         }
     }
 
@@ -213,6 +233,40 @@ mod tests {
             resolved((None, Some("retry_ms:7")), &environment),
             "bfc:retry_ms:7"
         );
+    }
+
+    #[test]
+    fn what_is_refused_is_named_with_its_variable() {
+        let check = |choice, environment: &[(&str, &str)], expected: &str| {
+            let text = resolved(choice, environment);
+            assert!(text.ends_with(expected), "{text}");
+        };
+        let nothing = (None, None);
+        let strategy = ("LOWTIDE_STRATEGY", "best");
+        let [ours, pytorch] = ["LOWTIDE_CONF", "PYTORCH_ALLOC_CONF"];
+        let [ours, pytorch] = [ours, pytorch].map(|name| (name, "max_split_size_mb:many"));
+        check(
+            nothing,
+            &[strategy, ours],
+            "bfc, caching (LOWTIDE_STRATEGY)",
+        );
+        let refused = "stoull: 'many' is not a whole number in range";
+        check(
+            nothing,
+            &[ours, pytorch],
+            &format!("{refused} (LOWTIDE_CONF)"),
+        );
+        check(
+            nothing,
+            &[pytorch],
+            &format!("{refused} (PYTORCH_ALLOC_CONF)"),
+        );
+        check((Some("best"), None), &[strategy, ours], "bfc, caching");
+        let conf = (None, Some("max_split_size_mb:many"));
+        check(conf, &[pytorch], refused);
+        let alone = Choice::of_environment_alone(in_environment(&[ours]));
+        let error = alone.resolve(in_environment(&[ours])).unwrap_err();
+        assert_eq!(error.text, format!("{refused} (LOWTIDE_CONF)"));
     }
 
     #[test]
