@@ -268,6 +268,7 @@ fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> 
                 ));
             }
         },
+        // The first two say when other threads wait, which a strategy does not know.
         "release_lock_on_cudamalloc"
         | "release_lock_on_hipmalloc"
         | "pinned_use_cuda_host_register"
