@@ -86,7 +86,7 @@ typedef enum lowtide_status {
    */
   LOWTIDE_STATUS_INTERNAL = 11,
   /**
-   * The region whose memory the request is for is paused.
+   * The region whose memory the request is for, or whose block is to be shared, is paused.
    */
   LOWTIDE_STATUS_PAUSED = 12,
   /**
@@ -1340,7 +1340,7 @@ enum lowtide_status lowtide_enable_peer_access(int device,
  * The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
  * do: blocks that share those have the same bytes. They are the caller's, to be given to
  * `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
- * says how many there are. On failure nothing is written.
+ * says how many there are. On failure nothing is written: `LOWTIDE_STATUS_PAUSED` for a block whose region is.
  *
  * The block must stay allocated while others use it: once it is freed its memory is handed out again, and
  * bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain

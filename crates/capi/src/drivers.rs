@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 
-use lowtide_core::{Bytes, DeviceAddress};
 use lowtide_cuda::CudaDriver;
 
 use crate::error::Error;
@@ -32,14 +31,4 @@ pub(crate) fn find<R>(
         }
     }
     Ok(None)
-}
-
-/// Returns the device that holds a block, and the block's size.
-///
-/// # Errors
-///
-/// If the process was forked, or no device holds such a block.
-pub(crate) fn block_at(address: DeviceAddress) -> Result<(c_int, Bytes), Error> {
-    let (ordinal, block) = registry::find_allocation(address)?;
-    Ok((ordinal, block.size))
 }

@@ -40,7 +40,7 @@ pub enum Status {
     TooSmall = 10,
     /// A defect of lowtide: it panicked, in this call or before on this device.
     Internal = 11,
-    /// The region whose memory the request is for is paused.
+    /// The region whose memory the request is for, or whose block is to be shared, is paused.
     Paused = 12,
     /// A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
     Backup = 13,

@@ -241,6 +241,22 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     copy.map_err(change::error)
 }
 
+/// Refuses what needs the memory of a device's block, if that is not on the device.
+pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error> {
+    let Some(region) = table::memory_of(device, block.pool)? else {
+        return Ok(());
+    };
+    match region.memory.state().map_err(change::error)? {
+        lowtide_region::RegionState::Mapped => Ok(()),
+        _ => {
+            let tag = &region.name.tag;
+            let text =
+                format_args!("region {tag:?} is paused: resume it before sharing its blocks");
+            Err(Error::new(Status::Paused, text))
+        }
+    }
+}
+
 /// Returns where the host's copy of some bytes is, which lie in one block.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ use crate::boundary::{run, write_to_c};
 use crate::control::copy_for_c;
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, pointer_to};
-use crate::{drivers, peers, registry};
+use crate::{drivers, peers, regions, registry};
 pub(crate) use socket::is_same_user;
 use ticket::{Identity, Mapped, Shared, Ticket};
 
@@ -44,7 +44,7 @@ use ticket::{Identity, Mapped, Shared, Ticket};
 /// The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
 /// do: blocks that share those have the same bytes. They are the caller's, to be given to
 /// `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
-/// says how many there are. On failure nothing is written.
+/// says how many there are. On failure nothing is written: `LOWTIDE_STATUS_PAUSED` for a block whose region is.
 ///
 /// The block must stay allocated while others use it: once it is freed its memory is handed out again, and
 /// bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
@@ -132,10 +132,11 @@ pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
 }
 
 fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
-    let (ordinal, size) = drivers::block_at(address)?;
+    let (ordinal, block) = registry::find_allocation(address)?;
+    regions::refuse_away(ordinal, &block)?;
     let identity = Identity::of_this_process()?;
     let (device, mapped, named) = drivers::with(ordinal, |driver| {
-        let mapped = driver.mapped_range(address, size);
+        let mapped = driver.mapped_range(address, block.size);
         let named = match mapped {
             Some(_) if !driver.supports_export() => Some(Err(not_exportable())),
             Some(_) => None,

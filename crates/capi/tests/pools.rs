@@ -68,6 +68,23 @@ fn a_pool_lives_as_long_as_it_is_held() {
     });
 }
 
+/// A pool that is there is not said to be absent.
+#[test]
+fn what_is_wrong_with_a_pool_is_said_of_it() {
+    isolated("what_is_wrong_with_a_pool_is_said_of_it", &[], |_| {
+        let unrouted = "no requests are being routed to memory pool (0, 3)";
+        assert_eq!(lowtide_end_allocate_to_pool(0, POOL), Status::Pool);
+        assert_eq!(last_error(), unrouted);
+        let block = allocate_in(POOL, &[3 << 20])[0];
+        assert_eq!(lowtide_end_allocate_to_pool(0, POOL), Status::Pool);
+        assert_eq!(last_error(), unrouted);
+        assert_eq!(use_count(POOL), 0);
+        assert_eq!(lowtide_release_pool(0, POOL), Status::Pool);
+        assert_eq!(last_error(), "nothing holds memory pool (0, 3)");
+        assert_eq!(find(block).unwrap().pool, POOL);
+    });
+}
+
 /// A device's context takes hundreds of MiB.
 #[test]
 fn a_device_is_not_started_for_a_pool_that_it_cannot_have() {

@@ -257,6 +257,35 @@ fn a_paused_region_hands_nothing_out_and_takes_blocks_back() {
     }
 }
 
+/// The driver's own answer would be an invalid argument.
+#[test]
+fn a_block_that_is_away_is_not_shared() {
+    isolated("a_block_that_is_away_is_not_shared", &[], |_| {
+        let share = |memory| {
+            let (mut bytes, mut length, mut offset) = (ptr::null_mut(), 0, 0);
+            // SAFETY: the three may be written to.
+            let status =
+                unsafe { lowtide_share(memory, &raw mut bytes, &raw mut length, &raw mut offset) };
+            assert_eq!(status == Status::Ok, !bytes.is_null());
+            // SAFETY: null, or handed out above.
+            unsafe { lowtide_release_bytes(bytes) };
+            status
+        };
+        let memory = allocate_in("kv", Backup::Host, 3 * MIB, 0, 1);
+        let other = allocate_in("other", Backup::Host, 3 * MIB, 0, 2);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(share(memory), Status::Paused);
+        assert_eq!(
+            last_error(),
+            "region \"kv\" is paused: resume it before sharing its blocks"
+        );
+        assert_eq!(share(other), Status::Ok, "{}", last_error());
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(share(memory), Status::Ok, "{}", last_error());
+        check(memory, 3 * MIB, 1);
+    });
+}
+
 #[test]
 fn a_tag_that_was_never_entered_is_refused() {
     isolated("a_tag_that_was_never_entered_is_refused", &[], |_| {
