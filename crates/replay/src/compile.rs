@@ -56,12 +56,13 @@ struct Group {
 impl<'a> Compiler<'a> {
     pub(crate) fn new(trace: &'a Trace) -> Compiler<'a> {
         let segments = trace.initial.segments.iter();
-        let event_pools = EventPools::new(trace);
+        let mut event_pools = EventPools::new(trace);
+        let initial_segments = std::mem::take(&mut event_pools.initial_segments);
         let survey = Survey::new(trace, &event_pools);
         Compiler {
             trace,
             program: Program {
-                initial_pools: event_pools.told_initial().map(<[MempoolId]>::to_vec),
+                initial_segments,
                 limit_min: survey.limit_min,
                 card_size_min: survey.card_size_min,
                 ..Program::default()

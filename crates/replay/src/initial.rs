@@ -1,35 +1,60 @@
 //! What there was before a recording's first event, as a picture of segments.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use lowtide_core::{
-    BlockSnapshot, BlockStatus, Bytes, CachingConfig, DeviceAddress, MempoolId, SegmentSnapshot,
+    BlockSnapshot, BlockStatus, Bytes, CachingConfig, DeviceAddress, SegmentSnapshot,
 };
 use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 
 use crate::initial_sizes::{InitialSizes, UNSPLIT_END_MAX};
 use crate::survey::config_of;
 
-/// Returns the segments that were there before the first event, their blocks tiling them, in the pools
-/// that the recording says or that were told from its addresses.
-pub(crate) fn segments(trace: &Trace, told: Option<&[MempoolId]>) -> Vec<SegmentSnapshot> {
-    let (config, sizes) = (config_of(trace), InitialSizes::new(trace));
-    let segments = trace.initial.segments.iter().enumerate();
-    let pool_of = |index: usize| told.map(|pools| pools[index]);
-    segments
-        .map(|(index, segment)| {
-            let pool = pool_of(index).or(segment.pool).unwrap_or_default();
-            SegmentSnapshot {
-                pool,
-                ..picture(segment, &trace.initial.blocks, &sizes, &config)
+/// What there was before the first event.
+#[derive(Debug, Default)]
+pub(crate) struct Initial {
+    /// Their blocks tile them, and their pools are those that the recording says.
+    pub(crate) segments: Vec<SegmentSnapshot>,
+    /// Free blocks that may be shorter than they are here, by up to [`UNSPLIT_END_MAX`]: nothing was served of them
+    /// while the blocks before them were there, and those may be longer.
+    pub(crate) uncertain: BTreeSet<DeviceAddress>,
+}
+
+impl Initial {
+    /// Looks at the events up to where every block is gone.
+    pub(crate) fn new(trace: &Trace) -> Initial {
+        let (config, sizes) = (config_of(trace), InitialSizes::new(trace));
+        let mut uncertain = BTreeSet::new();
+        let segments = trace.initial.segments.iter();
+        let segments = segments.map(|segment| {
+            let blocks = &trace.initial.blocks;
+            picture(segment, blocks, (&sizes, &config), &mut uncertain)
+        });
+        Initial {
+            segments: segments.collect(),
+            uncertain,
+        }
+    }
+
+    /// Has free blocks begin later, by their addresses, and those before them end there.
+    pub(crate) fn shorten(&mut self, by: &BTreeMap<DeviceAddress, Bytes>) {
+        for segment in self.segments.iter_mut().filter(|_| !by.is_empty()) {
+            for place in 1..segment.blocks.len() {
+                if let Some(&end) = by.get(&segment.blocks[place].address) {
+                    segment.blocks[place - 1].size += end;
+                    segment.blocks[place].address = segment.blocks[place].address + end;
+                    segment.blocks[place].size -= end;
+                }
             }
-        })
-        .collect()
+        }
+    }
 }
 
 fn picture(
     segment: &InitialSegment,
     blocks: &[InitialBlock],
-    sizes: &InitialSizes,
-    config: &CachingConfig,
+    (sizes, config): (&InitialSizes, &CachingConfig),
+    uncertain: &mut BTreeSet<DeviceAddress>,
 ) -> SegmentSnapshot {
     let end = segment.address + segment.size;
     let first = blocks.partition_point(|block| block.address < segment.address);
@@ -50,13 +75,16 @@ fn picture(
             status: BlockStatus::Allocated,
         });
         at = address + size;
+        if sizes.may_be_longer(first + index, segment) && room > size + UNSPLIT_END_MAX {
+            uncertain.insert(at);
+        }
     }
     push_gap(&mut tiles, segment, at, end);
     SegmentSnapshot {
         address: segment.address,
         size: segment.size,
         stream: segment.stream,
-        pool: MempoolId::DEFAULT,
+        pool: segment.pool.unwrap_or_default(),
         is_large: segment.is_large,
         is_expandable: segment.is_expandable,
         blocks: tiles,

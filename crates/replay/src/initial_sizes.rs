@@ -78,6 +78,13 @@ impl InitialSizes {
         let told = told.filter(|size| (least..=longest).contains(size));
         told.unwrap_or(least).min(room)
     }
+
+    /// Returns whether the block at a place, of a segment, may have an end that was not split off, as far as what was
+    /// served behind it tells: nothing was.
+    pub(crate) fn may_be_longer(&self, place: usize, segment: &InitialSegment) -> bool {
+        let keeps_ends = segment.is_large && !segment.is_expandable;
+        keeps_ends && self.freed[place] && self.ends[place].is_none()
+    }
 }
 
 /// Returns by address the blocks behind which memory may be free: the place of each, and where that memory ends.

@@ -15,7 +15,8 @@ use lowtide_core::{
 };
 use lowtide_trace::Trace;
 
-use crate::initial;
+use crate::initial::Initial;
+use crate::initial_sizes::UNSPLIT_END_MAX;
 use crate::survey::{config_of, gives_back_some};
 
 /// The largest request that small segments serve, and the largest end that is left on a large block.
@@ -30,28 +31,28 @@ const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 /// As many pairs of segments are told apart: a recording of some kilobytes could name a pair for every two of its events.
 const PAIRS_MAX: usize = 1 << 20;
 
-/// Returns the pools of a recording's segments and events; `None` where the recording says them, contradicts
-/// itself, or has more than [`PAIRS_MAX`] pairs of segments that are apart. Takes O(n log n) for n events, more for
-/// each pair, for each free block when memory goes back, and for each segment when pages are mapped.
-fn tell(trace: &Trace) -> Option<Told> {
+/// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
+/// nothing that it does not say, where it contradicts itself, or has more than [`PAIRS_MAX`] pairs of segments that
+/// are apart. Takes O(n log n) for n events, more for each pair, for each free block when memory goes back, and for
+/// each segment when pages are mapped.
+fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
             recorded.event.action,
             Action::SegmentFree | Action::SegmentUnmap
         )
     });
-    if released.all(|recorded| recorded.pool_known) {
+    let knows_pools = released.all(|recorded| recorded.pool_known);
+    if knows_pools && initial.uncertain.is_empty() {
         return None;
     }
-    let config = config_of(trace);
+    let ends = initial.uncertain.iter().map(|&end| (end, Bytes::ZERO));
     let mut layout = Layout {
-        config,
+        config: config_of(trace),
+        uncertain: ends.collect(),
         ..Layout::default()
     };
-    for (segment, known) in initial::segments(trace, None)
-        .iter()
-        .zip(&trace.initial.segments)
-    {
+    for (segment, known) in initial.segments.iter().zip(&trace.initial.segments) {
         layout.adopt(segment, known.pool);
     }
     layout.tell_apart_adopted();
@@ -67,28 +68,50 @@ fn tell(trace: &Trace) -> Option<Told> {
         }
     }
     layout.end_release(None);
-    let pools = layout.pools();
-    let initial = pools[..trace.initial.segments.len()].to_vec();
-    let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
-    Some(Told {
-        initial,
-        events: owners.into_iter().map(pool_of).collect(),
-    })
+    let pools = (!knows_pools).then(|| layout.pools());
+    let pools = pools.map(|mut pools| {
+        let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
+        let events = owners.into_iter().map(pool_of).collect();
+        pools.truncate(trace.initial.segments.len());
+        ToldPools {
+            initial: pools,
+            events,
+        }
+    });
+    let mut shorter_by = layout.shorter_by;
+    shorter_by.extend(layout.uncertain);
+    shorter_by.retain(|_, by| (Bytes(1)..=UNSPLIT_END_MAX).contains(by));
+    Some(Told { pools, shorter_by })
 }
 
 /// The pools of a recording's segments and events.
 #[derive(Debug)]
 pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
+    /// The segments that were there before the first event, in their pools.
+    pub(crate) initial_segments: Vec<SegmentSnapshot>,
     /// Where only the addresses tell.
-    told: Option<Told>,
+    told: Option<ToldPools>,
 }
 
 impl<'a> EventPools<'a> {
     /// Takes as long as [`tell`].
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
-        let told = tell(trace);
-        EventPools { trace, told }
+        let mut initial = Initial::new(trace);
+        let told = tell(trace, &initial);
+        let (told, shorter_by) = told.map(|told| (told.pools, told.shorter_by)).unzip();
+        let told: Option<ToldPools> = told.flatten();
+        initial.shorten(&shorter_by.unwrap_or_default());
+        for (index, segment) in initial.segments.iter_mut().enumerate() {
+            segment.pool = told
+                .as_ref()
+                .map_or(segment.pool, |told| told.initial[index]);
+        }
+        EventPools {
+            trace,
+            initial_segments: initial.segments,
+            told,
+        }
     }
 
     /// Returns the pool of the event at `index`.
@@ -97,22 +120,26 @@ impl<'a> EventPools<'a> {
         told.unwrap_or(self.trace.events[index].event.pool)
     }
 
-    /// Returns the pools of the segments that were there before the first event, where only the addresses tell.
-    pub(crate) fn told_initial(&self) -> Option<&[MempoolId]> {
-        self.told.as_ref().map(|told| told.initial.as_slice())
-    }
-
     /// Returns the pool of the segment at `index` of those that were there before the first event.
     pub(crate) fn of_initial(&self, index: usize) -> MempoolId {
-        let told = self.told_initial().map(|pools| pools[index]);
+        let told = self.told.as_ref().map(|told| told.initial[index]);
         told.or(self.trace.initial.segments[index].pool)
             .unwrap_or_default()
     }
 }
 
-/// The pools that a recording's addresses tell.
+/// What a recording's addresses tell.
 #[derive(Debug)]
 struct Told {
+    /// `None` where the recording says them.
+    pools: Option<ToldPools>,
+    /// By how much free blocks are shorter than [`Initial`] has them, by their addresses there.
+    shorter_by: BTreeMap<DeviceAddress, Bytes>,
+}
+
+/// The pools that a recording's addresses tell.
+#[derive(Debug)]
+struct ToldPools {
     /// Of each segment that was there before the first event.
     initial: Vec<MempoolId>,
     /// Of each event that takes a block or concerns a segment.
@@ -123,6 +150,11 @@ struct Told {
 #[derive(Default)]
 struct Layout {
     config: CachingConfig,
+    /// By how much free blocks that may be shorter than they are here must be, by address, while the block before
+    /// each is there.
+    uncertain: BTreeMap<DeviceAddress, Bytes>,
+    /// The same of those that must be, afterwards.
+    shorter_by: BTreeMap<DeviceAddress, Bytes>,
     segments: Vec<Segment>,
     /// Every block, by address.
     blocks: BTreeMap<DeviceAddress, Block>,
@@ -377,11 +409,20 @@ impl Layout {
                 true => self.config.block_serves(candidate_size, size),
                 false => !self.can_grow(candidate, candidate_size, other),
             };
-            if other != taken.segment && serves {
+            if serves && !self.are_of_one_pool(other, taken.segment) {
                 self.apart
                     .insert((other.min(taken.segment), other.max(taken.segment)));
+            } else if serves && let Some(by) = self.uncertain.get_mut(&candidate) {
+                // It was too short by a unit at least.
+                *by = (*by).max(candidate_size - size + BLOCK_MIN);
             }
         }
+    }
+
+    /// Returns whether two segments are known to be of the same pool.
+    fn are_of_one_pool(&self, one: usize, other: usize) -> bool {
+        let pool = self.segments[one].pool;
+        one == other || pool.is_some() && pool == self.segments[other].pool
     }
 
     /// Returns whether more memory can be mapped behind a free block: one that can grow is left for others.
@@ -415,6 +456,10 @@ impl Layout {
     fn give(&mut self, address: DeviceAddress) -> Option<usize> {
         let block = *self.blocks.get(&address).filter(|block| !block.is_free)?;
         self.waiting = self.waiting.saturating_sub(1);
+        let end = address + block.size;
+        if let Some(by) = self.uncertain.remove(&end) {
+            self.shorter_by.insert(end, by);
+        }
         self.insert_free(address, block.size, block.segment);
         Some(block.segment)
     }
@@ -612,13 +657,13 @@ mod tests {
 
     #[test]
     fn segments_of_one_stream_that_grow_are_of_different_pools() {
-        let told = tell(&recording(40)).unwrap();
-        let pools: BTreeSet<MempoolId> = told.events.into_iter().collect();
+        let told = tell(&recording(40), &Initial::default()).unwrap();
+        let pools: BTreeSet<MempoolId> = told.pools.unwrap().events.into_iter().collect();
         assert_eq!(pools.len(), 40);
     }
 
     #[test]
     fn too_many_to_tell_apart_are_not() {
-        assert!(tell(&recording(1_450)).is_none());
+        assert!(tell(&recording(1_450), &Initial::default()).is_none());
     }
 }

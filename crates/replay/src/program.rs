@@ -5,7 +5,7 @@
 //! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
 //! a private pool was let go of, and which freed blocks other streams still used.
 
-use lowtide_core::{Bytes, DeviceAddress, MempoolId, Stream};
+use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
 use lowtide_trace::Trace;
 
 use crate::compile::Compiler;
@@ -84,8 +84,8 @@ pub(crate) struct Program {
     pub(crate) event_ends: Vec<u32>,
     /// How many steps, the first ones, stand for what was there before the first event.
     pub(crate) initial_steps: usize,
-    /// The pools of the segments that were there then, where only their addresses tell.
-    pub(crate) initial_pools: Option<Vec<MempoolId>>,
+    /// The segments that were there then.
+    pub(crate) initial_segments: Vec<SegmentSnapshot>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
     /// The least that the job was allowed to hold from the driver.

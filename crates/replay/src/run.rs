@@ -9,7 +9,6 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
-use crate::initial;
 use crate::outcome::{Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
@@ -180,11 +179,11 @@ impl<'a> Run<'a> {
         if self.comparison.is_none() {
             return Ok(0);
         }
-        for segment in initial::segments(self.trace, self.program.initial_pools.as_deref()) {
+        for segment in &self.program.initial_segments {
             if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
                 script.place_next(segment.address);
             }
-            let adopted = self.allocator.adopt(&segment);
+            let adopted = self.allocator.adopt(segment);
             if !adopted.map_err(|error| ReplayError::at(0, error))? {
                 return Ok(0);
             }

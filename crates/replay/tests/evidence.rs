@@ -1,9 +1,9 @@
 //! What a recording implies but does not say, on recordings of a few events made by hand.
 #![expect(clippy::unwrap_used, reason = "a test that cannot replay fails")]
 
-use lowtide_core::{Action, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_core::{Action, BlockStatus, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_replay::{Job, Options, Outcome};
-use lowtide_trace::{InitialSegment, StackId, Trace, TraceEvent};
+use lowtide_trace::{InitialBlock, InitialSegment, StackId, Trace, TraceEvent};
 
 const HERE: u64 = 0x7f00_0000_0000;
 const THERE: u64 = 0x7f00_2000_0000;
@@ -212,4 +212,57 @@ fn thresholds_near_their_ends_are_no_fault() {
             "{threshold}"
         );
     }
+}
+
+/// Free memory of 5 MiB and 6 MiB before the first event, each behind a block, and a request that was served of the
+/// second.
+fn end_recording(mib: u64) -> Trace {
+    let place = |mib: u64| HERE + (mib << 20);
+    let mut trace = recording_of(&[
+        (Action::Alloc, place(12), mib),
+        (Action::FreeRequested, place(0), 4),
+        (Action::FreeCompleted, place(0), 4),
+        (Action::Alloc, place(0), 8),
+    ]);
+    trace.initial.segments.push(InitialSegment {
+        address: DeviceAddress(HERE),
+        size: Bytes::mib(40),
+        stream: Stream::DEFAULT,
+        pool: Some(MempoolId::DEFAULT),
+        is_large: true,
+        is_expandable: false,
+    });
+    let blocks = [(0, 4), (9, 3), (18, 22)];
+    let blocks = blocks.map(|(start_mib, size_mib)| InitialBlock {
+        address: DeviceAddress(place(start_mib)),
+        size: Bytes::mib(size_mib),
+        requested: Bytes::mib(size_mib),
+        stream: Stream::DEFAULT,
+        pool: Some(MempoolId::DEFAULT),
+        status: BlockStatus::Allocated,
+        stack: StackId::NONE,
+    });
+    trace.initial.blocks.extend(blocks);
+    trace
+}
+
+/// A block that was there before the first event may have an end that was not split off.
+#[test]
+fn free_memory_that_was_passed_by_was_too_short() {
+    verify(&end_recording(5));
+    // The end would be longer than one that is not split off.
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let trace = end_recording(4);
+    let outcome = Job::new(&trace).replay(&Config::default(), &options, &());
+    assert!(
+        outcome
+            .unwrap()
+            .verified
+            .unwrap()
+            .first_difference
+            .is_some()
+    );
 }
