@@ -63,6 +63,7 @@ impl<'a> Compiler<'a> {
             trace,
             program: Program {
                 initial_segments,
+                initial_ranges: std::mem::take(&mut event_pools.initial_ranges),
                 limit_min: survey.limit_min,
                 card_size_min: survey.card_size_min,
                 ..Program::default()

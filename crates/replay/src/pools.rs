@@ -34,7 +34,7 @@ const PAIRS_MAX: usize = 1 << 20;
 /// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
 /// nothing that it does not say, where it contradicts itself, or has more than [`PAIRS_MAX`] pairs of segments that
 /// are apart. Takes O(n log n) for n events, more for each pair, for each free block when memory goes back, and for
-/// each segment when pages are mapped.
+/// each expandable segment when a new one begins.
 fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -43,7 +43,8 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
         )
     });
     let knows_pools = released.all(|recorded| recorded.pool_known);
-    if knows_pools && initial.uncertain.is_empty() {
+    let has_ranges = initial.segments.iter().any(|segment| segment.is_expandable);
+    if knows_pools && initial.uncertain.is_empty() && !has_ranges {
         return None;
     }
     let ends = initial.uncertain.iter().map(|&end| (end, Bytes::ZERO));
@@ -55,6 +56,7 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     for (segment, known) in initial.segments.iter().zip(&trace.initial.segments) {
         layout.adopt(segment, known.pool);
     }
+    layout.adopted = layout.segments.len();
     layout.tell_apart_adopted();
     let initial_blocks = trace.initial.blocks.iter();
     layout.waiting = initial_blocks
@@ -68,7 +70,9 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
         }
     }
     layout.end_release(None);
-    let pools = (!knows_pools).then(|| layout.pools());
+    let pools = layout.pools();
+    let ranges = layout.ranges(&initial.segments, &pools);
+    let pools = Some(pools).filter(|_| !knows_pools);
     let pools = pools.map(|mut pools| {
         let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
         let events = owners.into_iter().map(pool_of).collect();
@@ -81,7 +85,11 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut shorter_by = layout.shorter_by;
     shorter_by.extend(layout.uncertain);
     shorter_by.retain(|_, by| (Bytes(1)..=UNSPLIT_END_MAX).contains(by));
-    Some(Told { pools, shorter_by })
+    Some(Told {
+        pools,
+        shorter_by,
+        ranges,
+    })
 }
 
 /// The pools of a recording's segments and events.
@@ -90,6 +98,8 @@ pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
     /// The segments that were there before the first event, in their pools.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
+    /// Where the ranges begin in which some of those lie, by the addresses of these.
+    pub(crate) initial_ranges: BTreeMap<DeviceAddress, DeviceAddress>,
     /// Where only the addresses tell.
     told: Option<ToldPools>,
 }
@@ -99,9 +109,12 @@ impl<'a> EventPools<'a> {
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
         let mut initial = Initial::new(trace);
         let told = tell(trace, &initial);
-        let (told, shorter_by) = told.map(|told| (told.pools, told.shorter_by)).unzip();
-        let told: Option<ToldPools> = told.flatten();
-        initial.shorten(&shorter_by.unwrap_or_default());
+        let Told {
+            pools: told,
+            shorter_by,
+            ranges,
+        } = told.unwrap_or_default();
+        initial.shorten(&shorter_by);
         for (index, segment) in initial.segments.iter_mut().enumerate() {
             segment.pool = told
                 .as_ref()
@@ -110,6 +123,7 @@ impl<'a> EventPools<'a> {
         EventPools {
             trace,
             initial_segments: initial.segments,
+            initial_ranges: ranges,
             told,
         }
     }
@@ -129,12 +143,14 @@ impl<'a> EventPools<'a> {
 }
 
 /// What a recording's addresses tell.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Told {
     /// `None` where the recording says them.
     pools: Option<ToldPools>,
     /// By how much free blocks are shorter than [`Initial`] has them, by their addresses there.
     shorter_by: BTreeMap<DeviceAddress, Bytes>,
+    /// Where expandable segments begin of which the beginning was not mapped before the first event, by what was.
+    ranges: BTreeMap<DeviceAddress, DeviceAddress>,
 }
 
 /// The pools that a recording's addresses tell.
@@ -170,6 +186,14 @@ struct Layout {
     waiting: usize,
     /// Segments that are in some private pool.
     private: BTreeSet<usize>,
+    /// The expandable segments of which something is mapped, by where they start.
+    expandable: BTreeMap<DeviceAddress, usize>,
+    /// How many segments, the first ones, were there before the first event.
+    adopted: usize,
+    /// Expandable segments that began before another and may be one with it: that one and they.
+    beginnings: Vec<(usize, usize)>,
+    /// Segments that turned out to be a part of another, and that one.
+    joined: BTreeMap<usize, usize>,
 }
 
 /// The requests that a segment serves, but for its pool.
@@ -183,6 +207,8 @@ struct Segment {
     owner: Owner,
     pool: Option<MempoolId>,
     start: DeviceAddress,
+    /// Where it was first known to start.
+    first: DeviceAddress,
     /// The end of what was ever mapped, for an expandable one.
     end: DeviceAddress,
     is_expandable: bool,
@@ -287,13 +313,17 @@ impl Layout {
         }
     }
 
-    /// Tells a new expandable segment apart from the others of its owner that are there.
+    /// Tells a new expandable segment apart from the others of its owner that are there, but for what may have been
+    /// mapped behind it before the first event.
     fn tell_apart_mapped(&mut self, new: usize) {
-        let owner = self.segments[new].owner;
-        let is_there = |segment: &Segment| segment.is_expandable && !segment.held_bytes.is_zero();
-        let others = self.segments[..new].iter().enumerate();
-        let others = others.filter(|(_, other)| is_there(other) && other.owner == owner);
-        self.apart.extend(others.map(|(other, _)| (other, new)));
+        let Segment { owner, end, .. } = self.segments[new];
+        let others = self.expandable.values().copied().filter(|&other| {
+            let start = self.segments[other].start;
+            let may_be_one =
+                other < self.adopted && (end..=end + SEGMENT_HOLE_MAX).contains(&start);
+            other != new && self.segments[other].owner == owner && !may_be_one
+        });
+        self.apart.extend(others.map(|other| (other, new)));
     }
 
     fn insert_segment(
@@ -309,11 +339,16 @@ impl Layout {
             owner,
             pool,
             start,
+            first: start,
             end,
             is_expandable,
             held_bytes: size,
         });
-        self.segments.len() - 1
+        let segment = self.segments.len() - 1;
+        if is_expandable {
+            self.expandable.insert(start, segment);
+        }
+        segment
     }
 
     /// Memory is mapped where a segment begins, or behind a mapped block of it; anywhere else, a new
@@ -325,31 +360,111 @@ impl Layout {
         stream: Stream,
         pool: Option<MempoolId>,
     ) -> Option<usize> {
-        // One of which nothing is mapped any more has ended, and its addresses may be another's.
-        let within = |segment: &Segment| {
-            segment.is_expandable
-                && segment.owner.stream == stream
-                && !segment.held_bytes.is_zero()
-                && (segment.start..=segment.end).contains(&address)
-        };
-        let segment = match self.segments.iter().rposition(within) {
-            Some(segment) => {
-                let known = &mut self.segments[segment];
-                known.end = known.end.max(address + size);
-                known.held_bytes += size;
-                segment
+        let before = self.expandable.range(..=address).next_back();
+        let known = before.map(|(_, &segment)| segment).filter(|&segment| {
+            let segment = &self.segments[segment];
+            segment.owner.stream == stream && address <= segment.end
+        });
+        let mut segment = match known {
+            Some(known) => {
+                let segment = &mut self.segments[known];
+                segment.end = segment.end.max(address + size);
+                segment.held_bytes += size;
+                known
             }
             None => {
                 let is_large = size > SMALL_SEGMENT;
                 let owner = Owner { stream, is_large };
                 let new = self.insert_segment(owner, pool, address, size, true);
-                self.tell_apart_mapped(new);
+                let next = self.expandable.range(address + size..).next();
+                self.beginnings.extend(next.map(|(_, &next)| (next, new)));
                 new
             }
         };
+        // The first memory of what was mapped behind may have gone since.
+        let behind = self.expandable.range(..=address + size).next_back();
+        let behind = behind.map(|(_, &behind)| behind);
+        match behind.filter(|&behind| self.are_one(segment, behind)) {
+            Some(behind) => segment = self.join(segment, behind),
+            None if known.is_none() => self.tell_apart_mapped(segment),
+            None => {}
+        }
         self.insert_free(address, size, segment);
         self.fresh = Some(segment);
         Some(segment)
+    }
+
+    /// Returns whether two expandable segments, the second of which begins where memory of the first was mapped, are
+    /// one, of which the memory between was not mapped before the first event.
+    fn are_one(&self, one: usize, other: usize) -> bool {
+        let (first, second) = (&self.segments[one], &self.segments[other]);
+        let pools = [first.pool, second.pool];
+        one != other
+            && first.owner == second.owner
+            && (pools.contains(&None) || first.pool == second.pool)
+    }
+
+    /// Returns where segments of before the first event begin in truth, which are in `pools`: where the first memory
+    /// of their pool was mapped that lies before them, with none of another between.
+    fn ranges(
+        &self,
+        initial: &[SegmentSnapshot],
+        pools: &[MempoolId],
+    ) -> BTreeMap<DeviceAddress, DeviceAddress> {
+        let mut first: BTreeMap<usize, DeviceAddress> = BTreeMap::new();
+        for &(next, new) in &self.beginnings {
+            let (owner, start) = (self.segments[new].owner, self.segments[new].first);
+            let far = start + SEGMENT_HOLE_MAX;
+            let is_same = self.segments[next].owner == owner && pools[next] == pools[new];
+            if is_same && self.segments[next].first <= far {
+                let known = first.entry(self.whole(next)).or_insert(start);
+                *known = start.min(*known);
+            }
+        }
+        let starts = initial.iter().enumerate().filter_map(|(index, segment)| {
+            let start = *first.get(&self.whole(index))?;
+            (segment.is_expandable && start < segment.address).then_some((segment.address, start))
+        });
+        starts.collect()
+    }
+
+    /// Makes two segments one, and returns it: that of which more is mapped.
+    fn join(&mut self, one: usize, other: usize) -> usize {
+        let held = |segment: usize| self.segments[segment].held_bytes;
+        let (into, part) = match held(one) < held(other) {
+            true => (other, one),
+            false => (one, other),
+        };
+        let (start, end) = (self.segments[part].start, self.segments[part].end);
+        for (_, block) in self.blocks.range_mut(start..end) {
+            if block.segment == part {
+                block.segment = into;
+            }
+        }
+        let pool = self.segments[part].pool;
+        let held = std::mem::take(&mut self.segments[part].held_bytes);
+        self.expandable.remove(&start);
+        let whole = &mut self.segments[into];
+        self.expandable.remove(&whole.start);
+        whole.pool = whole.pool.or(pool);
+        whole.start = whole.start.min(start);
+        whole.end = whole.end.max(end);
+        whole.held_bytes += held;
+        self.expandable.insert(whole.start, into);
+        if self.released.remove(&part) {
+            self.released.insert(into);
+        }
+        self.joined.insert(part, into);
+        into
+    }
+
+    /// Returns the segment that another turned out to be a part of, or that itself. O(log n) for n bytes, as the part
+    /// always had fewer.
+    fn whole(&self, mut segment: usize) -> usize {
+        while let Some(&into) = self.joined.get(&segment) {
+            segment = into;
+        }
+        segment
     }
 
     /// Takes the block at `address` for a request of `requested` bytes.
@@ -480,8 +595,12 @@ impl Layout {
             self.insert_free(end, after, block.segment);
         }
         self.fresh = None;
-        let held = &mut self.segments[block.segment].held_bytes;
-        *held = held.saturating_sub(size);
+        let segment = &mut self.segments[block.segment];
+        segment.held_bytes = segment.held_bytes.saturating_sub(size);
+        if segment.is_expandable && segment.held_bytes.is_zero() {
+            // It has ended, and its addresses may be another's.
+            self.expandable.remove(&segment.start);
+        }
         self.released.insert(block.segment);
         Some(block.segment)
     }
@@ -598,9 +717,13 @@ impl Layout {
     fn pools(&self) -> Vec<MempoolId> {
         let mut apart_from = vec![Vec::new(); self.segments.len()];
         for &(one, other) in &self.apart {
+            let (one, other) = (self.whole(one), self.whole(other));
             apart_from[one].push(other);
             apart_from[other].push(one);
         }
+        let private: HashSet<usize> = { self.private.iter() }
+            .map(|&one| self.whole(one))
+            .collect();
         let mut pools: Vec<Option<MempoolId>> =
             self.segments.iter().map(|segment| segment.pool).collect();
         let known: BTreeSet<MempoolId> = pools.iter().flatten().copied().collect();
@@ -610,18 +733,18 @@ impl Layout {
             .chain(known.iter().copied())
             .chain(inferred);
         for segment in 0..pools.len() {
-            if pools[segment].is_none() {
-                let default = self
-                    .private
-                    .contains(&segment)
-                    .then_some(MempoolId::DEFAULT);
+            if pools[segment].is_none() && !self.joined.contains_key(&segment) {
+                let default = private.contains(&segment).then_some(MempoolId::DEFAULT);
                 let others = apart_from[segment].iter();
                 let taken = others.filter_map(|&other| pools[other]).chain(default);
                 let taken: HashSet<MempoolId> = taken.collect();
                 pools[segment] = candidates.clone().find(|pool| !taken.contains(pool));
             }
         }
-        pools.into_iter().map(Option::unwrap_or_default).collect()
+        let wholes = (0..pools.len()).map(|segment| self.whole(segment));
+        wholes
+            .map(|whole| pools[whole].unwrap_or_default())
+            .collect()
     }
 }
 
@@ -660,6 +783,79 @@ mod tests {
         let told = tell(&recording(40), &Initial::default()).unwrap();
         let pools: BTreeSet<MempoolId> = told.pools.unwrap().events.into_iter().collect();
         assert_eq!(pools.len(), 40);
+    }
+
+    /// Returns the pools of the events, of so many MiB each, of a stream of which pages were mapped before the first of
+    /// them, from and to so many MiB, all free.
+    fn pools_behind_holes(
+        ranges: &[(u64, u64)],
+        events: &[(Action, u64, u64)],
+    ) -> Option<Vec<MempoolId>> {
+        let mut trace = recording(0);
+        let template = trace.events[0];
+        let events = events.iter().map(|&(action, start_mib, size_mib)| {
+            let (address, size) = (DeviceAddress(start_mib << 20), Bytes::mib(size_mib));
+            let event = Event {
+                action,
+                address,
+                size,
+                ..template.event
+            };
+            TraceEvent { event, ..template }
+        });
+        trace.events = events.collect();
+        let ranges = ranges
+            .iter()
+            .map(|&(start_mib, end_mib)| lowtide_trace::InitialSegment {
+                address: DeviceAddress(start_mib << 20),
+                size: Bytes::mib(end_mib - start_mib),
+                stream: Stream::DEFAULT,
+                pool: None,
+                is_large: true,
+                is_expandable: true,
+            });
+        trace.initial.segments = ranges.collect();
+        let told = tell(&trace, &Initial::new(&trace))?;
+        Some(told.pools?.events)
+    }
+
+    /// A snapshot lists each run of mapped pages, and blocks lie across what were several.
+    #[test]
+    fn runs_of_pages_between_which_memory_is_mapped_are_one_segment() {
+        let across = [
+            (Action::SegmentMap, 140, 40),
+            (Action::Alloc, 100, 150),
+            (Action::Alloc, 250, 40),
+            (Action::FreeCompleted, 100, 150),
+            (Action::SegmentUnmap, 100, 140),
+        ];
+        let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
+        assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+        // The first pages of the second went first.
+        let across = [
+            (Action::SegmentUnmap, 180, 20),
+            (Action::SegmentMap, 140, 60),
+            (Action::Alloc, 100, 150),
+            (Action::Alloc, 250, 40),
+            (Action::FreeCompleted, 100, 150),
+            (Action::SegmentUnmap, 100, 140),
+        ];
+        let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
+        assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+    }
+
+    #[test]
+    fn pages_right_before_others_may_be_of_the_same_segment() {
+        let before = [
+            (Action::SegmentMap, 100, 20),
+            (Action::SegmentUnmap, 100, 20),
+            (Action::SegmentUnmap, 180, 120),
+        ];
+        let pools = pools_behind_holes(&[(180, 300)], &before);
+        assert_eq!(pools, Some(vec![MempoolId::DEFAULT; 3]));
+        // So far away they are of another.
+        let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
+        assert!(!pools[0].is_default());
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
 //! a private pool was let go of, and which freed blocks other streams still used.
 
+use std::collections::BTreeMap;
+
 use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
 use lowtide_trace::Trace;
 
@@ -86,6 +88,8 @@ pub(crate) struct Program {
     pub(crate) initial_steps: usize,
     /// The segments that were there then.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
+    /// Where the ranges begin in which some of those lie, by the addresses of these.
+    pub(crate) initial_ranges: BTreeMap<DeviceAddress, DeviceAddress>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
     /// The least that the job was allowed to hold from the driver.

@@ -181,7 +181,8 @@ impl<'a> Run<'a> {
         }
         for segment in &self.program.initial_segments {
             if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
-                script.place_next(segment.address);
+                let range = self.program.initial_ranges.get(&segment.address);
+                script.place_next(range.copied().unwrap_or(segment.address));
             }
             let adopted = self.allocator.adopt(segment);
             if !adopted.map_err(|error| ReplayError::at(0, error))? {

@@ -152,6 +152,7 @@ impl Script {
 
     /// Goes on to a step with the recorded events up to `end`. Steps with the same end share them.
     pub(crate) fn begin_step(&mut self, end: usize) {
+        self.place = None;
         if end > self.step.end {
             self.step = self.step.end..end;
             self.refused_in_step = false;

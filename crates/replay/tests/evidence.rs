@@ -38,9 +38,8 @@ fn verify(trace: &Trace) -> Outcome {
         verify: true,
         ..Options::default()
     };
-    let outcome = Job::new(trace)
-        .replay(&Config::default(), &options, &())
-        .unwrap();
+    let config = Config::Caching(trace.config_in_force().unwrap());
+    let outcome = Job::new(trace).replay(&config, &options, &()).unwrap();
     let verified = outcome.verified.as_ref().unwrap();
     assert_eq!(
         verified.first_difference.as_ref().map(ToString::to_string),
@@ -265,4 +264,66 @@ fn free_memory_that_was_passed_by_was_too_short() {
             .first_difference
             .is_some()
     );
+}
+
+/// Pages that were mapped before the first event, from and to so many MiB, each full of one block.
+fn expandable_recording(ranges: &[(u64, u64)], events: &[(Action, u64, u64)]) -> Trace {
+    let events = events.iter();
+    let mut trace = recording_of(
+        &events
+            .map(|&(action, start_mib, size_mib)| (action, HERE + (start_mib << 20), size_mib))
+            .collect::<Vec<_>>(),
+    );
+    trace.settings.conf = "expandable_segments:True".into();
+    for &(start_mib, end_mib) in ranges {
+        let address = DeviceAddress(HERE + (start_mib << 20));
+        let size = Bytes::mib(end_mib - start_mib);
+        trace.initial.segments.push(InitialSegment {
+            address,
+            size,
+            stream: Stream::DEFAULT,
+            pool: Some(MempoolId::DEFAULT),
+            is_large: true,
+            is_expandable: true,
+        });
+        trace.initial.blocks.push(InitialBlock {
+            address,
+            size,
+            requested: size,
+            stream: Stream::DEFAULT,
+            pool: Some(MempoolId::DEFAULT),
+            status: BlockStatus::Allocated,
+            stack: StackId::NONE,
+        });
+    }
+    trace
+}
+
+/// Of an expandable segment the first pages may have gone before the first event.
+#[test]
+fn a_segment_begins_where_memory_is_mapped_before_the_rest() {
+    let mut events = vec![
+        (Action::SegmentMap, 0, 20),
+        (Action::Alloc, 0, 15),
+        (Action::SegmentMap, 20, 80),
+        (Action::Alloc, 15, 85),
+        (Action::SegmentMap, 140, 40),
+        (Action::Alloc, 140, 30),
+    ];
+    verify(&expandable_recording(&[(100, 140)], &events));
+    // Where the pages between are not mapped as yet, too.
+    events.truncate(2);
+    verify(&expandable_recording(&[(100, 140)], &events));
+}
+
+#[test]
+fn a_segment_of_another_stream_begins_where_it_was_recorded() {
+    let mut trace = expandable_recording(&[(0, 20), (40, 60)], &[]);
+    let events = [(Action::SegmentMap, 20), (Action::Alloc, 15)];
+    let events = events.map(|(action, mib)| Event {
+        stream: Stream(7),
+        ..event(action, THERE + (1 << 36), mib)
+    });
+    trace.events = recording(events.to_vec()).events;
+    verify(&trace);
 }

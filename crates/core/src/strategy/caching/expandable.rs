@@ -144,7 +144,8 @@ impl Caching {
     }
 
     /// Maps a range as a picture of a segment shows it and returns its block, which is in no list: in
-    /// the range of addresses that the domain has, where it lies there, or in a new one.
+    /// the range of addresses that the domain has, where it lies there, or in a new one. Where the driver put
+    /// that elsewhere, the picture is laid out from its start.
     pub(super) fn adopt_expandable<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
@@ -160,21 +161,18 @@ impl Caching {
             .range(..=segment.address)
             .next_back()
             .map(|(_, &id)| id);
-        let around = around.filter(|&id| {
+        let offset_in = |heap: &Heap<D>, id: BlockId| {
             let room = heap.blocks.get(id);
-            let is_page = (segment.address.offset_from(room.address) % page_size).is_zero();
-            is_page && segment.address + size <= room.end()
-        });
-        let mut id = match around {
+            let is_within = room.address <= segment.address && segment.address + size <= room.end();
+            let offset = is_within.then(|| segment.address.offset_from(room.address));
+            offset.filter(|&offset| (offset % page_size).is_zero())
+        };
+        let mut id = match around.filter(|&id| offset_in(heap, id).is_some()) {
             Some(id) => id,
             None => self.reserve_room(heap, domain, kind)?,
         };
         let start = heap.blocks.get(id).address;
-        let before = match around {
-            Some(_) => segment.address.offset_from(start),
-            // Where the driver put a new range elsewhere, the picture is laid out from its start.
-            None => Bytes::ZERO,
-        };
+        let before = offset_in(heap, id).unwrap_or_default();
         heap.map(heap.blocks.segment(id), start + before, size)?;
         if before.is_zero() {
             self.remove_unmapped(heap, id);
