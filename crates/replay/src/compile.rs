@@ -352,14 +352,17 @@ impl<'a> Compiler<'a> {
     /// Returns whether the request at event `index` is one of those that restore a segment of a private
     /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
     /// go to the best fit, do not do. Of an expandable segment, to which more was mapped since the
-    /// checkpoint, they tile the beginning, and what was free last is freed at once.
+    /// checkpoint, they tile the beginning, and what was free last is freed at once. A recording that lost its
+    /// beginning may begin among them.
     fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
         if pool.is_default() || index < self.restored_until {
             return index < self.restored_until;
         }
         let is_fresh = index > 0 && self.trace.events[index - 1].event.action.is_segment();
         let start = self.trace.events[index].event.address;
-        let Some(segment_end) = self.extents.end_of(start).filter(|_| !is_fresh) else {
+        let around = { self.extents.around(start) }
+            .filter(|&(first, _)| !is_fresh && (first == start || index == 0));
+        let Some((first, segment_end)) = around else {
             return false;
         };
         let (mut last, mut end, mut behind) = (start, start, index);
@@ -371,8 +374,8 @@ impl<'a> Compiler<'a> {
             (last, end) = (end, end + event.size.round_up(Bytes(512)));
             behind += 1;
         }
-        let has_grown = end < segment_end && last != start && self.extents.is_mapped(start);
-        if end == segment_end || has_grown && self.is_freed_next(behind, (start, last)) {
+        let has_grown = end < segment_end && last != start && self.extents.is_mapped(first);
+        if end == segment_end || has_grown && self.is_freed_next(behind, (first, last)) {
             self.restored_until = behind;
         }
         index < self.restored_until

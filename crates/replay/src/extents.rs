@@ -39,10 +39,15 @@ impl Extents {
         }
     }
 
-    /// Returns where the memory ends that begins at an address.
-    pub(crate) fn end_of(&self, start: DeviceAddress) -> Option<DeviceAddress> {
-        let end = self.segments.get(&start);
-        end.or_else(|| self.mapped.get(&start)).copied()
+    /// Returns from where to where the memory goes that an address lies in.
+    pub(crate) fn around(&self, address: DeviceAddress) -> Option<(DeviceAddress, DeviceAddress)> {
+        let before = [&self.segments, &self.mapped].map(|extents| {
+            extents
+                .range(..=address)
+                .next_back()
+                .map(|(&start, &end)| (start, end))
+        });
+        before.into_iter().flatten().find(|&(_, end)| address < end)
     }
 
     /// Returns whether the memory that begins at an address was mapped page by page.
@@ -102,8 +107,9 @@ mod tests {
     }
 
     fn end_of(extents: &Extents, mib: u64) -> Option<u64> {
-        let end = extents.end_of(DeviceAddress(mib << 20));
-        end.map(|end| end.get() >> 20)
+        let start = DeviceAddress(mib << 20);
+        let around = extents.around(start).filter(|&(first, _)| first == start);
+        around.map(|(_, end)| end.get() >> 20)
     }
 
     #[test]
@@ -114,6 +120,10 @@ mod tests {
         }
         assert_eq!(end_of(&extents, 10), Some(16));
         assert_eq!(end_of(&extents, 12), None);
+        let around = |mib: u64| extents.around(DeviceAddress(mib << 20));
+        let whole = (DeviceAddress(10 << 20), DeviceAddress(16 << 20));
+        assert_eq!([10, 15].map(around), [Some(whole); 2]);
+        assert_eq!([9, 16].map(around), [None; 2]);
         apply(&mut extents, Action::SegmentUnmap, 12, 2);
         assert_eq!(
             [10, 12, 14].map(|mib| end_of(&extents, mib)),

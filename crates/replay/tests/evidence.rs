@@ -327,3 +327,43 @@ fn a_segment_of_another_stream_begins_where_it_was_recorded() {
     trace.events = recording(events.to_vec()).events;
     verify(&trace);
 }
+
+/// Requests that restore a pool to a checkpoint go where they were, and not to the best fit.
+#[test]
+fn a_recording_may_begin_while_a_pool_is_restored() {
+    let pool = MempoolId(0, 5);
+    let private = |(action, address, mib)| Event {
+        pool,
+        ..event(action, address, mib)
+    };
+    let events = [
+        (Action::Alloc, HERE + (8 << 20), 2),
+        (Action::Alloc, HERE + (10 << 20), 10),
+        (Action::FreeRequested, HERE + (10 << 20), 10),
+        (Action::FreeCompleted, HERE + (10 << 20), 10),
+        // The best fit.
+        (Action::Alloc, THERE + (18 << 20), 2),
+    ];
+    let mut trace = recording(events.map(private).to_vec());
+    for (address, size_mib) in [(HERE, 8), (THERE, 18)] {
+        let address = DeviceAddress(address);
+        trace.initial.segments.push(InitialSegment {
+            address,
+            size: Bytes::mib(20),
+            stream: Stream::DEFAULT,
+            pool: Some(pool),
+            is_large: true,
+            is_expandable: false,
+        });
+        trace.initial.blocks.push(InitialBlock {
+            address,
+            size: Bytes::mib(size_mib),
+            requested: Bytes::mib(size_mib),
+            stream: Stream::DEFAULT,
+            pool: Some(pool),
+            status: BlockStatus::Allocated,
+            stack: StackId::NONE,
+        });
+    }
+    verify(&trace);
+}
