@@ -76,13 +76,8 @@ impl Traffic {
         let trace = pools.trace;
         let request = trace.events.get(index).map(|recorded| recorded.event);
         let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
-        // Rounding to steps between powers of two at most doubles a size.
-        let rounds = config
-            .roundup_power2_divisions
-            .iter()
-            .any(|&steps| steps > 1);
-        let factor = if rounds { 2 } else { 1 };
         request.is_some_and(|request| {
+            let size = config.block_size(request.size);
             self.releases.iter().any(|&release| {
                 let released = trace.events[release].event;
                 let is_large = match released.action {
@@ -92,8 +87,8 @@ impl Traffic {
                 released.stream == request.stream
                     && pools.of(release) == pools.of(index)
                     && is_large == (request.size > Bytes::mib(1))
-                    && released.size.get() >= factor * request.size.round_up(Bytes(512)).get()
-                    && config.block_serves(released.size, config.block_size(request.size))
+                    && released.size >= size
+                    && config.block_serves(released.size, size)
             })
         })
     }

@@ -73,6 +73,28 @@ fn an_empty_cache_right_before_the_peak_is_the_programs() {
     }
 }
 
+/// With rounding to eighths, a request of 17 MiB takes 18.
+#[test]
+fn a_cache_that_would_have_served_the_rounded_request_is_the_programs() {
+    for (cached_mib, was_request) in [(18, false), (16, true)] {
+        let mut trace = recording_of(&[
+            (Action::SegmentAlloc, HERE, cached_mib),
+            (Action::Alloc, HERE, cached_mib),
+            (Action::FreeRequested, HERE, cached_mib),
+            (Action::FreeCompleted, HERE, cached_mib),
+            (Action::SegmentFree, HERE, cached_mib),
+            (Action::SegmentAlloc, THERE, 18),
+            (Action::Alloc, THERE, 17),
+        ]);
+        trace.settings.conf = "roundup_power2_divisions:8".into();
+        assert_eq!(
+            verify(&trace).retries,
+            u64::from(was_request),
+            "{cached_mib} MiB"
+        );
+    }
+}
+
 #[test]
 fn a_pool_that_was_free_before_the_first_event_is_held_until_its_memory_goes() {
     let pool = MempoolId(0, 5);
