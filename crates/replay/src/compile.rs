@@ -1,6 +1,6 @@
 //! Turns a recording into a [`Program`], event by event.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
@@ -43,8 +43,9 @@ pub(crate) struct Compiler<'a> {
 #[derive(Default)]
 struct Group {
     traffic: Traffic,
-    /// The pools that memory went back from.
+    /// The pools that memory went back from, in order.
     released_from: Vec<MempoolId>,
+    released_pools: HashSet<MempoolId>,
     /// The number of events up to and including the last by which memory went back.
     release_end: usize,
     /// Blocks that became free.
@@ -263,7 +264,7 @@ impl<'a> Compiler<'a> {
         if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
             self.silent.push(Step::ReleasePool { pool });
         }
-        if !self.group.released_from.contains(&pool) {
+        if self.group.released_pools.insert(pool) {
             self.group.released_from.push(pool);
         }
         self.reserved = self.reserved.saturating_sub(size);

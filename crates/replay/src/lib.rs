@@ -26,6 +26,7 @@
 //! `script.rs` and the comparison in `verify.rs`.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod compile;
 mod extents;
 mod initial;

@@ -7,7 +7,7 @@
 //! evidence tells apart get different pools, and all others the same: in those pools, PyTorch's
 //! allocator does what was recorded.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_core::{
     Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, MempoolId, SegmentSnapshot,
@@ -15,6 +15,7 @@ use lowtide_core::{
 };
 use lowtide_trace::Trace;
 
+use crate::apart::Apart;
 use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
 use crate::survey::{config_of, gives_back_some};
@@ -28,13 +29,10 @@ const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 /// snapshot lists each run of it. Segments are further apart on cards that have more.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
-/// As many pairs of segments are told apart: a recording of some kilobytes could name a pair for every two of its events.
-const PAIRS_MAX: usize = 1 << 20;
-
 /// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
-/// nothing that it does not say, where it contradicts itself, or has more than [`PAIRS_MAX`] pairs of segments that
-/// are apart. Takes O(n log n) for n events, more for each pair, for each free block when memory goes back, and for
-/// each expandable segment when a new one begins.
+/// nothing that it does not say, where it contradicts itself, or has more than more evidence than
+/// is kept. Takes O(n log n) for n events, more for each pair of segments that
+/// is told apart, and for what stays when memory goes back.
 fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -65,7 +63,7 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
-        if layout.apart.len() > PAIRS_MAX {
+        if layout.apart.is_too_much() {
             return None;
         }
     }
@@ -176,8 +174,10 @@ struct Layout {
     blocks: BTreeMap<DeviceAddress, Block>,
     /// The free ones, by who may use them.
     free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
-    /// Pairs of segments that are in different pools, the earlier first.
-    apart: BTreeSet<(usize, usize)>,
+    /// Which segments are in different pools.
+    apart: Apart,
+    /// The free blocks that would go back if their pools were emptied, or pages of them, each behind its segment.
+    releasable: BTreeSet<(usize, DeviceAddress)>,
     /// The segment that came for the request that is next.
     fresh: Option<usize>,
     /// The segments that memory went back from since the last request or free.
@@ -186,8 +186,8 @@ struct Layout {
     waiting: usize,
     /// Segments that are in some private pool.
     private: BTreeSet<usize>,
-    /// The expandable segments of which something is mapped, by where they start.
-    expandable: BTreeMap<DeviceAddress, usize>,
+    /// The expandable segments of which something is mapped, by their streams and where they start.
+    expandable: BTreeMap<(Stream, DeviceAddress), usize>,
     /// How many segments, the first ones, were there before the first event.
     adopted: usize,
     /// Expandable segments that began before another and may be one with it: that one and they.
@@ -305,9 +305,9 @@ impl Layout {
             let several: Vec<&[usize]> = segments.chunk_by(is_one).collect();
             for (place, runs) in several.iter().enumerate() {
                 for &run in *runs {
-                    let others = several[..place].iter().copied().flatten();
-                    let pairs = others.map(|&other| (other.min(run), other.max(run)));
-                    self.apart.extend(pairs);
+                    for &other in several[..place].iter().copied().flatten() {
+                        self.apart.tell(run, other);
+                    }
                 }
             }
         }
@@ -317,13 +317,18 @@ impl Layout {
     /// mapped behind it before the first event.
     fn tell_apart_mapped(&mut self, new: usize) {
         let Segment { owner, end, .. } = self.segments[new];
-        let others = self.expandable.values().copied().filter(|&other| {
+        let of_stream =
+            (owner.stream, DeviceAddress::NULL)..=(owner.stream, DeviceAddress(u64::MAX));
+        let others = self.expandable.range(of_stream).map(|(_, &other)| other);
+        let others = others.filter(|&other| {
             let start = self.segments[other].start;
             let may_be_one =
                 other < self.adopted && (end..=end + SEGMENT_HOLE_MAX).contains(&start);
             other != new && self.segments[other].owner == owner && !may_be_one
         });
-        self.apart.extend(others.map(|other| (other, new)));
+        for other in others {
+            self.apart.tell(other, new);
+        }
     }
 
     fn insert_segment(
@@ -346,7 +351,7 @@ impl Layout {
         });
         let segment = self.segments.len() - 1;
         if is_expandable {
-            self.expandable.insert(start, segment);
+            self.expandable.insert((owner.stream, start), segment);
         }
         segment
     }
@@ -360,11 +365,10 @@ impl Layout {
         stream: Stream,
         pool: Option<MempoolId>,
     ) -> Option<usize> {
-        let before = self.expandable.range(..=address).next_back();
-        let known = before.map(|(_, &segment)| segment).filter(|&segment| {
-            let segment = &self.segments[segment];
-            segment.owner.stream == stream && address <= segment.end
-        });
+        let first = (stream, DeviceAddress::NULL);
+        let before = self.expandable.range(first..=(stream, address)).next_back();
+        let known = before.map(|(_, &segment)| segment);
+        let known = known.filter(|&segment| address <= self.segments[segment].end);
         let mut segment = match known {
             Some(known) => {
                 let segment = &mut self.segments[known];
@@ -376,13 +380,18 @@ impl Layout {
                 let is_large = size > SMALL_SEGMENT;
                 let owner = Owner { stream, is_large };
                 let new = self.insert_segment(owner, pool, address, size, true);
-                let next = self.expandable.range(address + size..).next();
+                let last = (stream, DeviceAddress(u64::MAX));
+                let next = self
+                    .expandable
+                    .range((stream, address + size)..=last)
+                    .next();
                 self.beginnings.extend(next.map(|(_, &next)| (next, new)));
                 new
             }
         };
         // The first memory of what was mapped behind may have gone since.
-        let behind = self.expandable.range(..=address + size).next_back();
+        let behind = self.expandable.range(first..=(stream, address + size));
+        let behind = { behind }.next_back();
         let behind = behind.map(|(_, &behind)| behind);
         match behind.filter(|&behind| self.are_one(segment, behind)) {
             Some(behind) => segment = self.join(segment, behind),
@@ -436,21 +445,25 @@ impl Layout {
             false => (one, other),
         };
         let (start, end) = (self.segments[part].start, self.segments[part].end);
-        for (_, block) in self.blocks.range_mut(start..end) {
+        for (&address, block) in self.blocks.range_mut(start..end) {
             if block.segment == part {
                 block.segment = into;
+                if self.releasable.remove(&(part, address)) {
+                    self.releasable.insert((into, address));
+                }
             }
         }
         let pool = self.segments[part].pool;
         let held = std::mem::take(&mut self.segments[part].held_bytes);
-        self.expandable.remove(&start);
         let whole = &mut self.segments[into];
-        self.expandable.remove(&whole.start);
+        let stream = whole.owner.stream;
+        self.expandable.remove(&(stream, start));
+        self.expandable.remove(&(stream, whole.start));
         whole.pool = whole.pool.or(pool);
         whole.start = whole.start.min(start);
         whole.end = whole.end.max(end);
         whole.held_bytes += held;
-        self.expandable.insert(whole.start, into);
+        self.expandable.insert((stream, whole.start), into);
         if self.released.remove(&part) {
             self.released.insert(into);
         }
@@ -514,6 +527,7 @@ impl Layout {
         let Some(free) = self.free.get(&owner) else {
             return;
         };
+        let mut others = Vec::new();
         for &(candidate_size, candidate) in free.range((size, DeviceAddress::NULL)..) {
             let is_better = (candidate_size, candidate) < (taken.size, address);
             if !is_better && !is_fresh {
@@ -524,20 +538,27 @@ impl Layout {
                 true => self.config.block_serves(candidate_size, size),
                 false => !self.can_grow(candidate, candidate_size, other),
             };
-            if serves && !self.are_of_one_pool(other, taken.segment) {
-                self.apart
-                    .insert((other.min(taken.segment), other.max(taken.segment)));
-            } else if serves && let Some(by) = self.uncertain.get_mut(&candidate) {
+            let are_of_one_pool = self.are_of_one_pool(other, taken.segment);
+            if serves && are_of_one_pool.is_none() {
+                others.push(other);
+            } else if serves
+                && are_of_one_pool == Some(true)
+                && let Some(by) = self.uncertain.get_mut(&candidate)
+            {
                 // It was too short by a unit at least.
                 *by = (*by).max(candidate_size - size + BLOCK_MIN);
             }
         }
+        self.apart.tell_all([taken.segment], others);
     }
 
-    /// Returns whether two segments are known to be of the same pool.
-    fn are_of_one_pool(&self, one: usize, other: usize) -> bool {
-        let pool = self.segments[one].pool;
-        one == other || pool.is_some() && pool == self.segments[other].pool
+    /// Returns whether two segments are of the same pool, where that is known.
+    fn are_of_one_pool(&self, one: usize, other: usize) -> Option<bool> {
+        let (pool, other_pool) = (self.segments[one].pool, self.segments[other].pool);
+        match one == other {
+            true => Some(true),
+            false => Some(pool? == other_pool?),
+        }
     }
 
     /// Returns whether more memory can be mapped behind a free block: one that can grow is left for others.
@@ -559,12 +580,13 @@ impl Layout {
         let owner = Owner { stream, is_large };
         self.fresh = None;
         let refused = self.insert_segment(owner, pool, DeviceAddress::NULL, Bytes::ZERO, false);
-        let free = self.free.get(&owner).into_iter().flatten();
-        for (candidate_size, candidate) in free {
-            if *candidate_size >= size && self.config.block_serves(*candidate_size, size) {
-                self.apart.insert((self.blocks[candidate].segment, refused));
-            }
-        }
+        let free = self.free.get(&owner);
+        let free = free.map(|free| free.range((size, DeviceAddress::NULL)..));
+        let would_serve = { free.into_iter().flatten() }
+            .filter(|&&(candidate_size, _)| self.config.block_serves(candidate_size, size));
+        let others = would_serve.map(|(_, candidate)| self.blocks[candidate].segment);
+        let others = others.collect();
+        self.apart.tell_all([refused], others);
         refused
     }
 
@@ -599,7 +621,8 @@ impl Layout {
         segment.held_bytes = segment.held_bytes.saturating_sub(size);
         if segment.is_expandable && segment.held_bytes.is_zero() {
             // It has ended, and its addresses may be another's.
-            self.expandable.remove(&segment.start);
+            self.expandable
+                .remove(&(segment.owner.stream, segment.start));
         }
         self.released.insert(block.segment);
         Some(block.segment)
@@ -616,12 +639,9 @@ impl Layout {
             // What empties the default pool waits for all of them first.
             self.private.extend(&released);
         }
-        let stayed: BTreeSet<usize> = self.releasable().difference(&released).copied().collect();
-        for &gone in &released {
-            for &stayed in &stayed {
-                self.apart.insert((gone.min(stayed), gone.max(stayed)));
-            }
-        }
+        let could = self.releasable.iter().map(|&(segment, _)| segment);
+        let stayed = could.filter(|could| !released.contains(could)).collect();
+        self.apart.tell_all(released, stayed);
     }
 
     /// Returns whether it may be a request that let go of these segments and not of all: it gets memory then, or
@@ -651,24 +671,18 @@ impl Layout {
             })
     }
 
-    /// Returns the segments that would go back if their pools were emptied.
-    fn releasable(&self) -> BTreeSet<usize> {
-        let free = self.free.values().flatten();
-        let whole = free.filter(|&&(size, address)| {
-            let segment = &self.segments[self.blocks[&address].segment];
-            if !segment.is_expandable {
-                return size == segment.held_bytes;
-            }
-            let page_size = match segment.owner.is_large {
-                true => self.config.large_segment_size,
-                false => SMALL_SEGMENT,
-            };
-            let offset = address.offset_from(segment.start);
-            offset.round_up(page_size) < (offset + size).round_down(page_size)
-        });
-        whole
-            .map(|(_, address)| self.blocks[address].segment)
-            .collect()
+    /// Returns whether a free block, or pages of it, would go back if its pool was emptied.
+    fn is_releasable(&self, address: DeviceAddress, size: Bytes, segment: usize) -> bool {
+        let segment = &self.segments[segment];
+        if !segment.is_expandable {
+            return size == segment.held_bytes;
+        }
+        let page_size = match segment.owner.is_large {
+            true => self.config.large_segment_size,
+            false => SMALL_SEGMENT,
+        };
+        let offset = address.offset_from(segment.start);
+        offset.round_up(page_size) < (offset + size).round_down(page_size)
     }
 
     /// Adds a free block, joined with its free neighbours in the same segment.
@@ -703,10 +717,14 @@ impl Layout {
         );
         let owner = self.segments[segment].owner;
         self.free.entry(owner).or_default().insert((size, address));
+        if self.is_releasable(address, size, segment) {
+            self.releasable.insert((segment, address));
+        }
     }
 
     fn remove_free(&mut self, address: DeviceAddress) {
         let block = self.blocks[&address];
+        self.releasable.remove(&(block.segment, address));
         if let Some(free) = self.free.get_mut(&self.segments[block.segment].owner) {
             free.remove(&(block.size, address));
         }
@@ -715,36 +733,11 @@ impl Layout {
     /// Returns a pool for each segment: the known one, else the first in which it meets none that it
     /// was told apart from.
     fn pools(&self) -> Vec<MempoolId> {
-        let mut apart_from = vec![Vec::new(); self.segments.len()];
-        for &(one, other) in &self.apart {
-            let (one, other) = (self.whole(one), self.whole(other));
-            apart_from[one].push(other);
-            apart_from[other].push(one);
-        }
-        let private: HashSet<usize> = { self.private.iter() }
-            .map(|&one| self.whole(one))
-            .collect();
         let mut pools: Vec<Option<MempoolId>> =
             self.segments.iter().map(|segment| segment.pool).collect();
-        let known: BTreeSet<MempoolId> = pools.iter().flatten().copied().collect();
-        let inferred = (0..).map(|number| MempoolId(u64::MAX, number));
-        let candidates = [MempoolId::DEFAULT]
-            .into_iter()
-            .chain(known.iter().copied())
-            .chain(inferred);
-        for segment in 0..pools.len() {
-            if pools[segment].is_none() && !self.joined.contains_key(&segment) {
-                let default = private.contains(&segment).then_some(MempoolId::DEFAULT);
-                let others = apart_from[segment].iter();
-                let taken = others.filter_map(|&other| pools[other]).chain(default);
-                let taken: HashSet<MempoolId> = taken.collect();
-                pools[segment] = candidates.clone().find(|pool| !taken.contains(pool));
-            }
-        }
-        let wholes = (0..pools.len()).map(|segment| self.whole(segment));
-        wholes
-            .map(|whole| pools[whole].unwrap_or_default())
-            .collect()
+        self.apart
+            .assign(&mut pools, &self.private, |segment| self.whole(segment));
+        pools.into_iter().map(Option::unwrap_or_default).collect()
     }
 }
 
@@ -856,6 +849,38 @@ mod tests {
         // So far away they are of another.
         let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
         assert!(!pools[0].is_default());
+    }
+
+    /// Thousands of pools keep what they have while segments of another go, in call after call.
+    #[test]
+    fn what_goes_beside_many_pools_is_told() {
+        let template = recording(0).events[0];
+        let event = |action, place: u64, pool| TraceEvent {
+            event: Event {
+                action,
+                pool,
+                address: DeviceAddress(place << 32),
+                ..template.event
+            },
+            pool_known: !pool.is_default(),
+            ..template
+        };
+        let block = |place, pool| {
+            let actions = [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted];
+            actions.map(|action| event(action, place, pool))
+        };
+        let held = (1..=1_500).flat_map(|place| block(place, MempoolId(0, place)));
+        let gone = (1_501..=3_000).flat_map(|place| {
+            let back = event(Action::SegmentFree, place, MempoolId::DEFAULT);
+            let [came, taken, freed] = block(place, MempoolId::DEFAULT);
+            [came, taken, freed, back]
+        });
+        let trace = Trace {
+            events: held.chain(gone).collect(),
+            ..Trace::default()
+        };
+        let pools = tell(&trace, &Initial::default()).unwrap().pools.unwrap();
+        assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
     }
 
     #[test]

@@ -1,0 +1,204 @@
+//! Which recorded segments cannot be in one pool, and the fewest pools that they can be in.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use lowtide_core::MempoolId;
+
+/// So much evidence is kept: a recording of some kilobytes could have a pair of segments for every two of its events.
+const EVIDENCE_MAX: usize = 1 << 20;
+
+/// What tells segments apart, which have numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// The earlier first.
+    pairs: BTreeSet<(usize, usize)>,
+    /// By segments, in order, those that are apart from each of them. Their pairs would be far more: many segments stay
+    /// while others go, in call after call.
+    lists: BTreeMap<Vec<usize>, BTreeSet<usize>>,
+    /// How many segments those have.
+    lists_len: usize,
+}
+
+impl Apart {
+    /// Tells two segments apart. O(log n) for n pairs.
+    pub(crate) fn tell(&mut self, one: usize, other: usize) {
+        self.pairs.insert((one.min(other), one.max(other)));
+    }
+
+    /// Tells each of some segments apart from each of some `others`. O(n log m) for n others and m lists of them.
+    pub(crate) fn tell_all(
+        &mut self,
+        some: impl IntoIterator<Item = usize>,
+        mut others: Vec<usize>,
+    ) {
+        others.sort_unstable();
+        others.dedup();
+        if let [other] = others[..] {
+            some.into_iter().for_each(|one| self.tell(one, other));
+        } else if !others.is_empty() {
+            let others_len = others.len();
+            let known = self.lists.entry(others).or_default();
+            let known_len = known.len();
+            known.extend(some);
+            self.lists_len += known.len() - known_len;
+            if known_len == 0 {
+                self.lists_len += others_len;
+            }
+        }
+    }
+
+    /// Returns whether there is more evidence than is kept.
+    pub(crate) fn is_too_much(&self) -> bool {
+        self.pairs.len() + self.lists_len > EVIDENCE_MAX
+    }
+
+    /// Gives each segment a pool that has none: the first in which it meets none that it was told apart from. One that
+    /// is private is not in the default pool. What turned out to be a part of another segment, which `whole` returns,
+    /// gets its pool. Linear in the evidence.
+    pub(crate) fn assign(
+        &self,
+        pools: &mut [Option<MempoolId>],
+        private: &BTreeSet<usize>,
+        whole: impl Fn(usize) -> usize,
+    ) {
+        let mut met = Met::new(self, pools.len(), &whole);
+        let private: HashSet<usize> = private.iter().map(|&segment| whole(segment)).collect();
+        let known: BTreeSet<MempoolId> = pools.iter().flatten().copied().collect();
+        for (segment, pool) in pools.iter().enumerate() {
+            if let Some(pool) = *pool {
+                met.put(segment, pool);
+            }
+        }
+        let inferred = (0..).map(|number| MempoolId(u64::MAX, number));
+        let candidates = [MempoolId::DEFAULT]
+            .into_iter()
+            .chain(known.iter().copied())
+            .chain(inferred);
+        for segment in 0..pools.len() {
+            if pools[segment].is_none() && whole(segment) == segment {
+                let default = private.contains(&segment).then_some(MempoolId::DEFAULT);
+                let mut taken = met.pools_apart(segment, pools);
+                taken.extend(default);
+                let pool = candidates.clone().find(|pool| !taken.contains(pool));
+                pools[segment] = pool;
+                met.put(segment, pool.unwrap_or_default());
+            }
+        }
+        for segment in 0..pools.len() {
+            pools[segment] = pools[whole(segment)];
+        }
+    }
+}
+
+/// The evidence by segment, while pools are given.
+struct Met {
+    /// The segments that each is apart from.
+    others: Vec<Vec<usize>>,
+    /// The lists that each is in, and on which of their sides.
+    lists: Vec<Vec<(usize, Side)>>,
+    /// The pools of what is on either side of each list.
+    pools: Vec<[HashSet<MempoolId>; 2]>,
+}
+
+/// On which side of a list a segment is.
+#[derive(Clone, Copy)]
+enum Side {
+    Some,
+    Others,
+}
+
+impl Met {
+    fn new(apart: &Apart, segments: usize, whole: impl Fn(usize) -> usize) -> Met {
+        let mut met = Met {
+            others: vec![Vec::new(); segments],
+            lists: vec![Vec::new(); segments],
+            pools: vec![Default::default(); apart.lists.len()],
+        };
+        for &(one, other) in &apart.pairs {
+            let (one, other) = (whole(one), whole(other));
+            met.others[one].push(other);
+            met.others[other].push(one);
+        }
+        for (list, (others, some)) in apart.lists.iter().enumerate() {
+            for &segment in others {
+                met.lists[whole(segment)].push((list, Side::Others));
+            }
+            for &segment in some {
+                met.lists[whole(segment)].push((list, Side::Some));
+            }
+        }
+        met
+    }
+
+    /// Notes that a segment is in a pool.
+    fn put(&mut self, segment: usize, pool: MempoolId) {
+        for &(list, side) in &self.lists[segment] {
+            self.pools[list][side as usize].insert(pool);
+        }
+    }
+
+    /// Returns the pools of the segments that one is apart from, as far as they have any.
+    fn pools_apart(&self, segment: usize, pools: &[Option<MempoolId>]) -> HashSet<MempoolId> {
+        let others = self.others[segment].iter();
+        let mut apart: HashSet<MempoolId> = others.filter_map(|&other| pools[other]).collect();
+        for &(list, side) in &self.lists[segment] {
+            let opposite = match side {
+                Side::Some => Side::Others,
+                Side::Others => Side::Some,
+            };
+            apart.extend(&self.pools[list][opposite as usize]);
+        }
+        apart
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns how many pools so many segments get.
+    fn pools_of(apart: &Apart, segments: usize) -> Vec<Option<MempoolId>> {
+        let mut pools = vec![None; segments];
+        apart.assign(&mut pools, &BTreeSet::new(), |segment| segment);
+        pools
+    }
+
+    #[test]
+    fn some_are_apart_from_others() {
+        let mut apart = Apart::default();
+        apart.tell_all([0, 1], vec![3, 2]);
+        apart.tell_all([2], vec![3]);
+        let pools = pools_of(&apart, 5);
+        assert_eq!(pools[0], Some(MempoolId::DEFAULT));
+        assert_eq!([pools[1], pools[4]], [pools[0]; 2]);
+        let distinct = BTreeSet::from([pools[0], pools[2], pools[3]]);
+        assert_eq!(distinct.len(), 3);
+    }
+
+    #[test]
+    fn pools_that_are_known_are_kept_out_of() {
+        let mut apart = Apart::default();
+        apart.tell_all([0], vec![1]);
+        apart.tell(0, 2);
+        let mut pools = vec![None, Some(MempoolId::DEFAULT), Some(MempoolId(0, 1))];
+        apart.assign(&mut pools, &BTreeSet::new(), |segment| segment);
+        assert_eq!(pools[0], Some(MempoolId(u64::MAX, 0)));
+        pools[0] = None;
+        apart.assign(&mut pools, &BTreeSet::from([1]), |segment| segment.max(1));
+        assert_eq!(pools[0], Some(MempoolId::DEFAULT));
+    }
+
+    /// Thousands of pools stay while thousands of segments go, in call after call.
+    #[test]
+    fn what_went_back_beside_many_is_not_too_much() {
+        let mut apart = Apart::default();
+        let stayed: Vec<usize> = (0..4_000).collect();
+        for gone in 4_000..8_000 {
+            apart.tell_all([gone], stayed.clone());
+        }
+        assert!(!apart.is_too_much());
+        let pools = pools_of(&apart, 8_000);
+        assert_eq!(pools[..4_000], [Some(MempoolId::DEFAULT); 4_000]);
+        assert_eq!(pools[4_000..], [Some(MempoolId(u64::MAX, 0)); 4_000]);
+    }
+}
