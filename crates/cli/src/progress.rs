@@ -38,6 +38,11 @@ impl Progress {
     pub(crate) fn extend(&self, units: u64) {
         self.bar.inc_length(units);
     }
+
+    #[cfg(test)]
+    fn left(&self) -> u64 {
+        self.bar.length().unwrap_or_default() - self.bar.position()
+    }
 }
 
 impl lowtide_replay::Progress for Progress {
@@ -47,6 +52,10 @@ impl lowtide_replay::Progress for Progress {
             self.show
                 .call_once(|| self.bar.set_draw_target(ProgressDrawTarget::stderr()));
         }
+    }
+
+    fn expect(&self, units: u64) {
+        self.extend(units);
     }
 }
 
@@ -70,5 +79,20 @@ impl<R: Read> Read for ReadWithProgress<R> {
         let length = self.reader.read(buffer)?;
         lowtide_replay::Progress::advance(&self.progress, length as u64);
         Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_replay::Progress as _;
+
+    use super::Progress;
+
+    #[test]
+    fn what_is_expected_is_work_ahead() {
+        let progress = Progress::new("replaying", 10);
+        progress.expect(20);
+        progress.advance(25);
+        assert_eq!(progress.left(), 5);
     }
 }

@@ -65,6 +65,12 @@ pub struct Options {
 pub trait Progress: Sync {
     /// Says that `events` more recorded events have been replayed.
     fn advance(&self, events: u64);
+
+    /// Says that `events` will be replayed besides those of the recording: a limit that no recording says is found by
+    /// replaying it, up to some fifteen times.
+    fn expect(&self, events: u64) {
+        let _ = events;
+    }
 }
 
 impl Progress for () {
@@ -134,7 +140,7 @@ impl<'a> Job<'a> {
                 verify: true,
                 capacity: None,
                 ..
-            } => limit::search(self, config),
+            } => limit::search(self, config, progress),
             _ => None,
         };
         options.capacity = options.capacity.or(limit);
@@ -159,7 +165,7 @@ impl<'a> Job<'a> {
         progress: &dyn Progress,
     ) -> Result<Option<Vec<Bytes>>, ReplayError> {
         let options = Options {
-            capacity: limit::search(self, config),
+            capacity: limit::search(self, config, progress),
             verify: true,
             timeline_points: 0,
         };

@@ -3,7 +3,7 @@
 use lowtide_core::{Bytes, CachingConfig, Config};
 
 use crate::run::{Miss, Run};
-use crate::{Job, Options};
+use crate::{Job, Options, Progress};
 
 /// What is held from the driver is a multiple of this.
 const STEP: Bytes = Bytes::mib(2);
@@ -17,22 +17,48 @@ const LIMIT_MAX: Bytes = Bytes::gib(1 << 20);
 /// How much is garbage depends on the limit, which no recording says: PyTorch lets old segments go once more is held
 /// than a part of it. Up to the first difference a replay has done what was recorded, so whether it lets go of too
 /// much there or too little tells on which side the limit lies: some fifteen replays, each up to its difference.
-pub(crate) fn search(job: &Job<'_>, config: &Config) -> Option<Bytes> {
+pub(crate) fn search(job: &Job<'_>, config: &Config, progress: &dyn Progress) -> Option<Bytes> {
     let threshold = garbage_threshold(config)?;
-    let miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
+    let low = job.program.limit_min;
+    let high = low.scale(1.0 / threshold).min(LIMIT_MAX) + STEP;
+    let events = job.trace.events.len() as u64;
+    let expected = u64::from(replays_max(low, high)) * events;
+    progress.expect(expected);
+    let mut replays = 0;
+    let found = bisect(job, config, (low, high), &mut |run: Run<'_>| {
+        replays += 1;
+        run.first_miss(progress).ok()
+    });
+    progress.advance(expected.saturating_sub(replays * events));
+    found
+}
+
+/// Returns how many replays a search between two limits takes at most: one without a limit, one under the lower, and
+/// those that halve what lies between.
+fn replays_max(low: Bytes, high: Bytes) -> u32 {
+    let steps = high.saturating_sub(low).get() / STEP.get();
+    2 + (u64::BITS - steps.leading_zeros())
+}
+
+/// Returns the limit between two under which a replay has its first miss latest, or none.
+fn bisect(
+    job: &Job<'_>,
+    config: &Config,
+    (mut low, mut high): (Bytes, Bytes),
+    first_miss: &mut dyn FnMut(Run<'_>) -> Option<Option<Miss>>,
+) -> Option<Bytes> {
+    let mut miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
         let options = Options {
             capacity,
             verify: true,
             timeline_points: 0,
         };
-        Run::new(job, config, &options).first_miss().ok()
+        first_miss(Run::new(job, config, &options))
     };
     let mut latest = miss_under(None)??.event;
     let mut found = None;
-    let mut low = job.program.limit_min;
     // Just above the least there may be less than a step that will do.
     let mut limit = low;
-    let mut high = low.scale(1.0 / threshold).min(LIMIT_MAX) + STEP;
     while low <= high {
         // What breaks off says nothing of the limit.
         let Some(miss) = miss_under(Some(limit)) else {

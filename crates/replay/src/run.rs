@@ -135,9 +135,12 @@ impl<'a> Run<'a> {
 
     /// Takes every step up to where one does otherwise than was recorded, and returns what it was, if any does.
     /// Only where events are compared.
-    pub(crate) fn first_miss(mut self) -> Result<Option<Miss>, ReplayError> {
+    pub(crate) fn first_miss(
+        mut self,
+        progress: &dyn Progress,
+    ) -> Result<Option<Miss>, ReplayError> {
         self.stops_at_difference = true;
-        self.take_all(&())?;
+        self.take_all(progress)?;
         let was_refused = match self.allocator.driver_mut().addresses_mut() {
             Addresses::Recorded(script) => script.refused_in_step(),
             Addresses::Likely(_) => false,

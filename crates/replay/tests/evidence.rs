@@ -1,8 +1,10 @@
 //! What a recording implies but does not say, on recordings of a few events made by hand.
 #![expect(clippy::unwrap_used, reason = "a test that cannot replay fails")]
 
+use std::sync::Mutex;
+
 use lowtide_core::{Action, BlockStatus, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
-use lowtide_replay::{Job, Options, Outcome};
+use lowtide_replay::{Job, Options, Outcome, Progress};
 use lowtide_trace::{InitialBlock, InitialSegment, StackId, Trace, TraceEvent};
 
 const HERE: u64 = 0x7f00_0000_0000;
@@ -220,6 +222,59 @@ fn a_limit_that_only_just_allows_what_was_held_is_found() {
                 .first_difference
                 .is_some()
         );
+    }
+}
+
+/// What was expected so far and what was replayed, at each report.
+#[derive(Default)]
+struct Heard(Mutex<Vec<(u64, u64)>>);
+
+impl Heard {
+    fn add(&self, expected: u64, replayed: u64) {
+        let mut reports = self.0.lock().unwrap();
+        let before = reports.last().copied().unwrap_or_default();
+        reports.push((before.0 + expected, before.1 + replayed));
+    }
+}
+
+impl Progress for Heard {
+    fn advance(&self, events: u64) {
+        self.add(0, events);
+    }
+
+    fn expect(&self, events: u64) {
+        self.add(events, 0);
+    }
+}
+
+#[test]
+fn the_search_for_a_limit_reports_how_far_it_is() {
+    for threshold in ["0.66", "0.999999", "0.5", "0.000000000001"] {
+        let conf = format!("garbage_collection_threshold:{threshold}");
+        let mut trace = garbage_recording();
+        trace.settings.conf = conf;
+        let config = Config::Caching(trace.config_in_force().unwrap());
+        let options = Options {
+            verify: true,
+            ..Options::default()
+        };
+        let heard = Heard::default();
+        Job::new(&trace).replay(&config, &options, &heard).unwrap();
+        let reports = heard.0.into_inner().unwrap();
+        let events = trace.events.len() as u64;
+        let total = reports[0].0 + events;
+        // All of it is said first, and then replay by replay.
+        assert!(
+            reports
+                .iter()
+                .all(|&(expected, replayed)| { expected == reports[0].0 && replayed <= total })
+        );
+        let replays = reports
+            .iter()
+            .filter(|report| report.1 % events == 0)
+            .count();
+        assert!(replays > 3 && reports[0].0 >= 3 * events, "{reports:?}");
+        assert_eq!(reports.last().unwrap().1, total);
     }
 }
 
