@@ -92,3 +92,149 @@ impl Occupancy {
         (address < segment.end).then_some(segment)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{BlockStatus, Stream};
+    use lowtide_trace::{InitialBlock, InitialSegment, StackId};
+
+    use super::*;
+
+    const PRIVATE: MempoolId = MempoolId(0, 1);
+
+    /// Takes events of a pool into account, at so many MiB, and returns how many segments hold no block after each.
+    fn vacant_after(
+        occupancy: &mut Occupancy,
+        pool: MempoolId,
+        events: &[(Action, u64)],
+    ) -> Vec<usize> {
+        let events = events.iter().map(|&(action, mib)| Event {
+            action,
+            pool,
+            address: DeviceAddress(mib << 20),
+            size: Bytes::mib(20),
+            stream: Stream::DEFAULT,
+        });
+        events
+            .map(|event| {
+                occupancy.apply(event, pool);
+                occupancy.vacant()
+            })
+            .collect()
+    }
+
+    /// Returns what there is before the first event, where segments of 20 MiB lie at so many MiB, and blocks.
+    fn occupancy(segments: &[(u64, MempoolId, bool)], blocks: &[(u64, BlockStatus)]) -> Occupancy {
+        let mut trace = Trace::default();
+        let segments = segments
+            .iter()
+            .map(|&(mib, pool, is_expandable)| InitialSegment {
+                address: DeviceAddress(mib << 20),
+                size: Bytes::mib(20),
+                stream: Stream::DEFAULT,
+                pool: Some(pool),
+                is_large: true,
+                is_expandable,
+            });
+        trace.initial.segments = segments.collect();
+        let blocks = blocks.iter().map(|&(mib, status)| InitialBlock {
+            address: DeviceAddress(mib << 20),
+            size: Bytes::mib(2),
+            requested: Bytes::mib(2),
+            stream: Stream::DEFAULT,
+            pool: None,
+            status,
+            stack: StackId::NONE,
+        });
+        trace.initial.blocks = blocks.collect();
+        Occupancy::new(&trace, &EventPools::new(&trace))
+    }
+
+    #[test]
+    fn a_segment_is_vacant_once_its_last_block_is_free() {
+        let events = [
+            // It came for a request that is still to be served.
+            (Action::SegmentAlloc, 100),
+            (Action::Alloc, 100),
+            (Action::Alloc, 105),
+            (Action::FreeRequested, 100),
+            (Action::FreeCompleted, 100),
+            (Action::FreeCompleted, 105),
+            (Action::Alloc, 119),
+            (Action::FreeCompleted, 119),
+            (Action::SegmentFree, 100),
+            // It is no more.
+            (Action::Alloc, 105),
+            (Action::FreeCompleted, 105),
+        ];
+        let vacant = vacant_after(&mut occupancy(&[], &[]), MempoolId::DEFAULT, &events);
+        assert_eq!(vacant, [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn segments_are_counted_each_for_itself() {
+        let both = [
+            (100, MempoolId::DEFAULT, false),
+            (120, MempoolId::DEFAULT, false),
+        ];
+        let mut occupancy = occupancy(&both, &[]);
+        assert_eq!(occupancy.vacant(), 2);
+        let events = [
+            // The first byte of the second.
+            (Action::Alloc, 120),
+            (Action::SegmentFree, 100),
+            // Before the second, and behind it.
+            (Action::Alloc, 119),
+            (Action::Alloc, 140),
+            (Action::FreeCompleted, 120),
+        ];
+        let vacant = vacant_after(&mut occupancy, MempoolId::DEFAULT, &events);
+        assert_eq!(vacant, [1, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_segment_that_goes_with_blocks_was_not_vacant() {
+        let mut occupancy = occupancy(&[(100, MempoolId::DEFAULT, false)], &[]);
+        let events = [(Action::Alloc, 100), (Action::SegmentFree, 100)];
+        let vacant = vacant_after(&mut occupancy, MempoolId::DEFAULT, &events);
+        assert_eq!(vacant, [0, 0]);
+    }
+
+    #[test]
+    fn blocks_of_before_the_first_event_count() {
+        let segments = [100, 200, 300].map(|mib| (mib, MempoolId::DEFAULT, false));
+        let blocks = [
+            (110, BlockStatus::Allocated),
+            (319, BlockStatus::PendingFree),
+        ];
+        let mut occupancy = occupancy(&segments, &blocks);
+        assert_eq!(occupancy.vacant(), 1);
+        let events = [(Action::FreeCompleted, 319), (Action::FreeCompleted, 110)];
+        let vacant = vacant_after(&mut occupancy, MempoolId::DEFAULT, &events);
+        assert_eq!(vacant, [2, 3]);
+    }
+
+    /// What is emptied gives back segments of the default pool; of an expandable one, pages.
+    #[test]
+    fn private_and_expandable_segments_are_not_counted() {
+        let segments = [(100, PRIVATE, false), (200, MempoolId::DEFAULT, true)];
+        let mut occupancy = occupancy(&segments, &[]);
+        assert_eq!(occupancy.vacant(), 0);
+        let events = [
+            (Action::SegmentAlloc, 300),
+            (Action::Alloc, 300),
+            (Action::FreeCompleted, 300),
+            (Action::Alloc, 100),
+            (Action::FreeCompleted, 100),
+            (Action::SegmentFree, 100),
+        ];
+        assert_eq!(vacant_after(&mut occupancy, PRIVATE, &events), [0; 6]);
+        let events = [
+            (Action::SegmentMap, 220),
+            (Action::Alloc, 200),
+            (Action::FreeCompleted, 200),
+        ];
+        let vacant = vacant_after(&mut occupancy, MempoolId::DEFAULT, &events);
+        assert_eq!(vacant, [0; 3]);
+    }
+}
