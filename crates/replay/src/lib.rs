@@ -82,11 +82,25 @@ impl Progress for () {
 pub struct ReplayError {
     event: usize,
     error: AllocError,
+    /// What it did otherwise than was recorded before that.
+    difference: Option<Box<Difference>>,
 }
 
 impl ReplayError {
     fn at(event: usize, error: AllocError) -> ReplayError {
-        ReplayError { event, error }
+        ReplayError {
+            event,
+            error,
+            difference: None,
+        }
+    }
+
+    /// Returns the error of a replay that did otherwise than was recorded before: what follows is of its own making.
+    fn after(self, difference: Option<Difference>) -> ReplayError {
+        ReplayError {
+            difference: difference.map(Box::new),
+            ..self
+        }
     }
 }
 
@@ -96,7 +110,11 @@ impl fmt::Display for ReplayError {
             f,
             "the replay broke off at event {}: {}",
             self.event, self.error
-        )
+        )?;
+        match &self.difference {
+            Some(difference) => write!(f, "; first difference: {difference}"),
+            None => Ok(()),
+        }
     }
 }
 

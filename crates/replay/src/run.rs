@@ -9,7 +9,7 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
-use crate::outcome::{Outcome, Point};
+use crate::outcome::{Difference, Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
 use crate::verify::Comparison;
@@ -110,7 +110,8 @@ impl<'a> Run<'a> {
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
         let started = Instant::now();
-        let taken = self.take_all(progress)?;
+        let taken = self.take_all(progress);
+        let taken = taken.map_err(|error| error.after(self.first_difference()))?;
         let elapsed_ns = started.elapsed().as_secs_f64() * 1e9;
         Ok(self.outcome(config, elapsed_ns, taken))
     }
@@ -310,6 +311,10 @@ impl<'a> Run<'a> {
             }
             Err(error) => self.refuse(end, error, Progressed::Ended),
         }
+    }
+
+    fn first_difference(&mut self) -> Option<Difference> {
+        self.comparison.take()?.finish().first_difference
     }
 
     fn differs(&self) -> bool {

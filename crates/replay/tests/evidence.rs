@@ -444,3 +444,35 @@ fn a_recording_may_begin_while_a_pool_is_restored() {
     }
     verify(&trace);
 }
+
+/// One stream's memory grew elsewhere than it does here, where another's is in its way.
+#[test]
+fn a_replay_that_breaks_off_says_what_it_did_otherwise_before() {
+    let there = (THERE - HERE) >> 20;
+    let events = [
+        (Action::SegmentMap, there, 20),
+        (Action::Alloc, there, 20),
+        (Action::SegmentMap, there + 20, 20),
+        (Action::Alloc, there + 20, 20),
+    ];
+    let mut trace = expandable_recording(&[(0, 20), (40, 60)], &events);
+    trace.initial.segments[1].stream = Stream(7);
+    trace.initial.blocks[1].stream = Stream(7);
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let config = Config::Caching(trace.config_in_force().unwrap());
+    let error = Job::new(&trace).replay(&config, &options, &());
+    let error = error.unwrap_err().to_string();
+    let (broke_off, difference) = error.split_once("; first difference: ").unwrap();
+    assert!(
+        broke_off.starts_with("the replay broke off at event 4: cuMemMap"),
+        "{error}"
+    );
+    assert!(
+        difference.starts_with("event 1: recorded alloc of 20971520 bytes"),
+        "{error}"
+    );
+    assert!(!error.contains('\n'));
+}
