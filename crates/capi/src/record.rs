@@ -51,7 +51,9 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 ///
 /// With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it or, where
 /// its thread is in none, with those of the program. Like PyTorch's own history this takes Python's lock before
-/// each request.
+/// each request. While the names of the program's functions are looked up, once for each, what happens waits to be
+/// written, and is not in the file of a process that is killed then. A library that was loaded where another was
+/// before it may go by the names of that one.
 ///
 /// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
 /// created.

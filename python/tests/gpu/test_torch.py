@@ -272,7 +272,9 @@ def test_a_recording_has_the_functions_of_a_backward_pass(tmp_path: Path) -> Non
     stacks = [[frame["name"] for frame in entry["frames"]] for entry in trace if entry["action"] == "alloc"]
     python = [names for names in stacks if "test_a_recording_has_the_functions_of_a_backward_pass" in names]
     backward = [names for names in stacks if any("torch::autograd::Engine" in name for name in names)]
-    assert python and backward and len(python) + len(backward) == len(stacks), stacks
+    assert python, stacks
+    assert backward, stacks
+    assert len(python) + len(backward) == len(stacks), stacks
     assert not any(name.startswith("lowtide::") for names in backward for name in names)
 
 

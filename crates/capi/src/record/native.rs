@@ -3,13 +3,17 @@
 //!
 //! As the job runs, only the addresses of calls are gathered. Which functions they lie in, whoever writes the
 //! recording looks up, in the symbols and the debugging information of the files that the process runs. Where a
-//! file has no debugging information, a function goes by the nearest symbol before it.
+//! file has no debugging information, a function goes by its symbol; debugging information in files of its own,
+//! but for what `-gsplit-dwarf` makes, is not looked for. A program without tables to unwind by shows no more than
+//! its innermost functions.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::ffi::{OsStr, c_int, c_void};
+use std::fs;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
@@ -21,9 +25,6 @@ const UNKNOWN: &str = "??";
 
 /// How the functions begin by which PyTorch calls this library.
 const SHIM: &str = "lowtide::";
-
-/// Where Linux shows a process the program that it runs, whose name the loader does not know.
-const PROGRAM: &str = "/proc/self/exe";
 
 unsafe extern "C" {
     /// Of the library that Rust unwinds with, as C++ does.
@@ -69,6 +70,9 @@ unsafe extern "C" fn visit(context: *mut c_void, calls: *mut c_void) -> c_int {
 /// The functions of the files that a process runs, as far as they were asked for.
 #[derive(Default)]
 pub(super) struct Functions {
+    objects: Vec<Object>,
+    /// How often objects had come and gone when these were there.
+    changes: Changes,
     /// `None` where a file cannot be read.
     files: HashMap<PathBuf, Option<Loader>>,
     /// Those that a call lies in, innermost first: several where some were inlined.
@@ -76,31 +80,45 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Returns the functions that calls lie in, innermost first, without lowtide's own on top. Linear in the files
-    /// that the process runs, and slow where one of them is seen for the first time.
+    /// Returns the functions that calls lie in, innermost first, without lowtide's own on top. Slow where a file is
+    /// seen for the first time.
     pub(super) fn of_calls(&mut self, calls: &[usize]) -> Vec<FrameText> {
-        let objects = objects();
-        let own = object_of(&objects, (of_this_library as *const c_void).addr() as u64);
-        let is_own = |&&call: &&usize| own.is_some_and(|own| own.contains(inside(call)));
+        self.refresh();
+        let own = (of_this_library as *const c_void).addr() as u64;
+        let own = object_of(&self.objects, own).map(|own| own.parts.clone());
+        let is_own =
+            |&&call: &&usize| { own.iter().flatten() }.any(|part| part.contains(&inside(call)));
         let outside = calls.iter().skip_while(is_own);
-        let functions = outside.flat_map(|&call| self.of_call(&objects, call).to_vec());
+        let functions = outside.flat_map(|&call| self.of_call(call).to_vec());
         let is_of_shim = |(name, _, _): &FrameText| name.starts_with(SHIM);
         functions.skip_while(is_of_shim).collect()
     }
 
-    fn of_call(&mut self, objects: &[Object], call: usize) -> &[FrameText] {
+    /// Forgets what lay where another object may lie now.
+    fn refresh(&mut self) {
+        let changes = changes();
+        if self.changes != changes || self.objects.is_empty() {
+            self.objects = objects();
+            self.known.clear();
+            self.changes = changes;
+        }
+    }
+
+    fn of_call(&mut self, call: usize) -> &[FrameText] {
         match self.known.entry(call) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
-                let address = inside(call);
-                let Some(object) = object_of(objects, address) else {
+                let Some(object) = object_of(&self.objects, inside(call)) else {
                     return vacant.insert(vec![unknown(Path::new(""))]);
                 };
-                let file = { self.files.entry(object.path.clone()) }
-                    .or_insert_with(|| Loader::new(&object.path).ok());
-                let address = address.wrapping_sub(object.bias);
-                let functions = { file.as_ref() }.map(|file| look_up(file, address, object));
-                let functions = functions.filter(|functions| !functions.is_empty());
+                // What is in a file is not ours: where reading it fails in any way, it says nothing.
+                let file = { self.files.entry(object.path.clone()) }.or_insert_with(|| {
+                    let load = || Loader::new(&object.path).ok();
+                    catch_unwind(load).ok().flatten()
+                });
+                let address = inside(call).wrapping_sub(object.bias);
+                let look_up = || look_up(file.as_ref()?, address, object);
+                let functions = catch_unwind(AssertUnwindSafe(look_up)).ok().flatten();
                 vacant.insert(functions.unwrap_or_else(|| vec![unknown(&object.path)]))
             }
         }
@@ -123,8 +141,8 @@ fn text_of(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Returns the functions at an address of a file, innermost first; none where nothing names any.
-fn look_up(file: &Loader, address: u64, object: &Object) -> Vec<FrameText> {
+/// Returns the functions at an address of a file, innermost first; `None` where nothing names any.
+fn look_up(file: &Loader, address: u64, object: &Object) -> Option<Vec<FrameText>> {
     let mut functions = Vec::new();
     if let Ok(mut frames) = file.find_frames(address) {
         while let Ok(Some(frame)) = frames.next() {
@@ -139,17 +157,18 @@ fn look_up(file: &Loader, address: u64, object: &Object) -> Vec<FrameText> {
             functions.push((name.into_owned(), path, line));
         }
     }
-    if functions.is_empty()
-        && let Some(symbol) = file.find_symbol(address)
-    {
+    if functions.is_empty() {
+        let symbol = file.find_symbol(address)?;
         let name = demangle_auto(symbol.into(), None).into_owned();
         functions.push((name, text_of(&object.path), 0));
     }
-    functions
+    Some(functions)
 }
 
 /// A file of which parts are in this process's memory.
+#[derive(Debug)]
 struct Object {
+    /// Ends with ` (deleted)` where it is no more.
     path: PathBuf,
     /// What an address in the file is less than in memory.
     bias: u64,
@@ -157,30 +176,49 @@ struct Object {
     parts: Vec<Range<u64>>,
 }
 
-impl Object {
-    fn contains(&self, address: u64) -> bool {
-        self.parts.iter().any(|part| part.contains(&address))
-    }
-}
-
 fn object_of(objects: &[Object], address: u64) -> Option<&Object> {
-    objects.iter().find(|object| object.contains(address))
+    let contains = |part: &Range<u64>| part.contains(&address);
+    objects
+        .iter()
+        .find(|object| object.parts.iter().any(contains))
 }
 
 /// Returns the files that this process runs now.
 fn objects() -> Vec<Object> {
     let mut objects: Vec<Object> = Vec::new();
     // SAFETY: the function is of the type that it wants, and gets the vector, which outlives the walk.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut objects).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(note_object), (&raw mut objects).cast()) };
+    // The loader has the names by which it was asked for them, which may be of links, or of where the process
+    // was before, and none for the program.
+    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+    let mapped: Vec<(Range<u64>, &[u8])> = maps
+        .split(|&byte| byte == b'\n')
+        .filter_map(mapping)
+        .collect();
+    for object in &mut objects {
+        let start = object.parts.first().map_or(0, |part| part.start);
+        let file = mapped.iter().find(|(part, _)| part.contains(&start));
+        object.path = OsStr::from_bytes(file.map_or(b"", |(_, path)| path)).into();
+    }
     objects
 }
 
-/// Notes a file.
+/// Returns where a file is mapped, of a line of `/proc/self/maps`.
+fn mapping(line: &[u8]) -> Option<(Range<u64>, &[u8])> {
+    // The path is the last of six columns, and the only one in which there are slashes.
+    let path = &line[line.iter().position(|&byte| byte == b'/')?..];
+    let columns = str::from_utf8(&line[..line.len() - path.len()]).ok()?;
+    let (start, end) = columns.split(' ').next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
+    Some((start?..end?, path))
+}
+
+/// Notes where an object is.
 ///
 /// # Safety
 ///
 /// `info` is the loader's, and the argument a `Vec<Object>` that nobody else uses.
-unsafe extern "C" fn note(
+unsafe extern "C" fn note_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     objects: *mut c_void,
@@ -189,24 +227,116 @@ unsafe extern "C" fn note(
     let objects = unsafe { &mut *objects.cast::<Vec<Object>>() };
     // SAFETY: by the contract of this function.
     let info = unsafe { &*info };
-    let bias = info.dlpi_addr;
+    let (bias, parts, count) = (info.dlpi_addr, info.dlpi_phdr, info.dlpi_phnum);
+    if parts.is_null() {
+        return 0;
+    }
     // SAFETY: the loader has so many, one behind the other, while this function runs.
-    let parts = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let parts = unsafe { std::slice::from_raw_parts(parts, count.into()) };
     let loaded = parts.iter().filter(|part| part.p_type == libc::PT_LOAD);
     let parts = loaded.map(|part| {
         let start = bias.wrapping_add(part.p_vaddr);
         start..start.wrapping_add(part.p_memsz)
     });
-    // SAFETY: it is null, or ends with a zero byte.
-    let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
-    let name = name.filter(|name| !name.is_empty());
-    let path = name.map_or(OsStr::new(PROGRAM), |name| {
-        OsStr::from_bytes(name.to_bytes())
-    });
     objects.push(Object {
-        path: path.into(),
+        path: PathBuf::new(),
         bias,
         parts: parts.collect(),
     });
     0
+}
+
+/// How many objects a process has loaded, and unloaded.
+type Changes = (u64, u64);
+
+fn changes() -> Changes {
+    let mut changes = (0, 0);
+    // SAFETY: the function is of the type that it wants, and gets the pair, which outlives the walk.
+    unsafe { libc::dl_iterate_phdr(Some(note_changes), (&raw mut changes).cast()) };
+    changes
+}
+
+/// Notes how many there are, which each object says.
+///
+/// # Safety
+///
+/// `info` is the loader's, and the argument a `Changes` that nobody else uses.
+unsafe extern "C" fn note_changes(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    changes: *mut c_void,
+) -> c_int {
+    // SAFETY: by the contract of this function. C libraries have all of its fields for longer than Rust supports
+    // them.
+    let info = unsafe { &*info };
+    let now = (info.dlpi_adds, info.dlpi_subs);
+    // SAFETY: by the contract of this function.
+    unsafe { *changes.cast::<Changes>() = now };
+    // That is enough.
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_map_says_where_a_file_is() {
+        let line = b"7f47f4579000-7f47f457b400 r-xp 0001f000 fe:00 1835028    /opt/my lib/libx.so (deleted)";
+        let path: &[u8] = b"/opt/my lib/libx.so (deleted)";
+        assert_eq!(
+            mapping(line),
+            Some((0x7f47_f457_9000..0x7f47_f457_b400, path))
+        );
+        for line in [
+            "",
+            "7f-80 rw-p 0 00:00 0",
+            "7ffe-7fff r-xp 0 00:00 0   [vdso]",
+            "x /y",
+        ] {
+            assert_eq!(mapping(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[inline(never)]
+    fn outer(count_max: usize) -> Vec<usize> {
+        let calls = calls(count_max);
+        assert!(calls.len() <= count_max);
+        calls
+    }
+
+    /// All of a test's functions are in the object that has lowtide's, which is left away on top.
+    #[test]
+    fn calls_are_those_of_this_thread_and_not_more_than_wanted() {
+        let mut functions = Functions::default();
+        assert_eq!(outer(2).len(), 2);
+        let calls = outer(128);
+        functions.refresh();
+        let names = calls
+            .iter()
+            .flat_map(|&call| functions.of_call(call).to_vec());
+        let names: Vec<FrameText> = names.collect();
+        assert!(
+            names.iter().any(|(name, _, _)| name.contains("outer")),
+            "{names:?}"
+        );
+        assert!(functions.of_calls(&calls).len() < names.len());
+    }
+
+    /// As code that was compiled while the program runs, or a file that is no more.
+    #[test]
+    fn what_nothing_names_is_unknown() {
+        let mut functions = Functions::default();
+        assert_eq!(functions.of_calls(&[1]), [unknown(Path::new(""))]);
+        let object = Object {
+            path: "/no/such/file (deleted)".into(),
+            bias: 0,
+            parts: iter::once(100..200).collect(),
+        };
+        functions.objects.push(object);
+        let expected = unknown(Path::new("/no/such/file (deleted)"));
+        assert_eq!(functions.of_call(150), [expected]);
+    }
 }

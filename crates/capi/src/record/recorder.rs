@@ -28,6 +28,9 @@ const FLUSH_EVERY: Duration = Duration::from_millis(50);
 const ENTRIES_PER_LOOK: u32 = 1024;
 /// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Debugging information is read by recursion, as deep as functions were inlined into each other. What is not used
+/// takes no memory.
+const WRITER_STACK_BYTES: usize = 64 << 20;
 
 /// A recording that is being made.
 pub(crate) struct Recorder {
@@ -108,7 +111,9 @@ impl Recorder {
             has_ended: Condvar::new(),
         });
         let _signals = SignalsBlocked::begin();
-        let thread = thread::Builder::new().name("lowtide-record".to_owned());
+        let thread = thread::Builder::new()
+            .name("lowtide-record".to_owned())
+            .stack_size(WRITER_STACK_BYTES);
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(|error| {
             // An empty file would be taken for a recording. What is no file, as a pipe, was there before.
@@ -178,13 +183,18 @@ impl Recorder {
     pub(crate) fn end(&self) -> Result<(), Error> {
         self.announce(Announcement::End);
         self.wake();
-        let outcome = lock(&self.outcome);
-        let waited = self
-            .has_ended
-            .wait_timeout_while(outcome, PATIENCE, |outcome| outcome.is_none());
-        let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if let Some(outcome) = &*outcome {
-            return outcome.clone();
+        let mut outcome = lock(&self.outcome);
+        loop {
+            let waited = self
+                .has_ended
+                .wait_timeout_while(outcome, PATIENCE, |outcome| outcome.is_none());
+            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(outcome) = &*outcome {
+                return outcome.clone();
+            }
+            if !self.ring.is_delayed() {
+                break;
+            }
         }
         drop(outcome);
         self.give_up()
@@ -371,10 +381,23 @@ impl Session<'_> {
         if stack == 0 {
             return self.writer.push(device.into(), &event, &self.tags);
         }
-        stacks::with(stack, &mut self.functions, |stack, table| {
+        if let Some(calls) = stacks::calls_of(stack) {
+            self.look_up(stack, &calls)?;
+        }
+        stacks::with(stack, |stack, table| {
             let event = TraceEvent { stack, ..event };
             self.writer.push(device.into(), &event, table)
         })
+    }
+
+    /// Looks up which functions the calls of a stack lie in. What came before is in the file meanwhile.
+    fn look_up(&mut self, stack: u32, calls: &[usize]) -> io::Result<()> {
+        self.writer.flush()?;
+        self.recorder.ring.set_delayed(true);
+        let frames = self.functions.of_calls(calls);
+        self.recorder.ring.set_delayed(false);
+        stacks::describe(stack, &frames);
+        Ok(())
     }
 
     fn push_pause(

@@ -43,6 +43,8 @@ pub(super) struct Ring {
     oldest: Line<AtomicU64>,
     /// Whether nothing is taken out any more.
     is_closed: AtomicBool,
+    /// Whether who takes out does something else now, which takes long.
+    is_delayed: AtomicBool,
     /// How long who puts something in waits for room, at least.
     patience: Duration,
 }
@@ -72,13 +74,14 @@ impl Ring {
             next: Line(AtomicU64::new(0)),
             oldest: Line(AtomicU64::new(0)),
             is_closed: AtomicBool::new(false),
+            is_delayed: AtomicBool::new(false),
             patience,
         }
     }
 
     /// Puts entries in, one behind the other. Calls `wake` now and then, and before it waits for room.
     ///
-    /// Waits as long as something is taken out, and at least as long as its patience. A queue that is closed
+    /// Waits as long as something is taken out or that is delayed, and at least as long as its patience. A queue that is closed
     /// throws them away.
     ///
     /// # Errors
@@ -122,6 +125,15 @@ impl Ring {
         Some(entry)
     }
 
+    /// Says whether who takes out does something else from now on, for which others wait patiently.
+    pub(super) fn set_delayed(&self, is_delayed: bool) {
+        self.is_delayed.store(is_delayed, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_delayed(&self) -> bool {
+        self.is_delayed.load(Ordering::Relaxed)
+    }
+
     /// Has everything that is put in from now on thrown away.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
@@ -157,7 +169,7 @@ impl Ring {
             }
             thread::sleep(Duration::from_micros(50));
             let now_oldest = self.oldest.0.load(Ordering::Relaxed);
-            if now_oldest != oldest {
+            if now_oldest != oldest || self.is_delayed() {
                 (waits_since, oldest) = (Instant::now(), now_oldest);
             } else if waits_since.elapsed() > self.patience {
                 self.close();
@@ -315,6 +327,28 @@ mod tests {
         });
         ring.put([Entry::Announced(1)].into_iter(), || ()).unwrap();
         assert_eq!(ring.next.0.load(Ordering::Relaxed), PLACES as u64 + 1);
+    }
+
+    /// For longer than its patience.
+    #[test]
+    fn who_waits_for_one_that_is_delayed_goes_on_waiting() {
+        let ring = Ring::new(Duration::from_millis(1));
+        ring.set_delayed(true);
+        let is_full = || ring.next.0.load(Ordering::Relaxed) > PLACES as u64;
+        thread::scope(|scope| {
+            let full = scope.spawn(|| {
+                let all = (0..PLACES + 1).map(|number| Entry::Announced(number as u64));
+                ring.put(all, || ())
+            });
+            while !is_full() {
+                thread::yield_now();
+            }
+            thread::sleep(Duration::from_millis(50));
+            assert!(!ring.is_closed());
+            assert_eq!(ring.take(), Some(Entry::Announced(0)));
+            ring.set_delayed(false);
+            assert!(full.join().unwrap().is_ok());
+        });
     }
 
     #[test]

@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowtide_trace::{Frame, StackId, StackTable};
 
-use super::native::{self, Functions};
+use super::native;
 use super::python::{self, Place};
+use crate::registry;
 
 /// Frames further out are left away.
 const FRAMES_MAX: usize = 128;
@@ -76,10 +77,17 @@ pub(crate) fn allocating<R>(act: impl FnOnce() -> R) -> R {
 
 #[cold]
 fn with_stack<R>(act: impl FnOnce() -> R) -> R {
-    let outer = CURRENT.replace(gather());
-    let result = act();
-    CURRENT.set(outer);
-    result
+    let _outer = Outer(CURRENT.replace(gather()));
+    act()
+}
+
+/// The stack of the call around this one, which is in it again when this is dropped, by a panic too.
+struct Outer(u32);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
 }
 
 /// Returns the number of the stack of the call that this thread is in.
@@ -88,24 +96,24 @@ pub(super) fn current() -> u32 {
     CURRENT.get()
 }
 
-/// Returns what `act` does with the stack of a number and the table that has it. What it consists of is looked up
-/// in `functions`, if nobody did.
-pub(super) fn with<R>(
-    number: u32,
-    functions: &mut Functions,
-    act: impl FnOnce(StackId, &StackTable) -> R,
-) -> R {
-    let mut guard = known();
-    let known = guard.get_or_insert_default();
-    if let Some(Found::Calls(calls)) = known.found(number) {
-        let calls = Arc::clone(calls);
-        drop(guard);
-        // Without the lock: it takes long, and locks of the loader's.
-        let frames = functions.of_calls(&calls);
-        guard = self::known();
-        guard.get_or_insert_default().describe(number, &frames);
+/// Returns the calls of a stack of which nobody has looked up yet which functions they lie in.
+pub(super) fn calls_of(number: u32) -> Option<Arc<[usize]>> {
+    match known().get_or_insert_default().found(number)? {
+        Found::Calls(calls) => Some(Arc::clone(calls)),
+        Found::Described(_) => None,
     }
-    let known = guard.get_or_insert_default();
+}
+
+/// Notes which functions the calls of a stack lie in, innermost first. To look them up takes long, and locks of the
+/// loader's, so that it is done without any here.
+pub(super) fn describe(number: u32, frames: &[FrameText]) {
+    known().get_or_insert_default().describe(number, frames);
+}
+
+/// Returns what `act` does with the stack of a number and the table that has it; none where it is not described.
+pub(super) fn with<R>(number: u32, act: impl FnOnce(StackId, &StackTable) -> R) -> R {
+    let mut known = known();
+    let known = known.get_or_insert_default();
     let id = match known.found(number) {
         Some(&mut Found::Described(id)) => id,
         _ => StackId::NONE,
@@ -119,6 +127,10 @@ fn known() -> MutexGuard<'static, Option<Known>> {
 }
 
 fn gather() -> u32 {
+    // In a forked child, a thread that is not there may hold the lock.
+    if registry::refuse_fork().is_err() {
+        return 0;
+    }
     match gather_of_python() {
         0 => gather_of_program(),
         stack => stack,

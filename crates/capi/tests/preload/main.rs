@@ -208,7 +208,8 @@ fn a_program_is_recorded_with_stacks() {
                 .map(|(name, _)| (*name).to_owned())
                 .collect::<Vec<_>>()
         };
-        // The innermost is what the program calls, and none of lowtide's.
+        let ours = |stack: &[(&str, bool)]| stack.iter().any(|(name, _)| name.contains("lowtide"));
+        assert!(!stacks.iter().any(|stack| ours(stack)), "{stacks:?}");
         let inner = first
             .iter()
             .position(|(name, _)| *name == "weights")
