@@ -391,7 +391,7 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`AllocError::TooLarge`] where more was asked for than a block has, [`AllocError::TooManyStreams`];
     /// [`AllocError::Driver`] when the driver has no such segment: no more than the pool is then made or
-    /// held.
+    /// held, and addresses reserved in it.
     pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
         let is_too_small = |block: &&BlockSnapshot| block.requested > block.size;
         if let Some(block) = segment.blocks.iter().find(is_too_small) {

@@ -54,7 +54,7 @@ impl Apart {
 
     /// Gives each segment a pool that has none: the first in which it meets none that it was told apart from. One that
     /// is private is not in the default pool. What turned out to be a part of another segment, which `whole` returns,
-    /// gets its pool. Linear in the evidence.
+    /// gets its pool. Linear in the pairs; of a list each segment takes as long as the other side has pools.
     pub(crate) fn assign(
         &self,
         pools: &mut [Option<MempoolId>],

@@ -29,10 +29,14 @@ const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 /// snapshot lists each run of it. Segments are further apart on cards that have more.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
+/// So many free blocks are looked at for evidence, which takes seconds: of a recording of some megabytes there could
+/// be one for every two of its events. Tests have fewer.
+const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
+
 /// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
-/// nothing that it does not say, where it contradicts itself, or has more than more evidence than
-/// is kept. Takes O(n log n) for n events, more for each pair of segments that
-/// is told apart, and for what stays when memory goes back.
+/// nothing that it does not say, where it contradicts itself, or has more evidence than is kept or looked for. Takes
+/// O(n log n) for n events, more for each free block that a request for which memory came could have had, and for
+/// what stays when memory goes back.
 fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -63,7 +67,7 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
-        if layout.apart.is_too_much() {
+        if layout.apart.is_too_much() || layout.looked_at > LOOKED_AT_MAX {
             return None;
         }
     }
@@ -176,6 +180,8 @@ struct Layout {
     free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
     /// Which segments are in different pools.
     apart: Apart,
+    /// How many free blocks were looked at for that.
+    looked_at: usize,
     /// The free blocks that would go back if their pools were emptied, or pages of them, each behind its segment.
     releasable: BTreeSet<(usize, DeviceAddress)>,
     /// The segment that came for the request that is next.
@@ -254,7 +260,7 @@ impl Layout {
             Action::Alloc => self.take(address, size).map(Some),
             Action::FreeCompleted => self.give(address).map(Some),
             Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
-            Action::OutOfMemory => Some(Some(self.refuse(size, stream, pool))),
+            Action::OutOfMemory => self.refuse(size, stream, pool).map(Some),
             Action::FreeRequested => {
                 self.waiting += 1;
                 Some(None)
@@ -485,7 +491,7 @@ impl Layout {
         let block = *self.blocks.get(&address).filter(|block| block.is_free)?;
         let size = self.config.block_size(requested).min(block.size);
         let is_fresh = self.fresh.take() == Some(block.segment);
-        self.tell_apart_better(address, block, size, is_fresh);
+        self.tell_apart_better(address, block, size, is_fresh)?;
         self.remove_free(address);
         let rest = block.size - size;
         let segment = &self.segments[block.segment];
@@ -515,17 +521,18 @@ impl Layout {
     }
 
     /// Free blocks that would have been taken instead are in another pool: all that fit, for a request
-    /// that had to get a new segment; else those before the taken one in the order of size and address.
+    /// that had to get a new segment; else those before the taken one in the order of size and address. `None` where
+    /// one of them is not there: a segment came where another was.
     fn tell_apart_better(
         &mut self,
         address: DeviceAddress,
         taken: Block,
         size: Bytes,
         is_fresh: bool,
-    ) {
+    ) -> Option<()> {
         let owner = self.segments[taken.segment].owner;
         let Some(free) = self.free.get(&owner) else {
-            return;
+            return Some(());
         };
         let mut others = Vec::new();
         for &(candidate_size, candidate) in free.range((size, DeviceAddress::NULL)..) {
@@ -533,7 +540,8 @@ impl Layout {
             if !is_better && !is_fresh {
                 break;
             }
-            let other = self.blocks[&candidate].segment;
+            self.looked_at += 1;
+            let other = self.blocks.get(&candidate)?.segment;
             let serves = match is_fresh {
                 true => self.config.block_serves(candidate_size, size),
                 false => !self.can_grow(candidate, candidate_size, other),
@@ -550,6 +558,7 @@ impl Layout {
             }
         }
         self.apart.tell_all([taken.segment], others);
+        Some(())
     }
 
     /// Returns whether two segments are of the same pool, where that is known.
@@ -573,8 +582,13 @@ impl Layout {
     }
 
     /// A request that was refused has no segment. In the place of one there is an empty one, in a pool in which
-    /// nothing would have served it.
-    fn refuse(&mut self, requested: Bytes, stream: Stream, pool: Option<MempoolId>) -> usize {
+    /// nothing would have served it. `None` as of [`Layout::tell_apart_better`].
+    fn refuse(
+        &mut self,
+        requested: Bytes,
+        stream: Stream,
+        pool: Option<MempoolId>,
+    ) -> Option<usize> {
         let size = self.config.block_size(requested);
         let is_large = size > SMALL_REQUEST_MAX;
         let owner = Owner { stream, is_large };
@@ -584,10 +598,11 @@ impl Layout {
         let free = free.map(|free| free.range((size, DeviceAddress::NULL)..));
         let would_serve = { free.into_iter().flatten() }
             .filter(|&&(candidate_size, _)| self.config.block_serves(candidate_size, size));
-        let others = would_serve.map(|(_, candidate)| self.blocks[candidate].segment);
-        let others = others.collect();
+        let others = would_serve.map(|(_, candidate)| Some(self.blocks.get(candidate)?.segment));
+        let others: Vec<usize> = others.collect::<Option<_>>()?;
+        self.looked_at += others.len();
         self.apart.tell_all([refused], others);
-        refused
+        Some(refused)
     }
 
     fn give(&mut self, address: DeviceAddress) -> Option<usize> {
@@ -639,6 +654,7 @@ impl Layout {
             // What empties the default pool waits for all of them first.
             self.private.extend(&released);
         }
+        self.looked_at += self.releasable.len();
         let could = self.releasable.iter().map(|&(segment, _)| segment);
         let stayed = could.filter(|could| !released.contains(could)).collect();
         self.apart.tell_all(released, stayed);
@@ -723,7 +739,9 @@ impl Layout {
     }
 
     fn remove_free(&mut self, address: DeviceAddress) {
-        let block = self.blocks[&address];
+        let Some(&block) = self.blocks.get(&address) else {
+            return;
+        };
         self.releasable.remove(&(block.segment, address));
         if let Some(free) = self.free.get_mut(&self.segments[block.segment].owner) {
             free.remove(&(block.size, address));
@@ -852,9 +870,9 @@ mod tests {
     }
 
     /// Thousands of pools keep what they have while segments of another go, in call after call.
-    #[test]
-    fn what_goes_beside_many_pools_is_told() {
-        let template = recording(0).events[0];
+    /// So many segments of pools that are known and stay, and as many that come, are used and go.
+    fn beside_pools(count: u64) -> Trace {
+        let template = recording(1).events[0];
         let event = |action, place: u64, pool| TraceEvent {
             event: Event {
                 action,
@@ -869,18 +887,58 @@ mod tests {
             let actions = [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted];
             actions.map(|action| event(action, place, pool))
         };
-        let held = (1..=1_500).flat_map(|place| block(place, MempoolId(0, place)));
-        let gone = (1_501..=3_000).flat_map(|place| {
+        let held = (1..=count).flat_map(|place| block(place, MempoolId(0, place)));
+        let gone = (count + 1..=2 * count).flat_map(|place| {
             let back = event(Action::SegmentFree, place, MempoolId::DEFAULT);
             let [came, taken, freed] = block(place, MempoolId::DEFAULT);
             [came, taken, freed, back]
         });
-        let trace = Trace {
+        Trace {
             events: held.chain(gone).collect(),
             ..Trace::default()
-        };
-        let pools = tell(&trace, &Initial::default()).unwrap().pools.unwrap();
+        }
+    }
+
+    #[test]
+    fn what_goes_beside_many_pools_is_told() {
+        let told = tell(&beside_pools(1_500), &Initial::default());
+        let pools = told.unwrap().pools.unwrap();
         assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
+    }
+
+    /// Of those that came where others were, some are not there to be told apart.
+    #[test]
+    fn segments_that_came_where_others_were_tell_nothing() {
+        let event = |action, place: u64, mib| {
+            let template = recording(1).events[0];
+            TraceEvent {
+                event: Event {
+                    action,
+                    address: DeviceAddress(place << 32),
+                    size: Bytes::mib(mib),
+                    ..template.event
+                },
+                ..template
+            }
+        };
+        let block = |place, mib| {
+            let actions = [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted];
+            actions.map(|action| event(action, place, mib))
+        };
+        let twice = block(1, 40).into_iter().chain(block(1, 60));
+        let gone = [event(Action::SegmentFree, 1, 60)];
+        let other = block(2, 30).into_iter();
+        let back = [event(Action::SegmentFree, 2, 30)];
+        let trace = Trace {
+            events: twice.chain(gone).chain(other).chain(back).collect(),
+            ..Trace::default()
+        };
+        assert!(tell(&trace, &Initial::default()).is_none());
+    }
+
+    #[test]
+    fn what_takes_too_long_to_look_for_is_not() {
+        assert!(tell(&beside_pools(3_000), &Initial::default()).is_none());
     }
 
     #[test]
