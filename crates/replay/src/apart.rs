@@ -156,7 +156,7 @@ impl Met {
 mod tests {
     use super::*;
 
-    /// Returns how many pools so many segments get.
+    /// Returns the pools that so many segments get.
     fn pools_of(apart: &Apart, segments: usize) -> Vec<Option<MempoolId>> {
         let mut pools = vec![None; segments];
         apart.assign(&mut pools, &BTreeSet::new(), |segment| segment);

@@ -1,0 +1,164 @@
+use lowtide_trace::{NoteId, StackId, TraceEvent};
+
+use super::*;
+
+/// Something that happens at a place of its own, to so many MiB of a pool, which is known if it is private.
+fn event(action: Action, place: u64, mib: u64, pool: MempoolId) -> TraceEvent {
+    let event = Event {
+        action,
+        pool,
+        address: DeviceAddress(place << 32),
+        size: Bytes::mib(mib),
+        stream: Stream::DEFAULT,
+    };
+    TraceEvent {
+        event,
+        time_us: 0,
+        stack: StackId::NONE,
+        pool_known: !pool.is_default(),
+        note: NoteId::NONE,
+    }
+}
+
+/// A segment that comes, is used and is free.
+fn used(place: u64, mib: u64, pool: MempoolId) -> [TraceEvent; 3] {
+    let actions = [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted];
+    actions.map(|action| event(action, place, mib, pool))
+}
+
+fn trace_of(events: impl Iterator<Item = TraceEvent>) -> Trace {
+    Trace {
+        events: events.collect(),
+        ..Trace::default()
+    }
+}
+
+/// Pages of so many segments of one stream, one of which goes back.
+fn recording(segments: u64) -> Trace {
+    let pages = |action, place| event(action, place, 20, MempoolId::DEFAULT);
+    let maps = (1..=segments).map(|place| pages(Action::SegmentMap, place));
+    trace_of(maps.chain([pages(Action::SegmentUnmap, 1)]))
+}
+
+#[test]
+fn segments_of_one_stream_that_grow_are_of_different_pools() {
+    let told = tell(&recording(40), &Initial::default()).unwrap();
+    let pools: BTreeSet<MempoolId> = told.pools.unwrap().events.into_iter().collect();
+    assert_eq!(pools.len(), 40);
+}
+
+/// Returns the pools of the events, of so many MiB each, of a stream of which pages were mapped before the first of
+/// them, from and to so many MiB, all free.
+fn pools_behind_holes(
+    ranges: &[(u64, u64)],
+    events: &[(Action, u64, u64)],
+) -> Option<Vec<MempoolId>> {
+    let mut trace = recording(0);
+    let template = trace.events[0];
+    let events = events.iter().map(|&(action, start_mib, size_mib)| {
+        let (address, size) = (DeviceAddress(start_mib << 20), Bytes::mib(size_mib));
+        let event = Event {
+            action,
+            address,
+            size,
+            ..template.event
+        };
+        TraceEvent { event, ..template }
+    });
+    trace.events = events.collect();
+    let ranges = ranges
+        .iter()
+        .map(|&(start_mib, end_mib)| lowtide_trace::InitialSegment {
+            address: DeviceAddress(start_mib << 20),
+            size: Bytes::mib(end_mib - start_mib),
+            stream: Stream::DEFAULT,
+            pool: None,
+            is_large: true,
+            is_expandable: true,
+        });
+    trace.initial.segments = ranges.collect();
+    let told = tell(&trace, &Initial::new(&trace))?;
+    Some(told.pools?.events)
+}
+
+/// A snapshot lists each run of mapped pages, and blocks lie across what were several.
+#[test]
+fn runs_of_pages_between_which_memory_is_mapped_are_one_segment() {
+    let across = [
+        (Action::SegmentMap, 140, 40),
+        (Action::Alloc, 100, 150),
+        (Action::Alloc, 250, 40),
+        (Action::FreeCompleted, 100, 150),
+        (Action::SegmentUnmap, 100, 140),
+    ];
+    let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
+    assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+    // The first pages of the second went first.
+    let across = [
+        (Action::SegmentUnmap, 180, 20),
+        (Action::SegmentMap, 140, 60),
+        (Action::Alloc, 100, 150),
+        (Action::Alloc, 250, 40),
+        (Action::FreeCompleted, 100, 150),
+        (Action::SegmentUnmap, 100, 140),
+    ];
+    let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
+    assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+}
+
+#[test]
+fn pages_right_before_others_may_be_of_the_same_segment() {
+    let before = [
+        (Action::SegmentMap, 100, 20),
+        (Action::SegmentUnmap, 100, 20),
+        (Action::SegmentUnmap, 180, 120),
+    ];
+    let pools = pools_behind_holes(&[(180, 300)], &before);
+    assert_eq!(pools, Some(vec![MempoolId::DEFAULT; 3]));
+    // So far away they are of another.
+    let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
+    assert!(!pools[0].is_default());
+}
+
+/// So many segments of pools that are known and stay, and as many that come, are used and go.
+fn beside_pools(count: u64) -> Trace {
+    let held = (1..=count).flat_map(|place| used(place, 20, MempoolId(0, place)));
+    let gone = (count + 1..=2 * count).flat_map(|place| {
+        let back = event(Action::SegmentFree, place, 20, MempoolId::DEFAULT);
+        used(place, 20, MempoolId::DEFAULT)
+            .into_iter()
+            .chain([back])
+    });
+    trace_of(held.chain(gone))
+}
+
+/// Thousands of pools keep what they have while segments of another go, in call after call.
+#[test]
+fn what_goes_beside_many_pools_is_told() {
+    let told = tell(&beside_pools(1_500), &Initial::default());
+    let pools = told.unwrap().pools.unwrap();
+    assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
+}
+
+/// Of those that came where others were, some are not there to be told apart.
+#[test]
+fn segments_that_came_where_others_were_tell_nothing() {
+    let used = |place, mib| used(place, mib, MempoolId::DEFAULT);
+    let back = |place, mib| [event(Action::SegmentFree, place, mib, MempoolId::DEFAULT)];
+    let twice = used(1, 40)
+        .into_iter()
+        .chain(used(1, 60))
+        .chain(back(1, 60));
+    let events = twice.chain(used(2, 30)).chain(back(2, 30));
+    assert!(tell(&trace_of(events), &Initial::default()).is_none());
+}
+
+#[test]
+fn what_takes_too_long_to_look_for_is_not() {
+    assert!(tell(&beside_pools(3_000), &Initial::default()).is_none());
+}
+
+#[test]
+fn too_many_to_tell_apart_are_not() {
+    assert!(tell(&recording(1_450), &Initial::default()).is_none());
+}
