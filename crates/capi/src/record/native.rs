@@ -108,7 +108,8 @@ impl Functions {
         match self.known.entry(call) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
-                let Some(object) = object_of(&self.objects, inside(call)) else {
+                let address = inside(call);
+                let Some(object) = object_of(&self.objects, address) else {
                     return vacant.insert(vec![unknown(Path::new(""))]);
                 };
                 // What is in a file is not ours: where reading it fails in any way, it says nothing.
@@ -116,7 +117,6 @@ impl Functions {
                     let load = || Loader::new(&object.path).ok();
                     catch_unwind(load).ok().flatten()
                 });
-                let address = inside(call).wrapping_sub(object.bias);
                 let look_up = || look_up(file.as_ref()?, address, object);
                 let functions = catch_unwind(AssertUnwindSafe(look_up)).ok().flatten();
                 vacant.insert(functions.unwrap_or_else(|| vec![unknown(&object.path)]))
@@ -141,8 +141,10 @@ fn text_of(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Returns the functions at an address of a file, innermost first; `None` where nothing names any.
+/// Returns the functions at an address in memory, of an object's file, innermost first; `None` where nothing names
+/// any.
 fn look_up(file: &Loader, address: u64, object: &Object) -> Option<Vec<FrameText>> {
+    let address = address.wrapping_sub(object.bias);
     let mut functions = Vec::new();
     if let Ok(mut frames) = file.find_frames(address) {
         while let Ok(Some(frame)) = frames.next() {
