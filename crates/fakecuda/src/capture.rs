@@ -1,12 +1,12 @@
 //! Captures: streams whose work is remembered instead of done, and what must not happen meanwhile.
 //!
-//! Nothing is launched from what they leave, so only the shape is kept: how much work each stream
-//! added, and of which streams' work it comes after. That is what decides every error.
+//! Nothing is launched from what they leave, so only the shape is kept: which work comes after which.
+//! That is what decides every error.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::ffi::{c_uint, c_void};
-use std::ptr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::c_uint;
+use std::{mem, ptr};
 
 use crate::calls::{Outcome, driver_calls};
 use crate::driver::{State, Thread, lock, new_name, this_thread};
@@ -21,19 +21,22 @@ pub(crate) struct Capture {
     mode: c_uint,
     thread: Thread,
     is_valid: bool,
-    /// For each stream that takes part, the work its next one comes after: its own and others', as
-    /// the number of pieces of each stream.
-    clocks: BTreeMap<CUstream, Clock>,
+    graph: CUgraph,
+    /// For each stream that takes part, the nodes that its next work comes directly after.
+    frontiers: BTreeMap<CUstream, Vec<CUgraphNode>>,
+    /// What each node comes directly after.
+    nodes: BTreeMap<CUgraphNode, Vec<CUgraphNode>>,
 }
-
-type Clock = BTreeMap<CUstream, u64>;
 
 /// Where in a capture an event was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
     pub(crate) capture: u64,
-    clock: Clock,
+    after: Vec<CUgraphNode>,
 }
+
+/// What is said of the order between two nodes: that there is one, and no more.
+type EdgeData = [u8; 8];
 
 thread_local! {
     static THREAD_MODE: Cell<c_uint> = const { Cell::new(CU_STREAM_CAPTURE_MODE_GLOBAL) };
@@ -60,7 +63,9 @@ driver_calls! {
             mode,
             thread: this_thread(),
             is_valid: true,
-            clocks: BTreeMap::from([(name, Clock::new())]),
+            graph: new_name(),
+            frontiers: BTreeMap::from([(name, Vec::new())]),
+            nodes: BTreeMap::new(),
         };
         state.captures.insert(number, capture);
         Ok(())
@@ -80,13 +85,12 @@ driver_calls! {
         if !is_ours && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED {
             return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let outcome = capture.outcome();
+        let (outcome, graph) = (capture.outcome(), capture.graph);
         state.forget_capture(number);
         if let Err(code) = outcome {
             out.set(0);
             return Err(code);
         }
-        let graph = new_name();
         state.graphs.insert(graph);
         out.set(graph);
         Ok(())
@@ -113,12 +117,10 @@ driver_calls! {
         status: Out<c_uint>,
         number: Out<u64>,
         graph: Out<CUgraph>,
-        dependencies: Out<*const c_void>,
+        dependencies: Out<*const CUgraphNode>,
         dependency_count: Out<usize>,
     ) {
-        capture_info(stream, status, number, graph, dependencies)?;
-        dependency_count.set_if_wanted(0);
-        Ok(())
+        capture_info(stream, status, number, graph, dependencies, dependency_count)
     }
 
     fn cuStreamGetCaptureInfo_v3(
@@ -126,13 +128,33 @@ driver_calls! {
         status: Out<c_uint>,
         number: Out<u64>,
         graph: Out<CUgraph>,
-        dependencies: Out<*const c_void>,
-        edges: Out<*const c_void>,
+        dependencies: Out<*const CUgraphNode>,
+        edges: Out<*const EdgeData>,
         dependency_count: Out<usize>,
     ) {
-        capture_info(stream, status, number, graph, dependencies)?;
+        capture_info(stream, status, number, graph, dependencies, dependency_count)?;
         edges.set_if_wanted(ptr::null());
-        dependency_count.set_if_wanted(0);
+        Ok(())
+    }
+
+    fn cuGraphNodeGetDependencies(
+        node: CUgraphNode,
+        dependencies: Out<CUgraphNode>,
+        count: Out<usize>,
+    ) {
+        dependencies_of(node, dependencies, count).map(drop)
+    }
+
+    fn cuGraphNodeGetDependencies_v2(
+        node: CUgraphNode,
+        dependencies: Out<CUgraphNode>,
+        edges: Out<EdgeData>,
+        count: Out<usize>,
+    ) {
+        let written = dependencies_of(node, dependencies, count)?;
+        if let Ok(edges) = edges.required() {
+            edges.set_all(&vec![EdgeData::default(); written]);
+        }
         Ok(())
     }
 
@@ -148,26 +170,51 @@ driver_calls! {
     }
 }
 
-/// Says whether and by which capture a stream is captured. There are no nodes to name.
+/// Says whether and by which capture a stream is captured, and where in it.
 fn capture_info(
     stream: CUstream,
     status: Out<c_uint>,
     number: Out<u64>,
     graph: Out<CUgraph>,
-    dependencies: Out<*const c_void>,
+    dependencies: Out<*const CUgraphNode>,
+    dependency_count: Out<usize>,
 ) -> Outcome {
     let out = status.required()?;
     let mut state = lock()?;
     let name = state.stream_named(stream)?;
     state.check_implicit_wait(name)?;
-    let found = state.capture_status(name);
+    out.set(state.capture_status(name));
     if let Some(capture) = state.streams[&name].capture {
+        let after = &state.captures[&capture].frontiers[&name];
         number.set_if_wanted(capture);
+        graph.set_if_wanted(state.captures[&capture].graph);
+        // The manual: valid until the stream's capture goes on.
+        dependencies.set_if_wanted(after.as_ptr());
+        dependency_count.set_if_wanted(after.len());
     }
-    graph.set_if_wanted(0);
-    dependencies.set_if_wanted(ptr::null());
-    out.set(found);
     Ok(())
+}
+
+/// Writes what a node of a capture under way comes directly after, as far as there is room, or only how
+/// much that is. Returns how many were written.
+fn dependencies_of(
+    node: CUgraphNode,
+    dependencies: Out<CUgraphNode>,
+    count: Out<usize>,
+) -> Result<usize, CUresult> {
+    let count = count.required()?;
+    let state = lock()?;
+    let mut captures = state.captures.values();
+    let found = captures.find_map(|capture| capture.nodes.get(&node));
+    let found = found.ok_or(CUresult::INVALID_VALUE)?;
+    let Ok(dependencies) = dependencies.required() else {
+        count.set(found.len());
+        return Ok(0);
+    };
+    let written = &found[..found.len().min(count.get())];
+    dependencies.set_all(written);
+    count.set(written.len());
+    Ok(written.len())
 }
 
 impl Capture {
@@ -176,12 +223,14 @@ impl Capture {
         if !self.is_valid {
             return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
         }
-        let origin = &self.clocks[&self.origin];
-        let has_joined = |(stream, clock): (&CUstream, &Clock)| {
-            let own = clock.get(stream).copied().unwrap_or(0);
-            origin.get(stream).copied().unwrap_or(0) >= own
-        };
-        if self.clocks.iter().all(has_joined) {
+        let mut joined = BTreeSet::new();
+        let mut open = self.frontiers[&self.origin].clone();
+        while let Some(node) = open.pop() {
+            if joined.insert(node) {
+                open.extend(&self.nodes[&node]);
+            }
+        }
+        if joined.len() == self.nodes.len() {
             Ok(())
         } else {
             Err(CUresult::STREAM_CAPTURE_UNJOINED)
@@ -245,16 +294,36 @@ pub(crate) fn remember(state: &mut State, stream: CUstream) -> Result<bool, CUre
     if !capture.is_valid {
         return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
     }
-    let clock = capture.clocks.entry(stream).or_default();
-    *clock.entry(stream).or_default() += 1;
+    let node = new_name();
+    let frontier = capture.frontiers.entry(stream).or_default();
+    let after = mem::replace(frontier, vec![node]);
+    capture.nodes.insert(node, after);
     Ok(true)
 }
 
 /// Returns where in a capture a stream's next work would be, `None` outside of one.
 pub(crate) fn position(state: &State, stream: CUstream) -> Option<Position> {
     let capture = state.streams[&stream].capture?;
-    let clock = state.captures[&capture].clocks.get(&stream)?.clone();
-    Some(Position { capture, clock })
+    let after = state.captures[&capture].frontiers.get(&stream)?.clone();
+    Some(Position { capture, after })
+}
+
+/// As [`position`], for what may not be remembered of a capture that is lost.
+///
+/// # Errors
+///
+/// `STREAM_CAPTURE_INVALIDATED` if the capture is lost already.
+pub(crate) fn valid_position(
+    state: &State,
+    stream: CUstream,
+) -> Result<Option<Position>, CUresult> {
+    let position = position(state, stream);
+    match &position {
+        Some(position) if !state.captures[&position.capture].is_valid => {
+            Err(CUresult::STREAM_CAPTURE_INVALIDATED)
+        }
+        _ => Ok(position),
+    }
 }
 
 /// Lets a stream's next work come after a position in a capture; the stream takes part from then on.
@@ -280,10 +349,11 @@ pub(crate) fn join(state: &mut State, stream: CUstream, position: &Position) -> 
         }
         _ => {}
     }
-    let clock = capture.clocks.entry(stream).or_default();
-    for (&other, &count) in &position.clock {
-        let known = clock.entry(other).or_default();
-        *known = count.max(*known);
+    let frontier = capture.frontiers.entry(stream).or_default();
+    for node in &position.after {
+        if !frontier.contains(node) {
+            frontier.push(*node);
+        }
     }
     state.stream_mut(stream).capture = Some(position.capture);
     Ok(())

@@ -63,12 +63,17 @@ driver_calls! {
         if state.event(event)?.device != device {
             return Err(CUresult::INVALID_HANDLE);
         }
-        let time = Arc::default();
-        state.submit(stream, Work::Stamp { time: Arc::clone(&time) })?;
-        let position = capture::position(&state, stream);
-        let marker = state.streams[&stream].queue.tail();
-        let event = state.events.get_mut(&event).expect("found above");
-        event.record = position.map_or(Record::InStream { marker, time }, Record::InCapture);
+        // In a capture it marks a place and is no work of its own.
+        let record = match capture::valid_position(&state, stream)? {
+            Some(position) => Record::InCapture(position),
+            None => {
+                let time = Arc::default();
+                state.submit(stream, Work::Stamp { time: Arc::clone(&time) })?;
+                let marker = state.streams[&stream].queue.tail();
+                Record::InStream { marker, time }
+            }
+        };
+        state.events.get_mut(&event).expect("found above").record = record;
         Ok(())
     }
 

@@ -60,11 +60,12 @@ pub(crate) const DRIVER_VERSION: c_int = 13000;
 
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
-/// Contexts, streams, events and graphs are pointers in C and never followed here.
+/// Contexts, streams, events, graphs and their nodes are pointers in C and never followed here.
 pub(crate) type CUcontext = u64;
 pub(crate) type CUstream = u64;
 pub(crate) type CUevent = u64;
 pub(crate) type CUgraph = u64;
+pub(crate) type CUgraphNode = u64;
 pub(crate) type CUmemGenericAllocationHandle = u64;
 pub(crate) type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 

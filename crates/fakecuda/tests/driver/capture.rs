@@ -1,4 +1,4 @@
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use crate::support::*;
 use crate::virtual_memory::{allow, create, map, reserve};
@@ -35,6 +35,61 @@ fn status(stream: CUstream) -> Status {
     get(|out| unsafe { cuStreamIsCapturing(stream, out) }).unwrap()
 }
 
+/// What `cuStreamGetCaptureInfo` says.
+struct Info {
+    status: Status,
+    capture: cuuint64_t,
+    graph: CUgraph,
+    after: Vec<CUgraphNode>,
+}
+
+fn info(stream: CUstream) -> Info {
+    let (mut status, mut capture, mut graph) = (NONE, 0, null_mut());
+    let (mut after, mut edges, mut count) = (null(), null(), 0);
+    let code = unsafe {
+        cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            &mut capture,
+            &mut graph,
+            &mut after,
+            &mut edges,
+            &mut count,
+        )
+    };
+    assert_eq!(code, OK);
+    let after = (0..count).map(|place| unsafe { *after.add(place) });
+    Info {
+        status,
+        capture,
+        graph,
+        after: after.collect(),
+    }
+}
+
+/// Returns what a node comes directly after, at most `room` of it.
+fn dependencies(node: CUgraphNode, room: usize) -> Result<Vec<CUgraphNode>, CUresult> {
+    let mut count = room;
+    let mut found = vec![null_mut(); room];
+    let edge = CUgraphEdgeData {
+        from_port: 9,
+        to_port: 9,
+        type_: 9,
+        reserved: [9; 5],
+    };
+    let mut edges = vec![edge; room];
+    let code = unsafe {
+        cuGraphNodeGetDependencies_v2(node, found.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
+    };
+    if code != OK {
+        return Err(code);
+    }
+    found.truncate(count);
+    let plain = |edge: &CUgraphEdgeData| edge.type_ == 0 && edge.from_port == 0;
+    assert_eq!(edges.iter().filter(|edge| plain(edge)).count(), found.len());
+    Ok(found)
+}
+
 fn record(event: CUevent, stream: CUstream) {
     assert_eq!(unsafe { cuEventRecord(event, stream) }, OK);
 }
@@ -53,25 +108,14 @@ fn captured_work_is_not_done() {
     assert_eq!(begin(stream, GLOBAL), CUresult::CUDA_ERROR_ILLEGAL_STATE);
     fill_in(stream, address, 1, 1);
     assert_eq!(status(stream), ACTIVE);
-    let mut number = 0;
-    let (mut found, mut count) = (NONE, 9);
-    let code = unsafe {
-        cuStreamGetCaptureInfo_v3(
-            stream,
-            &mut found,
-            &mut number,
-            null_mut(),
-            null_mut(),
-            null_mut(),
-            &mut count,
-        )
-    };
-    assert_eq!((code, found, count), (OK, ACTIVE, 0));
-    assert_ne!(number, 0);
+    let info = info(stream);
+    assert_eq!((info.status, info.after.len()), (ACTIVE, 1));
+    assert_ne!(info.capture, 0);
     let graph = end(stream).unwrap();
     assert_eq!(status(stream), NONE);
     assert_eq!(synchronize(stream), OK);
     assert_eq!(read(address, 1).unwrap(), [0]);
+    assert_eq!(graph, info.graph);
     assert_eq!(driver.live().graphs, 1);
     assert_eq!(unsafe { cuGraphDestroy(graph) }, OK);
     assert_eq!(driver.live().graphs, 0);
@@ -275,6 +319,44 @@ fn streams_join_by_events_and_must_come_back() {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
     );
     assert_eq!(status(side), NONE);
+}
+
+#[test]
+fn nodes_say_what_they_come_after() {
+    let _driver = Driver::start();
+    let address = allocate(PAGE).unwrap();
+    let (fork, join) = (event(), event());
+    let (origin, side) = (capturing(GLOBAL), non_blocking_stream());
+    // An event is a place in the graph and no node of it.
+    record(fork, origin);
+    assert_eq!(wait(side, fork), OK);
+    assert_eq!((info(origin).after, info(side).after), (vec![], vec![]));
+    assert_eq!(info(origin).capture, info(side).capture);
+    fill_in(origin, address, 1, 1);
+    fill_in(side, address, 1, 1);
+    let (first, second) = (info(origin).after, info(side).after);
+    record(join, side);
+    assert_eq!(wait(origin, join), OK);
+    let both = [first.clone(), second.clone()].concat();
+    assert_eq!(info(origin).after, both);
+    assert_eq!(wait(origin, join), OK);
+    assert_eq!(info(origin).after, both);
+
+    fill_in(origin, address, 1, 1);
+    let last = info(origin).after;
+    assert_eq!(last.len(), 1);
+    assert_eq!(dependencies(last[0], 2), Ok(both.clone()));
+    assert_eq!(dependencies(last[0], 1), Ok(first.clone()));
+    assert_eq!(dependencies(last[0], 3), Ok(both));
+    assert_eq!(dependencies(first[0], 1), Ok(vec![]));
+    let count = get(|count| unsafe {
+        cuGraphNodeGetDependencies_v2(last[0], null_mut(), null_mut(), count)
+    });
+    assert_eq!(count, Ok(2));
+    assert!(end(origin).is_ok());
+    let gone = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(dependencies(last[0], 1), gone);
+    assert_eq!(info(origin).status, NONE);
 }
 
 #[test]
