@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ._errors import ConfigError, Error, NoDriverError, TorchError
-from ._install import install, tell
+from ._install import install, other_backend, tell
 from .compat._aliases import install_those_of_environment
 
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
@@ -52,6 +52,11 @@ class _TorchFinder:
 
 
 def _install_or_exit() -> None:
+    # `run` refuses that of the user: this is the program's own wish, or that of the script that started it.
+    wish = other_backend()
+    if wish is not None:
+        tell(f"{wish}: this program runs without lowtide")
+        return
     try:
         install()
     except NoDriverError as error:

@@ -80,12 +80,19 @@ def release_workspaces(tag: bytes | None) -> None:
 
 def configure(strategy: str | None, config: str | None) -> None:
     """Chooses strategy and options; raises `ConfigError` or `StartedError`, and has then changed nothing."""
+    message = other_backend()
+    if message is not None:
+        raise ConfigError(f"{message}: take that out")
+    choose(strategy, config)
+
+
+def other_backend() -> str | None:
+    """Returns which variable asks PyTorch for another allocator than its caching one, if one does."""
     # PyTorch reads the first that is set, be it to nothing.
     variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
-    if variable is not None and "cudaMallocAsync" in os.environ[variable]:
-        message = f"{variable} asks for backend:cudaMallocAsync, an allocator of its own: take that out"
-        raise ConfigError(message)
-    choose(strategy, config)
+    if variable is None or "cudaMallocAsync" not in os.environ[variable]:
+        return None
+    return f"{variable} asks for backend:cudaMallocAsync, an allocator of its own"
 
 
 def choose(strategy: str | None, config: str | None) -> None:

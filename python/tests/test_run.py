@@ -291,6 +291,19 @@ def test_a_program_of_another_environment_keeps_its_pytorch(machine: Machine) ->
     assert done.stderr.splitlines() == [f"{too_old}: this program runs without lowtide", too_old]
 
 
+def test_a_program_that_asks_for_another_backend_has_it(machine: Machine) -> None:
+    wish = '\n    import os; os.environ["PYTORCH_ALLOC_CONF"] = "backend:cudaMallocAsync"'
+    machine.write("script.py", wish + ALLOCATOR + "\n    print(allocator())")
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert (done.returncode, done.stdout) == (0, "PyTorch\n"), done
+    (line,) = done.stderr.splitlines()
+    asks = "PYTORCH_ALLOC_CONF asks for backend:cudaMallocAsync, an allocator of its own"
+    assert line == f"lowtide: {asks}: this program runs without lowtide"
+    # What the user's own environment asks for contradicts the command.
+    done = machine.run("-m", "lowtide", "run", "script.py", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync")
+    assert (done.returncode, done.stdout) == (2, ""), done
+
+
 def test_an_older_python_is_left_alone(machine: Machine) -> None:
     machine.write("site/sitecustomize.py", "print('theirs')")
     startup = Path(lowtide._run.__file__).parent / "_startup"
