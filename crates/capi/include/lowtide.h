@@ -789,12 +789,14 @@ enum lowtide_status lowtide_set_pool_source(int device,
 
 /**
  * Says that a stream of a device is being captured into a graph: until `lowtide_capture_end`, no event
- * is queried, and memory that several streams used is not handed out again.
+ * is queried, and memory that several streams used is handed out again only where the option
+ * `graph_capture_record_stream_reuse` allows that and the graph's order says that their work comes before.
  */
 enum lowtide_status lowtide_capture_begin(int device);
 
 /**
- * Says that a capture has ended.
+ * Says that a capture has ended. After the last one and with `graph_capture_record_stream_reuse`, memory
+ * that was freed in it is free at once, but for what work outside of it uses.
  */
 enum lowtide_status lowtide_capture_end(int device);
 

@@ -130,23 +130,6 @@ fn a_pool_serves_others_where_it_may() {
     });
 }
 
-/// During a capture, freed memory that other streams used waits for its end.
-#[test]
-fn a_capture_asks_no_event() {
-    isolated("a_capture_asks_no_event", &[], |fake| {
-        assert_eq!(lowtide_init(1), Status::Ok);
-        let stream = fake.stream();
-        let memory = allocate(1 << 20, 0).unwrap();
-        assert_eq!(lowtide_capture_begin(0), Status::Ok);
-        assert_eq!(lowtide_record_stream(memory, stream), Status::Ok);
-        assert_eq!(lowtide_deallocate(memory), Status::Ok);
-        assert_ne!(allocate(1 << 20, 0), Ok(memory));
-        assert_eq!(fake.calls("cuEventRecord") + fake.calls("cuEventQuery"), 0);
-        assert_eq!(lowtide_capture_end(0), Status::Ok);
-        assert_eq!(allocate(1 << 20, 0), Ok(memory));
-    });
-}
-
 /// What a source of segments did.
 #[derive(Default)]
 struct Seen {

@@ -4,6 +4,7 @@
     reason = "a call costs a request a fortieth of its time"
 )]
 
+mod captures;
 mod checkpoint;
 mod inspect;
 mod pools;
@@ -11,6 +12,7 @@ mod pools;
 use std::collections::BTreeMap;
 
 use crate::block::{Block, BlockId, BlockState};
+use crate::capture::CaptureOrder;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
@@ -42,6 +44,9 @@ pub struct DeviceAllocator<D> {
     fraction: Option<f64>,
     /// Whether a request for new memory that would pass the limit fails at once.
     rejects_over_limit: bool,
+    /// Whether what is freed in a capture may serve again in it.
+    reuses_in_capture: bool,
+    order: CaptureOrder,
 }
 
 pub(crate) use checkpoint::CheckpointBlock;
@@ -103,6 +108,8 @@ impl<D: Driver> DeviceAllocator<D> {
             captures: 0,
             fraction: config.memory_fraction(),
             rejects_over_limit: config.rejects_over_limit(),
+            reuses_in_capture: config.reuses_in_capture(),
+            order: CaptureOrder::default(),
         }
     }
 
@@ -248,7 +255,7 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         // What other streams have finished with can be used from here on.
         if self.heap.stats.waiting_blocks() > 0 {
-            self.process_events()?;
+            self.reclaim_for(stream)?;
         }
         let size = Strategy::<D>::block_size(&self.strategy, requested);
         let domain = self.domain_of(pool, stream)?;
@@ -486,7 +493,7 @@ impl<D: Driver> DeviceAllocator<D> {
     #[cold]
     fn suspend(&mut self, id: BlockId) -> Result<(), DriverError> {
         if self.captures > 0 {
-            self.uses.defer(id);
+            self.defer(id);
         } else {
             self.uses.wait_for(&mut self.heap.driver, id)?;
         }
@@ -532,7 +539,8 @@ impl<D: Driver> DeviceAllocator<D> {
         let domain = self.heap.blocks.get(id).domain;
         if self.heap.domains.domain(domain).stream != stream {
             self.heap.blocks.set_used_elsewhere(id, true);
-            self.uses.add(id, stream, self.captures > 0);
+            let is_captured = self.is_captured(stream);
+            self.uses.add(id, stream, is_captured);
         }
         Ok(())
     }
@@ -553,7 +561,7 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.reclaim_passed()?)
     }
 
-    fn reclaim_passed(&mut self) -> Result<(), DriverError> {
+    pub(crate) fn reclaim_passed(&mut self) -> Result<(), DriverError> {
         while let Some(id) = self.uses.first_passed() {
             let block = self.heap.blocks.make_free(id);
             let (size, kind, requested) = (block.size, block.kind, block.requested);

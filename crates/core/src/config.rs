@@ -142,6 +142,12 @@ impl Config {
         matches!(self, Config::Caching(options) if options.throw_on_cudamalloc_oom)
     }
 
+    /// Returns whether memory that is freed in a graph capture may be used again in it, where the graph's
+    /// order allows that.
+    pub(crate) fn reuses_in_capture(&self) -> bool {
+        matches!(self, Config::Caching(options) if options.graph_capture_record_stream_reuse)
+    }
+
     /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]; empty
     /// where none does.
     ///

@@ -534,7 +534,7 @@ mod tests {
         allocator.capture_begin();
         let refused = allocator.allocate(Bytes(1), Stream(FULL));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.capture_end();
+        allocator.capture_end().unwrap();
         use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
     }
 

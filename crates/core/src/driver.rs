@@ -12,6 +12,20 @@ pub struct Handle(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EventHandle(pub u64);
 
+/// A piece of work in a graph that is being captured.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GraphNode(pub u64);
+
+/// Where the next work of a stream that is being captured comes in the graph; from
+/// [`Driver::capture_point`].
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct CapturePoint {
+    /// Which capture: no other of the process has this number.
+    pub capture: u64,
+    /// The work that it comes directly after; none at the beginning.
+    pub after: Vec<GraphNode>,
+}
+
 /// How much memory a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
@@ -152,6 +166,18 @@ pub trait Driver {
     ///
     /// What the device says.
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
+
+    /// Returns where the next work in `stream` comes in the graph that it is captured into; `None` where
+    /// it is not being captured, or the device does not say (`cudaStreamGetCaptureInfo`).
+    fn capture_point(&mut self, _stream: Stream) -> Option<CapturePoint> {
+        None
+    }
+
+    /// Returns the work that a node of a graph comes directly after, while the graph is being captured;
+    /// none where the device does not say (`cudaGraphNodeGetDependencies`).
+    fn dependencies(&mut self, _node: GraphNode) -> Vec<GraphNode> {
+        Vec::new()
+    }
 
     /// Returns how much memory the device has (`cudaMemGetInfo`).
     ///

@@ -26,7 +26,7 @@
 //! DeviceAllocator::allocate              allocator.rs
 //! ├─ request
 //! │  ├─ route                            which private pool, if any, serves the stream
-//! │  ├─ process_events                   stream.rs: what other streams are done with is free again
+//! │  ├─ reclaim_for                      stream.rs: what other streams are done with is free again
 //! │  ├─ Strategy::block_size             strategy/: the size, rounded up
 //! │  └─ Domains::find_or_insert          domain.rs: pool and stream as one small number
 //! ├─ take
@@ -44,7 +44,8 @@
 //! ```
 //!
 //! A block that is freed goes to `Strategy::put` at once or, where other streams used it, by way of
-//! `stream.rs` once they have passed their events.
+//! `stream.rs` once they have passed their events; of a graph that is being captured, `capture.rs` can
+//! tell earlier.
 //!
 //! # What this crate does not do
 //!
@@ -55,6 +56,7 @@
 
 mod allocator;
 mod block;
+mod capture;
 mod check;
 mod config;
 mod domain;
@@ -82,7 +84,7 @@ pub use config::{
     StrategyName,
 };
 pub use domain::SegmentSource;
-pub use driver::{Driver, DriverError, EventHandle, Handle, MemoryInfo};
+pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};
 pub use error::{AllocError, Holder, OutOfMemory};
 pub use event::{Action, Event};
 pub use event_log::Observer;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::block::BlockId;
-use crate::driver::{Driver, DriverError, EventHandle};
+use crate::driver::{CapturePoint, Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
 /// A stream that used a block which belongs to another.
@@ -13,6 +13,14 @@ struct Use {
     /// Only graph captures used it there. A captured graph orders its own streams, so once the
     /// capture has ended no event is needed for this one.
     only_captured: bool,
+}
+
+/// A block that was freed during a capture.
+#[derive(Debug)]
+struct Deferred {
+    block: BlockId,
+    /// Where its last uses are over, if only work of one capture used it.
+    last_use: Option<CapturePoint>,
 }
 
 /// Which streams used which blocks, and which freed blocks wait for them.
@@ -27,7 +35,7 @@ pub(crate) struct StreamUses {
     /// How many events each block in the queues waits for; never zero.
     outstanding: HashMap<BlockId, usize>,
     /// Freed during a capture, in which no event may be recorded that is to be queried.
-    deferred: Vec<BlockId>,
+    deferred: Vec<Deferred>,
     /// Waits for nothing any more.
     passed: VecDeque<BlockId>,
 }
@@ -51,9 +59,42 @@ impl StreamUses {
         }
     }
 
-    /// Keeps a freed block until the capture has ended.
-    pub(crate) fn defer(&mut self, block: BlockId) {
-        self.deferred.push(block);
+    /// Keeps a freed block until the capture has ended, or [`StreamUses::pass_ordered`] lets it go.
+    pub(crate) fn defer(&mut self, block: BlockId, last_use: Option<CapturePoint>) {
+        self.deferred.push(Deferred { block, last_use });
+    }
+
+    /// Returns where the captured uses of a block are over, in its own stream and in all others.
+    /// `None` unless one capture has all of it, which alone says when it is over.
+    pub(crate) fn last_use<D: Driver>(
+        &self,
+        driver: &mut D,
+        block: BlockId,
+        own: Stream,
+    ) -> Option<CapturePoint> {
+        let uses = self.uses.get(&block)?;
+        let mut last_use = driver.capture_point(own)?;
+        for known in uses {
+            let point = driver.capture_point(known.stream)?;
+            if !known.only_captured || point.capture != last_use.capture {
+                return None;
+            }
+            last_use.after.extend(point.after);
+        }
+        // As in PyTorch, what is freed before any work was captured waits for the capture's end.
+        (!last_use.after.is_empty()).then_some(last_use)
+    }
+
+    /// Lets the blocks wait no more that were freed in a capture and whose last uses are over.
+    pub(crate) fn pass_ordered(&mut self, is_over: impl Fn(BlockId, &CapturePoint) -> bool) {
+        let is_over = |deferred: &mut Deferred| {
+            let last_use = deferred.last_use.as_ref();
+            last_use.is_some_and(|last_use| is_over(deferred.block, last_use))
+        };
+        for Deferred { block, .. } in self.deferred.extract_if(.., is_over) {
+            self.uses.remove(&block);
+            self.passed.push_back(block);
+        }
     }
 
     /// Records an event in every stream that used a freed block, which then waits for all of them.
@@ -93,7 +134,7 @@ impl StreamUses {
 
     /// Records the events of blocks that were freed during a capture.
     pub(crate) fn end_deferral<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
-        while let Some(&block) = self.deferred.last() {
+        while let Some(&Deferred { block, .. }) = self.deferred.last() {
             if let Some(uses) = self.uses.get_mut(&block) {
                 uses.retain(|known| !known.only_captured);
             }
@@ -168,8 +209,9 @@ impl StreamUses {
     /// Returns the blocks that were freed and wait, in no particular order.
     pub(crate) fn waiting(&self) -> Vec<BlockId> {
         let outstanding = self.outstanding.keys();
+        let deferred = self.deferred.iter().map(|deferred| &deferred.block);
         outstanding
-            .chain(&self.deferred)
+            .chain(deferred)
             .chain(&self.passed)
             .copied()
             .collect()

@@ -248,7 +248,7 @@ fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
     allocator.capture_begin();
     let refused = allocator.restore(&checkpoint).unwrap_err();
     assert!(matches!(refused, AllocError::NotRestorable { .. }));
-    allocator.capture_end();
+    allocator.capture_end()?;
     allocator.free(held[1])?;
     assert!(allocator.driver().now_ns() < done_ns);
     let restored = allocator.restore(&checkpoint)?;

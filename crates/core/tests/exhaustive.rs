@@ -48,7 +48,7 @@ const STREAMS: [Op; LETTERS] = [
         stream: OTHER,
         ns: 10_000_000,
     },
-    Op::CaptureBegin,
+    Op::CaptureBegin { stream: OTHER },
     Op::CaptureEnd,
 ];
 

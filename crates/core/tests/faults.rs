@@ -66,7 +66,7 @@ fn stream_program() -> Vec<Op> {
         },
         launch,
         Op::Free { index: 1 },
-        Op::CaptureBegin,
+        Op::CaptureBegin { stream: Stream(0) },
         Op::Free { index: 0 },
         Op::CaptureEnd,
         alloc(Bytes::mib(12), 0),

@@ -309,7 +309,7 @@ fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
         let captured = allocator.allocate(Bytes::mib(5), ROUTED)?;
         allocator.free(captured)?;
         let reused = allocator.allocate(Bytes::mib(5), ROUTED)?;
-        allocator.capture_end();
+        allocator.capture_end()?;
         allocator.end_allocate_to_pool(POOL)?;
         allocator.free(reused)?;
         let reserved = reserved_in(&mut allocator, POOL);

@@ -89,6 +89,9 @@ fn run(log: &mut Log, path: OsString) -> Result<(), Box<dyn Error>> {
     log.take("capture", || {
         steps::capture(&mut driver, &program, streams[0])
     })?;
+    log.take("captured order", || {
+        steps::captured_order(&mut driver, &program, streams)
+    })?;
     log.take("errors", || steps::errors(&mut driver))?;
     log.take("peers", || steps::peers(&library, &mut driver))?;
     log.take("a peer's stream", || {

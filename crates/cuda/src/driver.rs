@@ -4,7 +4,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use lowtide_core::{
-    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+    Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
+    MemoryInfo, Stream,
 };
 
 use crate::context::{EnteredContext, PrimaryContext, RelaxedCapture};
@@ -57,7 +58,7 @@ impl CudaDriver {
     /// # Safety
     ///
     /// For the life of the answer, whatever is given to it must be what it is said to be, as no type can
-    /// tell: addresses, handles and events came from it and have not been given back, streams are the
+    /// tell: addresses, handles, events and nodes came from it and have not been given back, streams are the
     /// default ones or exist in the device's primary context, and that context is not reset.
     pub unsafe fn new(device: Device) -> Result<CudaDriver, DriverError> {
         let mut driver = CudaDriver {
@@ -321,6 +322,14 @@ impl Driver for CudaDriver {
         let _scope = self.context.enter()?;
         // SAFETY: the stream exists, by the contract of `new`.
         unsafe { call!(self.library(), cuStreamSynchronize(raw_stream(stream))) }
+    }
+
+    fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
+        self.captured_place(stream).ok().flatten()
+    }
+
+    fn dependencies(&mut self, node: GraphNode) -> Vec<GraphNode> {
+        self.direct_dependencies(node).unwrap_or_default()
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

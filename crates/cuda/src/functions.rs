@@ -135,6 +135,21 @@ macro_rules! functions {
             }
             optional {
                 cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+                cuStreamGetCaptureInfo_v3(
+                    stream: CUstream,
+                    status: *mut CUstreamCaptureStatus,
+                    id: *mut u64,
+                    graph: *mut CUgraph,
+                    dependencies: *mut *const CUgraphNode,
+                    edges: *mut *const CUgraphEdgeData,
+                    dependency_count: *mut usize
+                );
+                cuGraphNodeGetDependencies_v2(
+                    node: CUgraphNode,
+                    dependencies: *mut CUgraphNode,
+                    edges: *mut CUgraphEdgeData,
+                    dependency_count: *mut usize
+                );
             }
         }
     };

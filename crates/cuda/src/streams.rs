@@ -2,11 +2,13 @@
 
 use std::ptr;
 
-use lowtide_core::{Bytes, DeviceAddress, DriverError, EventHandle, Stream};
+use lowtide_core::{
+    Bytes, CapturePoint, DeviceAddress, DriverError, EventHandle, GraphNode, Stream,
+};
 
 use crate::driver::{CudaDriver, host_size, raw_event, raw_stream};
-use crate::library::call;
-use crate::sys::CUstreamCaptureStatus;
+use crate::library::{call, call_optional};
+use crate::sys::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureStatus};
 
 /// What becomes of the work that is put into a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,32 +65,94 @@ impl CudaDriver {
         Ok(CaptureStatus::from_raw(status))
     }
 
-    /// Returns the number of the capture that `stream` is part of, the same for all its streams.
+    /// Returns where the next work of `stream` comes in the capture that it is part of, if it is. What it
+    /// comes after is told by drivers from CUDA 12.3 on; of others, `after` is empty.
     ///
     /// # Errors
     ///
     /// As [`CudaDriver::capture_status`].
-    pub fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
+    pub(crate) fn captured_place(
+        &self,
+        stream: Stream,
+    ) -> Result<Option<CapturePoint>, DriverError> {
         let _scope = self.context.enter()?;
-        let mut status = CUstreamCaptureStatus::NONE;
-        let mut id = 0;
-        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status` and `id`,
-        // which outlive it. 3. It writes nothing through the others, which are null.
-        unsafe {
-            call!(
+        let (stream, none) = (raw_stream(stream), ptr::null_mut());
+        let (mut status, mut capture) = (CUstreamCaptureStatus::NONE, 0);
+        let (mut after, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
+        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes what the pointers lead
+        // to, which outlives it, and nothing through the one that is null.
+        let answer = unsafe {
+            call_optional!(
                 self.library(),
-                cuStreamGetCaptureInfo_v2(
-                    raw_stream(stream),
+                cuStreamGetCaptureInfo_v3(
+                    stream,
                     &raw mut status,
-                    &raw mut id,
-                    ptr::null_mut(),
-                    ptr::null_mut(),
-                    ptr::null_mut()
+                    &raw mut capture,
+                    none,
+                    &raw mut after,
+                    &raw mut edges,
+                    &raw mut count
                 )
             )
-        }?;
+        };
+        if let Err(DriverError::Unsupported { .. }) = answer {
+            let (status, capture) = (&raw mut status, &raw mut capture);
+            let (none, nowhere, nothing) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+            // SAFETY: as above, with three that are null.
+            unsafe {
+                call!(
+                    self.library(),
+                    cuStreamGetCaptureInfo_v2(stream, status, capture, none, nowhere, nothing)
+                )
+            }?;
+        } else {
+            answer?;
+        }
+        let read = |place| {
+            // SAFETY: the driver says that so many nodes are there, until the stream's capture goes on; it is
+            // its caller's own work that it would go on with.
+            let node = unsafe { after.add(place) };
+            // SAFETY: as above.
+            graph_node(unsafe { *node })
+        };
+        let after = (0..count).map(read).collect();
         let is_active = CaptureStatus::from_raw(status) == CaptureStatus::Active;
-        Ok(is_active.then_some(id))
+        Ok(is_active.then_some(CapturePoint { capture, after }))
+    }
+
+    /// Returns the nodes that a node of a capture under way comes directly after.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; [`DriverError::Unsupported`] before CUDA 12.3.
+    pub(crate) fn direct_dependencies(
+        &self,
+        node: GraphNode,
+    ) -> Result<Vec<GraphNode>, DriverError> {
+        let _scope = self.context.enter()?;
+        let mut room = 16;
+        loop {
+            let mut nodes = vec![ptr::null_mut(); room];
+            let mut edges = vec![CUgraphEdgeData::default(); room];
+            let mut count = room;
+            // SAFETY: 1. the node is of a capture under way, by the contract of `dependencies`. 2. The call
+            // writes at most `count` elements to each of two lists of as many.
+            unsafe {
+                call_optional!(
+                    self.library(),
+                    cuGraphNodeGetDependencies_v2(
+                        raw_node(node),
+                        nodes.as_mut_ptr(),
+                        edges.as_mut_ptr(),
+                        &raw mut count
+                    )
+                )
+            }?;
+            if count < room {
+                return Ok(nodes.into_iter().take(count).map(graph_node).collect());
+            }
+            room *= 4;
+        }
     }
 
     /// Sets every byte of a range, in stream order. Does not wait.
@@ -150,4 +214,14 @@ impl CudaDriver {
             )
         }
     }
+}
+
+/// Returns a node of a graph as a number.
+fn graph_node(node: CUgraphNode) -> GraphNode {
+    GraphNode(node.expose_provenance() as u64)
+}
+
+/// Returns the node that a number names.
+fn raw_node(node: GraphNode) -> CUgraphNode {
+    ptr::with_exposed_provenance_mut(host_size(Bytes(node.0)))
 }

@@ -94,6 +94,13 @@ pub(crate) struct CUmemLocation {
     pub(crate) id: c_int,
 }
 
+/// What is said of the order between two nodes of a graph. It comes along and is not read.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct CUgraphEdgeData {
+    private: [c_uchar; 8],
+}
+
 /// Who may use a mapped range, and how.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

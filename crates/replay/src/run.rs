@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
         }
         let result = self.allocator.allocate_in(pool, size, stream);
         if gives_nothing_back {
-            self.allocator.capture_end();
+            self.allocator.capture_end()?;
         }
         result
     }

@@ -164,13 +164,7 @@ impl<D: Driver> SharedAllocator<D> {
     ///
     /// As [`DeviceAllocator::reconfigure`], and [`SharedError::Poisoned`].
     pub fn reconfigure(&self, config: &Config) -> Result<(), SharedError> {
-        let mut result = Ok(());
-        self.for_each_lane(|lane| {
-            if result.is_ok() {
-                result = lane.reconfigure(config);
-            }
-        })?;
-        Ok(result?)
+        self.try_each_lane(|lane| lane.reconfigure(config))
     }
 
     /// Returns the part of the device's memory that may be held from the driver: 1.0 where there is no
@@ -259,13 +253,13 @@ impl<D: Driver> SharedAllocator<D> {
         self.for_each_lane(DeviceAllocator::capture_begin)
     }
 
-    /// Says that a capture has ended.
+    /// Says that a capture has ended, as [`DeviceAllocator::capture_end`] does.
     ///
     /// # Errors
     ///
-    /// [`SharedError::Poisoned`].
+    /// As [`DeviceAllocator::capture_end`], and [`SharedError::Poisoned`].
     pub fn capture_end(&self) -> Result<(), SharedError> {
-        self.for_each_lane(DeviceAllocator::capture_end)
+        self.try_each_lane(DeviceAllocator::capture_end)
     }
 
     /// Makes blocks free that other streams are done with, as [`DeviceAllocator::process_events`] does.
@@ -274,10 +268,18 @@ impl<D: Driver> SharedAllocator<D> {
     ///
     /// As [`DeviceAllocator::process_events`], and [`SharedError::Poisoned`].
     pub fn process_events(&self) -> Result<(), SharedError> {
+        self.try_each_lane(DeviceAllocator::process_events)
+    }
+
+    /// Does to every lane what may fail; returns the first error.
+    fn try_each_lane(
+        &self,
+        mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<(), AllocError>,
+    ) -> Result<(), SharedError> {
         let mut result = Ok(());
         self.for_each_lane(|lane| {
-            let processed = lane.process_events();
-            result = std::mem::replace(&mut result, Ok(())).and(processed);
+            let answer = act(lane);
+            result = std::mem::replace(&mut result, Ok(())).and(answer);
         })?;
         Ok(result?)
     }

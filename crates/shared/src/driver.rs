@@ -3,7 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use lowtide_core::{
-    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+    Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
+    MemoryInfo, Stream,
 };
 
 use crate::owners::{Owner, OwnerTable};
@@ -140,6 +141,14 @@ impl<D: Driver> Driver for SharedDriver<D> {
 
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
         self.lock().synchronize_stream(stream)
+    }
+
+    fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
+        self.lock().capture_point(stream)
+    }
+
+    fn dependencies(&mut self, node: GraphNode) -> Vec<GraphNode> {
+        self.lock().dependencies(node)
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

@@ -152,8 +152,7 @@ impl Both {
                 shared.capture_begin().unwrap();
             }
             Op::Capture(false) => {
-                single.capture_end();
-                shared.capture_end().unwrap();
+                prop_assert_eq!(shared.capture_end(), told(single.capture_end()));
             }
             Op::ResetPeaks => {
                 single.reset_peak_stats();

@@ -47,6 +47,13 @@ impl Clock {
         timeline.done_ns = timeline.done_ns.max(self.host_ns).saturating_add(ns);
     }
 
+    /// Has the work that comes to `stream` from now on wait for what is now in `other`.
+    pub(crate) fn wait_for(&mut self, stream: Stream, other: Stream) {
+        let other_done_ns = self.streams.get(&other).map_or(0, |other| other.done_ns);
+        let timeline = self.streams.entry(stream).or_default();
+        timeline.done_ns = timeline.done_ns.max(other_done_ns);
+    }
+
     /// Makes the events that are recorded in `stream` from now on wait for [`Clock::complete`].
     pub(crate) fn hold(&mut self, stream: Stream) {
         self.streams.entry(stream).or_default().held = true;

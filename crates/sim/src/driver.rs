@@ -1,7 +1,8 @@
 //! The simulated driver: faults first, then the rules, then the books.
 
 use lowtide_core::{
-    Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, Stream,
+    Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
+    MemoryInfo, Stream,
 };
 
 use crate::addresses::{AddressSource, FirstFit};
@@ -9,6 +10,7 @@ use crate::call::{Call, CallStats};
 use crate::clock::Clock;
 use crate::cost::{SHARED_NS, cost_ns};
 use crate::fault::FaultPlan;
+use crate::graph::Captures;
 use crate::memory::{Memory, PAGE, Refusal, broken_rule};
 
 /// What device is simulated.
@@ -54,6 +56,7 @@ struct Device<A> {
     addresses: A,
     memory: Memory,
     clock: Clock,
+    captures: Captures,
     virtual_memory: bool,
     joins_allocations: bool,
 }
@@ -82,6 +85,7 @@ impl<A: AddressSource> SimDriver<A> {
                 addresses,
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
+                captures: Captures::default(),
                 virtual_memory: config.virtual_memory,
                 joins_allocations: config.joins_allocations,
             },
@@ -111,9 +115,53 @@ impl<A: AddressSource> SimDriver<A> {
         self.device.clock.advance(ns);
     }
 
-    /// Queues work of `ns` nanoseconds on a stream, as starting a kernel does.
+    /// Queues work of `ns` nanoseconds on a stream, as starting a kernel does; if the stream is being
+    /// captured, the work goes into the graph and does not run.
     pub fn launch(&mut self, stream: Stream, ns: u64) {
-        self.device.clock.launch(stream, ns);
+        if !self.device.captures.launch(stream) {
+            self.device.clock.launch(stream, ns);
+        }
+    }
+
+    /// Has the work that comes to `stream` from now on wait for what is now in `other`. If `other` is being
+    /// captured, `stream` takes part in the capture from then on. Returns whether the device allows it: a
+    /// captured stream cannot wait for what is not in its capture.
+    pub fn wait(&mut self, stream: Stream, other: Stream) -> bool {
+        let Device {
+            captures, clock, ..
+        } = &mut self.device;
+        let [own, others] = [stream, other].map(|stream| captures.point(stream).cloned());
+        match (own, others) {
+            (None, None) => clock.wait_for(stream, other),
+            (Some(_), None) => return false,
+            (Some(own), Some(others)) if own.capture != others.capture => return false,
+            (_, Some(others)) => captures.wait(stream, &others),
+        }
+        true
+    }
+
+    /// Has the next work of a captured stream come after `after` of its capture's work, and nothing else
+    /// (`cudaStreamUpdateCaptureDependencies`).
+    pub fn set_capture_order(&mut self, stream: Stream, after: &[GraphNode]) {
+        self.device.captures.set_order(stream, after);
+    }
+
+    /// Begins to capture a stream; returns whether it was not being captured.
+    pub fn begin_capture(&mut self, stream: Stream) -> bool {
+        let is_new = self.device.captures.point(stream).is_none();
+        if is_new {
+            self.device.captures.begin(stream);
+        }
+        is_new
+    }
+
+    /// Ends the capture that a stream takes part in, in all its streams; returns whether there was one.
+    pub fn end_capture(&mut self, stream: Stream) -> bool {
+        let point = self.device.captures.point(stream);
+        let capture = point.map(|point| point.capture);
+        capture
+            .inspect(|&capture| self.device.captures.end(capture))
+            .is_some()
     }
 
     /// Makes the events recorded in `stream` from now on pass only when [`SimDriver::complete_event`]
@@ -355,6 +403,11 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
         self.call(Call::RecordEvent, Bytes::ZERO, |device| {
+            if device.captures.point(stream).is_some() {
+                return broken_rule(format!(
+                    "{stream:?} is being captured: the event never passes"
+                ));
+            }
             Ok((
                 device.clock.record(stream),
                 cost_ns(Call::RecordEvent, Bytes::ZERO),
@@ -364,6 +417,7 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 
     fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
         self.call(Call::QueryEvent, Bytes::ZERO, |device| {
+            device.check_captures()?;
             match device.clock.passed(event) {
                 Some(passed) => Ok((passed, cost_ns(Call::QueryEvent, Bytes::ZERO))),
                 None => no_event(event),
@@ -373,6 +427,7 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 
     fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
         self.call(Call::SynchronizeEvent, Bytes::ZERO, |device| {
+            device.check_captures()?;
             if !device.clock.wait_for_event(event) {
                 return no_event(event);
             }
@@ -401,6 +456,14 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         })
     }
 
+    fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
+        self.device.captures.point(stream).cloned()
+    }
+
+    fn dependencies(&mut self, node: GraphNode) -> Vec<GraphNode> {
+        self.device.captures.dependencies(node).to_vec()
+    }
+
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.call(Call::MemoryInfo, Bytes::ZERO, |device| {
             let total = device.memory.capacity();
@@ -414,6 +477,14 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 }
 
 impl<A> Device<A> {
+    /// Checks that an event may be asked about.
+    fn check_captures(&self) -> Result<(), Refusal> {
+        if self.captures.are_none() {
+            return Ok(());
+        }
+        broken_rule("a stream is being captured".into())
+    }
+
     /// Checks what all calls about virtual memory have in common.
     fn check_virtual(&self, call: Call, size: Bytes) -> Result<(), Refusal> {
         if !self.virtual_memory {

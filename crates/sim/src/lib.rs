@@ -21,8 +21,8 @@
 //! # Ok::<(), DriverError>(())
 //! ```
 //!
-//! What it does not model: peers and sharing between processes, graph capture, the contents of memory,
-//! and the gaps that a real driver leaves between large allocations to align them.
+//! What it does not model: peers and sharing between processes, the running of captured graphs, the
+//! contents of memory, and the gaps that a real driver leaves between large allocations to align them.
 #![forbid(unsafe_code)]
 
 mod addresses;
@@ -31,6 +31,7 @@ mod clock;
 mod cost;
 mod driver;
 mod fault;
+mod graph;
 mod memory;
 pub mod program;
 

@@ -19,6 +19,7 @@
 //! Not covered: several threads (the allocator is not synchronised), several devices, and what is in
 //! the memory, of which the simulated device has none.
 
+mod capture_clocks;
 mod checks;
 mod configs;
 mod decode;
@@ -131,9 +132,19 @@ pub enum Op {
         /// The size from which blocks are not split.
         max_split_size: Option<Bytes>,
     },
+    /// Has the work that comes to a stream wait for what is now in another, unless a capture forbids it.
+    Wait {
+        /// Which stream waits.
+        stream: Stream,
+        /// Which stream it waits for.
+        other: Stream,
+    },
     /// Begins a graph capture; captures nest.
-    CaptureBegin,
-    /// Ends a graph capture.
+    CaptureBegin {
+        /// In which stream, if that is not in a capture.
+        stream: Stream,
+    },
+    /// Ends the graph capture that began first.
     CaptureEnd,
     /// Sets or removes the limit on what is held from the driver.
     SetLimit {

@@ -144,6 +144,44 @@ impl Fake {
         assert_eq!(unsafe { destroy(stream) }, 0);
     }
 
+    /// Begins to capture a stream, as PyTorch does where a program does not choose.
+    pub(crate) fn begin_capture(&self, stream: *mut c_void) {
+        let begin = self
+            .function::<unsafe extern "C" fn(*mut c_void, u32) -> c_int>("cuStreamBeginCapture_v2");
+        // SAFETY: the stream exists.
+        assert_eq!(unsafe { begin(stream, 0) }, 0);
+    }
+
+    /// Ends the capture of a stream, which no call may have spoiled.
+    pub(crate) fn end_capture(&self, stream: *mut c_void) {
+        type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
+        let end = self.function::<End>("cuStreamEndCapture");
+        let mut graph = ptr::null_mut();
+        // SAFETY: 1. the stream exists. 2. `graph` may be written to.
+        assert_eq!(unsafe { end(stream, &raw mut graph) }, 0);
+    }
+
+    /// Has the work that comes to a stream wait for what is now in another, as `wait_stream` does.
+    pub(crate) fn wait(&self, stream: *mut c_void, other: *mut c_void) {
+        let mut event = ptr::null_mut();
+        let create =
+            self.function::<unsafe extern "C" fn(*mut *mut c_void, u32) -> c_int>("cuEventCreate");
+        // SAFETY: `event` may be written to.
+        assert_eq!(unsafe { create(&raw mut event, 0) }, 0);
+        let record = self
+            .function::<unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int>("cuEventRecord");
+        // SAFETY: both exist.
+        assert_eq!(unsafe { record(event, other) }, 0);
+        type Wait = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> c_int;
+        let wait = self.function::<Wait>("cuStreamWaitEvent");
+        // SAFETY: as above.
+        assert_eq!(unsafe { wait(stream, event, 0) }, 0);
+        let destroy =
+            self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuEventDestroy_v2");
+        // SAFETY: the event is used no more.
+        assert_eq!(unsafe { destroy(event) }, 0);
+    }
+
     pub(crate) fn hold(&self, stream: *mut c_void, is_held: bool) {
         let name = if is_held {
             "fakecuda_hold_stream"

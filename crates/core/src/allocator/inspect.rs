@@ -236,6 +236,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Err(AllocError::NotReconfigurable);
         }
         self.rejects_over_limit = config.rejects_over_limit();
+        self.reuses_in_capture = config.reuses_in_capture();
         Ok(())
     }
 

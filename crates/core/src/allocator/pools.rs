@@ -247,17 +247,6 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    /// Says that a stream is being captured into a graph: no event is queried until
-    /// [`DeviceAllocator::capture_end`].
-    pub fn capture_begin(&mut self) {
-        self.captures += 1;
-    }
-
-    /// Says that a capture has ended.
-    pub fn capture_end(&mut self) {
-        self.captures = self.captures.saturating_sub(1);
-    }
-
     /// Returns the pool called `pool`, held once if nothing held it and made if need be, and how often it
     /// was held, for [`DeviceAllocator::undo_hold`].
     pub(super) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {

@@ -55,6 +55,7 @@ counterparts! {
     CUmemAllocationPropFlags = cudarc::CUmemAllocationProp_st__bindgen_ty_1,
     CUuuid = cudarc::CUuuid,
     CUipcMemHandle = cudarc::CUipcMemHandle,
+    CUgraphEdgeData = cudarc::CUgraphEdgeData,
 }
 
 impl Counterpart for c_void {

@@ -227,7 +227,8 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
     )?;
     program.begin_capture(stream)?;
     let status = driver.capture_status(stream)?;
-    let id = driver.capture_id(stream)?;
+    let start = driver.capture_point(stream);
+    expect(start.is_some(), "does not say which capture")?;
     // From this thread, which captures, and from another, which the mode forbids as much.
     memory_calls(driver)?;
     thread::scope(|scope| {
@@ -236,12 +237,9 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
     })?;
     let status_after = driver.capture_status(stream)?;
     program.end_capture(stream)?;
-    expect(
-        status == CaptureStatus::Active && id.is_some(),
-        "does not capture",
-    )?;
+    expect(status == CaptureStatus::Active, "does not capture")?;
     expect(status_after == status, "the capture is spoiled")?;
-    Ok(format!("number {id:?} survives calls for memory"))
+    Ok(format!("{start:?} survives calls for memory"))
 }
 
 fn memory_calls(driver: &mut CudaDriver) -> Result<(), Box<dyn Error>> {
@@ -364,4 +362,54 @@ pub(crate) fn expect(condition: bool, otherwise: &str) -> Outcome {
     } else {
         Err(otherwise.into())
     }
+}
+
+/// The graph says what comes after what: of two streams that part and meet again.
+pub(crate) fn captured_order(
+    driver: &mut CudaDriver,
+    program: &Program,
+    [first, second]: [Stream; 2],
+) -> Outcome {
+    let size = Bytes::mib(2);
+    let address = driver.allocate(size)?;
+    program.begin_capture(first)?;
+    let start = driver.capture_point(first).unwrap_or_default();
+    driver.fill(address, size, 1, first)?;
+    let fork = driver.record_event(first)?;
+    driver.wait_event(second, fork)?;
+    let forked = driver.capture_point(second).unwrap_or_default();
+    driver.fill(address, size, 2, second)?;
+    let beside = driver.capture_point(second).unwrap_or_default();
+    driver.fill(address, size, 3, first)?;
+    let before = driver.capture_point(first).unwrap_or_default();
+    let join = driver.record_event(second)?;
+    driver.wait_event(first, join)?;
+    driver.fill(address, size, 4, first)?;
+    let after = driver.capture_point(first).unwrap_or_default();
+    let dependencies: Vec<_> = { after.after.iter() }
+        .flat_map(|&node| driver.dependencies(node))
+        .collect();
+    program.end_capture(first)?;
+    driver.release_event(fork);
+    driver.release_event(join);
+    driver.free(address, size)?;
+    expect(
+        start.after.is_empty() && start.capture == beside.capture,
+        "the streams are in two captures",
+    )?;
+    let [[fork], [beside], [before]] =
+        [&forked.after, &beside.after, &before.after].map(|nodes| &nodes[..])
+    else {
+        return Err(format!("{forked:?}, {beside:?} or {before:?} is not one node").into());
+    };
+    expect(
+        fork != before && fork != beside,
+        "work has no node of its own",
+    )?;
+    expect(
+        dependencies.contains(beside) && dependencies.contains(before) && dependencies.len() == 2,
+        "the last comes after others than both",
+    )?;
+    expect(driver.capture_point(first).is_none(), "captures still")?;
+    Ok(format!("{dependencies:?} come before {:?}", after.after))
 }

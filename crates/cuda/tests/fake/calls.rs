@@ -32,6 +32,7 @@ fn every_call_does_what_it_says() {
     steps::export_range(&mut driver).unwrap();
     steps::events(&mut driver, streams).unwrap();
     steps::capture(&mut driver, &program, streams[0]).unwrap();
+    steps::captured_order(&mut driver, &program, streams).unwrap();
     steps::errors(&mut driver).unwrap();
     assert!(driver.supports_export());
     drop(driver);
@@ -39,7 +40,7 @@ fn every_call_does_what_it_says() {
     let left = Live {
         contexts: 1,
         streams: 2,
-        graphs: 1,
+        graphs: 2,
         ..Live::default()
     };
     assert_eq!(fake.live(), left);
@@ -128,13 +129,13 @@ fn use_every_group_of_calls(driver: &mut CudaDriver, stream: Stream) {
 #[test]
 fn memory_calls_of_others_spoil_a_capture() {
     let fake = Fake::start();
-    let driver = fake.driver();
+    let mut driver = fake.driver();
     let (program, [stream, _]) = fake.program();
     program.begin_capture(stream).unwrap();
     assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
     let status = driver.capture_status(stream).unwrap();
     assert_eq!(status, CaptureStatus::Invalidated);
-    assert_eq!(driver.capture_id(stream).unwrap(), None);
+    assert_eq!(driver.capture_point(stream), None);
     assert!(program.end_capture(stream).is_err());
     assert_eq!(driver.capture_status(stream).unwrap(), CaptureStatus::None);
 

@@ -22,7 +22,7 @@ pub fn configs() -> Vec<Config> {
 }
 
 /// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
-const VARIANTS: [&str; 16] = [
+const VARIANTS: [&str; 17] = [
     "pool:slab_size_mb:2",
     "pool:slab_size_mb:32",
     "buddy:arena_size_mb:8",
@@ -38,5 +38,6 @@ const VARIANTS: [&str; 16] = [
     "caching:garbage_collection_threshold:0.5",
     "caching:roundup_power2_divisions:4",
     "caching:roundup_power2_divisions:[1:8,4:2,>:1],expandable_segments:True",
+    "caching:graph_capture_record_stream_reuse:True",
     "caching:per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];

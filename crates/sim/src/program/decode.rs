@@ -29,7 +29,11 @@ impl Op {
                 index,
                 stream: self::stream(c),
             },
-            200..212 => Op::Launch {
+            200..204 => Op::Wait {
+                stream,
+                other: self::stream(b),
+            },
+            204..212 => Op::Launch {
                 stream,
                 ns: u64::from(b) << 12,
             },
@@ -49,7 +53,7 @@ impl Op {
                 allow: c % 2 == 0,
             },
             241..242 => Op::NoSplit { pool },
-            242..243 => Op::CaptureBegin,
+            242..243 => Op::CaptureBegin { stream },
             243..246 => Op::CaptureEnd,
             246..248 => Op::SetLimit {
                 limit: (b >= 64).then(|| Bytes::mib(u64::from(b) / 2)),

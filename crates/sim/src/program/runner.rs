@@ -93,7 +93,7 @@ impl Runner {
                 }
                 _ => Bytes::ZERO,
             },
-            shadow: Shadow::default(),
+            shadow: Shadow::new(config),
             pools: Pools::default(),
             ledger: Ledger::default(),
             checkpoints: Checkpoints::new(config),
@@ -177,6 +177,7 @@ impl Runner {
                 expandable_segments,
                 max_split_size,
             } => self.reconfigure(expandable_segments, max_split_size),
+            Op::CaptureEnd => self.end_capture(),
             Op::Snapshot => self.check().map(|()| Effect::Done),
             _ => Ok(self.turn(op)),
         }
@@ -190,13 +191,16 @@ impl Runner {
                 self.allocator.driver_mut().launch(stream, ns);
             }
             Op::Advance { ns } => self.allocator.driver_mut().advance(ns),
-            Op::CaptureBegin => {
-                self.allocator.capture_begin();
-                self.shadow.captures += 1;
+            Op::Wait { stream, other } if self.shadow.captured.may_wait(stream, other) => {
+                self.shadow.wait(stream, other);
+                self.allocator.driver_mut().wait(stream, other);
             }
-            Op::CaptureEnd => {
-                self.allocator.capture_end();
-                self.shadow.captures = self.shadow.captures.saturating_sub(1);
+            Op::Wait { .. } => return Effect::Nothing,
+            Op::CaptureBegin { stream } => {
+                self.allocator.capture_begin();
+                self.allocator.driver_mut().begin_capture(stream);
+                self.shadow.captured.begin(stream);
+                self.shadow.captures += 1;
             }
             Op::SetLimit { limit } => self.allocator.set_limit(limit),
             Op::Fault { nth, out_of_memory } => self.set_fault(nth, out_of_memory),
@@ -208,6 +212,16 @@ impl Runner {
             _ => unreachable!("the other operations have answers"),
         }
         Effect::Done
+    }
+
+    /// Ends the capture that began first.
+    fn end_capture(&mut self) -> Result<Effect, String> {
+        if let Some(stream) = self.shadow.captured.end_first() {
+            self.allocator.driver_mut().end_capture(stream);
+        }
+        self.shadow.captures = self.shadow.captures.saturating_sub(1);
+        let result = self.allocator.capture_end();
+        self.unless_fault(result)
     }
 
     fn allocate(

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{Action, Allocation, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_core::{Action, Allocation, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
+
+use super::capture_clocks::{CaptureClocks, CapturedWork};
 
 /// The blocks and streams of one program.
 #[derive(Debug, Default)]
@@ -18,6 +20,9 @@ pub(super) struct Shadow {
     /// When the work queued on a stream is done.
     done_ns: BTreeMap<Stream, u64>,
     pub(super) captures: u32,
+    pub(super) captured: CaptureClocks,
+    /// Whether memory that a capture freed may serve it again.
+    reuses_in_capture: bool,
     /// Bytes of the held blocks, and of the blocks that wait for an event.
     pub(super) held_bytes: Bytes,
     pub(super) pending_bytes: Bytes,
@@ -48,10 +53,22 @@ struct Resting {
     ends_ns: Vec<(Stream, u64)>,
     /// Whether other streams, captured ones included, used it.
     has_uses: bool,
+    /// What used it, if all of that was captured.
+    captured: Option<CapturedWork>,
     is_completed: bool,
 }
 
 impl Shadow {
+    pub(super) fn new(config: &Config) -> Shadow {
+        Shadow {
+            reuses_in_capture: match config {
+                Config::Caching(caching) => caching.graph_capture_record_stream_reuse,
+                _ => false,
+            },
+            ..Shadow::default()
+        }
+    }
+
     /// Returns how many blocks the program holds.
     pub(super) fn len(&self) -> usize {
         self.addresses.len()
@@ -69,8 +86,23 @@ impl Shadow {
     }
 
     pub(super) fn launch(&mut self, stream: Stream, now_ns: u64, ns: u64) {
+        if self.captured.has(stream) {
+            self.captured.launch(stream);
+            return;
+        }
         let done_ns = self.done_ns.entry(stream).or_default();
         *done_ns = (*done_ns).max(now_ns) + ns;
+    }
+
+    /// Has the next work of `stream` wait for what is now in `other`.
+    pub(super) fn wait(&mut self, stream: Stream, other: Stream) {
+        if self.captured.has(other) {
+            self.captured.wait(stream, other);
+            return;
+        }
+        let other_done_ns = self.done_ns.get(&other).copied().unwrap_or(0);
+        let done_ns = self.done_ns.entry(stream).or_default();
+        *done_ns = other_done_ns.max(*done_ns);
     }
 
     /// Takes note of a block that was handed out.
@@ -128,7 +160,7 @@ impl Shadow {
 
     /// Takes note that a stream uses a held block.
     pub(super) fn record_stream(&mut self, address: DeviceAddress, stream: Stream) {
-        let only_captured = self.captures > 0;
+        let only_captured = self.captured.has(stream);
         let held = self
             .held
             .get_mut(&address)
@@ -176,10 +208,15 @@ impl Shadow {
             .map(done_ns)
             .collect();
         let has_uses = !uses.is_empty();
+        let users = uses.iter().map(|known| known.stream);
+        let users = users.chain([allocation.stream]);
+        let is_captured = uses.iter().all(|known| known.only_captured);
+        let captured = is_captured.then(|| self.captured.work_of(users));
         self.resting.push(Resting {
             allocation,
             ends_ns,
             has_uses,
+            captured,
             is_completed: false,
         });
     }
@@ -228,9 +265,13 @@ impl Shadow {
                 "{address} is free at {now_ns} ns, used in {user:?} until {end_ns} ns"
             ));
         }
-        if captures > 0 && resting.has_uses {
+        let stream = resting.allocation.stream;
+        let work = resting.captured.as_ref();
+        let is_over = work.is_some_and(|work| self.captured.is_over(stream, work));
+        if captures > 0 && resting.has_uses && !(self.reuses_in_capture && is_over) {
             return Err(format!(
-                "{address} is free during a capture, which may not ask for events"
+                "{address} is free during a capture, which may not ask for events, and its order does \
+                 not say so"
             ));
         }
         resting.is_completed = true;

@@ -1,0 +1,269 @@
+//! Graphs that are captured: what they used waits for no event, and may serve them again where their order
+//! says that its uses are over.
+//!
+//! The model keeps vector clocks where the allocator follows the graph's nodes. Not covered: programs that
+//! change the order of a captured stream by hand, but for one test.
+
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, Stream,
+};
+use lowtide_sim::program::{CAPACITY, Op, Runner};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+use proptest::prelude::*;
+
+const OWN: Stream = Stream(1);
+const SIDE: Stream = Stream(2);
+const THIRD: Stream = Stream(3);
+const SIZE: Bytes = Bytes::mib(4);
+
+type Outcome = Result<(), AllocError>;
+
+fn allocator(conf: &str) -> DeviceAllocator<SimDriver> {
+    let config: Config = conf.parse().expect("the options exist");
+    DeviceAllocator::new(SimDriver::new(SimConfig::default()), 0, &config)
+}
+
+fn reusing() -> DeviceAllocator<SimDriver> {
+    allocator("caching:graph_capture_record_stream_reuse:True")
+}
+
+fn begin(allocator: &mut DeviceAllocator<SimDriver>) {
+    allocator.capture_begin();
+    assert!(allocator.driver_mut().begin_capture(OWN));
+}
+
+fn end(allocator: &mut DeviceAllocator<SimDriver>) -> Outcome {
+    assert!(allocator.driver_mut().end_capture(OWN));
+    allocator.capture_end()
+}
+
+/// Has captured work of `streams` use a new block of [`OWN`], which is then freed.
+fn use_in(
+    allocator: &mut DeviceAllocator<SimDriver>,
+    streams: &[Stream],
+) -> Result<DeviceAddress, AllocError> {
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.driver_mut().launch(OWN, 1);
+    for &stream in streams {
+        assert!(allocator.driver_mut().wait(stream, OWN));
+        allocator.driver_mut().launch(stream, 1);
+        allocator.record_stream(block, stream)?;
+    }
+    allocator.free(block)?;
+    Ok(block)
+}
+
+/// Returns whether a request now gets `block`; what it gets is freed again.
+fn is_free(
+    allocator: &mut DeviceAllocator<SimDriver>,
+    block: DeviceAddress,
+) -> Result<bool, AllocError> {
+    let taken = allocator.allocate(SIZE, OWN)?;
+    allocator.free(taken)?;
+    Ok(taken == block)
+}
+
+/// The graph orders its own streams, so that a block which only a capture shared needs no event.
+#[test]
+fn what_only_a_capture_shared_is_free_when_it_ends() -> Outcome {
+    let mut allocator = allocator("caching");
+    begin(&mut allocator);
+    let block = use_in(&mut allocator, &[SIDE])?;
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+    allocator.driver_mut().launch(SIDE, u64::MAX / 4);
+    assert!(is_free(&mut allocator, block)?);
+    Ok(())
+}
+
+/// What another stream does while a graph is captured runs at once, and no graph says when it is over.
+#[test]
+fn work_that_is_not_captured_is_waited_for_after_the_capture() -> Outcome {
+    for mut allocator in [allocator("caching"), reusing()] {
+        let block = allocator.allocate(SIZE, OWN)?;
+        allocator.capture_begin();
+        allocator.driver_mut().begin_capture(THIRD);
+        allocator.driver_mut().launch(SIDE, 1_000_000_000);
+        allocator.record_stream(block, SIDE)?;
+        allocator.free(block)?;
+        allocator.driver_mut().end_capture(THIRD);
+        allocator.capture_end()?;
+        assert!(!is_free(&mut allocator, block)?);
+        allocator.driver_mut().advance(1_000_000_000);
+        assert!(is_free(&mut allocator, block)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_block_serves_its_capture_again_once_all_streams_are_joined() -> Outcome {
+    let mut allocator = reusing();
+    begin(&mut allocator);
+    let block = use_in(&mut allocator, &[SIDE, THIRD])?;
+    assert!(!is_free(&mut allocator, block)?);
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    allocator.driver_mut().launch(OWN, 1);
+    assert!(!is_free(&mut allocator, block)?);
+    assert!(allocator.driver_mut().wait(OWN, THIRD));
+    assert!(is_free(&mut allocator, block)?);
+    end(&mut allocator)
+}
+
+#[test]
+fn without_the_option_a_block_serves_its_capture_once() -> Outcome {
+    let mut allocator = allocator("caching");
+    begin(&mut allocator);
+    let block = use_in(&mut allocator, &[SIDE])?;
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)
+}
+
+/// Graphs that share a pool: the second capture finds free what the first freed, with no request between.
+#[test]
+fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
+    for (mut allocator, is_expected) in [(reusing(), true), (allocator("caching"), false)] {
+        begin(&mut allocator);
+        let block = use_in(&mut allocator, &[SIDE])?;
+        assert!(allocator.driver_mut().wait(OWN, SIDE));
+        end(&mut allocator)?;
+        begin(&mut allocator);
+        assert_eq!(is_free(&mut allocator, block)?, is_expected);
+        end(&mut allocator)?;
+    }
+    Ok(())
+}
+
+/// Work from before the capture is in no graph, and may still run when the graph does.
+#[test]
+fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
+    let mut allocator = reusing();
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.driver_mut().launch(SIDE, 1_000_000_000);
+    allocator.record_stream(block, SIDE)?;
+    begin(&mut allocator);
+    allocator.driver_mut().launch(OWN, 1);
+    assert!(allocator.driver_mut().wait(SIDE, OWN));
+    allocator.driver_mut().launch(SIDE, 1);
+    allocator.record_stream(block, SIDE)?;
+    allocator.free(block)?;
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+    assert!(!is_free(&mut allocator, block)?);
+    allocator.driver_mut().advance(1_000_000_000);
+    assert!(is_free(&mut allocator, block)?);
+    Ok(())
+}
+
+/// Two captures at once: what comes after what is each one's own affair.
+#[test]
+fn a_stream_of_another_capture_keeps_a_block_until_both_have_ended() -> Outcome {
+    let mut allocator = reusing();
+    begin(&mut allocator);
+    allocator.capture_begin();
+    assert!(allocator.driver_mut().begin_capture(SIDE));
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.driver_mut().launch(OWN, 1);
+    allocator.driver_mut().launch(SIDE, 1);
+    allocator.record_stream(block, SIDE)?;
+    allocator.free(block)?;
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+    assert!(!is_free(&mut allocator, block)?);
+    assert!(allocator.driver_mut().end_capture(SIDE));
+    allocator.capture_end()?;
+    assert!(is_free(&mut allocator, block)?);
+    Ok(())
+}
+
+/// `cudaStreamUpdateCaptureDependencies` can take a stream back to before a join.
+#[test]
+fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
+    let mut allocator = reusing();
+    begin(&mut allocator);
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.driver_mut().launch(OWN, 1);
+    let start = allocator.driver_mut().capture_point(OWN).unwrap().after;
+    let first = use_in(&mut allocator, &[SIDE])?;
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(is_free(&mut allocator, first)?);
+    // From here on the stream does not come after the other's work any more.
+    allocator.driver_mut().set_capture_order(OWN, &start);
+    allocator.record_stream(block, SIDE)?;
+    allocator.free(block)?;
+    assert!(!is_free(&mut allocator, block)?);
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    let both = [
+        allocator.allocate(SIZE, OWN)?,
+        allocator.allocate(SIZE, OWN)?,
+    ];
+    assert!(both.contains(&block));
+    for block in both {
+        allocator.free(block)?;
+    }
+    end(&mut allocator)
+}
+
+/// An event that cannot be recorded leaves the block to the next request.
+#[test]
+fn a_failure_at_the_end_of_a_capture_loses_nothing() -> Outcome {
+    let mut allocator = reusing();
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.record_stream(block, SIDE)?;
+    begin(&mut allocator);
+    allocator.free(block)?;
+    let fault = DriverError::Unsupported { call: "event" };
+    let plan = FaultPlan::nth(Call::RecordEvent, 1, fault.clone());
+    allocator.driver_mut().set_faults(plan);
+    assert_eq!(end(&mut allocator), Err(AllocError::Driver(fault)));
+    assert!(is_free(&mut allocator, block)?);
+    assert_eq!(allocator.stats().active_bytes.all.current, 0);
+    Ok(())
+}
+
+/// Operations of a program that is all capture, on three streams.
+fn captured_ops() -> impl Strategy<Value = Op> {
+    let stream = || (0..3u64).prop_map(Stream);
+    let size = prop::sample::select(vec![Bytes(512), Bytes::kib(700), Bytes::mib(3)]);
+    prop_oneof![
+        4 => (size, stream()).prop_map(|(size, stream)| Op::Alloc { size, stream, pool: None }),
+        4 => any::<u16>().prop_map(|index| Op::Free { index }),
+        4 => (any::<u16>(), stream())
+            .prop_map(|(index, stream)| Op::RecordStream { index, stream }),
+        3 => stream().prop_map(|stream| Op::Launch { stream, ns: 100_000 }),
+        5 => (stream(), stream()).prop_map(|(stream, other)| Op::Wait { stream, other }),
+        1 => stream().prop_map(|stream| Op::CaptureBegin { stream }),
+        1 => Just(Op::CaptureEnd),
+        1 => Just(Op::ProcessEvents),
+        1 => (1..9u64).prop_map(|nth| Op::Fault { nth, out_of_memory: false }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 1 } else { 600 },
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        ..ProptestConfig::default()
+    })]
+
+    /// The model objects to memory that serves again before the graph says that its uses are over.
+    #[test]
+    fn captures_reuse_only_what_their_order_allows(
+        program in prop::collection::vec(captured_ops(), 1..if cfg!(miri) { 8 } else { 150 }),
+    ) {
+        for conf in [
+            "caching:graph_capture_record_stream_reuse:True",
+            "caching:graph_capture_record_stream_reuse:True,expandable_segments:True",
+            "caching",
+            "bfc",
+        ] {
+            let config: Config = conf.parse().expect("the options exist");
+            let mut begun = vec![Op::CaptureBegin { stream: Stream(0) }];
+            begun.extend(program.iter().cloned());
+            prop_assert_eq!(Runner::run(&config, CAPACITY, &begun), Ok(()));
+        }
+    }
+}
