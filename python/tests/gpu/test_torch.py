@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ import lowtide
 
 torch = pytest.importorskip("torch")
 
-MIB = 1 << 20
+from gpu_helpers import MIB, bytes_of, segment_of, settings  # noqa: E402
+
 IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
 
 on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
@@ -28,22 +28,6 @@ on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
 def version() -> tuple[int, int]:
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
-
-
-def bytes_of(size: int) -> Any:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
-
-
-@contextmanager
-def settings(text: str, default: str) -> Iterator[None]:
-    """Changes PyTorch's settings, which say nothing about what they leave out."""
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    change = change or torch._C._cuda_cudaCachingAllocator_set_allocator_settings
-    change(text)
-    try:
-        yield
-    finally:
-        change(default)
 
 
 def expandable() -> Any:
@@ -211,13 +195,6 @@ def test_observers_are_told_of_memory_that_ran_out() -> None:
 
 
 # ---- history ----
-
-
-def segment_of(address: int) -> Any:
-    for segment in torch.cuda.memory_snapshot():
-        if segment["address"] <= address < segment["address"] + segment["total_size"]:
-            return segment
-    raise AssertionError("the address is in no segment")
 
 
 def test_a_snapshot_shows_what_is_held() -> None:
@@ -402,141 +379,6 @@ def test_streams_do_not_share_blocks() -> None:
 def test_recording_what_is_empty_or_foreign_does_nothing() -> None:
     side = torch.cuda.Stream()
     torch.empty(0, device="cuda").record_stream(side)
-
-
-# ---- graphs ----
-
-
-def test_a_graph_has_a_pool_of_its_own_and_replays_what_it_captured() -> None:
-    static = torch.zeros(MIB, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        between = static * 2
-        result = between + 1
-    assert tuple(segment_of(result.data_ptr())["segment_pool_id"]) == tuple(graph.pool())
-    assert tuple(segment_of(static.data_ptr())["segment_pool_id"]) == (0, 0)
-    # What was free in the pool is not for others.
-    others = [torch.full((MIB,), 5.0, device="cuda") for _ in range(8)]
-    for value in (1.0, 2.0, 3.0):
-        static.fill_(value)
-        graph.replay()
-        assert bool((result == 2 * value + 1).all())
-    assert all(bool((other == 5.0).all()) for other in others)
-
-
-def test_the_pool_of_a_graph_goes_back_with_it() -> None:
-    static = torch.zeros(8 * MIB, device="cuda")
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-    reserved = torch.cuda.memory_reserved()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = static + 1
-    assert torch.cuda.memory_reserved() > reserved
-    del graph, result
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == reserved
-
-
-def test_graphs_share_a_pool() -> None:
-    pool = torch.cuda.graph_pool_handle()
-    static = torch.ones(MIB, device="cuda")
-    graphs, results = [], []
-    for factor in (2, 3):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            results.append(static * factor)
-        graphs.append(graph)
-    for graph in graphs:
-        graph.replay()
-    assert [float(result[0]) for result in results] == [2.0, 3.0]
-    assert {tuple(segment_of(r.data_ptr())["segment_pool_id"]) for r in results} == {tuple(pool)}
-
-
-def test_memory_recorded_in_a_capture_is_not_reused_in_it() -> None:
-    static = torch.ones(MIB, device="cuda")
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph):
-        first = static * 2
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            total = first.sum()
-        first.record_stream(side)
-        del first
-        second = static * 3
-        torch.cuda.current_stream().wait_stream(side)
-        result = total + second.sum()
-    graph.replay()
-    assert float(result) == 5.0 * MIB
-
-
-def test_capture_fails_without_harm() -> None:
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError), torch.cuda.graph(graph):
-        torch.ones(1, device="cuda").item()
-    del graph
-    gc.collect()
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    held = torch.ones(MIB, device="cuda")
-    held.record_stream(side)
-    del held
-    torch.cuda.empty_cache()
-    assert float(torch.ones(10, device="cuda").sum()) == 10.0
-
-
-def test_checkpoints_put_a_pool_back() -> None:
-    static = torch.ones(MIB, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        first, second = static * 2, static * 3
-    pool = graph.pool()
-    live = {first.data_ptr(), second.data_ptr()}
-    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, live)
-    state = torch._C._cuda_getCheckpointState(0, pool)
-    addresses = [first.data_ptr(), second.data_ptr()]
-    del first, second
-    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
-    torch._C._cuda_setCheckpointPoolState(0, state, [], [])
-    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, live)
-    for address in addresses:
-        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
-    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
-
-
-def test_compiled_with_graphs_it_computes_the_same() -> None:
-    pytest.importorskip("triton")
-
-    def step(x: Any, weight: Any) -> Any:
-        return torch.nn.functional.gelu(x @ weight).sum(dim=-1)
-
-    weight = torch.randn(64, 64, device="cuda")
-    compiled = torch.compile(step, mode="reduce-overhead")
-    for _ in range(6):
-        x = torch.randn(32, 64, device="cuda")
-        torch.compiler.cudagraph_mark_step_begin()
-        torch.testing.assert_close(compiled(x, weight).clone(), step(x, weight), rtol=1e-3, atol=1e-3)
-    torch._dynamo.reset()
-
-
-def test_compiled_training_with_graphs_computes_the_same() -> None:
-    pytest.importorskip("triton")
-    losses = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).cuda()
-        step = torch.compile(model, mode="reduce-overhead") if compiled else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            loss = step(torch.ones(16, 64, device="cuda")).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(float(loss))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-    torch._dynamo.reset()
 
 
 # ---- memory pools ----

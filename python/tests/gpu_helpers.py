@@ -1,0 +1,32 @@
+"""What the tests on a GPU share that are about PyTorch's own interfaces."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+MIB = 1 << 20
+
+
+def bytes_of(size: int) -> Any:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+@contextmanager
+def settings(text: str, default: str) -> Iterator[None]:
+    """Changes PyTorch's settings, which say nothing about what they leave out."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = change or torch._C._cuda_cudaCachingAllocator_set_allocator_settings
+    change(text)
+    try:
+        yield
+    finally:
+        change(default)
+
+
+def segment_of(address: int) -> Any:
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return segment
+    raise AssertionError("the address is in no segment")
