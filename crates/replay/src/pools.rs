@@ -2,7 +2,8 @@
 //!
 //! Up to torch 2.14 a recording names the pools only of the segments that are there at the end. But
 //! the addresses tell: a request takes the smallest free block of its pool that fits, so a free block
-//! that would have fitted better than the one taken lies in a segment of another pool; and when a pool
+//! that would have fitted better than the one taken lies in a segment of another pool; a pool grows at its
+//! lowest addresses that have room, so what has room below is another's; and when a pool
 //! is emptied, its wholly free segments go, so one that stays belongs to another. Segments that such
 //! evidence tells apart get different pools, and all others the same: in those pools, PyTorch's
 //! allocator does what was recorded.
@@ -26,17 +27,18 @@ const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
 /// What is mapped so near to what came before it, before the first event, may be of the same expandable segment: a
-/// snapshot lists each run of it. Segments are further apart on cards that have more.
+/// snapshot lists each run of it. Segments of different pools are further apart on cards that have more; of those that
+/// are not, where they grow tells.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
-/// So many free blocks are looked at for evidence, which takes seconds: of a recording of some megabytes there could
+/// So many free blocks and segments are looked at for evidence, which takes seconds: of a recording of some megabytes there could
 /// be one for every two of its events. Tests have fewer.
 const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 
 /// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
 /// nothing that it does not say, where it contradicts itself, or has more evidence than is kept or looked for. Takes
-/// O(n log n) for n events, more for each free block that a request for which memory came could have had, and for
-/// what stays when memory goes back.
+/// O(n log n) for n events, more for each free block that a request for which memory came could have had, for
+/// each segment below what grew of those of before the first event, and for what stays when memory goes back.
 fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -180,7 +182,7 @@ struct Layout {
     free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
     /// Which segments are in different pools.
     apart: Apart,
-    /// How many free blocks were looked at for that.
+    /// How many free blocks and segments were looked at for that.
     looked_at: usize,
     /// The free blocks that would go back if their pools were emptied, or pages of them, each behind its segment.
     releasable: BTreeSet<(usize, DeviceAddress)>,
@@ -491,6 +493,9 @@ impl Layout {
         let block = *self.blocks.get(&address).filter(|block| block.is_free)?;
         let size = self.config.block_size(requested).min(block.size);
         let is_fresh = self.fresh.take() == Some(block.segment);
+        if is_fresh && block.segment < self.adopted {
+            self.tell_apart_below(block.segment, size);
+        }
         self.tell_apart_better(address, block, size, is_fresh)?;
         self.remove_free(address);
         let rest = block.size - size;
@@ -559,6 +564,27 @@ impl Layout {
         }
         self.apart.tell_all([taken.segment], others);
         Some(())
+    }
+
+    /// Tells an expandable segment that has grown for a request apart from those below it behind which the request
+    /// would have had room: a pool grows at the lowest addresses at which a request fits. A segment is one range, so
+    /// that whatever lies below room, or below memory of another kind, is of another.
+    fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
+        let Segment { owner, start, .. } = self.segments[grown];
+        let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
+        let (mut above, mut may_be_one) = (start, true);
+        let mut others = Vec::new();
+        for (_, &other) in self.expandable.range(below).rev() {
+            self.looked_at += 1;
+            let segment = &self.segments[other];
+            let is_of_owner = segment.owner == owner;
+            may_be_one &= is_of_owner && above < segment.end + size;
+            above = segment.start;
+            if is_of_owner && !may_be_one && self.are_of_one_pool(other, grown).is_none() {
+                others.push(other);
+            }
+        }
+        self.apart.tell_all([grown], others);
     }
 
     /// Returns whether two segments are of the same pool, where that is known.

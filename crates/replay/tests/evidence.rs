@@ -405,6 +405,32 @@ fn a_segment_of_another_stream_begins_where_it_was_recorded() {
     verify(&trace);
 }
 
+/// Where cards have less memory, segments of different pools begin nearer to each other, and up to torch 2.14 nothing
+/// says whose a segment was that has gone.
+#[test]
+fn a_segment_that_grows_near_to_one_with_room_is_of_another_pool() {
+    for card_gib in [1_u64, 24, 80] {
+        let place = card_gib * 1024 / 8 * 9;
+        let mut trace = expandable_recording(
+            &[(0, 500), (place, place + 20)],
+            &[
+                (Action::SegmentMap, place + 20, 20),
+                (Action::Alloc, place + 20, 20),
+                (Action::FreeRequested, place, 20),
+                (Action::FreeCompleted, place, 20),
+                (Action::FreeRequested, place + 20, 20),
+                (Action::FreeCompleted, place + 20, 20),
+                (Action::SegmentUnmap, place, 40),
+            ],
+        );
+        trace.initial.segments[1].pool = None;
+        trace.initial.blocks[1].pool = None;
+        let unknown = trace.events.iter_mut();
+        unknown.for_each(|recorded| recorded.pool_known = false);
+        verify(&trace);
+    }
+}
+
 /// Requests that restore a pool to a checkpoint go where they were, and not to the best fit.
 #[test]
 fn a_recording_may_begin_while_a_pool_is_restored() {

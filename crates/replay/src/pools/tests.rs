@@ -73,7 +73,7 @@ fn pools_behind_holes(
             size: Bytes::mib(end_mib - start_mib),
             stream: Stream::DEFAULT,
             pool: None,
-            is_large: true,
+            is_large: end_mib - start_mib > 2,
             is_expandable: true,
         });
     trace.initial.segments = ranges.collect();
@@ -118,6 +118,48 @@ fn pages_right_before_others_may_be_of_the_same_segment() {
     // So far away they are of another.
     let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
     assert!(!pools[0].is_default());
+}
+
+/// Returns the pools of events by which all of some ranges are held, and then so much is mapped behind the last for a
+/// request and goes back, so many times.
+fn pools_when_grown(ranges: &[(u64, u64)], by_mib: u64, times: usize) -> Option<Vec<MempoolId>> {
+    let mut events: Vec<(Action, u64, u64)> = ranges
+        .iter()
+        .map(|&(start_mib, end_mib)| (Action::Alloc, start_mib, end_mib - start_mib))
+        .collect();
+    let end_mib = ranges.last()?.1;
+    let grown = [
+        Action::SegmentMap,
+        Action::Alloc,
+        Action::FreeCompleted,
+        Action::SegmentUnmap,
+    ];
+    let grown = grown.map(|action| (action, end_mib, by_mib));
+    events.extend(std::iter::repeat_n(grown, times).flatten());
+    pools_behind_holes(ranges, &events)
+}
+
+/// On a small card, segments of different pools are as near as runs of pages of one.
+#[test]
+fn what_grows_where_there_is_room_below_is_of_another_pool() {
+    let is_apart = |ranges: &[(u64, u64)], by_mib| {
+        let pools = pools_when_grown(ranges, by_mib, 1).unwrap();
+        pools.first() != pools.last()
+    };
+    let runs = [(0, 60), (100, 140), (160, 180), (200, 300)];
+    assert!(!is_apart(&runs, 60));
+    assert!(is_apart(&runs, 40));
+    assert!(is_apart(&runs, 20));
+    // Memory of another kind lies between no two runs of one segment.
+    assert!(is_apart(&[(0, 60), (80, 82), (100, 140)], 60));
+}
+
+/// Each time the last grows, every other run is looked at.
+#[test]
+fn what_grows_above_many_for_too_long_is_not_told() {
+    let runs: Vec<(u64, u64)> = (0..2_000).map(|run| (run * 60, run * 60 + 20)).collect();
+    assert!(pools_when_grown(&runs, 60, 1_000).is_some());
+    assert!(pools_when_grown(&runs, 60, 4_500).is_none());
 }
 
 /// So many segments of pools that are known and stay, and as many that come, are used and go.
