@@ -2,11 +2,13 @@
 //!
 //! Up to torch 2.14 a recording names the pools only of the segments that are there at the end. But
 //! the addresses tell: a request takes the smallest free block of its pool that fits, so a free block
-//! that would have fitted better than the one taken lies in a segment of another pool; a pool grows at its
-//! lowest addresses that have room, so what has room below is another's; and when a pool
-//! is emptied, its wholly free segments go, so one that stays belongs to another. Segments that such
-//! evidence tells apart get different pools, and all others the same: in those pools, PyTorch's
-//! allocator does what was recorded.
+//! that would have fitted better than the one taken lies in a segment of another pool; an expandable
+//! segment is one range, and grows at the lowest addresses with room for a request, so what lies behind
+//! other segments, or has room further below, is of another pool; and when a pool is emptied, its wholly
+//! free segments go, so one that stays belongs to another. Segments that such evidence tells apart get
+//! different pools, and all others the same: in those pools, PyTorch's allocator does what was recorded.
+
+mod expandable;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +30,7 @@ const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
 /// What is mapped so near to what came before it, before the first event, may be of the same expandable segment: a
 /// snapshot lists each run of it. Segments of different pools are further apart on cards that have more; of those that
-/// are not, where they grow tells.
+/// are not, what lies between and where they grow tells.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
 /// So many free blocks and segments are looked at for evidence, which takes seconds: of a recording of some megabytes there could
@@ -220,6 +222,9 @@ struct Segment {
     /// The end of what was ever mapped, for an expandable one.
     end: DeviceAddress,
     is_expandable: bool,
+    /// Whether it is known to be for large requests, or for small ones. Of what was there before the first event and has
+    /// gone, only its size tells, unless it had blocks.
+    is_kind_known: bool,
     held_bytes: Bytes,
 }
 
@@ -281,6 +286,10 @@ impl Layout {
         let owner = Owner { stream, is_large };
         let segment =
             self.insert_segment(owner, pool, picture.address, picture.size, is_expandable);
+        let held = { picture.blocks.iter() }.filter(|block| block.status != BlockStatus::Inactive);
+        let mut held_large = held.map(|block| block.requested > SMALL_REQUEST_MAX);
+        self.segments[segment].is_kind_known =
+            pool.is_some() || held_large.next() == Some(is_large);
         for block in &picture.blocks {
             if block.status == BlockStatus::Inactive {
                 self.insert_free(block.address, block.size, segment);
@@ -292,50 +301,6 @@ impl Layout {
                 };
                 self.blocks.insert(block.address, taken);
             }
-        }
-    }
-
-    /// Tells expandable segments apart that were there before the first event: a pool has one for each stream
-    /// and kind.
-    fn tell_apart_adopted(&mut self) {
-        let expandable = self.segments.iter().enumerate();
-        let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
-        let mut of_owner: BTreeMap<Owner, Vec<usize>> = BTreeMap::new();
-        for (index, segment) in expandable {
-            of_owner.entry(segment.owner).or_default().push(index);
-        }
-        for segments in of_owner.values_mut() {
-            segments.sort_by_key(|&index| self.segments[index].start);
-            let is_one = |&one: &usize, &next: &usize| {
-                let start = self.segments[next].start;
-                start <= self.segments[one].end + SEGMENT_HOLE_MAX
-            };
-            let several: Vec<&[usize]> = segments.chunk_by(is_one).collect();
-            for (place, runs) in several.iter().enumerate() {
-                for &run in *runs {
-                    for &other in several[..place].iter().copied().flatten() {
-                        self.apart.tell(run, other);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Tells a new expandable segment apart from the others of its owner that are there, but for what may have been
-    /// mapped behind it before the first event.
-    fn tell_apart_mapped(&mut self, new: usize) {
-        let Segment { owner, end, .. } = self.segments[new];
-        let of_stream =
-            (owner.stream, DeviceAddress::NULL)..=(owner.stream, DeviceAddress(u64::MAX));
-        let others = self.expandable.range(of_stream).map(|(_, &other)| other);
-        let others = others.filter(|&other| {
-            let start = self.segments[other].start;
-            let may_be_one =
-                other < self.adopted && (end..=end + SEGMENT_HOLE_MAX).contains(&start);
-            other != new && self.segments[other].owner == owner && !may_be_one
-        });
-        for other in others {
-            self.apart.tell(other, new);
         }
     }
 
@@ -355,6 +320,7 @@ impl Layout {
             first: start,
             end,
             is_expandable,
+            is_kind_known: true,
             held_bytes: size,
         });
         let segment = self.segments.len() - 1;
@@ -564,27 +530,6 @@ impl Layout {
         }
         self.apart.tell_all([taken.segment], others);
         Some(())
-    }
-
-    /// Tells an expandable segment that has grown for a request apart from those below it behind which the request
-    /// would have had room: a pool grows at the lowest addresses at which a request fits. A segment is one range, so
-    /// that whatever lies below room, or below memory of another kind, is of another.
-    fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
-        let Segment { owner, start, .. } = self.segments[grown];
-        let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
-        let (mut above, mut may_be_one) = (start, true);
-        let mut others = Vec::new();
-        for (_, &other) in self.expandable.range(below).rev() {
-            self.looked_at += 1;
-            let segment = &self.segments[other];
-            let is_of_owner = segment.owner == owner;
-            may_be_one &= is_of_owner && above < segment.end + size;
-            above = segment.start;
-            if is_of_owner && !may_be_one && self.are_of_one_pool(other, grown).is_none() {
-                others.push(other);
-            }
-        }
-        self.apart.tell_all([grown], others);
     }
 
     /// Returns whether two segments are of the same pool, where that is known.

@@ -48,7 +48,8 @@ fn segments_of_one_stream_that_grow_are_of_different_pools() {
 }
 
 /// Returns the pools of the events, of so many MiB each, of a stream of which pages were mapped before the first of
-/// them, from and to so many MiB, all free.
+/// them, from and to so many MiB, all free but for 1 MiB of those of 10 MiB. Less than 20 MiB are for small requests,
+/// and those of 2 MiB there at the end.
 fn pools_behind_holes(
     ranges: &[(u64, u64)],
     events: &[(Action, u64, u64)],
@@ -72,11 +73,23 @@ fn pools_behind_holes(
             address: DeviceAddress(start_mib << 20),
             size: Bytes::mib(end_mib - start_mib),
             stream: Stream::DEFAULT,
-            pool: None,
-            is_large: end_mib - start_mib > 2,
+            pool: (end_mib - start_mib == 2).then_some(MempoolId(0, 9)),
+            is_large: end_mib - start_mib >= 20,
             is_expandable: true,
         });
     trace.initial.segments = ranges.collect();
+    let with_block = trace.initial.segments.iter();
+    let with_block = with_block.filter(|segment| segment.size == Bytes::mib(10));
+    let blocks = with_block.map(|segment| lowtide_trace::InitialBlock {
+        address: segment.address,
+        size: Bytes::mib(1),
+        requested: Bytes::mib(1),
+        stream: Stream::DEFAULT,
+        pool: None,
+        status: BlockStatus::Allocated,
+        stack: StackId::NONE,
+    });
+    trace.initial.blocks = blocks.collect();
     let told = tell(&trace, &Initial::new(&trace))?;
     Some(told.pools?.events)
 }
@@ -115,7 +128,9 @@ fn pages_right_before_others_may_be_of_the_same_segment() {
     ];
     let pools = pools_behind_holes(&[(180, 300)], &before);
     assert_eq!(pools, Some(vec![MempoolId::DEFAULT; 3]));
-    // So far away they are of another.
+    // Behind those of another kind, or so far away, they are of another.
+    let pools = pools_behind_holes(&[(160, 162), (180, 300)], &before).unwrap();
+    assert_ne!(pools[0], pools[2]);
     let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
     assert!(!pools[0].is_default());
 }
@@ -150,8 +165,36 @@ fn what_grows_where_there_is_room_below_is_of_another_pool() {
     assert!(!is_apart(&runs, 60));
     assert!(is_apart(&runs, 40));
     assert!(is_apart(&runs, 20));
-    // Memory of another kind lies between no two runs of one segment.
-    assert!(is_apart(&[(0, 60), (80, 82), (100, 140)], 60));
+}
+
+/// A segment is one range, whatever its pool.
+#[test]
+fn runs_between_which_there_is_another_segment_are_of_different_pools() {
+    let is_apart = |ranges: &[(u64, u64)]| {
+        let back = |&(start_mib, end_mib): &(u64, u64)| {
+            (Action::SegmentUnmap, start_mib, end_mib - start_mib)
+        };
+        let ends = [&ranges[0], ranges.last().unwrap()];
+        let pools = pools_behind_holes(ranges, &ends.map(back)).unwrap();
+        pools.first() != pools.last()
+    };
+    assert!(!is_apart(&[(0, 60), (80, 100), (120, 140)]));
+    assert!(is_apart(&[(0, 60), (80, 82), (120, 140)]));
+    // Of what went, only its blocks say for certain whether it was for small requests.
+    assert!(!is_apart(&[(0, 60), (80, 84), (120, 140)]));
+    assert!(is_apart(&[(0, 60), (80, 90), (120, 140)]));
+    // One for small requests that came later.
+    let events = [
+        (Action::Alloc, 120, 20),
+        (Action::Alloc, 0, 60),
+        (Action::SegmentMap, 80, 2),
+        (Action::SegmentMap, 140, 60),
+        (Action::Alloc, 140, 60),
+        (Action::FreeCompleted, 140, 60),
+        (Action::SegmentUnmap, 140, 60),
+    ];
+    let pools = pools_behind_holes(&[(0, 60), (120, 140)], &events).unwrap();
+    assert_ne!(pools[1], pools[3]);
 }
 
 /// Each time the last grows, every other run is looked at.
@@ -203,4 +246,11 @@ fn what_takes_too_long_to_look_for_is_not() {
 #[test]
 fn too_many_to_tell_apart_are_not() {
     assert!(tell(&recording(1_450), &Initial::default()).is_none());
+    // Of either kind between those of the other, before the first event.
+    let ranges = (0..3_000).map(|place| (place * 40, place * 40 + 2 + place % 2 * 18));
+    let ranges: Vec<(u64, u64)> = ranges.collect();
+    assert_eq!(
+        pools_behind_holes(&ranges, &[(Action::SegmentUnmap, 40, 20)]),
+        None
+    );
 }

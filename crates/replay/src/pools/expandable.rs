@@ -1,0 +1,98 @@
+//! What expandable segments tell: each is one range of addresses, and a pool has one for each stream and kind.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Bytes, DeviceAddress};
+
+use super::{Layout, Owner, SEGMENT_HOLE_MAX, Segment};
+
+impl Layout {
+    /// Tells expandable segments apart that were there before the first event: a pool has one for each stream
+    /// and kind.
+    pub(super) fn tell_apart_adopted(&mut self) {
+        let expandable = self.segments.iter().enumerate();
+        let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
+        let mut of_owner: BTreeMap<Owner, Vec<usize>> = BTreeMap::new();
+        for (index, segment) in expandable {
+            of_owner.entry(segment.owner).or_default().push(index);
+        }
+        for runs in of_owner.values_mut() {
+            runs.sort_by_key(|&run| self.segments[run].start);
+            let several = runs.chunk_by(|&one, &next| self.may_be_one(one, next));
+            let several: Vec<&[usize]> = several.collect();
+            let mut below = Vec::new();
+            for runs in several {
+                // Each has all below it: beyond what is kept, that would be as many as there are pairs.
+                if !self.apart.is_too_much() {
+                    self.apart.tell_all(runs.iter().copied(), below.clone());
+                }
+                below.extend(runs);
+            }
+        }
+    }
+
+    /// Returns whether two runs of pages, of which the second is the next of their owner, may be of one segment: that
+    /// is one range of addresses.
+    fn may_be_one(&self, one: usize, next: usize) -> bool {
+        let Segment { owner, end, .. } = self.segments[one];
+        let start = self.segments[next].start;
+        let mut at = end;
+        while let Some((&address, block)) = self.blocks.range(at..start.max(at)).next() {
+            if self.is_of_another(block.segment, owner) {
+                return false;
+            }
+            at = self.segments[block.segment].end.max(address + block.size);
+        }
+        start <= end + SEGMENT_HOLE_MAX
+    }
+
+    /// Returns whether a segment is known to be no run of pages of an owner's.
+    fn is_of_another(&self, index: usize, owner: Owner) -> bool {
+        let segment = &self.segments[index];
+        let is_of_kind = segment.is_expandable && segment.owner == owner;
+        segment.owner.stream != owner.stream || segment.is_kind_known && !is_of_kind
+    }
+
+    /// Tells a new expandable segment apart from the others of its owner that are there, but for what may have been
+    /// mapped behind it before the first event.
+    pub(super) fn tell_apart_mapped(&mut self, new: usize) {
+        let Segment {
+            owner, start, end, ..
+        } = self.segments[new];
+        let of_stream =
+            (owner.stream, DeviceAddress::NULL)..=(owner.stream, DeviceAddress(u64::MAX));
+        let mut may_be_one = true;
+        for (&(_, at), &other) in self.expandable.range(of_stream) {
+            let is_above = start < at;
+            if is_above {
+                let is_near = other < self.adopted && at <= end + SEGMENT_HOLE_MAX;
+                may_be_one &= is_near && !self.is_of_another(other, owner);
+            }
+            let is_of_owner = self.segments[other].owner == owner;
+            if other != new && is_of_owner && !(is_above && may_be_one) {
+                self.apart.tell(other, new);
+            }
+        }
+    }
+
+    /// Tells an expandable segment that has grown for a request apart from those below it behind which the request
+    /// would have had room: a pool grows at the lowest addresses at which a request fits. A segment is one range, so
+    /// that whatever lies below room, or below memory of another kind, is of another.
+    pub(super) fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
+        let Segment { owner, start, .. } = self.segments[grown];
+        let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
+        let (mut above, mut may_be_one) = (start, true);
+        let mut others = Vec::new();
+        for (_, &other) in self.expandable.range(below).rev() {
+            self.looked_at += 1;
+            let segment = &self.segments[other];
+            may_be_one &= !self.is_of_another(other, owner) && above < segment.end + size;
+            above = segment.start;
+            let is_of_owner = segment.owner == owner;
+            if is_of_owner && !may_be_one && self.are_of_one_pool(other, grown).is_none() {
+                others.push(other);
+            }
+        }
+        self.apart.tell_all([grown], others);
+    }
+}
