@@ -376,7 +376,9 @@ impl<'a> Compiler<'a> {
             behind += 1;
         }
         let has_grown = end < segment_end && last != start && self.extents.is_mapped(first);
-        if end == segment_end || has_grown && self.is_freed_next(behind, (first, last)) {
+        // One request alone, with which a recording begins, may end there as any other does.
+        let is_tiled = end == segment_end && (start == first || last != start);
+        if is_tiled || has_grown && self.is_freed_next(behind, (first, last)) {
             self.restored_until = behind;
         }
         index < self.restored_until

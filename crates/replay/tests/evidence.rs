@@ -431,24 +431,14 @@ fn a_segment_that_grows_near_to_one_with_room_is_of_another_pool() {
     }
 }
 
-/// Requests that restore a pool to a checkpoint go where they were, and not to the best fit.
-#[test]
-fn a_recording_may_begin_while_a_pool_is_restored() {
+/// Two segments of 20 MiB of a private pool, each of which begins with a block of so many MiB.
+fn private_recording(held_mib: [u64; 2], events: &[(Action, u64, u64)]) -> Trace {
     let pool = MempoolId(0, 5);
-    let private = |(action, address, mib)| Event {
-        pool,
-        ..event(action, address, mib)
-    };
-    let events = [
-        (Action::Alloc, HERE + (8 << 20), 2),
-        (Action::Alloc, HERE + (10 << 20), 10),
-        (Action::FreeRequested, HERE + (10 << 20), 10),
-        (Action::FreeCompleted, HERE + (10 << 20), 10),
-        // The best fit.
-        (Action::Alloc, THERE + (18 << 20), 2),
-    ];
-    let mut trace = recording(events.map(private).to_vec());
-    for (address, size_mib) in [(HERE, 8), (THERE, 18)] {
+    let mut trace = recording_of(events);
+    for recorded in &mut trace.events {
+        recorded.event.pool = pool;
+    }
+    for (address, size_mib) in [HERE, THERE].into_iter().zip(held_mib) {
         let address = DeviceAddress(address);
         trace.initial.segments.push(InitialSegment {
             address,
@@ -468,7 +458,37 @@ fn a_recording_may_begin_while_a_pool_is_restored() {
             stack: StackId::NONE,
         });
     }
-    verify(&trace);
+    trace
+}
+
+/// Requests that restore a pool to a checkpoint go where they were, and not to the best fit.
+#[test]
+fn a_recording_may_begin_while_a_pool_is_restored() {
+    let events = [
+        (Action::Alloc, HERE + (8 << 20), 2),
+        (Action::Alloc, HERE + (10 << 20), 10),
+        (Action::FreeRequested, HERE + (10 << 20), 10),
+        (Action::FreeCompleted, HERE + (10 << 20), 10),
+        // The best fit.
+        (Action::Alloc, THERE + (18 << 20), 2),
+    ];
+    verify(&private_recording([8, 18], &events));
+}
+
+/// It goes to the best fit as any other does.
+#[test]
+fn one_request_up_to_a_segments_end_restores_nothing() {
+    for (address, agrees) in [(HERE, true), (THERE, false)] {
+        let events = [(Action::Alloc, address + (8 << 20), 12)];
+        let trace = private_recording([8, 8], &events);
+        let options = Options {
+            verify: true,
+            ..Options::default()
+        };
+        let outcome = Job::new(&trace).replay(&Config::default(), &options, &());
+        let verified = outcome.unwrap().verified.unwrap();
+        assert_eq!(verified.first_difference.is_none(), agrees, "{address:#x}");
+    }
 }
 
 /// One stream's memory grew elsewhere than it does here, where another's is in its way.
