@@ -155,15 +155,25 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// Takes every step, or those up to where the job would have ended, and returns how many.
+    /// Takes every step, or those up to where the job would have ended, and returns how many. Says that all events
+    /// have been replayed, even where it breaks off: nothing of them is ahead.
     fn take_all(&mut self, progress: &dyn Progress) -> Result<usize, ReplayError> {
+        let mut reported = 0;
+        let taken = self.take_steps(&mut |done| {
+            progress.advance(done - reported);
+            reported = done;
+        });
+        progress.advance(self.trace.events.len() as u64 - reported);
+        taken
+    }
+
+    /// Takes steps as [`take_all`](Self::take_all) does, and says now and then how many events are done.
+    fn take_steps(&mut self, report: &mut dyn FnMut(u64)) -> Result<usize, ReplayError> {
         let adopted = self.adopt_initial_state()?;
-        let (mut taken, mut reported) = (0, 0);
+        let mut taken = 0;
         for index in adopted..self.program.steps.len() {
             if taken % PROGRESS_STEPS == 0 {
-                let done = u64::from(self.program.event_ends[index]);
-                progress.advance(done - reported);
-                reported = done;
+                report(u64::from(self.program.event_ends[index]));
             }
             taken += 1;
             if let Progressed::Ended = self.take(index)? {
@@ -173,7 +183,6 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        progress.advance(self.trace.events.len() as u64 - reported);
         Ok(taken)
     }
 

@@ -278,6 +278,37 @@ fn the_search_for_a_limit_reports_how_far_it_is() {
     }
 }
 
+/// Nothing is ahead of a replay that broke off.
+#[test]
+fn replays_that_break_off_report_all_of_it() {
+    let mut trace = garbage_recording();
+    trace.settings.conf = "garbage_collection_threshold:0.5".into();
+    // No driver gives memory twice.
+    for (address, is_expandable) in [(THERE, true), (THERE + (20 << 20), false)] {
+        trace.initial.segments.push(InitialSegment {
+            address: DeviceAddress(address),
+            size: Bytes::mib(40),
+            stream: Stream::DEFAULT,
+            pool: Some(MempoolId::DEFAULT),
+            is_large: true,
+            is_expandable,
+        });
+    }
+    let config = Config::parse("caching", &trace.settings.conf).unwrap();
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let heard = Heard::default();
+    let outcome = Job::new(&trace).replay(&config, &options, &heard);
+    assert!(outcome.is_err());
+    let reports = heard.0.into_inner().unwrap();
+    let &(expected, replayed) = reports.last().unwrap();
+    let events = trace.events.len() as u64;
+    assert!(expected > events);
+    assert_eq!(replayed, expected + events);
+}
+
 #[test]
 fn thresholds_near_their_ends_are_no_fault() {
     for threshold in ["0.999999", "0.5", "0.000000000001", "5e-324"] {
