@@ -1,12 +1,17 @@
 """What the tests on a GPU share that are about PyTorch's own interfaces."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 MIB = 1 << 20
+IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
+
+on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
 
 
 def bytes_of(size: int) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, segment_of, settings  # noqa: E402
+from gpu_helpers import MIB, bytes_of, on_lowtide, segment_of, settings  # noqa: E402
 
 REUSES = ("graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse:False")
 
@@ -137,6 +137,25 @@ def test_capture_fails_without_harm() -> None:
     del held
     torch.cuda.empty_cache()
     assert float(torch.ones(10, device="cuda").sum()) == 10.0
+
+
+@on_lowtide
+def test_after_a_capture_that_failed_memory_is_waited_for_again() -> None:
+    active = torch.cuda.memory_stats()["active.all.current"]
+    with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.ones(MIB, device="cuda").sum().item()
+    gc.collect()
+    torch.cuda.synchronize()
+    held = bytes_of(4 * MIB)
+    held.record_stream(torch.cuda.Stream())
+    del held
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["active.all.current"] == active
+    static, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = static * 2
+    graph.replay()
+    assert float(result.sum()) == 2.0 * MIB
 
 
 def test_checkpoints_put_a_pool_back() -> None:

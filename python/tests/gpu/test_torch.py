@@ -18,11 +18,7 @@ import lowtide
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, bytes_of, segment_of, settings  # noqa: E402
-
-IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
-
-on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
+from gpu_helpers import IS_NATIVE, MIB, bytes_of, on_lowtide, segment_of, settings  # noqa: E402
 
 
 def version() -> tuple[int, int]:

@@ -150,6 +150,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
     History::Cause cause(history_.gather(RecordContext::ALL));
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+    captures_.end_lost();
+#endif
     for (DeviceIndex device = 0; device < device_count; ++device) {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
@@ -324,19 +327,16 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     route(device, pool, std::move(filter));
 #else
-    // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
-    // wants a thread's or a stream's requests in a pool wants those of the present one.
-    const bool is_capture = !accepts(filter, current_stream(device));
-    route(device, pool, std::move(filter));
-    captures_.begin(device, pool, is_capture);
+    captures_.begin(device, pool, std::move(filter), current_stream(device));
 #endif
   }
 
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
-#if !LOWTIDE_TORCH_AT_LEAST(13)
+#if LOWTIDE_TORCH_AT_LEAST(13)
+    check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
+#else
     captures_.end(device, pool);
 #endif
-    check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
   }
 
 #if LOWTIDE_TORCH_AT_LEAST(13)
@@ -536,8 +536,13 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(size == 0)) {
       return memory;
     }
-    const auto status = history_.is_watching() ? take_observed(size, device, stream, &memory)
-                                               : lowtide_allocate(size, device, stream, &memory);
+    auto status = ask(size, device, stream, &memory);
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+    if (C10_UNLIKELY(status == LOWTIDE_STATUS_OUT_OF_MEMORY) && captures_.end_lost()) {
+      // Nothing could be waited for on account of a capture that is no more.
+      status = ask(size, device, stream, &memory);
+    }
+#endif
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
       shortage_.refuse(status, size, device, history_);
     }
@@ -549,6 +554,11 @@ class LowtideAllocator final : public native::CUDAAllocator {
       (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
     }
     return memory;
+  }
+
+  lowtide_status ask(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
+    return history_.is_watching() ? take_observed(size, device, stream, memory)
+                                  : lowtide_allocate(size, device, stream, memory);
   }
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {

@@ -5,6 +5,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -69,29 +70,66 @@ inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source sourc
 }
 
 #if !LOWTIDE_TORCH_AT_LEAST(13)
+// Whether work in a stream goes into a graph. Where nobody can tell, as for the default stream beside a capture, it may.
+inline bool is_captured(cudaStream_t stream) noexcept {
+  auto status = cudaStreamCaptureStatusActive;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    C10_CUDA_CLEAR_ERROR();
+  }
+  return status != cudaStreamCaptureStatusNone;
+}
+
 // Which of the pools that requests are routed to belong to a capture under way. PyTorch says so itself from 2.13 on.
 class Captures {
  public:
-  void begin(DeviceIndex device, const MempoolId_t& pool, bool is_capture) {
+  // Routes requests to a pool. A capture begins in the stream that is current now.
+  void begin(DeviceIndex device, const MempoolId_t& pool, StreamFilter filter, cudaStream_t stream) {
+    // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
+    // wants a thread's or a stream's requests in a pool wants those of the present one.
+    const bool is_capture = !accepts(filter, stream);
+    end_lost();
+    const auto has_begun = std::make_shared<std::atomic<bool>>(false);
+    route(device, pool, [has_begun, filter = std::move(filter)](cudaStream_t asked) {
+      const bool is_taken = filter(asked);
+      if (is_taken) {
+        has_begun->store(true, std::memory_order_relaxed);
+      }
+      return is_taken;
+    });
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_capture) {
       check(lowtide_capture_begin(device));
     }
-    routes_.push_back({device, pool, is_capture});
+    routes_.push_back({device, pool, is_capture, stream, has_begun});
   }
 
   void end(DeviceIndex device, const MempoolId_t& pool) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto route = routes_.rbegin(); route != routes_.rend(); ++route) {
       if (route->device == device && route->pool == pool) {
-        const bool is_capture = route->is_capture;
+        const Route ended = *route;
         routes_.erase(std::next(route).base());
-        if (is_capture) {
-          check(lowtide_capture_end(device));
-        }
+        finish(ended);
         return;
       }
     }
+  }
+
+  // Ends captures of which PyTorch says nothing more, because they failed: otherwise no event would be queried from
+  // then on. Returns whether there were any.
+  bool end_lost() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bool is_any = false;
+    for (auto& route : routes_) {
+      if (route.is_capture && route.has_begun->load(std::memory_order_relaxed) && !is_captured(route.stream)) {
+        is_any = true;
+        finish(route);
+        // Its end is no news any more, should it come.
+        route.is_lost = true;
+        route.is_capture = false;
+      }
+    }
+    return is_any;
   }
 
  private:
@@ -99,7 +137,22 @@ class Captures {
     DeviceIndex device;
     MempoolId_t pool;
     bool is_capture;
+    cudaStream_t stream;
+    // Whether the capture was seen: it begins a moment after it was announced.
+    std::shared_ptr<std::atomic<bool>> has_begun;
+    bool is_lost = false;
   };
+
+  static void finish(const Route& route) {
+    if (route.is_lost) {
+      return;
+    }
+    if (route.is_capture) {
+      check(lowtide_capture_end(route.device));
+    }
+    check(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
+  }
+
   std::mutex mutex_;
   std::vector<Route> routes_;
 };
