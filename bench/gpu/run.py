@@ -76,6 +76,7 @@ MEASUREMENTS = [
     # The losses of these can be compared bit for bit; their times are not those of other runs.
     *(Measurement("jobs", (job, "--exact"), allocator) for job in JOBS for allocator in EVERY_ALLOCATOR),
     *(Measurement("distributed", (), allocator, True) for allocator in ("pytorch", "caching")),
+    *(Measurement("captures", (), allocator) for allocator in ("pytorch", "caching")),
     *(Measurement("saver", (package,), None) for package in ("tms", "lowtide")),
     Measurement("malloc_loop", (), None),
 ]

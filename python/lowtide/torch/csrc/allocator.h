@@ -536,15 +536,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(size == 0)) {
       return memory;
     }
-    auto status = ask(size, device, stream, &memory);
-#if !LOWTIDE_TORCH_AT_LEAST(13)
-    if (C10_UNLIKELY(status == LOWTIDE_STATUS_OUT_OF_MEMORY) && captures_.end_lost()) {
-      // Nothing could be waited for on account of a capture that is no more.
-      status = ask(size, device, stream, &memory);
-    }
-#endif
+    const auto status = ask(size, device, stream, &memory);
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
-      shortage_.refuse(status, size, device, history_);
+      ask_again_or_throw(status, size, device, stream, &memory);
     }
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       report(memory, device, static_cast<int64_t>(find_allocation(memory).size));
@@ -559,6 +553,19 @@ class LowtideAllocator final : public native::CUDAAllocator {
   lowtide_status ask(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
     return history_.is_watching() ? take_observed(size, device, stream, memory)
                                   : lowtide_allocate(size, device, stream, memory);
+  }
+
+  C10_NOINLINE void ask_again_or_throw(
+      lowtide_status status, size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+    // Nothing can be waited for on account of a capture that is no more.
+    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && captures_.end_lost()) {
+      status = ask(size, device, stream, memory);
+    }
+#endif
+    if (status != LOWTIDE_STATUS_OK) {
+      shortage_.refuse(status, size, device, history_);
+    }
   }
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
