@@ -539,8 +539,8 @@ impl<D: Driver> DeviceAllocator<D> {
         let domain = self.heap.blocks.get(id).domain;
         if self.heap.domains.domain(domain).stream != stream {
             self.heap.blocks.set_used_elsewhere(id, true);
-            let is_captured = self.is_captured(stream);
-            self.uses.add(id, stream, is_captured);
+            let captured_in = self.capture_of(stream);
+            self.uses.add(id, stream, captured_in);
         }
         Ok(())
     }

@@ -2,6 +2,10 @@
 //!
 //! Captured work does not run, so no event tells when it is done. But the graph says what comes after
 //! what, and memory may serve again what comes after all that used it.
+//!
+//! The order counts whatever its kind, as in PyTorch. Of kernels that start before the one ahead of them is
+//! done (programmatic dependent launch) the program sees to the order, as it does outside of graphs, where
+//! memory that a stream freed serves the same stream at once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -28,7 +32,8 @@ impl CaptureOrder {
     /// after all that a point comes after; `None` where the stream is not being captured.
     ///
     /// Each stream asks the driver about each node once, so that a capture takes time linear in its work,
-    /// for each stream that is asked about.
+    /// for each stream that is asked about. A node of which the driver does not say what it comes after is
+    /// taken to come after nothing, which only keeps memory waiting.
     pub(crate) fn follow<D: Driver>(
         &mut self,
         driver: &mut D,

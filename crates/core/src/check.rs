@@ -58,6 +58,12 @@ impl<D: Driver> DeviceAllocator<D> {
             pending as u64,
             waiting.len() as u64,
         )?;
+        let is_stray = |&id: &BlockId| {
+            let is_held = self.heap.blocks.get(id).state == BlockState::Allocated;
+            !is_held && !waiting.contains(&id)
+        };
+        let strays = self.uses.used().filter(is_stray).count();
+        ensure_equal("blocks that are used but free", strays as u64, 0)?;
         let counted = self.heap.stats.waiting_blocks();
         ensure_equal("blocks that wait", counted as u64, waiting.len() as u64)
     }

@@ -167,8 +167,14 @@ pub trait Driver {
     /// What the device says.
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
 
-    /// Returns where the next work in `stream` comes in the graph that it is captured into; `None` where
-    /// it is not being captured, or the device does not say (`cudaStreamGetCaptureInfo`).
+    /// Returns the number of the capture that `stream` is part of; `None` where it is not being captured, or
+    /// the device does not say (`cudaStreamGetCaptureInfo`).
+    fn capture_of(&mut self, _stream: Stream) -> Option<u64> {
+        None
+    }
+
+    /// Returns where the next work in `stream` comes in the graph that it is captured into; `None` as
+    /// [`Driver::capture_of`]. No other thread may put work into the stream meanwhile.
     fn capture_point(&mut self, _stream: Stream) -> Option<CapturePoint> {
         None
     }

@@ -1,6 +1,6 @@
 //! Blocks that other streams used, and the events that say when those streams are done.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::block::BlockId;
 use crate::driver::{CapturePoint, Driver, DriverError, EventHandle};
@@ -10,18 +10,12 @@ use crate::units::Stream;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Use {
     stream: Stream,
-    /// Only graph captures used it there. A captured graph orders its own streams, so once the
-    /// capture has ended no event is needed for this one.
-    only_captured: bool,
+    /// The capture that the stream was part of whenever the block was said to be used there, if that was one.
+    captured_in: Option<u64>,
 }
 
-/// A block that was freed during a capture.
-#[derive(Debug)]
-struct Deferred {
-    block: BlockId,
-    /// Where its last uses are over, if only work of one capture used it.
-    last_use: Option<CapturePoint>,
-}
+/// A block that was freed during a capture, and where in it all that used it is over.
+type Ordered = (BlockId, CapturePoint);
 
 /// Which streams used which blocks, and which freed blocks wait for them.
 ///
@@ -35,7 +29,9 @@ pub(crate) struct StreamUses {
     /// How many events each block in the queues waits for; never zero.
     outstanding: HashMap<BlockId, usize>,
     /// Freed during a capture, in which no event may be recorded that is to be queried.
-    deferred: Vec<Deferred>,
+    deferred: Vec<BlockId>,
+    /// As `deferred`, where a graph has all uses and says when they are over; by the stream of the block.
+    ordered: BTreeMap<Stream, Vec<Ordered>>,
     /// Waits for nothing any more.
     passed: VecDeque<BlockId>,
 }
@@ -44,56 +40,64 @@ impl StreamUses {
     /// Returns whether no freed block waits.
     #[inline]
     pub(crate) fn none_wait(&self) -> bool {
-        self.outstanding.is_empty() && self.deferred.is_empty() && self.passed.is_empty()
+        self.outstanding.is_empty()
+            && self.deferred.is_empty()
+            && self.ordered.is_empty()
+            && self.passed.is_empty()
     }
 
-    /// Notes that work in `stream` uses the block.
-    pub(crate) fn add(&mut self, block: BlockId, stream: Stream, capturing: bool) {
+    /// Notes that work in `stream` uses the block, captured or not.
+    pub(crate) fn add(&mut self, block: BlockId, stream: Stream, captured_in: Option<u64>) {
         let uses = self.uses.entry(block).or_default();
         match uses.iter_mut().find(|known| known.stream == stream) {
-            Some(known) => known.only_captured &= capturing,
+            Some(known) if known.captured_in == captured_in => {}
+            Some(known) => known.captured_in = None,
             None => uses.push(Use {
                 stream,
-                only_captured: capturing,
+                captured_in,
             }),
         }
     }
 
-    /// Keeps a freed block until the capture has ended, or [`StreamUses::pass_ordered`] lets it go.
-    pub(crate) fn defer(&mut self, block: BlockId, last_use: Option<CapturePoint>) {
-        self.deferred.push(Deferred { block, last_use });
-    }
-
-    /// Returns where the captured uses of a block are over, in its own stream and in all others.
-    /// `None` unless one capture has all of it, which alone says when it is over.
-    pub(crate) fn last_use<D: Driver>(
-        &self,
+    /// Keeps a block of `own` that was freed during a capture until the captures have ended or, if it
+    /// `reuses` memory, [`StreamUses::pass_ordered`] lets the block go.
+    pub(crate) fn defer<D: Driver>(
+        &mut self,
         driver: &mut D,
         block: BlockId,
         own: Stream,
-    ) -> Option<CapturePoint> {
-        let uses = self.uses.get(&block)?;
-        let mut last_use = driver.capture_point(own)?;
-        for known in uses {
-            let point = driver.capture_point(known.stream)?;
-            if !known.only_captured || point.capture != last_use.capture {
-                return None;
-            }
-            last_use.after.extend(point.after);
+        reuses: bool,
+    ) {
+        let uses = self.uses.remove(&block).unwrap_or_default();
+        // A graph orders its own work. What else a stream did up to now, an event has to tell.
+        let is_in_graph = |known: &Use| {
+            known.captured_in.is_some() && driver.capture_of(known.stream) == known.captured_in
+        };
+        let (in_graph, running): (Vec<Use>, Vec<Use>) = uses.into_iter().partition(is_in_graph);
+        let has_all = reuses && running.is_empty();
+        if !running.is_empty() {
+            self.uses.insert(block, running);
         }
-        // As in PyTorch, what is freed before any work was captured waits for the capture's end.
-        (!last_use.after.is_empty()).then_some(last_use)
+        match has_all.then(|| last_use(driver, own, &in_graph)).flatten() {
+            Some(point) => self.ordered.entry(own).or_default().push((block, point)),
+            None => self.deferred.push(block),
+        }
     }
 
-    /// Lets the blocks wait no more that were freed in a capture and whose last uses are over.
-    pub(crate) fn pass_ordered(&mut self, is_over: impl Fn(BlockId, &CapturePoint) -> bool) {
-        let is_over = |deferred: &mut Deferred| {
-            let last_use = deferred.last_use.as_ref();
-            last_use.is_some_and(|last_use| is_over(deferred.block, last_use))
+    /// Returns whether blocks of a stream wait for the order of a graph.
+    pub(crate) fn has_ordered(&self, stream: Stream) -> bool {
+        self.ordered.contains_key(&stream)
+    }
+
+    /// Lets the blocks of a stream wait no more that were freed in a capture and whose uses are over.
+    pub(crate) fn pass_ordered(&mut self, stream: Stream, is_over: impl Fn(&CapturePoint) -> bool) {
+        let Some(waiting) = self.ordered.get_mut(&stream) else {
+            return;
         };
-        for Deferred { block, .. } in self.deferred.extract_if(.., is_over) {
-            self.uses.remove(&block);
-            self.passed.push_back(block);
+        let passed = waiting.extract_if(.., |(_, point)| is_over(point));
+        self.passed.extend(passed.map(|(block, _)| block));
+        if waiting.is_empty() {
+            self.ordered.remove(&stream);
         }
     }
 
@@ -132,12 +136,11 @@ impl StreamUses {
         Ok(())
     }
 
-    /// Records the events of blocks that were freed during a capture.
+    /// Records the events of blocks that were freed during captures, which have ended.
     pub(crate) fn end_deferral<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
-        while let Some(&Deferred { block, .. }) = self.deferred.last() {
-            if let Some(uses) = self.uses.get_mut(&block) {
-                uses.retain(|known| !known.only_captured);
-            }
+        let ordered = std::mem::take(&mut self.ordered).into_values().flatten();
+        self.deferred.extend(ordered.map(|(block, _)| block));
+        while let Some(&block) = self.deferred.last() {
             self.wait_for(driver, block)?;
             self.deferred.pop();
         }
@@ -179,11 +182,15 @@ impl StreamUses {
         Ok(())
     }
 
-    /// Returns the streams that use a block and that no graph orders.
+    /// Returns the other streams that use a block.
     pub(crate) fn streams_of(&self, block: BlockId) -> impl Iterator<Item = Stream> {
         let uses = self.uses.get(&block).into_iter().flatten();
-        uses.filter(|known| !known.only_captured)
-            .map(|known| known.stream)
+        uses.map(|known| known.stream)
+    }
+
+    /// Returns the blocks that other streams use, in no particular order.
+    pub(crate) fn used(&self) -> impl Iterator<Item = BlockId> {
+        self.uses.keys().copied()
     }
 
     /// Forgets that other streams use a block.
@@ -209,9 +216,10 @@ impl StreamUses {
     /// Returns the blocks that were freed and wait, in no particular order.
     pub(crate) fn waiting(&self) -> Vec<BlockId> {
         let outstanding = self.outstanding.keys();
-        let deferred = self.deferred.iter().map(|deferred| &deferred.block);
+        let ordered = self.ordered.values().flatten();
         outstanding
-            .chain(deferred)
+            .chain(&self.deferred)
+            .chain(ordered.map(|(block, _)| block))
             .chain(&self.passed)
             .copied()
             .collect()
@@ -241,4 +249,18 @@ impl StreamUses {
             self.passed.push_back(block);
         }
     }
+}
+
+/// Returns where the work of a block's own stream and of its other users is over, if one capture has all of it.
+fn last_use<D: Driver>(driver: &mut D, own: Stream, uses: &[Use]) -> Option<CapturePoint> {
+    let mut last_use = driver.capture_point(own)?;
+    for known in uses {
+        let point = driver.capture_point(known.stream)?;
+        if point.capture != last_use.capture {
+            return None;
+        }
+        last_use.after.extend(point.after);
+    }
+    // As in PyTorch, what is freed before any work was captured waits for the capture's end.
+    (!last_use.after.is_empty()).then_some(last_use)
 }

@@ -157,6 +157,84 @@ fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
     Ok(())
 }
 
+/// The program goes on to use a block in a stream that a capture used it in, which has ended.
+#[test]
+fn what_a_stream_did_between_two_captures_waits_for_an_event() -> Outcome {
+    for (mut allocator, joins) in [
+        (reusing(), true),
+        (reusing(), false),
+        (allocator("caching"), true),
+        (allocator("caching"), false),
+    ] {
+        begin(&mut allocator);
+        let block = allocator.allocate(SIZE, OWN)?;
+        allocator.driver_mut().launch(OWN, 1);
+        assert!(allocator.driver_mut().wait(SIDE, OWN));
+        allocator.driver_mut().launch(SIDE, 1);
+        allocator.record_stream(block, SIDE)?;
+        assert!(allocator.driver_mut().wait(OWN, SIDE));
+        end(&mut allocator)?;
+        allocator.driver_mut().launch(SIDE, 1_000_000_000);
+        begin(&mut allocator);
+        allocator.driver_mut().launch(OWN, 1);
+        if joins {
+            assert!(allocator.driver_mut().wait(SIDE, OWN));
+            allocator.driver_mut().launch(SIDE, 1);
+        }
+        allocator.free(block)?;
+        if joins {
+            assert!(allocator.driver_mut().wait(OWN, SIDE));
+        }
+        assert!(!is_free(&mut allocator, block)?);
+        end(&mut allocator)?;
+        assert!(!is_free(&mut allocator, block)?);
+        allocator.driver_mut().advance(1_000_000_000);
+        assert!(is_free(&mut allocator, block)?);
+    }
+    Ok(())
+}
+
+/// As in PyTorch, which takes a place in a graph with nothing before it for none.
+#[test]
+fn what_is_freed_before_any_captured_work_waits_for_the_end() -> Outcome {
+    let mut allocator = reusing();
+    begin(&mut allocator);
+    let block = allocator.allocate(SIZE, OWN)?;
+    assert!(allocator.driver_mut().wait(SIDE, OWN));
+    allocator.record_stream(block, SIDE)?;
+    allocator.free(block)?;
+    allocator.driver_mut().launch(SIDE, 1);
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+    assert!(is_free(&mut allocator, block)?);
+    Ok(())
+}
+
+/// A node of a later capture may have the name of one of an earlier, while a third goes on.
+#[test]
+fn names_of_nodes_mean_what_they_do_in_their_capture() -> Outcome {
+    let mut allocator = reusing();
+    allocator.capture_begin();
+    assert!(allocator.driver_mut().begin_capture(THIRD));
+    begin(&mut allocator);
+    let block = use_in(&mut allocator, &[SIDE])?;
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+
+    begin(&mut allocator);
+    let block = use_in(&mut allocator, &[SIDE])?;
+    assert!(!is_free(&mut allocator, block)?);
+    assert!(allocator.driver_mut().wait(OWN, SIDE));
+    assert!(is_free(&mut allocator, block)?);
+    end(&mut allocator)?;
+    assert!(allocator.driver_mut().end_capture(THIRD));
+    allocator.capture_end()?;
+    assert!(allocator.driver().violations().is_empty());
+    Ok(())
+}
+
 /// Two captures at once: what comes after what is each one's own affair.
 #[test]
 fn a_stream_of_another_capture_keeps_a_block_until_both_have_ended() -> Outcome {
@@ -204,6 +282,57 @@ fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
         allocator.free(block)?;
     }
     end(&mut allocator)
+}
+
+/// The block's own stream counts as much as the others.
+#[test]
+fn a_stream_whose_order_is_set_anew_may_not_come_after_its_own_work() -> Outcome {
+    let mut allocator = reusing();
+    begin(&mut allocator);
+    let block = allocator.allocate(SIZE, OWN)?;
+    allocator.driver_mut().launch(OWN, 1);
+    assert!(allocator.driver_mut().wait(SIDE, OWN));
+    allocator.driver_mut().launch(SIDE, 1);
+    allocator.record_stream(block, SIDE)?;
+    let side = allocator.driver_mut().capture_point(SIDE).unwrap().after;
+    allocator.driver_mut().launch(OWN, 1);
+    allocator.free(block)?;
+    allocator.driver_mut().set_capture_order(OWN, &side);
+    assert!(!is_free(&mut allocator, block)?);
+    end(&mut allocator)
+}
+
+/// An event that passed before the capture, and was not asked about again, frees its block in it.
+#[test]
+fn what_had_passed_before_a_capture_is_free_in_it() {
+    let alloc = |stream| Op::Alloc {
+        size: Bytes(512),
+        stream: Stream(stream),
+        pool: None,
+    };
+    let record = |index, stream| Op::RecordStream {
+        index,
+        stream: Stream(stream),
+    };
+    let program = [
+        alloc(2),
+        alloc(2),
+        record(0, 1),
+        record(1, 3),
+        Op::Free { index: 0 },
+        Op::Free { index: 0 },
+        Op::Fault {
+            nth: 2,
+            out_of_memory: false,
+        },
+        alloc(0),
+        Op::CaptureBegin { stream: Stream(0) },
+        alloc(0),
+    ];
+    for conf in ["caching:graph_capture_record_stream_reuse:True", "caching"] {
+        let config: Config = conf.parse().expect("the options exist");
+        assert_eq!(Runner::run(&config, CAPACITY, &program), Ok(()));
+    }
 }
 
 /// An event that cannot be recorded leaves the block to the next request.

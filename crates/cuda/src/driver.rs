@@ -324,6 +324,10 @@ impl Driver for CudaDriver {
         unsafe { call!(self.library(), cuStreamSynchronize(raw_stream(stream))) }
     }
 
+    fn capture_of(&mut self, stream: Stream) -> Option<u64> {
+        self.capture_id(stream).ok().flatten()
+    }
+
     fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
         self.captured_place(stream).ok().flatten()
     }

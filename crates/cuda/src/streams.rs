@@ -65,52 +65,66 @@ impl CudaDriver {
         Ok(CaptureStatus::from_raw(status))
     }
 
-    /// Returns where the next work of `stream` comes in the capture that it is part of, if it is. What it
-    /// comes after is told by drivers from CUDA 12.3 on; of others, `after` is empty.
+    /// Returns the number of the capture that `stream` is part of, the same for all its streams.
     ///
     /// # Errors
     ///
     /// As [`CudaDriver::capture_status`].
+    pub(crate) fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
+        let _scope = self.context.enter()?;
+        let mut status = CUstreamCaptureStatus::NONE;
+        let mut id = 0;
+        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status` and `id`,
+        // which outlive it. 3. It writes nothing through the others, which are null.
+        unsafe {
+            call!(
+                self.library(),
+                cuStreamGetCaptureInfo_v2(
+                    raw_stream(stream),
+                    &raw mut status,
+                    &raw mut id,
+                    ptr::null_mut(),
+                    ptr::null_mut(),
+                    ptr::null_mut()
+                )
+            )
+        }?;
+        let is_active = CaptureStatus::from_raw(status) == CaptureStatus::Active;
+        Ok(is_active.then_some(id))
+    }
+
+    /// Returns where the next work of `stream` comes in the capture that it is part of, if it is. No other
+    /// thread may put work into the stream meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaDriver::capture_status`]; [`DriverError::Unsupported`] before CUDA 12.3.
     pub(crate) fn captured_place(
         &self,
         stream: Stream,
     ) -> Result<Option<CapturePoint>, DriverError> {
         let _scope = self.context.enter()?;
-        let (stream, none) = (raw_stream(stream), ptr::null_mut());
         let (mut status, mut capture) = (CUstreamCaptureStatus::NONE, 0);
         let (mut after, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes what the pointers lead
         // to, which outlives it, and nothing through the one that is null.
-        let answer = unsafe {
+        unsafe {
             call_optional!(
                 self.library(),
                 cuStreamGetCaptureInfo_v3(
-                    stream,
+                    raw_stream(stream),
                     &raw mut status,
                     &raw mut capture,
-                    none,
+                    ptr::null_mut(),
                     &raw mut after,
                     &raw mut edges,
                     &raw mut count
                 )
             )
-        };
-        if let Err(DriverError::Unsupported { .. }) = answer {
-            let (status, capture) = (&raw mut status, &raw mut capture);
-            let (none, nowhere, nothing) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-            // SAFETY: as above, with three that are null.
-            unsafe {
-                call!(
-                    self.library(),
-                    cuStreamGetCaptureInfo_v2(stream, status, capture, none, nowhere, nothing)
-                )
-            }?;
-        } else {
-            answer?;
-        }
+        }?;
         let read = |place| {
-            // SAFETY: the driver says that so many nodes are there, until the stream's capture goes on; it is
-            // its caller's own work that it would go on with.
+            // SAFETY: the driver says that so many nodes are there, until the stream's capture goes on, which
+            // nobody lets it do meanwhile, by the contract of `Driver::capture_point`.
             let node = unsafe { after.add(place) };
             // SAFETY: as above.
             graph_node(unsafe { *node })

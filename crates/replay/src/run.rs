@@ -299,10 +299,12 @@ impl<'a> Run<'a> {
             self.allocator.capture_begin();
         }
         let result = self.allocator.allocate_in(pool, size, stream);
-        if gives_nothing_back {
-            self.allocator.capture_end()?;
-        }
-        result
+        let ended = if gives_nothing_back {
+            self.allocator.capture_end()
+        } else {
+            Ok(())
+        };
+        result.and_then(|address| ended.map(|()| address))
     }
 
     /// Keeps what a request that PyTorch served was answered with.

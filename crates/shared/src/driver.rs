@@ -143,6 +143,10 @@ impl<D: Driver> Driver for SharedDriver<D> {
         self.lock().synchronize_stream(stream)
     }
 
+    fn capture_of(&mut self, stream: Stream) -> Option<u64> {
+        self.lock().capture_of(stream)
+    }
+
     fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
         self.lock().capture_point(stream)
     }

@@ -157,9 +157,7 @@ impl<A: AddressSource> SimDriver<A> {
 
     /// Ends the capture that a stream takes part in, in all its streams; returns whether there was one.
     pub fn end_capture(&mut self, stream: Stream) -> bool {
-        let point = self.device.captures.point(stream);
-        let capture = point.map(|point| point.capture);
-        capture
+        self.capture_of(stream)
             .inspect(|&capture| self.device.captures.end(capture))
             .is_some()
     }
@@ -456,12 +454,21 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         })
     }
 
+    fn capture_of(&mut self, stream: Stream) -> Option<u64> {
+        let point = self.device.captures.point(stream);
+        point.map(|point| point.capture)
+    }
+
     fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
         self.device.captures.point(stream).cloned()
     }
 
     fn dependencies(&mut self, node: GraphNode) -> Vec<GraphNode> {
-        self.device.captures.dependencies(node).to_vec()
+        let Some(after) = self.device.captures.dependencies(node) else {
+            self.violations.push(format!("{node:?} is in no graph"));
+            return Vec::new();
+        };
+        after.to_vec()
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

@@ -8,10 +8,18 @@ use lowtide_core::{CapturePoint, GraphNode, Stream};
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     points: BTreeMap<Stream, CapturePoint>,
-    /// What each node comes directly after; their numbers are places in here.
-    nodes: Vec<Vec<GraphNode>>,
+    nodes: BTreeMap<GraphNode, Node>,
+    /// The names of nodes of captures that have ended: others have them next, as on a device.
+    unused: Vec<GraphNode>,
     /// How many captures there ever were.
     begun: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    capture: u64,
+    /// What it comes directly after.
+    after: Vec<GraphNode>,
 }
 
 impl Captures {
@@ -27,15 +35,23 @@ impl Captures {
     /// Ends a capture in all its streams.
     pub(crate) fn end(&mut self, capture: u64) {
         self.points.retain(|_, point| point.capture != capture);
+        let unused = &mut self.unused;
+        self.nodes.retain(|&name, node| {
+            let goes_on = node.capture != capture;
+            if !goes_on {
+                unused.push(name);
+            }
+            goes_on
+        });
     }
 
     pub(crate) fn point(&self, stream: Stream) -> Option<&CapturePoint> {
         self.points.get(&stream)
     }
 
-    pub(crate) fn dependencies(&self, node: GraphNode) -> &[GraphNode] {
-        let place = usize::try_from(node.0).expect("as many nodes as fit in memory");
-        &self.nodes[place]
+    /// Returns what a node comes directly after; `None`: there is no such node.
+    pub(crate) fn dependencies(&self, node: GraphNode) -> Option<&[GraphNode]> {
+        self.nodes.get(&node).map(|node| &node.after[..])
     }
 
     pub(crate) fn are_none(&self) -> bool {
@@ -47,9 +63,11 @@ impl Captures {
         let Some(point) = self.points.get_mut(&stream) else {
             return false;
         };
-        let node = GraphNode(self.nodes.len() as u64);
-        let dependencies = std::mem::replace(&mut point.after, vec![node]);
-        self.nodes.push(dependencies);
+        let newest = GraphNode(self.nodes.len() as u64);
+        let node = self.unused.pop().unwrap_or(newest);
+        let after = std::mem::replace(&mut point.after, vec![node]);
+        let capture = point.capture;
+        self.nodes.insert(node, Node { capture, after });
         true
     }
 

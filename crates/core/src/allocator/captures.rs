@@ -20,17 +20,18 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::Driver`] when an event cannot be recorded for work outside of the captures. They have
-    /// ended, and the memory waits for the next request.
+    /// ended, and the next request tries again for the memory that is left.
     pub fn capture_end(&mut self) -> Result<(), AllocError> {
         self.captures = self.captures.saturating_sub(1);
-        if self.captures == 0 {
-            self.order.forget();
-        }
-        if self.captures > 0 || !self.reuses_in_capture {
+        if self.captures > 0 {
             return Ok(());
         }
-        self.uses.end_deferral(&mut self.heap.driver)?;
-        Ok(self.reclaim_passed()?)
+        self.order.forget();
+        if self.reuses_in_capture {
+            self.uses.end_deferral(&mut self.heap.driver)?;
+            self.reclaim_passed()?;
+        }
+        Ok(())
     }
 
     /// Makes blocks free before a request of `stream`: those whose events have passed or, in a capture,
@@ -40,30 +41,28 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures == 0 || !self.reuses_in_capture {
             return self.process_events();
         }
-        let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
-        if let Some(is_before) = self.order.follow(&mut self.heap.driver, stream) {
-            self.uses.pass_ordered(|block, last_use| {
-                let owner = domains.domain(blocks.get(block).domain).stream;
-                owner == stream && is_before(last_use)
-            });
+        if self.uses.has_ordered(stream)
+            && let Some(is_before) = self.order.follow(&mut self.heap.driver, stream)
+        {
+            self.uses.pass_ordered(stream, is_before);
         }
         Ok(self.reclaim_passed()?)
     }
 
     /// Keeps a block that was freed in a capture.
     pub(super) fn defer(&mut self, id: BlockId) {
-        let driver = &mut self.heap.driver;
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
-        let last_use = self
-            .reuses_in_capture
-            .then(|| self.uses.last_use(driver, id, own));
-        self.uses.defer(id, last_use.flatten());
+        let driver = &mut self.heap.driver;
+        self.uses.defer(driver, id, own, self.reuses_in_capture);
     }
 
-    /// Returns whether work that is now put into `stream` goes into a graph. Without a capture, no driver is
+    /// Returns the capture that work goes into which is now put into `stream`. Outside of captures no driver is
     /// asked; in one, other streams may still run.
-    pub(super) fn is_captured(&mut self, stream: Stream) -> bool {
-        self.captures > 0 && self.heap.driver.capture_point(stream).is_some()
+    pub(super) fn capture_of(&mut self, stream: Stream) -> Option<u64> {
+        if self.captures == 0 {
+            return None;
+        }
+        self.heap.driver.capture_of(stream)
     }
 }

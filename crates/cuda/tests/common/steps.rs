@@ -227,8 +227,8 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
     )?;
     program.begin_capture(stream)?;
     let status = driver.capture_status(stream)?;
-    let start = driver.capture_point(stream);
-    expect(start.is_some(), "does not say which capture")?;
+    let id = driver.capture_of(stream);
+    expect(id.is_some(), "does not say which capture")?;
     // From this thread, which captures, and from another, which the mode forbids as much.
     memory_calls(driver)?;
     thread::scope(|scope| {
@@ -239,7 +239,7 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
     program.end_capture(stream)?;
     expect(status == CaptureStatus::Active, "does not capture")?;
     expect(status_after == status, "the capture is spoiled")?;
-    Ok(format!("{start:?} survives calls for memory"))
+    Ok(format!("number {id:?} survives calls for memory"))
 }
 
 fn memory_calls(driver: &mut CudaDriver) -> Result<(), Box<dyn Error>> {
@@ -374,6 +374,7 @@ pub(crate) fn captured_order(
     let address = driver.allocate(size)?;
     program.begin_capture(first)?;
     let start = driver.capture_point(first).unwrap_or_default();
+    let id = driver.capture_of(first);
     driver.fill(address, size, 1, first)?;
     let fork = driver.record_event(first)?;
     driver.wait_event(second, fork)?;
@@ -394,7 +395,7 @@ pub(crate) fn captured_order(
     driver.release_event(join);
     driver.free(address, size)?;
     expect(
-        start.after.is_empty() && start.capture == beside.capture,
+        start.after.is_empty() && start.capture == beside.capture && id == Some(start.capture),
         "the streams are in two captures",
     )?;
     let [[fork], [beside], [before]] =

@@ -135,6 +135,7 @@ fn memory_calls_of_others_spoil_a_capture() {
     assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
     let status = driver.capture_status(stream).unwrap();
     assert_eq!(status, CaptureStatus::Invalidated);
+    assert_eq!(driver.capture_of(stream), None);
     assert_eq!(driver.capture_point(stream), None);
     assert!(program.end_capture(stream).is_err());
     assert_eq!(driver.capture_status(stream).unwrap(), CaptureStatus::None);

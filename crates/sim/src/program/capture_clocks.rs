@@ -49,8 +49,9 @@ impl CaptureClocks {
         Some(stream)
     }
 
-    pub(super) fn has(&self, stream: Stream) -> bool {
-        self.clocks.contains_key(&stream)
+    /// Returns which capture a stream is in.
+    pub(super) fn capture_of(&self, stream: Stream) -> Option<u64> {
+        self.clocks.get(&stream).map(|clock| clock.capture)
     }
 
     /// Takes note of a piece of work, if the stream is being captured.
@@ -62,8 +63,8 @@ impl CaptureClocks {
 
     /// Returns whether a stream may wait for another.
     pub(super) fn may_wait(&self, stream: Stream, other: Stream) -> bool {
-        let capture = |stream| self.clocks.get(&stream).map(|clock| clock.capture);
-        capture(stream).is_none_or(|own| capture(other) == Some(own))
+        let own = self.capture_of(stream);
+        own.is_none() || self.capture_of(other) == own
     }
 
     /// Has a stream's next work come after what another captured.

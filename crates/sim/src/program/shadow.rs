@@ -42,8 +42,9 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 struct Use {
     stream: Stream,
-    /// Only a capture used it there: the graph's own order is then enough.
-    only_captured: bool,
+    /// The capture that used it there, if that was one and nothing else did: while it goes on, its order is
+    /// enough.
+    captured_in: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -53,7 +54,7 @@ struct Resting {
     ends_ns: Vec<(Stream, u64)>,
     /// Whether other streams, captured ones included, used it.
     has_uses: bool,
-    /// What used it, if all of that was captured.
+    /// What of that was captured, and in no capture that had ended.
     captured: Option<CapturedWork>,
     is_completed: bool,
 }
@@ -86,7 +87,7 @@ impl Shadow {
     }
 
     pub(super) fn launch(&mut self, stream: Stream, now_ns: u64, ns: u64) {
-        if self.captured.has(stream) {
+        if self.captured.capture_of(stream).is_some() {
             self.captured.launch(stream);
             return;
         }
@@ -96,7 +97,7 @@ impl Shadow {
 
     /// Has the next work of `stream` wait for what is now in `other`.
     pub(super) fn wait(&mut self, stream: Stream, other: Stream) {
-        if self.captured.has(other) {
+        if self.captured.capture_of(other).is_some() {
             self.captured.wait(stream, other);
             return;
         }
@@ -160,7 +161,7 @@ impl Shadow {
 
     /// Takes note that a stream uses a held block.
     pub(super) fn record_stream(&mut self, address: DeviceAddress, stream: Stream) {
-        let only_captured = self.captured.has(stream);
+        let captured_in = self.captured.capture_of(stream);
         let held = self
             .held
             .get_mut(&address)
@@ -169,10 +170,11 @@ impl Shadow {
             return;
         }
         match held.uses.iter_mut().find(|known| known.stream == stream) {
-            Some(known) => known.only_captured &= only_captured,
+            Some(known) if known.captured_in == captured_in => {}
+            Some(known) => known.captured_in = None,
             None => held.uses.push(Use {
                 stream,
-                only_captured,
+                captured_in,
             }),
         }
     }
@@ -199,19 +201,20 @@ impl Shadow {
         self.pending_bytes += allocation.size;
         self.pending += 1;
         let done_ns = |stream: Stream| (stream, self.done_ns.get(&stream).copied().unwrap_or(0));
-        let others = uses
-            .iter()
-            .filter(|known| !known.only_captured)
-            .map(|known| known.stream);
+        let is_in_graph = |known: &&Use| {
+            known.captured_in.is_some()
+                && known.captured_in == self.captured.capture_of(known.stream)
+        };
+        let (in_graph, running): (Vec<&Use>, Vec<&Use>) = uses.iter().partition(is_in_graph);
+        let others = running.iter().map(|known| known.stream);
         let ends_ns = std::iter::once(allocation.stream)
             .chain(others)
             .map(done_ns)
             .collect();
         let has_uses = !uses.is_empty();
-        let users = uses.iter().map(|known| known.stream);
+        let users = in_graph.iter().map(|known| known.stream);
         let users = users.chain([allocation.stream]);
-        let is_captured = uses.iter().all(|known| known.only_captured);
-        let captured = is_captured.then(|| self.captured.work_of(users));
+        let captured = (!in_graph.is_empty()).then(|| self.captured.work_of(users));
         self.resting.push(Resting {
             allocation,
             ends_ns,
@@ -267,7 +270,7 @@ impl Shadow {
         }
         let stream = resting.allocation.stream;
         let work = resting.captured.as_ref();
-        let is_over = work.is_some_and(|work| self.captured.is_over(stream, work));
+        let is_over = work.is_none_or(|work| self.captured.is_over(stream, work));
         if captures > 0 && resting.has_uses && !(self.reuses_in_capture && is_over) {
             return Err(format!(
                 "{address} is free during a capture, which may not ask for events, and its order does \
