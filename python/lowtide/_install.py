@@ -19,6 +19,8 @@ SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+_OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
+
 # Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
@@ -90,7 +92,7 @@ def other_backend() -> str | None:
     """Returns which variable asks PyTorch for another allocator than its caching one, if one does."""
     # PyTorch reads the first that is set, be it to nothing.
     variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
-    if variable is None or "cudaMallocAsync" not in os.environ[variable]:
+    if variable is None or _OTHER_BACKEND.search(os.environ[variable]) is None:
         return None
     return f"{variable} asks for backend:cudaMallocAsync, an allocator of its own"
 

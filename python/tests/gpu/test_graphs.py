@@ -1,6 +1,7 @@
 """CUDA graphs: pools of their own, memory of several streams, checkpoints, and programs that PyTorch compiles."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -140,10 +141,11 @@ def test_capture_fails_without_harm() -> None:
 
 
 @on_lowtide
-def test_after_a_capture_that_failed_memory_is_waited_for_again() -> None:
+@pytest.mark.parametrize("mistake", [lambda: torch.ones(MIB, device="cuda").sum().item(), torch.cuda.synchronize])
+def test_after_a_capture_that_failed_memory_is_waited_for_again(mistake: Callable[[], Any]) -> None:
     active = torch.cuda.memory_stats()["active.all.current"]
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.ones(MIB, device="cuda").sum().item()
+        mistake()
     gc.collect()
     torch.cuda.synchronize()
     held = bytes_of(4 * MIB)

@@ -149,10 +149,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
-    History::Cause cause(history_.gather(RecordContext::ALL));
 #if !LOWTIDE_TORCH_AT_LEAST(13)
-    captures_.end_lost();
+    end(routes_.take_lost());
 #endif
+    History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count; ++device) {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
@@ -327,7 +327,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     route(device, pool, std::move(filter));
 #else
-    captures_.begin(device, pool, std::move(filter), current_stream(device));
+    end(routes_.take_lost());
+    routes_.begin(device, pool, std::move(filter), current_stream(device));
 #endif
   }
 
@@ -335,7 +336,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
 #else
-    captures_.end(device, pool);
+    if (!end(routes_.take(device, pool))) {
+      // Says that there is none.
+      check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
+    }
 #endif
   }
 
@@ -345,7 +349,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void markCaptureEnd(DeviceIndex device) override {
-    check(lowtide_capture_end(device));
+    History::Cause cause(history_.gather(RecordContext::ALL));
+    end_capture(device);
+    cause.rethrow();
   }
 #endif
 
@@ -559,7 +565,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
       lowtide_status status, size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
 #if !LOWTIDE_TORCH_AT_LEAST(13)
     // Nothing can be waited for on account of a capture that is no more.
-    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && captures_.end_lost()) {
+    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end(routes_.take_lost())) {
       status = ask(size, device, stream, memory);
     }
 #endif
@@ -567,6 +573,24 @@ class LowtideAllocator final : public native::CUDAAllocator {
       shortage_.refuse(status, size, device, history_);
     }
   }
+
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+  // Ends captures and routes that were taken out; returns whether there are any.
+  bool end(const std::vector<Routes::Route>& routes) {
+    History::Cause cause(history_.gather(RecordContext::ALL));
+    for (const auto& route : routes) {
+      if (route.is_lost) {
+        continue;
+      }
+      if (route.is_capture) {
+        end_capture(route.device);
+      }
+      check(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
+    }
+    cause.rethrow();
+    return !routes.empty();
+  }
+#endif
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
     History::Cause cause(history_.gather(RecordContext::STATE));
@@ -674,7 +698,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   // What the driver was asked for directly.
   std::unordered_set<void*> uncached_;
 #if !LOWTIDE_TORCH_AT_LEAST(13)
-  Captures captures_;
+  Routes routes_;
 #endif
 };
 

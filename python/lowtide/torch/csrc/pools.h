@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -69,6 +70,13 @@ inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source sourc
   check(lowtide_set_pool_source(device, to_lowtide(pool), allocate, release, context, &delete_context<Source>));
 }
 
+// Says that a capture has ended. What goes wrong leaves memory to the next request, and is no reason not to go on.
+inline void end_capture(DeviceIndex device) {
+  if (lowtide_capture_end(device) != LOWTIDE_STATUS_OK) {
+    TORCH_WARN(lowtide_last_error());
+  }
+}
+
 #if !LOWTIDE_TORCH_AT_LEAST(13)
 // Whether work in a stream goes into a graph. Where nobody can tell, as for the default stream beside a capture, it may.
 inline bool is_captured(cudaStream_t stream) noexcept {
@@ -79,16 +87,29 @@ inline bool is_captured(cudaStream_t stream) noexcept {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// Which of the pools that requests are routed to belong to a capture under way. PyTorch says so itself from 2.13 on.
-class Captures {
+// The pools that requests are routed to, and which of them belong to a capture under way. PyTorch says so itself from
+// 2.13 on.
+class Routes {
  public:
+  struct Route {
+    DeviceIndex device;
+    MempoolId_t pool;
+    bool is_capture;
+    // In which a capture begins, a moment after it was announced, by the thread that announced it.
+    cudaStream_t stream;
+    std::thread::id thread;
+    // Whether the capture was seen.
+    std::shared_ptr<std::atomic<bool>> has_begun;
+    // It failed, and was ended.
+    bool is_lost = false;
+  };
+
   // Routes requests to a pool. A capture begins in the stream that is current now.
   void begin(DeviceIndex device, const MempoolId_t& pool, StreamFilter filter, cudaStream_t stream) {
     // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
     // wants a thread's or a stream's requests in a pool wants those of the present one.
     const bool is_capture = !accepts(filter, stream);
-    end_lost();
-    const auto has_begun = std::make_shared<std::atomic<bool>>(false);
+    auto has_begun = std::make_shared<std::atomic<bool>>(false);
     route(device, pool, [has_begun, filter = std::move(filter)](cudaStream_t asked) {
       const bool is_taken = filter(asked);
       if (is_taken) {
@@ -100,59 +121,48 @@ class Captures {
     if (is_capture) {
       check(lowtide_capture_begin(device));
     }
-    routes_.push_back({device, pool, is_capture, stream, has_begun});
+    routes_.push_back({device, pool, is_capture, stream, std::this_thread::get_id(), std::move(has_begun)});
   }
 
-  void end(DeviceIndex device, const MempoolId_t& pool) {
+  // Takes the latest route to a pool out: that of this thread, if it has one, as another may have begun since.
+  std::vector<Route> take(DeviceIndex device, const MempoolId_t& pool) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const auto thread = std::this_thread::get_id();
+    auto found = routes_.rend();
     for (auto route = routes_.rbegin(); route != routes_.rend(); ++route) {
       if (route->device == device && route->pool == pool) {
-        const Route ended = *route;
-        routes_.erase(std::next(route).base());
-        finish(ended);
-        return;
+        if (route->thread == thread) {
+          found = route;
+          break;
+        }
+        found = found == routes_.rend() ? route : found;
       }
     }
+    if (found == routes_.rend()) {
+      return {};
+    }
+    std::vector<Route> taken{std::move(*found)};
+    routes_.erase(std::next(found).base());
+    return taken;
   }
 
-  // Ends captures of which PyTorch says nothing more, because they failed: otherwise no event would be queried from
-  // then on. Returns whether there were any.
-  bool end_lost() {
+  // Returns the captures of which PyTorch says nothing more, because they failed. Should their end come after all, it
+  // is no news.
+  std::vector<Route> take_lost() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    bool is_any = false;
+    std::vector<Route> lost;
     for (auto& route : routes_) {
-      if (route.is_capture && route.has_begun->load(std::memory_order_relaxed) && !is_captured(route.stream)) {
-        is_any = true;
-        finish(route);
-        // Its end is no news any more, should it come.
+      const bool has_begun =
+          route.has_begun->load(std::memory_order_relaxed) || route.thread == std::this_thread::get_id();
+      if (route.is_capture && !route.is_lost && has_begun && !is_captured(route.stream)) {
+        lost.push_back(route);
         route.is_lost = true;
-        route.is_capture = false;
       }
     }
-    return is_any;
+    return lost;
   }
 
  private:
-  struct Route {
-    DeviceIndex device;
-    MempoolId_t pool;
-    bool is_capture;
-    cudaStream_t stream;
-    // Whether the capture was seen: it begins a moment after it was announced.
-    std::shared_ptr<std::atomic<bool>> has_begun;
-    bool is_lost = false;
-  };
-
-  static void finish(const Route& route) {
-    if (route.is_lost) {
-      return;
-    }
-    if (route.is_capture) {
-      check(lowtide_capture_end(route.device));
-    }
-    check(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
-  }
-
   std::mutex mutex_;
   std::vector<Route> routes_;
 };
