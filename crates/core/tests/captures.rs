@@ -43,14 +43,24 @@ fn use_in(
     streams: &[Stream],
 ) -> Result<DeviceAddress, AllocError> {
     let block = allocator.allocate(SIZE, OWN)?;
+    share(allocator, block, streams)?;
+    allocator.free(block)?;
+    Ok(block)
+}
+
+/// Has captured work of [`OWN`] use a block, and then that of `streams`, which come after it.
+fn share(
+    allocator: &mut DeviceAllocator<SimDriver>,
+    block: DeviceAddress,
+    streams: &[Stream],
+) -> Outcome {
     allocator.driver_mut().launch(OWN, 1);
     for &stream in streams {
         assert!(allocator.driver_mut().wait(stream, OWN));
         allocator.driver_mut().launch(stream, 1);
         allocator.record_stream(block, stream)?;
     }
-    allocator.free(block)?;
-    Ok(block)
+    Ok(())
 }
 
 /// Returns whether a request now gets `block`; what it gets is freed again.
@@ -143,10 +153,7 @@ fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
     allocator.driver_mut().launch(SIDE, 1_000_000_000);
     allocator.record_stream(block, SIDE)?;
     begin(&mut allocator);
-    allocator.driver_mut().launch(OWN, 1);
-    assert!(allocator.driver_mut().wait(SIDE, OWN));
-    allocator.driver_mut().launch(SIDE, 1);
-    allocator.record_stream(block, SIDE)?;
+    share(&mut allocator, block, &[SIDE])?;
     allocator.free(block)?;
     assert!(allocator.driver_mut().wait(OWN, SIDE));
     assert!(!is_free(&mut allocator, block)?);
@@ -168,10 +175,7 @@ fn what_a_stream_did_between_two_captures_waits_for_an_event() -> Outcome {
     ] {
         begin(&mut allocator);
         let block = allocator.allocate(SIZE, OWN)?;
-        allocator.driver_mut().launch(OWN, 1);
-        assert!(allocator.driver_mut().wait(SIDE, OWN));
-        allocator.driver_mut().launch(SIDE, 1);
-        allocator.record_stream(block, SIDE)?;
+        share(&mut allocator, block, &[SIDE])?;
         assert!(allocator.driver_mut().wait(OWN, SIDE));
         end(&mut allocator)?;
         allocator.driver_mut().launch(SIDE, 1_000_000_000);
@@ -290,10 +294,7 @@ fn a_stream_whose_order_is_set_anew_may_not_come_after_its_own_work() -> Outcome
     let mut allocator = reusing();
     begin(&mut allocator);
     let block = allocator.allocate(SIZE, OWN)?;
-    allocator.driver_mut().launch(OWN, 1);
-    assert!(allocator.driver_mut().wait(SIDE, OWN));
-    allocator.driver_mut().launch(SIDE, 1);
-    allocator.record_stream(block, SIDE)?;
+    share(&mut allocator, block, &[SIDE])?;
     let side = allocator.driver_mut().capture_point(SIDE).unwrap().after;
     allocator.driver_mut().launch(OWN, 1);
     allocator.free(block)?;
