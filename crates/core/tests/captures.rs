@@ -224,6 +224,8 @@ fn names_of_nodes_mean_what_they_do_in_their_capture() -> Outcome {
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE])?;
     assert!(allocator.driver_mut().wait(OWN, SIDE));
+    // The next capture's first node has the name of this one's last.
+    allocator.driver_mut().launch(OWN, 1);
     assert!(is_free(&mut allocator, block)?);
     end(&mut allocator)?;
 
