@@ -11,6 +11,7 @@ use crate::units::Stream;
 struct Use {
     stream: Stream,
     /// The capture that the stream was part of whenever the block was said to be used there, if that was one.
+    /// As in PyTorch, work from before the stream joined is the program's own affair if it said nothing then.
     captured_in: Option<u64>,
 }
 
@@ -69,7 +70,7 @@ impl StreamUses {
         reuses: bool,
     ) {
         let uses = self.uses.remove(&block).unwrap_or_default();
-        // A graph orders its own work. What else a stream did up to now, an event has to tell.
+        // A graph orders its own work. What a stream did outside of it, an event has to tell.
         let is_in_graph = |known: &Use| {
             known.captured_in.is_some() && driver.capture_of(known.stream) == known.captured_in
         };

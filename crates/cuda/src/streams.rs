@@ -124,7 +124,7 @@ impl CudaDriver {
         }?;
         let read = |place| {
             // SAFETY: the driver says that so many nodes are there, until the stream's capture goes on, which
-            // nobody lets it do meanwhile, by the contract of `Driver::capture_point`.
+            // it does not meanwhile, as the option that asks for this demands of the program.
             let node = unsafe { after.add(place) };
             // SAFETY: as above.
             graph_node(unsafe { *node })

@@ -33,7 +33,8 @@ pub struct CachingConfig {
     pub per_process_memory_fraction: f64,
     /// Whether a request that would pass the limit is refused before the driver is asked.
     pub throw_on_cudamalloc_oom: bool,
-    /// Whether a block that several streams used may be reused during a graph capture.
+    /// Whether a block that several streams used may be reused during a graph capture. No thread may then put
+    /// work into a stream of the capture while another asks for memory or frees it.
     pub graph_capture_record_stream_reuse: bool,
 }
 

@@ -88,16 +88,17 @@ impl CaptureClocks {
         }
     }
 
-    /// Returns how much some streams have done, if all of them are in one capture.
+    /// Returns how much some streams have done, if there are any and all of them are in one capture.
     fn clock_of(&self, mut streams: impl Iterator<Item = Stream>) -> Option<CaptureClock> {
-        streams.try_fold(CaptureClock::default(), |mut sum, stream| {
+        let sum = streams.try_fold(CaptureClock::default(), |mut sum, stream| {
             let clock = self.clocks.get(&stream)?;
             let is_same = sum.pieces.is_empty() || sum.capture == clock.capture;
             sum.capture = clock.capture;
             let own = clock.pieces.get(&stream).copied().unwrap_or(0);
             sum.pieces.insert(stream, own);
             is_same.then_some(sum)
-        })
+        });
+        sum.filter(|sum| !sum.pieces.is_empty())
     }
 
     /// Returns whether all of `work` comes before what a stream does next: its captures have ended, or the

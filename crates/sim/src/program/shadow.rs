@@ -54,7 +54,7 @@ struct Resting {
     ends_ns: Vec<(Stream, u64)>,
     /// Whether other streams, captured ones included, used it.
     has_uses: bool,
-    /// What of that was captured, and in no capture that had ended.
+    /// What of that was captured, and in no capture that had ended, if it was let go of during one.
     captured: Option<CapturedWork>,
     is_completed: bool,
 }
@@ -213,8 +213,8 @@ impl Shadow {
             .collect();
         let has_uses = !uses.is_empty();
         let users = in_graph.iter().map(|known| known.stream);
-        let users = users.chain([allocation.stream]);
-        let captured = (!in_graph.is_empty()).then(|| self.captured.work_of(users));
+        let own = users.clone().next().map(|_| allocation.stream);
+        let captured = (self.captures > 0).then(|| self.captured.work_of(users.chain(own)));
         self.resting.push(Resting {
             allocation,
             ends_ns,
