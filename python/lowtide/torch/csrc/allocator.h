@@ -150,7 +150,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
 #if !LOWTIDE_TORCH_AT_LEAST(13)
-    end(routes_.take_lost());
+    end_captures([&] { return routes_.end_lost(); });
 #endif
     History::Cause cause(history_.gather(RecordContext::ALL));
     for (DeviceIndex device = 0; device < device_count; ++device) {
@@ -327,7 +327,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     route(device, pool, std::move(filter));
 #else
-    end(routes_.take_lost());
+    end_captures([&] { return routes_.end_lost(); });
     routes_.begin(device, pool, std::move(filter), current_stream(device));
 #endif
   }
@@ -336,7 +336,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
 #else
-    if (!end(routes_.take(device, pool))) {
+    if (!end_captures([&] { return routes_.end(device, pool); })) {
       // Says that there is none.
       check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
     }
@@ -349,9 +349,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void markCaptureEnd(DeviceIndex device) override {
-    History::Cause cause(history_.gather(RecordContext::ALL));
-    end_capture(device);
-    cause.rethrow();
+    end_captures([&] {
+      warn_unless_ok(lowtide_capture_end(device));
+      return true;
+    });
   }
 #endif
 
@@ -565,7 +566,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
       lowtide_status status, size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
 #if !LOWTIDE_TORCH_AT_LEAST(13)
     // Nothing can be waited for on account of a capture that is no more.
-    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end(routes_.take_lost())) {
+    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end_captures([&] { return routes_.end_lost(); })) {
       status = ask(size, device, stream, memory);
     }
 #endif
@@ -574,23 +575,22 @@ class LowtideAllocator final : public native::CUDAAllocator {
     }
   }
 
-#if !LOWTIDE_TORCH_AT_LEAST(13)
-  // Ends captures and routes that were taken out; returns whether there are any.
-  bool end(const std::vector<Routes::Route>& routes) {
-    History::Cause cause(history_.gather(RecordContext::ALL));
-    for (const auto& route : routes) {
-      if (route.is_lost) {
-        continue;
-      }
-      if (route.is_capture) {
-        end_capture(route.device);
-      }
-      check(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
+  // Ends captures, whatever those do who want to know where memory comes free: PyTorch's own end has more to do.
+  template <typename End>
+  bool end_captures(const End& end) {
+    Context context;
+    try {
+      context = history_.gather(RecordContext::ALL);
+    } catch (const std::exception& error) {
+      TORCH_WARN("the end of a capture has no stack: ", error.what());
     }
-    cause.rethrow();
-    return !routes.empty();
+    const History::Cause cause(std::move(context));
+    const bool is_any = end();
+    if (cause.has_thrown()) {
+      TORCH_WARN("an observer of memory failed at the end of a capture");
+    }
+    return is_any;
   }
-#endif
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
     History::Cause cause(history_.gather(RecordContext::STATE));

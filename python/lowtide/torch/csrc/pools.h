@@ -5,6 +5,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -70,9 +71,9 @@ inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source sourc
   check(lowtide_set_pool_source(device, to_lowtide(pool), allocate, release, context, &delete_context<Source>));
 }
 
-// Says that a capture has ended. What goes wrong leaves memory to the next request, and is no reason not to go on.
-inline void end_capture(DeviceIndex device) {
-  if (lowtide_capture_end(device) != LOWTIDE_STATUS_OK) {
+// What goes wrong at the end of a capture leaves memory to the next request, and is no reason not to go on.
+inline void warn_unless_ok(lowtide_status status) {
+  if (status != LOWTIDE_STATUS_OK) {
     TORCH_WARN(lowtide_last_error());
   }
 }
@@ -91,19 +92,6 @@ inline bool is_captured(cudaStream_t stream) noexcept {
 // 2.13 on.
 class Routes {
  public:
-  struct Route {
-    DeviceIndex device;
-    MempoolId_t pool;
-    bool is_capture;
-    // In which a capture begins, a moment after it was announced, by the thread that announced it.
-    cudaStream_t stream;
-    std::thread::id thread;
-    // Whether the capture was seen.
-    std::shared_ptr<std::atomic<bool>> has_begun;
-    // It failed, and was ended.
-    bool is_lost = false;
-  };
-
   // Routes requests to a pool. A capture begins in the stream that is current now.
   void begin(DeviceIndex device, const MempoolId_t& pool, StreamFilter filter, cudaStream_t stream) {
     // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
@@ -118,51 +106,84 @@ class Routes {
       return is_taken;
     });
     const std::lock_guard<std::mutex> lock(mutex_);
+    // Who begins anew does not end what was lost before.
+    const auto is_past = [&](const Route& known) { return known.is_lost && known.is_of(device, pool) && known.is_ours(); };
+    routes_.erase(std::remove_if(routes_.begin(), routes_.end(), is_past), routes_.end());
     if (is_capture) {
       check(lowtide_capture_begin(device));
     }
     routes_.push_back({device, pool, is_capture, stream, std::this_thread::get_id(), std::move(has_begun)});
   }
 
-  // Takes the latest route to a pool out: that of this thread, if it has one, as another may have begun since.
-  std::vector<Route> take(DeviceIndex device, const MempoolId_t& pool) {
+  // Ends the route to a pool; returns whether there is one, or was until it was lost. That of this thread comes first:
+  // since it was lost, another may have begun.
+  bool end(DeviceIndex device, const MempoolId_t& pool) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto thread = std::this_thread::get_id();
-    auto found = routes_.rend();
-    for (auto route = routes_.rbegin(); route != routes_.rend(); ++route) {
-      if (route->device == device && route->pool == pool) {
-        if (route->thread == thread) {
-          found = route;
-          break;
-        }
-        found = found == routes_.rend() ? route : found;
-      }
+    const auto is_meant = [&](const Route& known) { return known.is_of(device, pool) && known.is_ours(); };
+    auto route = std::find_if(routes_.begin(), routes_.end(), is_meant);
+    if (route == routes_.end()) {
+      const auto is_live = [&](const Route& known) { return known.is_of(device, pool) && !known.is_lost; };
+      route = std::find_if(routes_.begin(), routes_.end(), is_live);
     }
-    if (found == routes_.rend()) {
-      return {};
+    if (route == routes_.end()) {
+      return false;
     }
-    std::vector<Route> taken{std::move(*found)};
-    routes_.erase(std::next(found).base());
-    return taken;
+    finish(*route);
+    routes_.erase(route);
+    return true;
   }
 
-  // Returns the captures of which PyTorch says nothing more, because they failed. Should their end come after all, it
-  // is no news.
-  std::vector<Route> take_lost() {
+  // Ends the captures of which PyTorch says nothing more, because they failed: otherwise no event would be queried from
+  // then on. Returns whether there were any. Should the end of one come after all, it is no news.
+  bool end_lost() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<Route> lost;
+    bool is_any = false;
     for (auto& route : routes_) {
-      const bool has_begun =
-          route.has_begun->load(std::memory_order_relaxed) || route.thread == std::this_thread::get_id();
-      if (route.is_capture && !route.is_lost && has_begun && !is_captured(route.stream)) {
-        lost.push_back(route);
-        route.is_lost = true;
+      if (route.is_capture && !route.is_lost && is_over(route)) {
+        finish(route);
+        route.is_lost = is_any = true;
       }
     }
-    return lost;
+    return is_any;
   }
 
  private:
+  struct Route {
+    DeviceIndex device;
+    MempoolId_t pool;
+    bool is_capture;
+    // In which a capture begins, a moment after it was announced, by the thread that announced it.
+    cudaStream_t stream;
+    std::thread::id thread;
+    // Whether the capture was seen.
+    std::shared_ptr<std::atomic<bool>> has_begun;
+    // It failed, and was ended.
+    bool is_lost = false;
+
+    bool is_of(DeviceIndex asked, const MempoolId_t& asked_pool) const {
+      return device == asked && pool == asked_pool;
+    }
+
+    bool is_ours() const {
+      return thread == std::this_thread::get_id();
+    }
+  };
+
+  static bool is_over(const Route& route) {
+    const bool has_begun = route.has_begun->load(std::memory_order_relaxed) || route.is_ours();
+    return has_begun && !is_captured(route.stream);
+  }
+
+  static void finish(const Route& route) {
+    if (route.is_lost) {
+      return;
+    }
+    if (route.is_capture) {
+      warn_unless_ok(lowtide_capture_end(route.device));
+    }
+    warn_unless_ok(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
+  }
+
   std::mutex mutex_;
   std::vector<Route> routes_;
 };
