@@ -561,7 +561,7 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.reclaim_passed()?)
     }
 
-    pub(crate) fn reclaim_passed(&mut self) -> Result<(), DriverError> {
+    fn reclaim_passed(&mut self) -> Result<(), DriverError> {
         while let Some(id) = self.uses.first_passed() {
             let block = self.heap.blocks.make_free(id);
             let (size, kind, requested) = (block.size, block.kind, block.requested);

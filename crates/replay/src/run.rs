@@ -299,12 +299,10 @@ impl<'a> Run<'a> {
             self.allocator.capture_begin();
         }
         let result = self.allocator.allocate_in(pool, size, stream);
-        let ended = if gives_nothing_back {
-            self.allocator.capture_end()
-        } else {
-            Ok(())
-        };
-        result.and_then(|address| ended.map(|()| address))
+        if gives_nothing_back {
+            self.allocator.capture_end()?;
+        }
+        result
     }
 
     /// Keeps what a request that PyTorch served was answered with.

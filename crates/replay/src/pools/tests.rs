@@ -97,26 +97,23 @@ fn pools_behind_holes(
 /// A snapshot lists each run of mapped pages, and blocks lie across what were several.
 #[test]
 fn runs_of_pages_between_which_memory_is_mapped_are_one_segment() {
-    let across = [
-        (Action::SegmentMap, 140, 40),
-        (Action::Alloc, 100, 150),
-        (Action::Alloc, 250, 40),
-        (Action::FreeCompleted, 100, 150),
-        (Action::SegmentUnmap, 100, 140),
-    ];
-    let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
-    assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+    let mapped = [(Action::SegmentMap, 140, 40)];
     // The first pages of the second went first.
-    let across = [
+    let replaced = [
         (Action::SegmentUnmap, 180, 20),
         (Action::SegmentMap, 140, 60),
-        (Action::Alloc, 100, 150),
-        (Action::Alloc, 250, 40),
-        (Action::FreeCompleted, 100, 150),
-        (Action::SegmentUnmap, 100, 140),
     ];
-    let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
-    assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+    for beginning in [&mapped[..], &replaced] {
+        let across = [
+            (Action::Alloc, 100, 150),
+            (Action::Alloc, 250, 40),
+            (Action::FreeCompleted, 100, 150),
+            (Action::SegmentUnmap, 100, 140),
+        ];
+        let across = [beginning, &across].concat();
+        let pools = pools_behind_holes(&[(100, 140), (180, 300)], &across);
+        assert_eq!(pools, Some(vec![MempoolId::DEFAULT; across.len()]));
+    }
 }
 
 #[test]

@@ -149,10 +149,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void emptyCache(MempoolId_t pool = {0, 0}) override {
-#if !LOWTIDE_TORCH_AT_LEAST(13)
-    end_captures([&] { return routes_.end_lost(); });
-#endif
     History::Cause cause(history_.gather(RecordContext::ALL));
+#if !LOWTIDE_TORCH_AT_LEAST(13)
+    routes_.end_lost();
+#endif
     for (DeviceIndex device = 0; device < device_count; ++device) {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
