@@ -30,6 +30,23 @@ pub extern "C" fn lowtide_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
+/// Returns the number of the device that this thread works on: whose primary context, which is the one of
+/// CUDA's runtime, is current in it. -1 where the thread has no context yet or one that the program made
+/// itself, and on failure.
+///
+/// For who would call `cudaGetDevice` at each request: this takes a fifth of its time, and gives the same
+/// answer where it gives one. Starts the driver and makes no context; one that it has named stays until the
+/// process ends, so that its handle is never another's.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_current_device() -> c_int {
+    let mut device = None;
+    let _ = run(|| {
+        device = registry::contexts()?.current()?;
+        Ok(())
+    });
+    device.map_or(-1, |device| c_int::try_from(device).unwrap_or(-1))
+}
+
 /// Chooses the strategy and its options for every device of the process; either may be null.
 ///
 /// A strategy that is null is what `LOWTIDE_STRATEGY` says, or `caching`. Options that are null are what

@@ -118,7 +118,7 @@ fn variable(name: &CStr) -> Option<&CStr> {
 }
 
 /// Where the process's threads work, once lowtide serves it. `None` if it cannot, of which the user was told.
-static CONTEXTS: OnceLock<Option<PrimaryContexts>> = OnceLock::new();
+static CONTEXTS: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
 
 /// Returns the process's contexts and makes lowtide ready, if that works and had not been done.
 fn start() -> Option<&'static PrimaryContexts> {
@@ -136,15 +136,15 @@ fn start() -> Option<&'static PrimaryContexts> {
         }
         contexts
     });
-    contexts.as_ref()
+    *contexts
 }
 
 /// Returns the process's contexts where lowtide has served something.
 fn started() -> Option<&'static PrimaryContexts> {
-    CONTEXTS.get()?.as_ref()
+    *CONTEXTS.get()?
 }
 
-fn prepare() -> Result<PrimaryContexts, Error> {
+fn prepare() -> Result<&'static PrimaryContexts, Error> {
     let choice = Choice::of_environment_alone(registry::variable);
     // A program that loads lowtide besides may have chosen already.
     match registry::configure(choice) {
@@ -158,7 +158,7 @@ fn prepare() -> Result<PrimaryContexts, Error> {
             "expandable_segments is not for memory that other processes and cards may be given";
         return Err(Error::new(Status::Config, text));
     }
-    Ok(PrimaryContexts::new(registry::library()?)?)
+    registry::contexts()
 }
 
 /// CUDA's codes, which are the same for the driver and for the runtime.

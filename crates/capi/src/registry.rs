@@ -17,7 +17,7 @@ use lowtide_core::{
     Action, AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
     MempoolId, SearchHint, SegmentSnapshot,
 };
-use lowtide_cuda::{CudaDriver, Library};
+use lowtide_cuda::{CudaDriver, Library, PrimaryContexts};
 use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 use lowtide_trace::AllocatorSettings;
@@ -68,6 +68,9 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
 /// Held while something changes for the devices in use and those to come, so that all of them see the
 /// changes in the same order. Taken before [`SETUP`], and by nobody who holds an allocator's lock.
 static CHANGES: Mutex<()> = Mutex::new(());
+
+/// Where the process's threads work.
+static CONTEXTS: OnceLock<PrimaryContexts> = OnceLock::new();
 
 /// Whether this process is the child of one that had started the driver.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
@@ -467,6 +470,25 @@ pub(crate) fn start_driver() -> Result<(), Error> {
 pub(crate) fn library() -> Result<Arc<Library>, Error> {
     refuse_fork()?;
     setup()?.library().cloned()
+}
+
+/// Returns where the process's threads work. Starts the driver.
+///
+/// # Errors
+///
+/// If the process was forked before the first call, there is no driver that works, or it fails.
+#[inline]
+pub(crate) fn contexts() -> Result<&'static PrimaryContexts, Error> {
+    match CONTEXTS.get() {
+        Some(contexts) => Ok(contexts),
+        None => find_contexts(),
+    }
+}
+
+#[cold]
+fn find_contexts() -> Result<&'static PrimaryContexts, Error> {
+    let contexts = PrimaryContexts::new(library()?)?;
+    Ok(CONTEXTS.get_or_init(|| contexts))
 }
 
 /// Returns whether the driver says that it has ended, as it does before the process: it has taken all

@@ -143,6 +143,54 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
     });
 }
 
+/// Each thread has one of its own, and a question makes none.
+#[test]
+fn a_thread_works_on_the_device_whose_context_it_has() {
+    let test = "a_thread_works_on_the_device_whose_context_it_has";
+    isolated(test, &[TWO], |fake| {
+        assert_eq!(lowtide_init(2), Status::Ok);
+        assert_eq!(lowtide_current_device(), -1);
+        assert_eq!(fake.live().contexts, 0);
+        for device in [1, 0, 1] {
+            fake.use_device(device);
+            assert_eq!(lowtide_current_device(), device);
+            let other = std::thread::spawn(|| lowtide_current_device());
+            assert_eq!(other.join().unwrap(), -1);
+        }
+        let counts =
+            || ["cuCtxGetCurrent", "cuDevicePrimaryCtxRetain"].map(|name| fake.calls(name));
+        let [asked, retained] = counts();
+        assert_eq!(lowtide_current_device(), 1);
+        assert_eq!(
+            counts(),
+            [asked + 1, retained],
+            "a context that was met is known"
+        );
+    });
+}
+
+#[test]
+fn a_call_that_fails_once_does_not_hide_the_device_for_long() {
+    let test = "a_call_that_fails_once_does_not_hide_the_device_for_long";
+    isolated(test, &[TWO], |fake| {
+        assert_eq!(lowtide_init(2), Status::Ok);
+        fake.use_device(1);
+        for call in [
+            "cuDeviceGetCount",
+            "cuCtxGetCurrent",
+            "cuCtxGetDevice",
+            "cuDevicePrimaryCtxGetState",
+            "cuDevicePrimaryCtxRetain",
+        ] {
+            fake.fail(call, 1, 999);
+            assert_eq!(lowtide_current_device(), -1, "{call}");
+            assert!(last_error().contains(call), "{}", last_error());
+            fake.fail_none();
+        }
+        assert_eq!(lowtide_current_device(), 1);
+    });
+}
+
 /// Returns how many figures a device has.
 fn count_stats(device: i32) -> usize {
     let mut count = 0;

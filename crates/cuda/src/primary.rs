@@ -217,6 +217,12 @@ impl PrimaryContexts {
         let mut device = 0;
         // SAFETY: the call writes `device`, which outlives it.
         unsafe { call!(&self.library, cuCtxGetDevice(&raw mut device)) }?;
+        let number = u32::try_from(device).ok();
+        // Where the program made a context itself this is asked again and again. Another thread may have met
+        // the same one meanwhile.
+        if let Some((known, _)) = number.and_then(|number| self.find(number)) {
+            return Ok(number.filter(|_| known.raw() == context));
+        }
         let (mut flags, mut is_active) = (0, 0);
         // SAFETY: the call writes both numbers, which outlive it.
         unsafe {
@@ -225,7 +231,7 @@ impl PrimaryContexts {
                 cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut is_active)
             )
         }?;
-        let Some(number) = u32::try_from(device).ok().filter(|_| is_active != 0) else {
+        let Some(number) = number.filter(|_| is_active != 0) else {
             return Ok(None);
         };
         let primary = PrimaryContext::retain(self.library.device(number)?)?;

@@ -632,28 +632,3 @@ def test_another_process_uses_a_tensor_in_expandable_segments() -> None:
     torch.cuda.empty_cache()
     with expandable(), torch.cuda.stream(torch.cuda.Stream()):
         exchange(lambda: torch.arange(3 * MIB, dtype=torch.int32, device="cuda"))
-
-
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
-
-
-@needs_two
-def test_tensors_are_copied_between_devices() -> None:
-    source = torch.arange(MIB, device="cuda:0")
-    copy = source.to("cuda:1")
-    assert torch.equal(copy.cpu(), source.cpu())
-    assert torch.cuda.memory_allocated(1) >= 8 * MIB
-    with expandable(), torch.cuda.stream(torch.cuda.Stream(0)):
-        source = torch.arange(MIB, device="cuda:0") * 2
-        torch.cuda.synchronize()
-        assert torch.equal(source.to("cuda:1").cpu(), torch.arange(MIB) * 2)
-
-
-@needs_two
-def test_figures_are_kept_for_each_device() -> None:
-    before = torch.cuda.memory_allocated(0)
-    held = torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
-    assert torch.cuda.memory_allocated(0) == before
-    assert torch.cuda.memory_allocated(1) >= MIB
-    assert torch.cuda.memory_stats(1)["allocation.all.current"] >= 1
-    del held

@@ -103,6 +103,17 @@ impl Fake {
 
     /// Returns a new stream of a device, whose context the thread has from now on.
     pub(crate) fn stream_of(&self, device: c_int) -> *mut c_void {
+        self.use_device(device);
+        let mut stream = ptr::null_mut();
+        let create =
+            self.function::<unsafe extern "C" fn(*mut *mut c_void, u32) -> c_int>("cuStreamCreate");
+        // SAFETY: `stream` may be written to.
+        assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
+        stream
+    }
+
+    /// Makes a device's context the thread's.
+    pub(crate) fn use_device(&self, device: c_int) {
         let mut context = ptr::null_mut();
         let retain = self.function::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(
             "cuDevicePrimaryCtxRetain",
@@ -112,12 +123,6 @@ impl Fake {
         let set = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuCtxSetCurrent");
         // SAFETY: the context is retained.
         assert_eq!(unsafe { set(context) }, 0);
-        let mut stream = ptr::null_mut();
-        let create =
-            self.function::<unsafe extern "C" fn(*mut *mut c_void, u32) -> c_int>("cuStreamCreate");
-        // SAFETY: `stream` may be written to.
-        assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
-        stream
     }
 
     /// Sets bytes in stream order.
