@@ -29,6 +29,12 @@ CASES = {
     "16 threads and streams, 1,000 live each, 512 B to 1 MiB": (16, 1000, 50_000, 512, MIB, 200),
 }
 
+# other streams that use each block, live blocks, pairs
+RECORDED_CASES = {
+    "1 thread, 100 live, each used in 1 more stream": (1, 100, 20_000),
+    "1 thread, 100 live, each used in 4 more streams": (4, 100, 20_000),
+}
+
 
 def from_python(act: Callable[[], object], calls: int = 20_000) -> float:
     """Returns the nanoseconds that a call takes, the best of five runs."""
@@ -61,6 +67,8 @@ def main() -> None:
     tell("y + y, one small kernel", from_python(lambda: vector + vector))
     for name, case in CASES.items():
         tell(name, min(module.measure(*case) for _ in range(3)))
+    for name, recorded in RECORDED_CASES.items():
+        tell(name, min(module.measure_recorded(*recorded) for _ in range(3)))
 
 
 if __name__ == "__main__":
