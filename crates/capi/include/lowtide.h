@@ -1165,11 +1165,12 @@ const char *lowtide_version(void);
 /**
  * Returns the number of the device that this thread works on: whose primary context, which is the one of
  * CUDA's runtime, is current in it. -1 where the thread has no context yet or one that the program made
- * itself, and on failure.
+ * itself; on failure, too, and then `lowtide_last_error` says why.
  *
- * For who would call `cudaGetDevice` at each request: this takes a fifth of its time, and gives the same
- * answer where it gives one. Starts the driver and makes no context; one that it has named stays until the
- * process ends, so that its handle is never another's.
+ * For who would call `cudaGetDevice` at each request, whose answer it gives with CUDA 12 and newer where it
+ * gives one: it costs one call of `cuCtxGetCurrent`, which takes a fifth of the time. Starts the driver and
+ * makes no context. A context that it has named is held until the process ends, so that its handle is no
+ * other's unless the program resets the device.
  */
 int lowtide_current_device(void);
 

@@ -117,12 +117,12 @@ fn variable(name: &CStr) -> Option<&CStr> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
-/// Where the process's threads work, once lowtide serves it. `None` if it cannot, of which the user was told.
-static CONTEXTS: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
+/// Where the threads of a process work that lowtide serves, once it does. `None` if it cannot, of which the user was told.
+static STARTED: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
 
 /// Returns the process's contexts and makes lowtide ready, if that works and had not been done.
 fn start() -> Option<&'static PrimaryContexts> {
-    let contexts = CONTEXTS.get_or_init(|| {
+    let contexts = STARTED.get_or_init(|| {
         let mut contexts = None;
         let status = run_and_tell(|| {
             contexts = Some(prepare().map_err(|error| {
@@ -141,7 +141,7 @@ fn start() -> Option<&'static PrimaryContexts> {
 
 /// Returns the process's contexts where lowtide has served something.
 fn started() -> Option<&'static PrimaryContexts> {
-    *CONTEXTS.get()?
+    *STARTED.get()?
 }
 
 fn prepare() -> Result<&'static PrimaryContexts, Error> {

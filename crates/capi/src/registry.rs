@@ -476,7 +476,7 @@ pub(crate) fn library() -> Result<Arc<Library>, Error> {
 ///
 /// # Errors
 ///
-/// If the process was forked before the first call, there is no driver that works, or it fails.
+/// If there is no driver that works, or it fails; and if the process was forked before the first call.
 #[inline]
 pub(crate) fn contexts() -> Result<&'static PrimaryContexts, Error> {
     match CONTEXTS.get() {

@@ -166,6 +166,11 @@ fn a_thread_works_on_the_device_whose_context_it_has() {
             [asked + 1, retained],
             "a context that was met is known"
         );
+        fake.reset(1);
+        fake.use_device(1);
+        assert_eq!(lowtide_current_device(), -1, "that one was not met");
+        let retains = fake.calls("cuDevicePrimaryCtxRetain");
+        assert_eq!(retains, retained + 1, "the program's own");
     });
 }
 

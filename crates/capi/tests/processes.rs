@@ -245,6 +245,8 @@ fn refuses_new_functions(memory: *mut c_void) {
     let checkpoint = unsafe { lowtide_checkpoint_pool(0, pool, &raw mut taken) };
     let all = [observed, shortage, settings, checkpoint];
     assert_eq!(all, [Status::Forked; 4]);
+    assert_eq!(lowtide_current_device(), -1);
+    assert!(last_error().contains("spawn"), "{}", last_error());
 }
 
 #[test]

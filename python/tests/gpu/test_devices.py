@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, settings  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, settings  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 
@@ -48,7 +48,9 @@ def device_of_request() -> int:
 
 
 @contextmanager
-def current_context(make: Callable[[ctypes.CDLL, ctypes.c_void_p], int]) -> Iterator[None]:
+def current_context(
+    make: Callable[[ctypes.CDLL, ctypes.c_void_p], int], end: Callable[[ctypes.CDLL, ctypes.c_void_p], int]
+) -> Iterator[None]:
     """Makes a context this thread's by the driver alone."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
@@ -57,7 +59,9 @@ def current_context(make: Callable[[ctypes.CDLL, ctypes.c_void_p], int]) -> Iter
     try:
         yield
     finally:
-        assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+        popped = driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        ended = end(driver, context)
+    assert (popped, ended) == (0, 0)
 
 
 def test_a_request_goes_to_the_device_of_its_thread() -> None:
@@ -76,7 +80,10 @@ def test_a_request_goes_to_the_device_of_its_thread() -> None:
 @pytest.mark.parametrize("device", [1, 0])
 def test_a_request_goes_to_the_device_of_a_context_that_the_driver_was_given(device: int) -> None:
     torch.zeros(1, device=f"cuda:{device}")
-    with current_context(lambda driver, found: driver.cuDevicePrimaryCtxRetain(ctypes.byref(found), device)):
+    with current_context(
+        lambda driver, found: driver.cuDevicePrimaryCtxRetain(ctypes.byref(found), device),
+        lambda driver, _: driver.cuDevicePrimaryCtxRelease_v2(device),
+    ):
         assert (torch.cuda.current_device(), device_of_request()) == (device, device)
     assert device_of_request() == 0
 
@@ -88,7 +95,7 @@ def test_a_request_goes_to_the_device_of_a_context_of_the_programs_own() -> None
         # The driver makes it current, too.
         return driver.cuCtxCreate_v2(ctypes.byref(made), 0, 1) or driver.cuCtxPopCurrent_v2(ctypes.byref(made))
 
-    with current_context(make):
+    with current_context(make, lambda driver, made: driver.cuCtxDestroy_v2(made)):
         assert (torch.cuda.current_device(), device_of_request()) == (1, 1)
     assert device_of_request() == 0
 
@@ -100,7 +107,9 @@ def test_a_request_goes_to_a_device_that_is_only_noted() -> None:
         "from test_devices import device_of_request\n"
         "torch.cuda.set_device(1); assert device_of_request() == 1\n"
         "torch._C._cuda_maybeExchangeDevice(0); assert torch.cuda.current_device() == 0\n"
+        "assert not torch._C._cuda_hasPrimaryContext(0)\n"
         "assert [device_of_request() for _ in range(2)] == [0, 0]\n"
     )
+    install = "" if IS_NATIVE else "import lowtide; lowtide.install()\n"
     here = Path(__file__).parent
-    subprocess.run([sys.executable, "-c", program, here, here.parent], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", install + program, here, here.parent], check=True, timeout=120)

@@ -112,6 +112,14 @@ impl Fake {
         stream
     }
 
+    /// Ends a device's context, whoever holds it.
+    pub(crate) fn reset(&self, device: c_int) {
+        let reset =
+            self.function::<unsafe extern "C" fn(c_int) -> c_int>("cuDevicePrimaryCtxReset_v2");
+        // SAFETY: the callers use nothing of it any more.
+        assert_eq!(unsafe { reset(device) }, 0);
+    }
+
     /// Makes a device's context the thread's.
     pub(crate) fn use_device(&self, device: c_int) {
         let mut context = ptr::null_mut();
