@@ -193,12 +193,7 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 
 #[inline(always)]
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
-    // By value: what it borrowed would be in memory for every request.
-    stacks::allocating(move || allocate_here(size, device, stream))
-}
-
-#[inline(always)]
-fn allocate_here(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
+    let _stack = stacks::enter();
     let size = Bytes(size as u64);
     let allocator = registry::device(device)?;
     match allocator.allocate(size, stream_of(stream)) {

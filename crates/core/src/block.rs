@@ -392,7 +392,7 @@ impl BlockTable {
     }
 
     /// Takes a block out. Its number may be given to another. Constant time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) {
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
@@ -432,7 +432,7 @@ impl BlockTable {
 
     /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
     /// has the state and the mark of the first. Constant time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
         let first = self.records[id.index()];
         debug_assert!(!size.is_zero() && size < first.size());
@@ -457,7 +457,7 @@ impl BlockTable {
     /// # Panics
     ///
     /// If there is none behind it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn merge_with_next(&mut self, id: BlockId) {
         let next = self.records[id.index()].next;
         let next = next.expect("a block to merge with");

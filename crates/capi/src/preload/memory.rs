@@ -72,7 +72,8 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
     let mut address = DeviceAddress::NULL;
     let status = run(|| {
         let allocator = registry::device(number(device))?;
-        address = stacks::allocating(move || allocator.allocate(Bytes(size as u64), stream))?;
+        let _stack = stacks::enter();
+        address = allocator.allocate(Bytes(size as u64), stream)?;
         Ok(())
     });
     match status {

@@ -61,28 +61,25 @@ pub(super) fn want(are_wanted: bool) {
     ARE_WANTED.store(are_wanted, Ordering::Relaxed);
 }
 
-/// Returns what `act`, a request for memory, does: its events are of the stack that this thread is in, where that
-/// is wanted.
-#[expect(
-    clippy::inline_always,
-    reason = "a call costs a request a fortieth of its time"
-)]
-#[inline(always)]
-pub(crate) fn allocating<R>(act: impl FnOnce() -> R) -> R {
+/// Begins a request for memory, whose events until the answer is dropped are of the stack that this thread is in,
+/// where that is wanted.
+#[inline]
+pub(crate) fn enter() -> Option<Outer> {
+    // Not `then`: the closure would be a call.
     if ARE_WANTED.load(Ordering::Relaxed) {
-        return with_stack(act);
+        Some(gather_current())
+    } else {
+        None
     }
-    act()
 }
 
 #[cold]
-fn with_stack<R>(act: impl FnOnce() -> R) -> R {
-    let _outer = Outer(CURRENT.replace(gather()));
-    act()
+fn gather_current() -> Outer {
+    Outer(CURRENT.replace(gather()))
 }
 
 /// The stack of the call around this one, which is in it again when this is dropped, by a panic too.
-struct Outer(u32);
+pub(crate) struct Outer(u32);
 
 impl Drop for Outer {
     fn drop(&mut self) {

@@ -141,7 +141,7 @@ impl Caching {
     }
 
     /// Cuts a block that is in no list down to a request and returns it.
-    #[inline]
+    #[inline(always)]
     fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
         let block = heap.blocks.get(id);
         let split = self.should_split(heap, &block, request.size);
