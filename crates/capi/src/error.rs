@@ -82,6 +82,8 @@ impl From<AllocError> for Error {
             AllocError::OutOfMemory(_) | AllocError::TooLarge { .. } => Status::OutOfMemory,
             AllocError::NotAllocated { .. } => Status::NotAllocated,
             AllocError::NoSuchPool { .. }
+            | AllocError::PoolNotRouted { .. }
+            | AllocError::PoolNotHeld { .. }
             | AllocError::PoolInUse { .. }
             | AllocError::PoolHasSource { .. }
             | AllocError::NotRestorable { .. }

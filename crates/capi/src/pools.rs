@@ -77,8 +77,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
 /// PyTorch's hook `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
-    let text = "no requests are being routed to";
-    run(|| with_pool(device, pool, Lane::end_allocate_to_pool).map_err(about_pool(text, pool)))
+    run(|| with_pool(device, pool, Lane::end_allocate_to_pool))
 }
 
 /// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
@@ -87,8 +86,7 @@ pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> 
 /// PyTorch's hook `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
-    let text = "nothing holds";
-    run(|| with_pool(device, pool, Lane::release_pool).map_err(about_pool(text, pool)))
+    run(|| with_pool(device, pool, Lane::release_pool))
 }
 
 /// Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
@@ -252,18 +250,6 @@ pub(crate) fn with_pool<R>(
         return Err(AllocError::NoSuchPool { pool }.into());
     }
     with_pools(device, |pools| act(pools, pool))
-}
-
-/// Returns what says of a pool why it is refused, be it there or not.
-fn about_pool(text: &str, pool: Mempool) -> impl Fn(Error) -> Error {
-    move |error| match error.status {
-        Status::Pool => {
-            let Mempool { capture, user } = pool;
-            let text = format_args!("{text} memory pool ({capture}, {user})");
-            Error::new(Status::Pool, text)
-        }
-        _ => error,
-    }
 }
 
 /// Returns what `act` does with the lane that a device's pools are in.

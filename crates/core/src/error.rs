@@ -36,6 +36,16 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
+    /// No requests are being routed to that pool.
+    PoolNotRouted {
+        /// The pool that was named.
+        pool: MempoolId,
+    },
+    /// Nothing holds that pool, which ends with its last segment.
+    PoolNotHeld {
+        /// The pool that was named.
+        pool: MempoolId,
+    },
     /// Requests are being routed to that pool already.
     PoolInUse {
         /// The pool that was named.
@@ -164,20 +174,21 @@ impl fmt::Display for AllocError {
                 )
             }
             AllocError::NoSuchPool { pool } => {
-                write!(f, "there is no memory pool ({}, {})", pool.0, pool.1)
+                write!(f, "there is no memory pool {pool}")
+            }
+            AllocError::PoolNotRouted { pool } => {
+                write!(f, "no requests are being routed to memory pool {pool}")
+            }
+            AllocError::PoolNotHeld { pool } => {
+                write!(f, "nothing holds memory pool {pool}")
             }
             AllocError::PoolInUse { pool } => {
-                write!(
-                    f,
-                    "requests are being routed to memory pool ({}, {}) already",
-                    pool.0, pool.1
-                )
+                write!(f, "requests are being routed to memory pool {pool} already")
             }
             AllocError::PoolHasSource { pool } => {
                 write!(
                     f,
-                    "memory pool ({}, {}) has segments already, or others have said where they come from",
-                    pool.0, pool.1
+                    "memory pool {pool} has segments already, or others have said where they come from"
                 )
             }
             AllocError::Paused { region } => {
@@ -193,8 +204,7 @@ impl fmt::Display for AllocError {
             } => {
                 write!(
                     f,
-                    "memory pool ({}, {}) cannot be restored: of the block at {address}, {reason}",
-                    pool.0, pool.1
+                    "memory pool {pool} cannot be restored: of the block at {address}, {reason}"
                 )
             }
             AllocError::NotReconfigurable => {

@@ -211,3 +211,10 @@ impl MempoolId {
         self == MempoolId::DEFAULT
     }
 }
+
+/// As Python writes the pair.
+impl fmt::Display for MempoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({}, {})", self.0, self.1)
+    }
+}

@@ -432,7 +432,7 @@ fn recorded_capacity(limit: Option<Bytes>, program: &Program) -> Option<Bytes> {
 /// A pool that has ended has nothing more to let go of.
 fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
     match result {
-        Err(AllocError::NoSuchPool { .. }) => Ok(()),
+        Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotHeld { .. }) => Ok(()),
         result => result,
     }
 }

@@ -93,7 +93,8 @@ def test_a_request_goes_to_the_device_of_a_context_of_the_programs_own() -> None
 
     def make(driver: ctypes.CDLL, made: ctypes.c_void_p) -> int:
         # The driver makes it current, too.
-        return driver.cuCtxCreate_v2(ctypes.byref(made), 0, 1) or driver.cuCtxPopCurrent_v2(ctypes.byref(made))
+        status: int = driver.cuCtxCreate_v2(ctypes.byref(made), 0, 1) or driver.cuCtxPopCurrent_v2(ctypes.byref(made))
+        return status
 
     with current_context(make, lambda driver, made: driver.cuCtxDestroy_v2(made)):
         assert (torch.cuda.current_device(), device_of_request()) == (1, 1)

@@ -93,11 +93,11 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] when no requests are being routed to the pool.
+    /// [`AllocError::PoolNotRouted`] when no requests are being routed to the pool, be it there or not.
     pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let position = self
             .position_of_route(pool)
-            .ok_or(AllocError::NoSuchPool { pool })?;
+            .ok_or(AllocError::PoolNotRouted { pool })?;
         self.routes.remove(position);
         Ok(())
     }
@@ -107,11 +107,14 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that is not held.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotHeld`] for one that was
+    /// released as often as it was held.
     pub fn release_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
         let held = &mut self.heap.domains.pool_mut(index).use_count;
-        *held = held.checked_sub(1).ok_or(AllocError::NoSuchPool { pool })?;
+        *held = held
+            .checked_sub(1)
+            .ok_or(AllocError::PoolNotHeld { pool })?;
         Ok(())
     }
 

@@ -389,7 +389,7 @@ impl Runner {
             Op::EndPool { pool } => {
                 let position = pools.routes.iter().position(|&(routed, _)| routed == pool);
                 let route = position.map(|position| pools.routes.remove(position));
-                let expected = route.map(|_| ()).ok_or(AllocError::NoSuchPool { pool });
+                let expected = route.map(|_| ()).ok_or(AllocError::PoolNotRouted { pool });
                 (pool, self.allocator.end_allocate_to_pool(pool), expected)
             }
             Op::RetainPool { pool } => {
@@ -398,7 +398,9 @@ impl Runner {
             }
             Op::ReleasePool { pool } => {
                 let held = pools.use_count(pool) > 0;
-                let expected = held.then_some(()).ok_or(AllocError::NoSuchPool { pool });
+                let unheld = AllocError::PoolNotHeld { pool };
+                let exists = self.allocator.pool_use_count(pool).map(drop);
+                let expected = exists.and(held.then_some(()).ok_or(unheld));
                 (pool, self.allocator.release_pool(pool), expected)
             }
             Op::UseOnOom { pool, allow } => {

@@ -127,8 +127,8 @@ fn write_regions<D>(
         let pool = heap.domains.pool(domain.pool).id;
         writeln!(
             text,
-            "  [{picture}] {} at {}, stream {}, pool ({}, {})",
-            region.size, region.address, domain.stream.0, pool.0, pool.1
+            "  [{picture}] {} at {}, stream {}, pool {pool}",
+            region.size, region.address, domain.stream.0
         )?;
     }
     write_left_out(text, regions.len(), REGIONS_MAX, "regions")
