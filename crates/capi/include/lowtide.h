@@ -52,8 +52,8 @@ typedef enum lowtide_status {
   LOWTIDE_STATUS_NOT_ALLOCATED = 3,
   /**
    * There is no such memory pool, or it is not in a state for this: requests are being routed to it
-   * already, it has segments already, its checkpoint is lost; or more streams use pools than can be told
-   * apart.
+   * already or none are, nothing holds it, it has segments already, its checkpoint is lost; or more streams
+   * use pools than can be told apart.
    */
   LOWTIDE_STATUS_POOL = 4,
   /**
@@ -1164,13 +1164,13 @@ const char *lowtide_version(void);
 
 /**
  * Returns the number of the device that this thread works on: whose primary context, which is the one of
- * CUDA's runtime, is current in it. -1 where the thread has no context yet or one that the program made
- * itself; on failure, too, and then `lowtide_last_error` says why.
+ * CUDA's runtime, is current in it. -1 where the thread has no context yet, one that the program made itself,
+ * or one that came after the device was reset; and on failure, whose reason `lowtide_last_error` has.
  *
  * For who would call `cudaGetDevice` at each request, whose answer it gives with CUDA 12 and newer where it
- * gives one: it costs one call of `cuCtxGetCurrent`, which takes a fifth of the time. Starts the driver and
- * makes no context. A context that it has named is held until the process ends, so that its handle is no
- * other's unless the program resets the device.
+ * gives one. In a context that was met before it costs one call of `cuCtxGetCurrent`, which takes a fifth of
+ * the time; in another some calls more. Starts the driver and makes no context. A context that it has named
+ * is held until the process ends, so that its handle is no other's unless the program resets the device.
  */
 int lowtide_current_device(void);
 

@@ -22,8 +22,8 @@ pub enum Status {
     /// The pointer is not that of a block that the program holds.
     NotAllocated = 3,
     /// There is no such memory pool, or it is not in a state for this: requests are being routed to it
-    /// already, it has segments already, its checkpoint is lost; or more streams use pools than can be told
-    /// apart.
+    /// already or none are, nothing holds it, it has segments already, its checkpoint is lost; or more streams
+    /// use pools than can be told apart.
     Pool = 4,
     /// A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
     /// work.

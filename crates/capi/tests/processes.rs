@@ -193,7 +193,13 @@ fn the_child_of_a_fork_is_told() {
     isolated("the_child_of_a_fork_is_told", &[], |fake| {
         let memory = allocate(1 << 20, 0).unwrap();
         let calls = fake.calls("cuMemAlloc_v2");
+        fake.use_device(0);
+        assert_eq!(lowtide_current_device(), 0);
         let in_child = || {
+            let asked = fake.calls("cuCtxGetCurrent");
+            assert_eq!(lowtide_current_device(), -1);
+            assert!(last_error().contains("'spawn'"));
+            assert_eq!(fake.calls("cuCtxGetCurrent"), asked);
             assert_eq!(allocate(1, 0), Err(Status::Forked));
             assert!(last_error().contains("'spawn'"));
             assert_eq!(allocate(1, 1), Err(Status::Forked), "nor on another device");
@@ -245,8 +251,6 @@ fn refuses_new_functions(memory: *mut c_void) {
     let checkpoint = unsafe { lowtide_checkpoint_pool(0, pool, &raw mut taken) };
     let all = [observed, shortage, settings, checkpoint];
     assert_eq!(all, [Status::Forked; 4]);
-    assert_eq!(lowtide_current_device(), -1);
-    assert!(last_error().contains("spawn"), "{}", last_error());
 }
 
 #[test]

@@ -238,11 +238,11 @@ fn routing_twice_and_ending_twice_are_errors() -> Outcome {
         "what is refused holds nothing"
     );
     allocator.end_allocate_to_pool(POOL)?;
-    let ended = |pool| Err(AllocError::PoolNotRouted { pool });
-    assert_eq!(allocator.end_allocate_to_pool(POOL), ended(POOL));
+    let ended = Err(AllocError::PoolNotRouted { pool: POOL });
+    assert_eq!(allocator.end_allocate_to_pool(POOL), ended);
     let unknown = MempoolId(9, 9);
     let absent = Err(AllocError::NoSuchPool { pool: unknown });
-    assert_eq!(allocator.end_allocate_to_pool(unknown), ended(unknown));
+    assert_eq!(allocator.end_allocate_to_pool(unknown), absent);
     assert_eq!(allocator.release_pool(unknown), absent);
     assert_eq!(allocator.set_use_on_oom(unknown, true), absent);
     assert_eq!(allocator.set_no_split(unknown), absent);

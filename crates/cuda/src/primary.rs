@@ -12,7 +12,7 @@ use crate::streams::CaptureStatus;
 use crate::sys::{CUcontext, CUdeviceptr, CUstreamCaptureStatus};
 
 /// The primary contexts in which threads of this process were found. Each is held from then on, so that its
-/// handle is never another context's.
+/// handle is no other context's unless the program resets the device.
 #[derive(Debug)]
 pub struct PrimaryContexts {
     library: Arc<Library>,

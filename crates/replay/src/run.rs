@@ -429,7 +429,7 @@ fn recorded_capacity(limit: Option<Bytes>, program: &Program) -> Option<Bytes> {
     known.max(limit.filter(|_| known.is_some()))
 }
 
-/// A pool that has ended has nothing more to let go of.
+/// A pool that has ended, or that nothing holds, has nothing more to let go of.
 fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
     match result {
         Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotHeld { .. }) => Ok(()),

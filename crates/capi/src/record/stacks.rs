@@ -10,6 +10,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,11 +62,11 @@ pub(super) fn want(are_wanted: bool) {
     ARE_WANTED.store(are_wanted, Ordering::Relaxed);
 }
 
-/// Begins a request for memory, whose events until the answer is dropped are of the stack that this thread is in,
-/// where that is wanted.
+/// Returns what ends a request for memory when it is dropped: the request's events are of the stack that this thread
+/// is in now. `None` where no stacks are wanted.
+#[must_use = "the stack is the request's until this is dropped"]
 #[inline]
-pub(crate) fn enter() -> Option<Outer> {
-    // Not `then`: the closure would be a call.
+pub(crate) fn enter() -> Option<EnteredStack> {
     if ARE_WANTED.load(Ordering::Relaxed) {
         Some(gather_current())
     } else {
@@ -74,16 +75,23 @@ pub(crate) fn enter() -> Option<Outer> {
 }
 
 #[cold]
-fn gather_current() -> Outer {
-    Outer(CURRENT.replace(gather()))
+fn gather_current() -> EnteredStack {
+    EnteredStack {
+        outer: CURRENT.replace(gather()),
+        stays_in_thread: PhantomData,
+    }
 }
 
-/// The stack of the call around this one, which is in it again when this is dropped, by a panic too.
-pub(crate) struct Outer(u32);
+/// A request's stack is that of its thread.
+pub(crate) struct EnteredStack {
+    /// The stack of the call around this one, which is in it again after this, after a panic too.
+    outer: u32,
+    stays_in_thread: PhantomData<*const ()>,
+}
 
-impl Drop for Outer {
+impl Drop for EnteredStack {
     fn drop(&mut self) {
-        CURRENT.set(self.0);
+        CURRENT.set(self.outer);
     }
 }
 

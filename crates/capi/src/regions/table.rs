@@ -330,7 +330,7 @@ impl Region {
             if self.memories.contains_key(&device) {
                 allocator.with_pools(|pools| match pools.end_allocate_to_pool(pool) {
                     Ok(()) => pools.release_pool(pool),
-                    Err(AllocError::PoolNotRouted { .. }) => Ok(()),
+                    Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotRouted { .. }) => Ok(()),
                     Err(error) => Err(error),
                 })??;
             }

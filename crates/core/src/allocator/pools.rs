@@ -93,8 +93,10 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::PoolNotRouted`] when no requests are being routed to the pool, be it there or not.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotRouted`] when no requests
+    /// are being routed to it.
     pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        self.find_pool(pool)?;
         let position = self
             .position_of_route(pool)
             .ok_or(AllocError::PoolNotRouted { pool })?;

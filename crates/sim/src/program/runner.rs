@@ -389,7 +389,8 @@ impl Runner {
             Op::EndPool { pool } => {
                 let position = pools.routes.iter().position(|&(routed, _)| routed == pool);
                 let route = position.map(|position| pools.routes.remove(position));
-                let expected = route.map(|_| ()).ok_or(AllocError::PoolNotRouted { pool });
+                let unrouted = said_of(&self.allocator, pool, AllocError::PoolNotRouted { pool });
+                let expected = route.map_or(unrouted, |_| Ok(()));
                 (pool, self.allocator.end_allocate_to_pool(pool), expected)
             }
             Op::RetainPool { pool } => {
@@ -398,9 +399,8 @@ impl Runner {
             }
             Op::ReleasePool { pool } => {
                 let held = pools.use_count(pool) > 0;
-                let unheld = AllocError::PoolNotHeld { pool };
-                let exists = self.allocator.pool_use_count(pool).map(drop);
-                let expected = exists.and(held.then_some(()).ok_or(unheld));
+                let unheld = said_of(&self.allocator, pool, AllocError::PoolNotHeld { pool });
+                let expected = if held { Ok(()) } else { unheld };
                 (pool, self.allocator.release_pool(pool), expected)
             }
             Op::UseOnOom { pool, allow } => {
@@ -550,4 +550,14 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// Returns what an allocator says of a pool that is in the wrong state, if it is there.
+fn said_of(
+    allocator: &DeviceAllocator<SimDriver>,
+    pool: MempoolId,
+    error: AllocError,
+) -> Result<(), AllocError> {
+    allocator.pool_use_count(pool)?;
+    Err(error)
 }
