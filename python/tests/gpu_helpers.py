@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -28,6 +28,10 @@ def settings(text: str, default: str) -> Iterator[None]:
         yield
     finally:
         change(default)
+
+
+def expandable() -> AbstractContextManager[None]:
+    return settings("expandable_segments:True", "expandable_segments:False")
 
 
 def segment_of(address: int) -> Any:

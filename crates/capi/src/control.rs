@@ -40,13 +40,13 @@ pub extern "C" fn lowtide_version() -> *const c_char {
 /// is held until the process ends, so that its handle is no other's unless the program resets the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_current_device() -> c_int {
-    let mut device = None;
+    let mut device = -1;
     let _ = run(|| {
-        registry::refuse_fork()?;
-        device = registry::contexts()?.current()?;
+        let current = registry::contexts()?.current()?;
+        device = current.map_or(-1, u32::cast_signed);
         Ok(())
     });
-    device.map_or(-1, |device| c_int::try_from(device).unwrap_or(-1))
+    device
 }
 
 /// Chooses the strategy and its options for every device of the process; either may be null.

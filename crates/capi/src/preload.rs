@@ -117,7 +117,8 @@ fn variable(name: &CStr) -> Option<&CStr> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
-/// Where the threads of a process work that lowtide serves, once it does. `None` if it cannot, of which the user was told.
+/// Where the threads of a process work that lowtide serves, once it does. `None` if it cannot, of which the user was
+/// told.
 static STARTED: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
 
 /// Returns the process's contexts and makes lowtide ready, if that works and had not been done.

@@ -476,9 +476,10 @@ pub(crate) fn library() -> Result<Arc<Library>, Error> {
 ///
 /// # Errors
 ///
-/// If there is no driver that works, or it fails; and if the process was forked before the first call.
+/// If the process was forked, there is no driver that works, or it fails.
 #[inline]
 pub(crate) fn contexts() -> Result<&'static PrimaryContexts, Error> {
+    refuse_fork()?;
     match CONTEXTS.get() {
         Some(contexts) => Ok(contexts),
         None => find_contexts(),

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, settings  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, expandable  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 
@@ -22,7 +22,7 @@ def test_tensors_are_copied_between_devices() -> None:
     copy = source.to("cuda:1")
     assert torch.equal(copy.cpu(), source.cpu())
     assert torch.cuda.memory_allocated(1) >= 8 * MIB
-    with settings("expandable_segments:True", "expandable_segments:False"), torch.cuda.stream(torch.cuda.Stream(0)):
+    with expandable(), torch.cuda.stream(torch.cuda.Stream(0)):
         source = torch.arange(MIB, device="cuda:0") * 2
         torch.cuda.synchronize()
         assert torch.equal(source.to("cuda:1").cpu(), torch.arange(MIB) * 2)

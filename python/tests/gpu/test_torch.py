@@ -18,16 +18,12 @@ import lowtide
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, bytes_of, on_lowtide, segment_of, settings  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, bytes_of, expandable, on_lowtide, segment_of, settings  # noqa: E402
 
 
 def version() -> tuple[int, int]:
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
-
-
-def expandable() -> Any:
-    return settings("expandable_segments:True", "expandable_segments:False")
 
 
 # ---- installed ----

@@ -67,11 +67,7 @@ pub(super) fn want(are_wanted: bool) {
 #[must_use = "the stack is the request's until this is dropped"]
 #[inline]
 pub(crate) fn enter() -> Option<EnteredStack> {
-    if ARE_WANTED.load(Ordering::Relaxed) {
-        Some(gather_current())
-    } else {
-        None
-    }
+    ARE_WANTED.load(Ordering::Relaxed).then(gather_current)
 }
 
 #[cold]
@@ -82,9 +78,9 @@ fn gather_current() -> EnteredStack {
     }
 }
 
-/// A request's stack is that of its thread.
+/// The thread is in the stack of a request until this is dropped, by a panic too.
 pub(crate) struct EnteredStack {
-    /// The stack of the call around this one, which is in it again after this, after a panic too.
+    /// The stack of the call around the request.
     outer: u32,
     stays_in_thread: PhantomData<*const ()>,
 }

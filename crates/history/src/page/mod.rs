@@ -447,7 +447,7 @@ pub fn stream_text(stream: Stream) -> String {
 fn pool_text(pool: MempoolId) -> String {
     match pool {
         MempoolId::DEFAULT => "default".to_owned(),
-        MempoolId(first, second) => format!("({first}, {second})"),
+        private => private.to_string(),
     }
 }
 
