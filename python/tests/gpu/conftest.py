@@ -30,9 +30,13 @@ if HAS_GPU and os.environ.get("LOWTIDE_TEST_NATIVE") != "1":
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Every test begins and ends with nothing cached, no history and no limit."""
+    """Every test begins and ends with nothing cached, no history, no limit and the default streams."""
     torch.cuda.init()
     yield
+    # `torch.cuda.graph` leaves its own stream behind when the capture fails.
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.set_stream(torch.cuda.default_stream(device))
+    torch.cuda.set_device(0)
     torch.cuda.memory._record_memory_history(enabled=None)
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.synchronize()
