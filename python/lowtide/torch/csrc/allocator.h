@@ -335,7 +335,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     route(device, pool, std::move(filter));
 #else
-    end_captures([&] { return routes_.end_lost(); });
+    end_lost_captures();
     routes_.begin(device, pool, std::move(filter), current_stream(device));
 #endif
   }
@@ -572,12 +572,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   C10_NOINLINE void ask_again_or_throw(
       lowtide_status status, size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
-#if !LOWTIDE_TORCH_AT_LEAST(13)
     // Nothing can be waited for on account of a capture that is no more.
-    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end_captures([&] { return routes_.end_lost(); })) {
+    if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end_lost_captures()) {
       status = ask(size, device, stream, memory);
     }
-#endif
     if (status != LOWTIDE_STATUS_OK) {
       shortage_.refuse(status, size, device, history_);
     }
@@ -598,6 +596,15 @@ class LowtideAllocator final : public native::CUDAAllocator {
       TORCH_WARN("an observer of memory failed at the end of a capture");
     }
     return is_any;
+  }
+
+  // Ends the captures that have failed, and returns whether there were any. From 2.13 on PyTorch tells of each itself.
+  bool end_lost_captures() {
+#if LOWTIDE_TORCH_AT_LEAST(13)
+    return false;
+#else
+    return end_captures([&] { return routes_.end_lost(); });
+#endif
   }
 
   lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
