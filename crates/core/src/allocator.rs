@@ -587,9 +587,9 @@ impl<D: Driver> DeviceAllocator<D> {
         Lanes::alone(self).empty_cache()
     }
 
-    /// Gives what one private pool holds free back to the driver, if nothing holds the pool any more,
-    /// and leaves the others alone. Unless a capture forbids it, this waits for the events that freed blocks of
-    /// the pool wait for, as PyTorch does, and for no others.
+    /// Gives what one private pool holds free back to the driver, and leaves the others alone; does nothing
+    /// with a pool that is still held. Unless a capture forbids it, this waits for the events that freed blocks
+    /// of the pool wait for, as PyTorch does, and for no others.
     ///
     /// # Errors
     ///
@@ -597,6 +597,9 @@ impl<D: Driver> DeviceAllocator<D> {
     /// driver refuses a call.
     pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
+        if self.keeps(index) {
+            return Ok(());
+        }
         if self.captures == 0 {
             self.heap.stats.num_sync_all_streams += 1;
             self.reclaim_pending_of(index)?;
@@ -639,19 +642,28 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
     /// to it, and ends it with the last one. Of a pool that gives back they go while it is held, too.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        let pool = self.heap.domains.pool(index);
-        let is_routed = self.routes.iter().any(|route| route.pool == index);
-        let is_held = pool.use_count > 0 || is_routed;
-        let keeps = is_held && !pool.gives_back || pool.paused.is_some();
-        if keeps || index == PoolIndex::DEFAULT {
+        if self.keeps(index) {
             return Ok(());
         }
         self.strategy.release(&mut self.heap, index)?;
-        if !is_held && !self.heap.has_segments(index) {
+        if !self.is_held(index) && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);
         }
         Ok(())
+    }
+
+    /// Returns whether a pool's free memory stays with it.
+    fn keeps(&self, index: PoolIndex) -> bool {
+        let pool = self.heap.domains.pool(index);
+        let is_kept = self.is_held(index) && !pool.gives_back || pool.paused.is_some();
+        is_kept || index == PoolIndex::DEFAULT
+    }
+
+    /// Returns whether something holds a pool, or requests are routed to it.
+    fn is_held(&self, index: PoolIndex) -> bool {
+        let is_routed = || self.routes.iter().any(|route| route.pool == index);
+        self.heap.domains.pool(index).use_count > 0 || is_routed()
     }
 
     /// Adds how many blocks of which size the program holds on which stream.

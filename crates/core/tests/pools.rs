@@ -1,8 +1,8 @@
 //! Private pools: routing, life cycle, sharing when memory runs out.
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId,
-    SegmentSnapshot, Stream,
+    Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, DriverError,
+    MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
@@ -340,6 +340,42 @@ fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
                 "{config}"
             );
         }
+    }
+    Ok(())
+}
+
+/// PyTorch counts and waits where it has something to give back.
+#[test]
+fn emptying_a_pool_that_is_held_does_nothing() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
+    allocator.free(block)?;
+    allocator.empty_pool(POOL)?;
+    assert_eq!(allocator.stats().num_sync_all_streams, 0);
+    assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
+    allocator.release_pool(POOL)?;
+    allocator.empty_pool(POOL)?;
+    assert_eq!(allocator.stats().num_sync_all_streams, 1);
+    assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
+    Ok(())
+}
+
+/// PyTorch's order: of the default pool large segments go first, of another the small ones.
+#[test]
+fn small_segments_of_a_pool_go_first() -> Outcome {
+    for (pool, expected) in [(MempoolId::DEFAULT, [20, 2]), (POOL, [2, 20])] {
+        let mut allocator = allocator(&Config::default());
+        for size in [Bytes::kib(1), Bytes::mib(5)] {
+            let block = allocator.allocate_in(pool, size, ROUTED)?;
+            allocator.free(block)?;
+        }
+        allocator.release_pool(pool)?;
+        allocator.record_events(true);
+        allocator.empty_cache()?;
+        let events = allocator.take_events();
+        let freed = events.filter(|event| event.action == Action::SegmentFree);
+        let sizes: Vec<u64> = freed.map(|event| event.size.get() >> 20).collect();
+        assert_eq!(sizes, expected, "{pool}");
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Options that change while an allocator runs.
 
-use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_core::{
+    Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Event, Stream,
+};
 use lowtide_sim::{SimConfig, SimDriver};
 
 type Allocator = DeviceAllocator<SimDriver>;
@@ -99,5 +101,33 @@ fn a_fraction_is_told_before_it_is_a_limit() -> Outcome {
     assert_eq!(allocator.memory_fraction()?, 0.5);
     allocator.set_limit(None);
     assert_eq!(allocator.memory_fraction()?, 1.0);
+    Ok(())
+}
+
+/// One of them cannot go back alone; PyTorch then looks at the smaller ones.
+#[test]
+fn what_is_oversize_goes_back_beside_expandable_segments() -> Outcome {
+    let config = Config::default().reconfigured("max_split_size_mb:20");
+    let config = config.expect("an option");
+    let mut allocator = allocator(&config);
+    let mut blocks = vec![take(&mut allocator, 300)?, take(&mut allocator, 200)?];
+    let expandable = config.reconfigured("expandable_segments:True,max_split_size_mb:20");
+    allocator.reconfigure(&expandable.expect("options"))?;
+    blocks.push(take(&mut allocator, 500)?);
+    allocator.reconfigure(&config)?;
+    for block in blocks {
+        allocator.free(block)?;
+    }
+    allocator.record_events(true);
+    take(&mut allocator, 450)?;
+    let is_of_segments = |event: &Event| event.action.is_segment();
+    let events = allocator.take_events().filter(is_of_segments);
+    let seen: Vec<_> = events
+        .map(|event| (event.action, event.size.get() >> 20))
+        .collect();
+    let (free, alloc) = (Action::SegmentFree, Action::SegmentAlloc);
+    assert_eq!(seen, [(free, 300), (free, 200), (alloc, 450)]);
+    assert_eq!(allocator.stats().num_alloc_retries, 0);
+    check(&allocator);
     Ok(())
 }

@@ -370,3 +370,19 @@ fn a_route_that_is_to_be_last_is() {
     let again = allocator.begin_allocate_to_pool_last(POOL, |_| true);
     assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
 }
+
+/// PyTorch takes such a pool for one without expandable segments, whatever the option says.
+#[test]
+fn its_blocks_are_split_as_those_of_plain_segments() -> Outcome {
+    let config = "caching:expandable_segments:True".parse().expect("options");
+    let mut allocator = allocator(&config);
+    let (_seen, source) = source(Bytes::mib(256));
+    allocator.create_or_retain_pool(POOL);
+    allocator.set_pool_source(POOL, source)?;
+    let block = allocator.allocate_in(POOL, Bytes::mib(11), Stream::DEFAULT)?;
+    assert_eq!(allocator.allocation(block)?.size, Bytes::mib(12));
+    assert_eq!(allocator.stats().inactive_split.all.current, 0);
+    allocator.free(block)?;
+    allocator.release_pool(POOL)?;
+    allocator.empty_pool(POOL)
+}

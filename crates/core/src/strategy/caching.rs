@@ -5,6 +5,10 @@
 //! several the one at the lowest address; what is left over becomes a free block, and free
 //! neighbours are merged. Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose
 //! decisions this file makes in the same order; where a version differs, a comment says so.
+//!
+//! Two differences are meant. Of several blocks of a size, PyTorch takes that of the segment which came first
+//! from 2.12 on, and here it is the one at the lowest address as before. And what a pool with `use_on_oom` has in
+//! expandable segments serves others before they fail, which PyTorch passes over.
 
 mod expandable;
 
@@ -207,7 +211,7 @@ impl Caching {
             return false;
         }
         block.kind == SizeKind::Small
-            || self.config.expandable_segments
+            || (self.config.expandable_segments && !heap.domains.has_source(block.domain))
             || (rest > SMALL_REQUEST_MAX && self.config.max_split_size.is_none_or(|max| size < max))
     }
 
@@ -379,6 +383,9 @@ impl<D: Driver> Strategy<D> for Caching {
             .unwrap_or_default()
             .scale(self.config.garbage_collection_threshold);
         let target = heap.limited().saturating_sub(threshold);
+        if target.is_zero() {
+            return Ok(());
+        }
         let mut aged = self.aged_segments(heap);
         let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
         let mut reclaimed = Bytes::ZERO;
@@ -397,22 +404,21 @@ impl<D: Driver> Strategy<D> for Caching {
         Ok(())
     }
 
-    /// Where blocks from some size on are not split, gives back one of them that is large enough, or
-    /// the largest ones until they are.
+    /// Where blocks from some size on are not split, gives back the smallest that is large enough, or the
+    /// largest of those below until they are.
     fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
         let Some(max) = self.config.max_split_size else {
             return Ok(false);
         };
         let size = request.size.max(max);
         let free = &self.pool_of(request.domain, kind_of(request.size)).free;
-        if let Some(enough) = free.first_at_least(size) {
-            if !self.is_releasable(heap, enough.id) {
-                return Ok(false);
-            }
+        let enough = free.first_at_least(size);
+        let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
+        let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
+        if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
             self.release_block(heap, enough.id)?;
             return Ok(true);
         }
-        let oversize: Vec<FreeBlock> = free.iter_from(max).collect();
         let mut released = Bytes::ZERO;
         for block in oversize.into_iter().rev() {
             if released >= size {
@@ -427,8 +433,14 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
-        self.release_kind(heap, pool, SizeKind::Large)?;
-        self.release_kind(heap, pool, SizeKind::Small)
+        let kinds = match pool {
+            PoolIndex::DEFAULT => [SizeKind::Large, SizeKind::Small],
+            _ => [SizeKind::Small, SizeKind::Large],
+        };
+        for kind in kinds {
+            self.release_kind(heap, pool, kind)?;
+        }
+        Ok(())
     }
 
     fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
