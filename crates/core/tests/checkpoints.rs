@@ -282,3 +282,24 @@ fn a_wait_that_fails_changes_nothing() -> Outcome {
     assert_eq!(allocator.stats().active.all.current, 1);
     Ok(())
 }
+
+/// As PyTorch does it: not all free blocks of all segments are in use at once.
+#[test]
+fn segments_are_restored_one_after_the_other() -> Outcome {
+    let mut allocator = allocator(&Config::default());
+    // Each pair is a segment.
+    let held = take(&mut allocator, &[8, 8, 8, 8])?;
+    allocator.free(held[1])?;
+    allocator.free(held[3])?;
+    let checkpoint = allocator.checkpoint(POOL)?;
+    allocator.free(held[0])?;
+    allocator.free(held[2])?;
+    allocator.reset_peak_stats();
+    allocator.restore(&checkpoint)?;
+    let stats = allocator.stats();
+    assert_eq!(stats.allocated_bytes.all.peak, 3 << 20);
+    assert_eq!(stats.allocation.all.peak, 3);
+    assert_eq!(stats.allocated_bytes.all.current, 2 << 20);
+    check(&allocator);
+    Ok(())
+}
