@@ -140,12 +140,13 @@ impl<'a> Compiler<'a> {
             Action::FreeCompleted if self.used.is_empty() => {}
             Action::FreeCompleted => {
                 if let Some(user) = self.used.remove(&address) {
-                    if !self.survey.gives_back_some() {
-                        // What waits for other streams does so before anything goes back.
+                    let gave_back = !self.group.released_from.is_empty();
+                    if gave_back && !self.survey.gives_back_some() {
+                        // What waits for other streams does so, all of it, before anything goes back.
                         self.end_group(index, false);
                     }
                     self.vacate(address);
-                    self.group.traffic.finished = true;
+                    self.group.traffic.finished.insert(address);
                     self.group.finished.push(user);
                     if self.group.released_from.is_empty() {
                         self.group.finished_first += 1;

@@ -1,6 +1,6 @@
 //! What has to be known of a whole recording before any of its steps can be told.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, MempoolId};
 use lowtide_trace::Trace;
@@ -40,8 +40,8 @@ pub(crate) struct Traffic {
     mapped_from: Option<Bytes>,
     /// The events by which memory went back.
     pub(crate) releases: Vec<usize>,
-    /// Whether a block became free meanwhile that was not when its program let go of it.
-    pub(crate) finished: bool,
+    /// The blocks that became free meanwhile and were not when their program let go of them.
+    pub(crate) finished: BTreeSet<DeviceAddress>,
 }
 
 impl Traffic {
@@ -65,8 +65,8 @@ impl Traffic {
     }
 
     /// Returns whether something went back that the request at event `index` would have been served
-    /// from: then it had not asked yet. Blocks that other streams had just finished with do not count,
-    /// since PyTorch waits for those only after it has looked.
+    /// from: then it had not asked yet. What has blocks that other streams had just finished with does not
+    /// count, since PyTorch waits for those only after it has looked.
     pub(crate) fn would_have_served(
         &self,
         pools: &EventPools<'_>,
@@ -75,7 +75,7 @@ impl Traffic {
     ) -> bool {
         let trace = pools.trace;
         let request = trace.events.get(index).map(|recorded| recorded.event);
-        let request = request.filter(|event| event.action == Action::Alloc && !self.finished);
+        let request = request.filter(|event| event.action == Action::Alloc);
         request.is_some_and(|request| {
             let size = config.block_size(request.size);
             self.releases.iter().any(|&release| {
@@ -84,7 +84,10 @@ impl Traffic {
                     Action::SegmentUnmap => (released.size % Bytes::mib(20)).is_zero(),
                     _ => released.size > Bytes::mib(2),
                 };
-                released.stream == request.stream
+                let range = released.address..released.address + released.size;
+                let was_free = self.finished.range(range).next().is_none();
+                was_free
+                    && released.stream == request.stream
                     && pools.of(release) == pools.of(index)
                     && is_large == (request.size > Bytes::mib(1))
                     && released.size >= size
@@ -191,7 +194,7 @@ impl Survey {
                     reserved = reserved.saturating_sub(event.size);
                 }
                 Action::FreeCompleted => {
-                    traffic.finished = true;
+                    traffic.finished.insert(event.address);
                     match waiting.remove(&event.address) {
                         Some(freed) => drop(survey.completions.insert(freed, index)),
                         None => drop(survey.initial_completions.insert(event.address, index)),

@@ -9,6 +9,7 @@ use lowtide_trace::{InitialBlock, InitialSegment, StackId, Trace, TraceEvent};
 
 const HERE: u64 = 0x7f00_0000_0000;
 const THERE: u64 = 0x7f00_2000_0000;
+const THIRD: u64 = 0x7f00_4000_0000;
 
 fn event(action: Action, address: u64, mib: u64) -> Event {
     let (pool, stream) = (MempoolId::DEFAULT, Stream::DEFAULT);
@@ -552,4 +553,54 @@ fn a_replay_that_breaks_off_says_what_it_did_otherwise_before() {
         "{error}"
     );
     assert!(!error.contains('\n'));
+}
+
+/// A request that waits for two blocks at once has looked before either was free.
+#[test]
+fn what_one_wait_ends_is_free_after_the_request_has_looked() {
+    const OTHER: Stream = Stream(5);
+    const FOURTH: u64 = THERE + (1 << 30);
+    let mut events = recording_of(&[
+        (Action::SegmentAlloc, HERE, 28),
+        (Action::Alloc, HERE, 28),
+        (Action::SegmentAlloc, THERE, 40),
+        (Action::Alloc, THERE, 40),
+        (Action::SegmentAlloc, THIRD, 20),
+        (Action::Alloc, THIRD, 3),
+        (Action::FreeRequested, HERE, 28),
+        (Action::FreeRequested, THIRD, 3),
+        (Action::FreeCompleted, HERE, 28),
+        (Action::FreeCompleted, THIRD, 3),
+        (Action::SegmentFree, HERE, 28),
+        (Action::SegmentFree, THIRD, 20),
+        (Action::SegmentAlloc, FOURTH, 24),
+        (Action::Alloc, FOURTH, 24),
+    ]);
+    for recorded in &mut events.events {
+        if recorded.event.address == DeviceAddress(THIRD) {
+            recorded.event.stream = OTHER;
+        }
+    }
+    assert_eq!(verify(&events).retries, 1);
+}
+
+/// The block that was waited for lies elsewhere: it does not keep the cache from having been emptied.
+#[test]
+fn an_empty_cache_that_waits_is_the_programs() {
+    let trace = recording_of(&[
+        (Action::SegmentAlloc, HERE, 20),
+        (Action::Alloc, HERE, 3),
+        (Action::Alloc, HERE + (3 << 20), 3),
+        (Action::SegmentAlloc, THERE, 30),
+        (Action::Alloc, THERE, 30),
+        (Action::FreeRequested, THERE, 30),
+        (Action::FreeCompleted, THERE, 30),
+        (Action::FreeRequested, HERE, 3),
+        (Action::Alloc, HERE + (6 << 20), 2),
+        (Action::FreeCompleted, HERE, 3),
+        (Action::SegmentFree, THERE, 30),
+        (Action::SegmentAlloc, THIRD, 30),
+        (Action::Alloc, THIRD, 30),
+    ]);
+    assert_eq!(verify(&trace).retries, 0);
 }
