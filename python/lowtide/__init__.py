@@ -10,7 +10,7 @@ that is allocated in a `lowtide.region` can leave the card and come back: `pause
 """
 
 from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError, TorchError
-from ._install import install
+from ._install import install, is_installed
 from ._memory import dump_snapshot, empty_cache, memory_stats, snapshot, version
 from ._record import Recording, record
 from ._regions import (
@@ -45,6 +45,7 @@ __all__ = [
     "empty_cache",
     "get_backup",
     "install",
+    "is_installed",
     "memory_stats",
     "pause",
     "record",

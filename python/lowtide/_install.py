@@ -70,8 +70,12 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
 
 
 def is_installed() -> bool:
-    """Returns whether lowtide is PyTorch's allocator in this process."""
-    return _is_installed
+    """Returns whether lowtide is PyTorch's allocator in this process.
+
+    `False`, too, once a program has put another in its place (`torch.cuda.memory.change_current_allocator`), which
+    PyTorch allows until CUDA is in use.
+    """
+    return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
 def release_workspaces(tag: bytes | None) -> None:

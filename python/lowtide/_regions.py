@@ -288,7 +288,7 @@ def check_served() -> None:
     if "torch" in sys.modules and not is_installed():
         raise Error(
             "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
-            "anything is on the GPU, or start the script by `python -m lowtide run`"
+            "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it"
         )
 
 

@@ -75,6 +75,21 @@ def test_a_forked_child_lets_go_of_the_pools_that_it_inherits(gpu: Machine) -> N
     assert printed == "0\nthe parent is told\n"
 
 
+def test_settings_may_name_the_backend_of_pytorch(gpu: Machine) -> None:
+    # PyTorch reads the environment late, and ends in an error where it names another backend than the allocator does.
+    printed = gpu.code(
+        SHIM,
+        """
+        names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+        change = next(filter(None, (getattr(torch._C, name, None) for name in names)))
+        change("backend:native,max_split_size_mb:128")
+        print(torch.cuda.get_allocator_backend())
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="backend:native",
+    )
+    assert printed == "native\n"
+
+
 # Throws when memory is given back, and calls the deleter of tensors.
 TRACKER = """
     #include <c10/cuda/CUDACachingAllocator.h>

@@ -46,6 +46,7 @@ def build() -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
+    loaded.lowtide_torch_is_installed.restype = ctypes.c_bool
     loaded.lowtide_torch_release_workspaces.restype = None
     loaded.lowtide_torch_release_workspaces.argtypes = [ctypes.c_char_p]
     return loaded

@@ -31,7 +31,15 @@ def version() -> tuple[int, int]:
 
 @on_lowtide
 def test_lowtide_is_the_allocator() -> None:
-    assert torch.cuda.get_allocator_backend() == "lowtide"
+    assert lowtide.is_installed()
+    # As PyTorch's settings have it, which may say so.
+    assert torch.cuda.get_allocator_backend() == "native"
+
+
+def test_settings_may_name_the_backend_of_pytorch() -> None:
+    with settings("backend:native,max_split_size_mb:128", "backend:native"):
+        assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 128 * MIB
+        assert torch.empty(4).pin_memory().is_pinned()
 
 
 @on_lowtide
@@ -39,6 +47,40 @@ def test_it_is_too_late_for_another_allocator() -> None:
     bytes_of(1)
     with pytest.raises(RuntimeError, match="already initialized"):
         torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(custom_allocator([], [])))
+
+
+@on_lowtide
+def test_a_forked_child_drops_what_it_inherits() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = bytes_of(MIB)
+    child = os.fork()
+    if child == 0:
+        # What fails here ends the process by a signal.
+        del held, pool
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@on_lowtide
+def test_another_allocator_in_its_place_is_noticed() -> None:
+    program = """
+import ctypes, lowtide, torch
+allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(lambda *_: None)
+free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(lambda *_: None)
+lowtide.install()
+assert lowtide.is_installed()
+addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (allocate, free)]
+torch._C._cuda_changeCurrentAllocator(torch._C._cuda_customAllocator(*addresses))
+assert not lowtide.is_installed()
+try:
+    with lowtide.region("weights"):
+        pass
+except lowtide.Error as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "lowtide is not PyTorch's allocator" in done.stdout
 
 
 # ---- figures ----
@@ -301,6 +343,17 @@ def test_the_user_s_text_is_in_the_history() -> None:
     torch.cuda.memory._set_memory_metadata("")
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     assert trace[0]["user_metadata"] == "step 3"
+
+
+@pytest.mark.skipif(version() < (2, 14), reason="newer")
+def test_a_note_has_the_stack_of_who_wrote_it() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    held = bytes_of(1000)
+    torch.cuda.memory._annotate_tensor(held, "a note")
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    (noted,) = (entry for entry in trace if entry["action"] == "annotate")
+    assert "bytes_of" not in [frame["name"] for frame in noted["frames"]]
+    assert any(frame["name"].startswith("test_a_note") for frame in noted["frames"])
 
 
 def test_pytorch_s_viewer_reads_a_dump(tmp_path: Path) -> None:

@@ -135,8 +135,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   // ---- the whole ----
 
+  // What PYTORCH_CUDA_ALLOC_CONF calls PyTorch's own: PyTorch ends the program where its settings name another backend.
   std::string name() override {
-    return "lowtide";
+    return "native";
   }
 
   bool initialized() override {
@@ -309,7 +310,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
           held.requested,
           static_cast<cudaStream_t>(held.stream),
           to_torch(held.pool),
-          history_.block_context(device, held.address),
+          history_.gather(RecordContext::ALLOC),
           metadata);
     }
   }
@@ -342,7 +343,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
 #if LOWTIDE_TORCH_AT_LEAST(13)
-    check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
+    // From 2.14 on a graph whose capture was given up does this when it is destroyed.
+    check_end(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
 #else
     if (!end_captures([&] { return routes_.end(device, pool); })) {
       // Says that there is none.
@@ -369,8 +371,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
-    int count = 0;
-    check(lowtide_pool_use_count(device, to_lowtide(pool), &count));
+    // What a pool that ends expects, for one that ends in a forked child.
+    int count = 1;
+    check_end(lowtide_pool_use_count(device, to_lowtide(pool), &count));
     return count;
   }
 
@@ -380,7 +383,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
-    check(lowtide_set_use_on_oom(device, to_lowtide(pool), use));
+    check_end(lowtide_set_use_on_oom(device, to_lowtide(pool), use));
   }
 #else
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, native::CUDAAllocator* source = nullptr) override {
@@ -389,7 +392,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool) override {
-    check(lowtide_set_use_on_oom(device, to_lowtide(pool), true));
+    check_end(lowtide_set_use_on_oom(device, to_lowtide(pool), true));
   }
 #endif
 

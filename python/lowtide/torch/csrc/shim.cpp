@@ -60,6 +60,11 @@ extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_inst
   return reason.c_str();
 }
 
+// Whether PyTorch's memory is lowtide's: a program may have put another allocator in its place since.
+extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installed() noexcept {
+  return lowtide::native::get() == &lowtide::LowtideAllocator::instance();
+}
+
 // Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all if it is null.
 extern "C" __attribute__((visibility("default"))) void lowtide_torch_release_workspaces(const char* tag) noexcept {
   try {
