@@ -10,8 +10,9 @@ use lowtide_trace::Trace;
 
 use crate::args::AdviseArgs;
 use crate::progress::Progress;
+use crate::ranking::Ranking;
 use crate::recording::{self, Job};
-use crate::{format, json, output, ranking, replay};
+use crate::{format, json, output, replay};
 use settings::{Axes, Candidate, Setting};
 
 /// Of each setting that helps, so many values are tried together with others.
@@ -94,6 +95,7 @@ impl<'a> Search<'a> {
     /// those that helped are tried together.
     fn advise(&self) -> Result<Advice<'a>> {
         let now = self.replay(vec![self.now()])?.remove(0);
+        let ranking = Ranking::new(self.job, Some(&now.outcome));
         let axes = Axes::new(self.trace, self.options.capacity.is_some());
         let mut tried = Vec::new();
         for base in [vec![], vec![Setting::ExpandableSegments]] {
@@ -101,11 +103,12 @@ impl<'a> Search<'a> {
             let singles = axes.iter().copied().flatten().map(|&setting| vec![setting]);
             let singles = self.candidates(&base, singles.chain([vec![]]));
             let singles = self.replay(singles)?;
-            let together = self.candidates(&base, self.combinations(&base, &axes, &singles));
+            let together =
+                self.candidates(&base, self.combinations(ranking, &base, &axes, &singles));
             tried.extend(singles);
             tried.extend(self.replay(together)?);
         }
-        Ok(self.conclude(now, tried))
+        Ok(self.conclude(ranking, now, tried))
     }
 
     /// Returns the settings of the recording.
@@ -138,6 +141,7 @@ impl<'a> Search<'a> {
     /// Returns every combination of two or more settings of different axes that each helped alone.
     fn combinations(
         &self,
+        ranking: Ranking,
         base: &[Setting],
         axes: &[&[Setting]],
         singles: &[Tried],
@@ -161,7 +165,7 @@ impl<'a> Search<'a> {
                 })
                 .filter(|(outcome, _)| helps(outcome, alone))
                 .collect();
-            helpful.sort_by(|(left, _), (right, _)| ranking::compare(self.job, left, right));
+            helpful.sort_by(|(left, _), (right, _)| ranking.compare(left, right));
             helpful.truncate(COMBINED_VALUES);
             for combination in combinations.clone() {
                 combinations.extend(helpful.iter().map(|&(_, setting)| {
@@ -189,10 +193,10 @@ impl<'a> Search<'a> {
             .collect())
     }
 
-    fn conclude(&self, now: Tried, mut tried: Vec<Tried>) -> Advice<'a> {
+    fn conclude(&self, ranking: Ranking, now: Tried, mut tried: Vec<Tried>) -> Advice<'a> {
         tried.retain(|tried| tried.candidate.config != now.candidate.config);
-        tried.sort_by(|left, right| ranking::compare(self.job, &left.outcome, &right.outcome));
-        let best = choose(self.job, &now, &tried).cloned();
+        tried.sort_by(|left, right| ranking.compare(&left.outcome, &right.outcome));
+        let best = choose(ranking, &now, &tried).cloned();
         if let Some(best) = &best {
             tried.retain(|tried| tried.candidate != best.candidate);
         }
@@ -212,22 +216,36 @@ fn helps(outcome: &Outcome, before: &Outcome) -> bool {
     figure(outcome) < figure(before)
 }
 
-/// Returns what to choose: of those that take about the least, what is in use now, or else the simplest.
-fn choose<'t>(job: &Job, now: &'t Tried, tried: &'t [Tried]) -> Option<&'t Tried> {
-    let usable = |tried: &&Tried| tried.outcome.completed && !ranking::is_slow(job, &tried.outcome);
-    let peak = |tried: &Tried| tried.outcome.peak_reserved_bytes;
-    let all = || [now].into_iter().chain(tried).filter(usable);
-    let least = all().map(peak).min()?;
-    let about_least = |tried: &&Tried| format::ratio(peak(tried), least) <= 1.0 + WORTHWHILE;
-    if usable(&now) && about_least(&now) {
-        return Some(now);
-    }
-    all().filter(about_least).min_by(|left, right| {
-        let complexity = |tried: &Tried| tried.candidate.settings.len();
-        complexity(left)
-            .cmp(&complexity(right))
-            .then_with(|| ranking::compare(job, &left.outcome, &right.outcome))
+/// Returns what to choose: of those that take about the least, what is in use now, or else the simplest. What is slow
+/// is chosen only where nothing else completes; never what takes more than now, if that completes.
+fn choose<'t>(ranking: Ranking, now: &'t Tried, tried: &'t [Tried]) -> Option<&'t Tried> {
+    let completed = [now].into_iter().chain(tried);
+    let completed: Vec<&Tried> = completed.filter(|tried| tried.outcome.completed).collect();
+    let is_quick = |tried: &&&Tried| !ranking.is_slow(&tried.outcome);
+    let quick: Vec<&Tried> = completed.iter().filter(is_quick).copied().collect();
+    let usable = if quick.is_empty() { completed } else { quick };
+
+    let least = usable
+        .iter()
+        .map(|tried| tried.outcome.peak_reserved_bytes)
+        .min()?;
+    // Keeping what is in use asks nothing of anyone.
+    let price = |tried: &Tried| match tried.candidate == now.candidate {
+        true => 0,
+        false => 1 + tried.candidate.settings.len(),
+    };
+    let about_least = usable
+        .into_iter()
+        .filter(|tried| !saves(least, &tried.outcome));
+    about_least.min_by(|left, right| {
+        let by_price = price(left).cmp(&price(right));
+        by_price.then_with(|| ranking.compare(&left.outcome, &right.outcome))
     })
+}
+
+/// Returns whether `size` is so much less than `outcome` takes that it is worth a setting.
+fn saves(size: Bytes, outcome: &Outcome) -> bool {
+    format::ratio(outcome.peak_reserved_bytes, size.max(Bytes(1))) > 1.0 + WORTHWHILE
 }
 
 #[cfg(test)]

@@ -56,6 +56,14 @@ pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
     }
 }
 
+/// Returns how much `size` is above or below `base`, as `20.00 MiB less`.
+pub(crate) fn difference(size: Bytes, base: Bytes) -> String {
+    match size > base {
+        true => format!("{} more", size - base),
+        false => format!("{} less", base - size),
+    }
+}
+
 /// Returns `count` with commas between the thousands.
 pub(crate) fn count(count: u64) -> String {
     let digits = count.to_string();
@@ -113,6 +121,8 @@ mod tests {
         assert_eq!(percent_change(Bytes(50), Bytes(100)), "-50.0 %");
         assert_eq!(percent_change(Bytes(100_000), Bytes(100_001)), "0.0 %");
         assert_eq!(percent_change(Bytes(1), Bytes(0)), "");
+        assert_eq!(difference(Bytes(150), Bytes(100)), "50 bytes more");
+        assert_eq!(difference(Bytes(100), Bytes(150)), "50 bytes less");
     }
 
     #[test]

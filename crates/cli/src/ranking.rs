@@ -8,30 +8,64 @@ use lowtide_replay::Outcome;
 use crate::format;
 use crate::recording::Job;
 
-/// A strategy whose driver calls take more than this share of the time that the job took is no choice,
-/// however little memory it needs. That they also wait for the device is not even counted.
+/// What slows a job down has driver calls that take more than this share of the time that the job took. That they also
+/// wait for the device is not even counted.
 const SLOW_SHARE: f64 = 0.1;
 
-/// Compares by what a user wants: first that the job completes, then that it is not slowed down a lot,
-/// then little memory, then little time in the driver. Of two jobs that did not complete, the one that
-/// came further is better.
-pub(crate) fn compare(job: &Job, left: &Outcome, right: &Outcome) -> Ordering {
-    let refusals_last = right.completed.cmp(&left.completed);
-    refusals_last
-        .then_with(|| right.oom_at_event.cmp(&left.oom_at_event))
-        .then_with(|| is_slow(job, left).cmp(&is_slow(job, right)))
-        .then_with(|| left.peak_reserved_bytes.cmp(&right.peak_reserved_bytes))
-        .then_with(|| left.driver_time_us.total_cmp(&right.driver_time_us))
+/// ... and more than so many times what they take anyway: a job that spends its time in the driver as it is would gain
+/// nothing by passing over what takes less memory.
+const SLOW_FACTOR: f64 = 1.5;
+
+/// What the outcomes of one job are compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ranking {
+    /// How long the job took, where that is known.
+    duration_us: Option<f64>,
+    /// How long the driver's calls take as things are, where the job completes so.
+    usual_us: Option<f64>,
 }
 
-/// Returns whether the driver's calls would take so much of the job's time that nobody would want it.
-pub(crate) fn is_slow(job: &Job, outcome: &Outcome) -> bool {
-    driver_share(job, outcome).is_some_and(|share| share > SLOW_SHARE)
+impl Ranking {
+    /// Returns a comparison of outcomes of `job`, which `usual` is without a change, where that was replayed.
+    pub(crate) fn new(job: &Job, usual: Option<&Outcome>) -> Ranking {
+        let usual = usual.filter(|outcome| outcome.completed);
+        Ranking {
+            duration_us: job.duration_us,
+            usual_us: usual.map(|outcome| outcome.driver_time_us),
+        }
+    }
+
+    /// Compares by what a user wants: first that the job completes, then that it is not slowed down a lot,
+    /// then little memory, then little time in the driver. Of two jobs that did not complete, the one that
+    /// came further is better.
+    pub(crate) fn compare(self, left: &Outcome, right: &Outcome) -> Ordering {
+        let refusals_last = right.completed.cmp(&left.completed);
+        refusals_last
+            .then_with(|| right.oom_at_event.cmp(&left.oom_at_event))
+            .then_with(|| self.is_slow(left).cmp(&self.is_slow(right)))
+            .then_with(|| left.peak_reserved_bytes.cmp(&right.peak_reserved_bytes))
+            .then_with(|| left.driver_time_us.total_cmp(&right.driver_time_us))
+    }
+
+    /// Returns whether the driver's calls would take so much more of the job's time that nobody would want it.
+    pub(crate) fn is_slow(self, outcome: &Outcome) -> bool {
+        let share = self
+            .duration_us
+            .map(|duration| outcome.driver_time_us / duration);
+        let is_usual = |usual_us: f64| outcome.driver_time_us <= SLOW_FACTOR * usual_us;
+        share.is_some_and(|share| share > SLOW_SHARE) && !self.usual_us.is_some_and(is_usual)
+    }
 }
 
-/// Returns the time of the driver's calls as a share of the recorded time, where that is known.
-pub(crate) fn driver_share(job: &Job, outcome: &Outcome) -> Option<f64> {
-    Some(outcome.driver_time_us / job.duration_us?)
+/// Returns a few words on the time of the driver's calls, where it is much of the job's.
+pub(crate) fn driver_note(job: &Job, outcome: &Outcome) -> Option<String> {
+    let share = outcome.driver_time_us / job.duration_us?;
+    (outcome.completed && share > SLOW_SHARE).then(|| {
+        format!(
+            "driver calls would take {:.0} % of the job's time",
+            100.0 * share
+        )
+    })
 }
 
 /// Returns whether this is PyTorch's allocator with its default settings.
@@ -52,7 +86,7 @@ pub(crate) fn label(outcome: &Outcome) -> String {
     format!("{}{colon}{}", outcome.strategy, outcome.config)
 }
 
-/// Returns one sentence on `ranked`, which is sorted by [`compare`]: which is best, and what it saves.
+/// Returns one sentence on `ranked`, which is sorted by [`Ranking::compare`]: which is best, and what it saves.
 pub(crate) fn verdict(ranked: &[Outcome], capacity: Option<Bytes>) -> Option<String> {
     let best = ranked.first()?;
     let name = label(best);
@@ -72,18 +106,29 @@ pub(crate) fn verdict(ranked: &[Outcome], capacity: Option<Bytes>) -> Option<Str
     let Some(default) = ranked.iter().find(|outcome| is_default(outcome)) else {
         return Some(takes);
     };
+    if !default.completed {
+        return Some(format!(
+            "{takes}; PyTorch's default runs out of memory{limit}"
+        ));
+    }
     let default_peak = default.peak_reserved_bytes;
-    Some(if !default.completed {
-        format!("{takes}; PyTorch's default runs out of memory{limit}")
-    } else if is_default(best) || default_peak == peak {
-        format!("PyTorch's default is best: it takes {default_peak}, and none here takes less")
-    } else {
-        format!(
-            "{takes}, {} less than PyTorch's default ({})",
-            default_peak - peak,
-            format::percent_change(peak, default_peak)
-        )
-    })
+    if !is_default(best) && default_peak != peak {
+        let (difference, percent) = (
+            format::difference(peak, default_peak),
+            format::percent_change(peak, default_peak),
+        );
+        return Some(format!(
+            "{takes}, {difference} than PyTorch's default ({percent})"
+        ));
+    }
+    let takes_less = |outcome: &Outcome| outcome.completed && outcome.peak_reserved_bytes < peak;
+    let none = match ranked.iter().any(takes_less) {
+        true => "none here that is not slow takes less",
+        false => "none here takes less",
+    };
+    Some(format!(
+        "PyTorch's default is best: it takes {peak}, and {none}"
+    ))
 }
 
 #[cfg(test)]
@@ -92,7 +137,8 @@ mod tests {
     use crate::samples::{job, outcome, refused};
 
     fn ranked(mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
-        outcomes.sort_by(|left, right| compare(&job(), left, right));
+        let ranking = Ranking::new(&job(), baseline(&outcomes));
+        outcomes.sort_by(|left, right| ranking.compare(left, right));
         outcomes
     }
 
@@ -128,8 +174,31 @@ mod tests {
             duration_us: None,
             ..job()
         };
-        assert!(is_slow(&job(), &slow));
-        assert!(!is_slow(&untimed, &slow));
+        assert!(Ranking::new(&job(), None).is_slow(&slow));
+        assert!(!Ranking::new(&untimed, None).is_slow(&slow));
+    }
+
+    #[test]
+    fn what_takes_about_as_long_as_things_are_is_not_slow() {
+        let with_driver_time = |seconds| Outcome {
+            driver_time_us: seconds * 1e6,
+            ..outcome("caching", Bytes::gib(1))
+        };
+        let check = |usual: &Outcome, seconds, expected| {
+            let ranking = Ranking::new(&job(), Some(usual));
+            assert_eq!(
+                ranking.is_slow(&with_driver_time(seconds)),
+                expected,
+                "{seconds}"
+            );
+        };
+        let usual = with_driver_time(20.0);
+        check(&usual, 20.0, false);
+        check(&usual, 29.0, false);
+        check(&usual, 31.0, true);
+        check(&with_driver_time(5.0), 9.0, false);
+        // How long the calls take of a job that breaks off says nothing.
+        check(&refused("caching", 7), 11.0, true);
     }
 
     #[test]
@@ -152,6 +221,22 @@ mod tests {
         check(
             vec![outcome("caching", Bytes::gib(1)), expandable()],
             "PyTorch's default is best: it takes 1024.00 MiB, and none here takes less",
+        );
+        let slow = Outcome {
+            driver_time_us: 11e6,
+            ..outcome("direct", Bytes::mib(900))
+        };
+        check(
+            vec![outcome("caching", Bytes::gib(1)), slow.clone()],
+            "PyTorch's default is best: it takes 1024.00 MiB, and none here that is not slow takes less",
+        );
+        let slow_default = Outcome {
+            driver_time_us: 50e6,
+            ..outcome("caching", Bytes::gib(1))
+        };
+        check(
+            vec![slow_default, outcome("buddy", Bytes::gib(2)), slow],
+            "direct is best: it takes 900.00 MiB, 124.00 MiB less than PyTorch's default (-12.1 %)",
         );
         check(
             vec![outcome("bfc", Bytes::gib(2)), expandable()],

@@ -10,8 +10,9 @@ use rayon::prelude::*;
 use crate::args::ReplayArgs;
 use crate::json::{OutcomeRow, Report};
 use crate::progress::Progress;
+use crate::ranking::{self, Ranking};
 use crate::recording::{self, Job};
-use crate::{html, json, output, ranking, table};
+use crate::{html, json, output, table};
 
 /// So many points over time are enough for the width of a screen.
 const TIMELINE_POINTS: usize = 2000;
@@ -56,7 +57,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     drop(progress);
 
     let mut ranked = outcomes.clone();
-    ranked.sort_by(|left, right| ranking::compare(&job, left, right));
+    let ranking = Ranking::new(&job, ranking::baseline(&outcomes));
+    ranked.sort_by(|left, right| ranking.compare(left, right));
     if let Some(path) = &args.html {
         let page = html::page(&job, &ranked, options.capacity)?;
         if prints_page {

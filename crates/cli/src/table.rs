@@ -146,15 +146,7 @@ pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
             format::count(event as u64)
         ));
     }
-    if let Some(share) = ranking::driver_share(job, outcome)
-        && outcome.completed
-        && ranking::is_slow(job, outcome)
-    {
-        notes.push(format!(
-            "driver calls would take {:.0} % of the job's time",
-            100.0 * share
-        ));
-    }
+    notes.extend(ranking::driver_note(job, outcome));
     if outcome.retries > 0 {
         notes.push(format!("gave back and retried {} ×", outcome.retries));
     }

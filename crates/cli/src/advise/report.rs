@@ -11,7 +11,7 @@ use super::{Advice, Tried};
 use crate::format::{self, SizeUnit};
 use crate::json::OutcomeRow;
 use crate::recording::Job;
-use crate::table;
+use crate::{ranking, table};
 
 /// More rows than this only bury the first ones.
 const ROWS: usize = 10;
@@ -24,13 +24,9 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
     }
     let _ = writeln!(text, "\n{}\n", now(advice));
     match &advice.best {
-        None => text.push_str("No setting of PyTorch's allocator fits the job in that.\n"),
+        None => text.push_str(&none(advice.capacity)),
         Some(best) if best.candidate == advice.now.candidate => {
-            let _ = writeln!(
-                text,
-                "{}",
-                style("That is about the best that PyTorch's allocator can do: keep it.").bold()
-            );
+            let _ = writeln!(text, "{}", style(keep(advice)).bold());
         }
         Some(best) => text.push_str(&recommendation(advice, best)),
     }
@@ -57,6 +53,28 @@ fn now(advice: &Advice<'_>) -> String {
     }
 }
 
+/// Returns a line on what to choose where there is nothing.
+fn none(capacity: Option<Bytes>) -> String {
+    match capacity {
+        Some(capacity) => {
+            format!("No setting of PyTorch's allocator fits the job in {capacity}.\n")
+        }
+        None => "No setting of PyTorch's allocator lets the job complete.\n".to_owned(),
+    }
+}
+
+/// Returns a sentence on why to keep what is in use.
+fn keep(advice: &Advice<'_>) -> &'static str {
+    let now = &advice.now.outcome;
+    let saves = |other: &Tried| {
+        other.outcome.completed && super::saves(other.outcome.peak_reserved_bytes, now)
+    };
+    match advice.others.iter().any(saves) {
+        true => "What takes less would slow the job down: keep it.",
+        false => "That is about the best that PyTorch's allocator can do: keep it.",
+    }
+}
+
 /// Returns what to set, what that saves, and what it costs.
 fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
     let now = &advice.now.outcome;
@@ -72,15 +90,20 @@ fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
     let _ = match now.completed {
         true => writeln!(
             text,
-            "makes it {peak}: {} less ({}).",
-            now.peak_reserved_bytes.saturating_sub(peak),
+            "makes it {peak}: {} ({}).",
+            format::difference(peak, now.peak_reserved_bytes),
             format::percent_change(peak, now.peak_reserved_bytes)
         ),
         false => writeln!(text, "lets it complete, in {peak}."),
     };
 
     let _ = writeln!(text, "\nWhat it costs:");
-    for line in costs(advice, best).into_iter().chain(cautions(best)) {
+    let slows = ranking::driver_note(advice.job, &best.outcome);
+    for line in costs(advice, best)
+        .into_iter()
+        .chain(slows)
+        .chain(cautions(best))
+    {
         let _ = writeln!(text, "  {line}");
     }
     text

@@ -2,7 +2,8 @@ use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 
 use super::settings::{Candidate, Setting};
-use super::{Tried, choose};
+use super::{Advice, Tried, choose, report};
+use crate::ranking::Ranking;
 use crate::samples;
 
 fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
@@ -16,7 +17,8 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
 
 /// Asserts which configuration is chosen; `None` for no one.
 fn check(now: &Tried, others: &[Tried], expected: Option<&str>) {
-    let chosen = choose(&samples::job(), now, others);
+    let ranking = Ranking::new(&samples::job(), Some(&now.outcome));
+    let chosen = choose(ranking, now, others);
     assert_eq!(chosen.map(|tried| tried.candidate.conf.as_str()), expected);
 }
 
@@ -61,26 +63,103 @@ fn of_equals_the_quicker_is_chosen() {
     check(&tried(&[], 2000), &others, Some("large_segment_size_mb:64"));
 }
 
-#[test]
-fn what_fails_or_crawls_is_not_chosen() {
-    let mut slow = tried(&[ROUNDUP], 500);
-    slow.outcome.driver_time_us = 50e6;
-    let refused = |tried: Tried| Tried {
+fn refused(tried: Tried) -> Tried {
+    Tried {
         outcome: Outcome {
             completed: false,
             oom_at_event: Some(5),
             ..tried.outcome
         },
         ..tried
-    };
+    }
+}
+
+/// Returns `tried` with so many seconds in the driver, of the job's 100.
+fn in_driver(seconds: f64, tried: Tried) -> Tried {
+    Tried {
+        outcome: Outcome {
+            driver_time_us: seconds * 1e6,
+            ..tried.outcome
+        },
+        ..tried
+    }
+}
+
+#[test]
+fn what_fails_is_not_chosen_and_what_crawls_only_where_nothing_else_completes() {
+    let slow = in_driver(50.0, tried(&[ROUNDUP], 500));
     let now = refused(tried(&[], 400));
     let others = [slow.clone(), tried(&[EXPANDABLE], 1000)];
     check(&now, &others, Some("expandable_segments:True"));
-    check(&now, &[slow, refused(tried(&[LARGE], 300))], None);
+    let failing = refused(tried(&[LARGE], 300));
+    check(
+        &now,
+        &[slow, failing.clone()],
+        Some("roundup_power2_divisions:8"),
+    );
+    check(&now, &[failing], None);
+}
+
+#[test]
+fn nothing_that_takes_more_is_chosen_however_long_it_takes_now() {
+    let now = in_driver(50.0, tried(&[], 1000));
+    check(&now, &[tried(&[LARGE], 1110)], Some(""));
+    let others = [
+        tried(&[LARGE], 1110),
+        in_driver(60.0, tried(&[ROUNDUP], 900)),
+    ];
+    check(&now, &others, Some("roundup_power2_divisions:8"));
+    let slower = in_driver(80.0, tried(&[ROUNDUP], 900));
+    check(&now, &[tried(&[LARGE], 1110), slower], Some(""));
 }
 
 #[test]
 fn defaults_are_advised_where_they_do_as_well() {
     let now = tried(&[ROUNDUP], 2000);
     check(&now, &[tried(&[], 1000), tried(&[LARGE], 1000)], Some(""));
+}
+
+#[test]
+fn what_takes_less_and_is_passed_over_is_said_to_be_slow() {
+    let job = samples::job();
+    let check = |others: Vec<Tried>, expected: &str| {
+        let now = tried(&[], 1000);
+        let advice = Advice {
+            job: &job,
+            capacity: None,
+            best: Some(now.clone()),
+            now,
+            others,
+        };
+        let text = report::text(&advice);
+        assert!(text.contains(expected), "{text}");
+    };
+    let best = "That is about the best that PyTorch's allocator can do: keep it.";
+    check(
+        vec![refused(tried(&[LARGE], 500)), tried(&[ROUNDUP], 995)],
+        best,
+    );
+    let slow = in_driver(50.0, tried(&[ROUNDUP], 500));
+    check(
+        vec![slow],
+        "What takes less would slow the job down: keep it.",
+    );
+}
+
+#[test]
+fn what_is_slow_and_advised_says_so() {
+    let job = samples::job();
+    let slow = in_driver(50.0, tried(&[ROUNDUP], 500));
+    let advice = Advice {
+        job: &job,
+        capacity: None,
+        now: refused(tried(&[], 400)),
+        best: Some(slow),
+        others: Vec::new(),
+    };
+    let text = report::text(&advice);
+    assert!(
+        text.contains("\n  driver calls would take 50 % of the job's time\n"),
+        "{text}"
+    );
 }
