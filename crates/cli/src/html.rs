@@ -26,6 +26,7 @@ pub(crate) fn page(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> Re
         job,
         headline: job.headline(),
         verdict: ranking::verdict(ranked, capacity),
+        note: table::lost_beginning(job, ranked),
         capacity_bytes: capacity.map(Bytes::get),
         outcomes: ranked
             .iter()
@@ -42,6 +43,7 @@ struct PageData<'a> {
     job: &'a Job,
     headline: String,
     verdict: Option<String>,
+    note: Option<String>,
     capacity_bytes: Option<u64>,
     outcomes: Vec<PageOutcome<'a>>,
 }
@@ -151,6 +153,28 @@ mod tests {
             timeline["live_bytes"],
             serde_json::json!([10 << 20, 20 << 20])
         );
+    }
+
+    #[test]
+    fn a_lost_beginning_is_noted() {
+        let mut trace = lowtide_trace::Trace::default();
+        let note = |trace: &lowtide_trace::Trace| {
+            let job = Job::new("a.pickle".as_ref(), trace);
+            let page = page(&job, &[outcome("caching", Bytes::gib(1))], None);
+            data_in(&page.unwrap())["note"].clone()
+        };
+        assert_eq!(note(&trace), serde_json::Value::Null);
+        trace.initial.blocks.push(lowtide_trace::InitialBlock {
+            address: lowtide_core::DeviceAddress(0),
+            size: Bytes(512),
+            requested: Bytes(512),
+            stream: lowtide_core::Stream::DEFAULT,
+            pool: None,
+            status: lowtide_core::BlockStatus::Allocated,
+            stack: lowtide_trace::StackId::NONE,
+        });
+        let note = note(&trace).to_string();
+        assert!(note.contains("beginning is missing"), "{note}");
     }
 
     #[test]

@@ -185,6 +185,8 @@ pub(crate) struct Job {
     /// The most that was asked for at once.
     #[serde(serialize_with = "crate::json::bytes")]
     pub(crate) peak_requested_bytes: Bytes,
+    /// What the job had reserved, where the recording does not have its beginning.
+    pub(crate) lost_beginning: Option<LostBeginning>,
     /// How long the recording is, where it says.
     #[serde(skip)]
     pub(crate) duration_us: Option<f64>,
@@ -201,6 +203,7 @@ impl Job {
             streams: trace.streams(),
             peak_live_bytes: trace.peak_live_bytes(),
             peak_requested_bytes: trace.peak_requested_bytes(),
+            lost_beginning: LostBeginning::of(trace),
             duration_us: duration_us(trace),
         }
     }
@@ -224,6 +227,38 @@ impl Job {
             format::counted(self.allocs as u64, "allocation"),
             format::counted(self.streams as u64, "stream"),
             self.peak_live_bytes
+        )
+    }
+}
+
+/// What is known of a job's reserved bytes although the recording does not have its beginning. Replays do not start
+/// with these, but on an empty device.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct LostBeginning {
+    /// Before the first event.
+    #[serde(serialize_with = "crate::json::bytes")]
+    reserved_bytes: Bytes,
+    /// The most at once from there to the end.
+    #[serde(serialize_with = "crate::json::bytes")]
+    peak_reserved_bytes: Bytes,
+}
+
+impl LostBeginning {
+    /// Returns what is known of `trace`; `None` if no block was there before its first event. Linear time.
+    fn of(trace: &Trace) -> Option<LostBeginning> {
+        (!trace.initial.blocks.is_empty()).then(|| LostBeginning {
+            reserved_bytes: trace.initial_reserved_bytes(),
+            peak_reserved_bytes: trace.peak_reserved_bytes(),
+        })
+    }
+
+    /// Returns a line for people on what that means for replays.
+    pub(crate) fn note(&self) -> String {
+        format!(
+            "the recording's beginning is missing: the job had {} reserved at its first event and at most {} from \
+             there on; a replay starts with the blocks of then, packed afresh, and may take less than the job did, or \
+             more",
+            self.reserved_bytes, self.peak_reserved_bytes
         )
     }
 }

@@ -15,6 +15,7 @@ pub(crate) fn job() -> Job {
         streams: 1,
         peak_live_bytes: Bytes::gib(1),
         peak_requested_bytes: Bytes::gib(1),
+        lost_beginning: None,
         duration_us: Some(100e6),
     }
 }

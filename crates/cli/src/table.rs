@@ -32,6 +32,9 @@ pub(crate) fn report(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> 
     if let Some(verdict) = ranking::verdict(ranked, capacity) {
         let _ = writeln!(text, "{}", style(verdict).bold());
     }
+    if let Some(note) = lost_beginning(job, ranked) {
+        let _ = writeln!(text, "{note}");
+    }
     for outcome in ranked {
         let notes = notes(job, outcome);
         if !notes.is_empty() {
@@ -154,6 +157,13 @@ pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
         notes.push(format!("unmapped {}", outcome.remapped_bytes));
     }
     notes.join(", ")
+}
+
+/// Returns what a lost beginning means for `ranked`; nothing if all are verified, which starts with what was there.
+pub(crate) fn lost_beginning(job: &Job, ranked: &[Outcome]) -> Option<String> {
+    let are_verified = ranked.iter().all(|outcome| outcome.verified.is_some());
+    let lost = job.lost_beginning.filter(|_| !are_verified);
+    lost.map(|lost| lost.note())
 }
 
 /// Returns a line on each verification.

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{GPT2, Scratch, lowtide, mask_columns, read_sample, run, run_json, stderr};
+use common::{
+    GPT2, Scratch, lowtide, mask_columns, read_sample, run, run_json, stderr, without_beginning,
+};
 use lowtide_core::{Action, DeviceAddress, Event};
 use lowtide_trace::TraceEvent;
 use serde_json::Value;
@@ -164,4 +166,15 @@ fn completing_comes_first_where_memory_is_short() {
     let advice = run_json(&["advise", GPT2, "--capacity", "0.5x", "--json"]);
     assert_eq!(advice["best"], Value::Null);
     assert_eq!(advice["saved_bytes"], Value::Null);
+}
+
+#[test]
+fn a_lost_beginning_is_said_before_the_advice() {
+    let scratch = Scratch::new("advise-lost");
+    let path = scratch.write_snapshot("cut.lowtide", &without_beginning(GPT2, 20_000));
+    let text = run(&["advise", path.to_str().unwrap()]);
+    let (_, after) = text.split_once("this job takes ").unwrap();
+    let note = after.find("the recording's beginning is missing: the job had ");
+    let advice = after.find("PYTORCH_CUDA_ALLOC_CONF=").unwrap();
+    assert!(note.is_some_and(|note| note < advice), "{text}");
 }

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use common::{
     GPT2, Scratch, fail, failure, lowtide, mask_columns, read_sample, run, run_json,
-    run_with_stdin, sample, stderr,
+    run_with_stdin, sample, stderr, without_beginning,
 };
 use serde_json::{Value, json};
 
@@ -67,7 +67,9 @@ fn json_has_the_documented_keys() {
     assert_eq!(keys(&report), ["results", "trace"]);
     assert_eq!(
         keys(&report["trace"]),
-        sorted("path device events allocs streams peak_live_bytes peak_requested_bytes")
+        sorted(
+            "path device events allocs streams peak_live_bytes peak_requested_bytes lost_beginning"
+        )
     );
     assert_eq!(
         keys(&report["results"][0]),
@@ -141,6 +143,28 @@ fn every_address_of_the_recording_is_verified() {
         text.contains("verified caching: 39,146 of 39,146 blocks at the recorded address\n"),
         "{text}"
     );
+}
+
+#[test]
+fn a_lost_beginning_is_said_with_what_was_reserved() {
+    let scratch = Scratch::new("replay-lost");
+    let path = scratch.write_snapshot("cut.lowtide", &without_beginning(GPT2, 20_000));
+    let path = path.to_str().unwrap();
+    let note = "the recording's beginning is missing: the job had ";
+    assert!(run(&["replay", path, "--strategy", "caching"]).contains(note));
+    // This starts with what was there.
+    assert!(!run(&["replay", path, "--verify"]).contains(note));
+
+    let report = run_json(&["replay", path, "--verify", "--json"]);
+    let lost = &report["trace"]["lost_beginning"];
+    let (verified, peak) = (&report["results"][0], lost["peak_reserved_bytes"].as_u64());
+    assert_eq!(verified["verified"]["first_difference"], Value::Null);
+    assert_eq!(peak, verified["peak_reserved_bytes"].as_u64());
+    assert!(lost["reserved_bytes"].as_u64() <= peak);
+    assert_ne!(lost["reserved_bytes"], 0);
+
+    let whole = run_json(&replay(&["--strategy", "caching", "--json"]));
+    assert_eq!(whole["trace"]["lost_beginning"], Value::Null);
 }
 
 #[test]

@@ -233,6 +233,32 @@ impl Trace {
         self.peak(|requested| requested)
     }
 
+    /// Returns how many bytes there were in segments before the first event.
+    pub fn initial_reserved_bytes(&self) -> Bytes {
+        let segments = self.initial.segments.iter();
+        segments.map(|segment| segment.size).sum()
+    }
+
+    /// Returns the most bytes that the job itself had in segments at once, from what was there before the first event
+    /// on. Linear in the events.
+    pub fn peak_reserved_bytes(&self) -> Bytes {
+        let mut reserved = self.initial_reserved_bytes();
+        let mut peak = reserved;
+        for TraceEvent { event, .. } in &self.events {
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    reserved = reserved.saturating_add(event.size);
+                    peak = peak.max(reserved);
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    reserved = reserved.saturating_sub(event.size);
+                }
+                _ => {}
+            }
+        }
+        peak
+    }
+
     /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds:
     /// from [`Action::Alloc`] to [`Action::FreeRequested`].
     fn peak(&self, bytes: impl Fn(Bytes) -> Bytes) -> Bytes {

@@ -23,6 +23,9 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
         let _ = writeln!(text, "on a device of {capacity}");
     }
     let _ = writeln!(text, "\n{}\n", now(advice));
+    if let Some(lost) = advice.job.lost_beginning {
+        let _ = writeln!(text, "{}\n", lost.note());
+    }
     match &advice.best {
         None => text.push_str(&none(advice.capacity)),
         Some(best) if best.candidate == advice.now.candidate => {

@@ -131,6 +131,16 @@ pub(crate) fn read_sample(name: &str) -> lowtide_trace::Snapshot {
     lowtide_trace::read(&sample(name)).unwrap()
 }
 
+/// Returns a sample of one device without its first events, in whose place is what they left.
+pub(crate) fn without_beginning(name: &str, events: usize) -> lowtide_trace::Snapshot {
+    let mut snapshot = read_sample(name);
+    let trace = &mut snapshot.traces[0];
+    let rest = trace.events[events..].iter().map(|event| event.event);
+    let recovered = lowtide_trace::Trace::recovered(trace.device, rest, trace.segments.clone());
+    *trace = recovered.unwrap();
+    snapshot
+}
+
 /// Returns `table` with the figures under `titles` masked: they vary from run to run, or with the
 /// simulated device's costs. The columns are those of text set right.
 pub(crate) fn mask_columns(table: &str, titles: &[&str]) -> String {
