@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::ranking::Ranking;
 use crate::recording::{self, Job};
 use crate::{format, json, output, replay};
-use settings::{Axes, Candidate, Setting};
+use settings::{Axes, Candidate, Kept, Setting};
 
 /// Of each setting that helps, so many values are tried together with others.
 const COMBINED_VALUES: usize = 2;
@@ -65,8 +65,8 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         job: &job,
         options: &options,
         progress: Progress::new("replaying", 0),
-        recorded: recording::recorded_config(&source.trace, &trace)?,
-        kept: settings::kept_pairs(&trace.settings.conf),
+        recorded: recording::recorded_config(&source.trace, &trace),
+        kept: Kept::new(&trace),
     };
     let advice = search.advise().with_context(in_file)?;
     drop(search);
@@ -87,7 +87,7 @@ struct Search<'a> {
     /// What was in force.
     recorded: CachingConfig,
     /// The recorded pairs that stay as they are.
-    kept: Vec<&'a str>,
+    kept: Kept<'a>,
 }
 
 impl<'a> Search<'a> {
@@ -120,7 +120,7 @@ impl<'a> Search<'a> {
             // What was set while the job ran is not in the recorded text.
             conf: match Config::parse("caching", text) {
                 Ok(began_with) if began_with == config => text.clone(),
-                _ => settings::conf_of(&config, &self.kept),
+                _ => self.kept.conf_with(&config),
             },
             config,
         }

@@ -122,18 +122,16 @@ fn devices(snapshot: &Snapshot) -> String {
 }
 
 /// Returns the configuration of the allocator that was recorded in `trace`, from the file at `path`; says
-/// so where a single one cannot have been in force throughout.
-///
-/// # Errors
-///
-/// If the recorded text is not one that PyTorch's allocator here understands.
-pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> Result<CachingConfig> {
-    let config = trace.config_in_force().with_context(|| {
-        format!(
-            "the recording's own PYTORCH_CUDA_ALLOC_CONF={}",
-            trace.settings.conf
-        )
-    })?;
+/// so where a part of it is not understood, or a single one cannot have been in force throughout.
+pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> CachingConfig {
+    let (config, left_out) = trace.config_as_understood();
+    if !left_out.is_empty() {
+        output::note(&format!(
+            "{}: of the recording's own PYTORCH_CUDA_ALLOC_CONF, {} is not understood and left out",
+            name(path),
+            OneLine(&left_out.join(","))
+        ));
+    }
     if trace.segment_kinds().are_mixed() {
         let value = if config.expandable_segments {
             "True"
@@ -146,7 +144,7 @@ pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> Result<CachingConfi
             name(path)
         ));
     }
-    Ok(config)
+    config
 }
 
 /// Refuses to verify what another strategy than `caching` did.

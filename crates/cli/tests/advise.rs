@@ -178,3 +178,29 @@ fn a_lost_beginning_is_said_before_the_advice() {
     let advice = after.find("PYTORCH_CUDA_ALLOC_CONF=").unwrap();
     assert!(note.is_some_and(|note| note < advice), "{text}");
 }
+
+#[test]
+fn a_recorded_option_that_is_not_known_is_named_and_stays() {
+    let scratch = Scratch::new("unknown");
+    let path = recorded_with(&scratch, "max_split_size_mb:200,some_future_option:7");
+    let note = "of the recording's own PYTORCH_CUDA_ALLOC_CONF, some_future_option:7 is not understood and left out\n";
+    let check = |arguments: &[&str]| -> Value {
+        let output = lowtide().args(arguments).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.ends_with(note) && said.lines().count() == 1, "{said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let advice = check(&["advise", &path, "--json"]);
+    assert_eq!(advice["now"]["config"], "max_split_size_mb:200");
+    assert_eq!(
+        advice["now"]["conf"],
+        "max_split_size_mb:200,some_future_option:7"
+    );
+    assert_eq!(
+        advice["best"]["conf"],
+        "expandable_segments:True,some_future_option:7"
+    );
+    let verified = check(&["replay", &path, "--verify", "--json"]);
+    assert_eq!(verified["results"][0]["config"], "max_split_size_mb:200");
+}

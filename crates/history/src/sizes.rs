@@ -31,8 +31,7 @@ impl BlockSizes {
         let sizes = match strategy.filter(|config| !matches!(config, Config::Caching(_))) {
             Some(config) => placed::block_sizes(trace, &config),
             None => {
-                let config = trace.config_in_force();
-                let config = config.unwrap_or_else(|_| trace.config_without_text());
+                let (config, _) = trace.config_as_understood();
                 let replayed = Job::new(trace).block_sizes(&Config::Caching(config), progress);
                 // What cannot be replayed can still be looked at.
                 replayed.ok().flatten()

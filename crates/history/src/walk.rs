@@ -530,8 +530,6 @@ fn curves(gap: &Gap, paused: Bytes) -> [u64; CURVES] {
 
 /// Returns how long the pages of large expandable segments are, as far as the recording shows.
 pub(crate) fn large_page(trace: &Trace) -> Bytes {
-    let config = trace.config_in_force();
-    config
-        .unwrap_or_else(|_| trace.config_without_text())
-        .large_segment_size
+    let (config, _) = trace.config_as_understood();
+    config.large_segment_size
 }

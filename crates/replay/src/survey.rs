@@ -250,11 +250,10 @@ pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
     config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0
 }
 
-/// Returns the options that the recording was made with; where its text is none that is understood, as
-/// if it had none.
+/// Returns the options that the recording was made with, as far as they are understood.
 pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
-    let config = trace.config_in_force();
-    config.unwrap_or_else(|_| trace.config_without_text())
+    let (config, _) = trace.config_as_understood();
+    config
 }
 
 /// Returns whether the block that an event frees is free with the next event: then no other stream

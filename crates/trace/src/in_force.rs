@@ -46,6 +46,20 @@ impl SegmentKinds {
     }
 }
 
+/// Returns the `key:value` pairs of a text like `PYTORCH_CUDA_ALLOC_CONF`. A list in brackets is one value.
+pub fn conf_pairs(conf: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0;
+    let pairs = conf.split(move |letter| {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        letter == ',' && depth == 0
+    });
+    pairs.map(str::trim).filter(|pair| !pair.is_empty())
+}
+
 impl Trace {
     /// Returns the options that were in force for what is recorded, which verification, replays and
     /// advice all start from: the values that the recording has, be they on or off, and for what it
@@ -66,10 +80,24 @@ impl Trace {
         Ok(self.changed(began_with))
     }
 
-    /// Returns the options as [`config_in_force`](Trace::config_in_force) does, for a job that began
-    /// with PyTorch's defaults: the most that can be said where the text is not understood.
-    pub fn config_without_text(&self) -> CachingConfig {
-        self.changed(CachingConfig::default())
+    /// Returns the options as [`config_in_force`](Trace::config_in_force) does, by those pairs of the text that
+    /// `lowtide_core` understands; and the others. Linear time.
+    pub fn config_as_understood(&self) -> (CachingConfig, Vec<&str>) {
+        if let Ok(config) = self.config_in_force() {
+            return (config, Vec::new());
+        }
+        let parse = |pairs: &[&str]| Config::parse("caching", &pairs.join(","));
+        let pairs = || conf_pairs(&self.settings.conf);
+        // Others are measured against it, wherever it stands.
+        let is_measure =
+            |pair: &&str| pair.starts_with("large_segment_size_mb") && parse(&[pair]).is_ok();
+        let measure: Vec<&str> = pairs().filter(is_measure).last().into_iter().collect();
+        let (understood, others): (Vec<&str>, Vec<&str>) =
+            pairs().partition(|&pair| parse(&[&measure[..], &[pair]].concat()).is_ok());
+        match parse(&understood) {
+            Ok(Config::Caching(began_with)) => (self.changed(began_with), others),
+            _ => (self.changed(CachingConfig::default()), pairs().collect()),
+        }
     }
 
     /// Returns which kinds of segments the job took from the driver. Linear time.
@@ -153,12 +181,39 @@ mod tests {
         settings.expandable_segments = Some(true);
         settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
         assert!(trace.config_in_force().is_err());
-        let config = trace.config_without_text();
+        let (config, others) = trace.config_as_understood();
+        assert_eq!(others, ["not a text"]);
         assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
         assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
         assert!(config.expandable_segments);
         let divisions = config.roundup_power2_divisions;
         assert_eq!((divisions[0], divisions[1], divisions[15]), (8, 0, 4));
+    }
+
+    #[test]
+    fn what_is_not_understood_of_a_text_is_left_out_and_named() {
+        let check = |text: &str, understood: &str, others: &[&str]| {
+            let trace = with_settings(AllocatorSettings {
+                conf: text.into(),
+                ..AllocatorSettings::default()
+            });
+            let (config, left_out) = trace.config_as_understood();
+            let expected = Config::parse("caching", understood).unwrap();
+            assert_eq!((Config::Caching(config), &left_out[..]), (expected, others));
+        };
+        check("max_split_size_mb:64", "max_split_size_mb:64", &[]);
+        check(
+            "new:[1:2,>:3],max_split_size_mb:64,expandable_segments:perhaps,newer",
+            "max_split_size_mb:64",
+            &["new:[1:2,>:3]", "expandable_segments:perhaps", "newer"],
+        );
+        let measured = "max_split_size_mb:16,large_segment_size_mb:12";
+        check(&format!("{measured},new:1"), measured, &["new:1"]);
+        check(
+            "max_split_size_mb:16,new:1",
+            "",
+            &["max_split_size_mb:16", "new:1"],
+        );
     }
 
     /// Asserts what is said of a job that took segments by `events`, had one at the end that is

@@ -54,7 +54,7 @@ use std::path::Path;
 
 pub use compact::{StreamWriter, write_compact};
 pub use error::{OneLine, TraceError};
-pub use in_force::SegmentKinds;
+pub use in_force::{SegmentKinds, conf_pairs};
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use lowtide_core::{Action, Bytes, Config};
-use lowtide_trace::Trace;
+use lowtide_trace::{Trace, conf_pairs};
 
 /// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search chooses, or has to leave at their defaults.
 const SEARCHED_KEYS: [&str; 6] = [
@@ -140,55 +140,50 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Returns `settings` together with `kept`, the pairs that are not searched; `None` where PyTorch
-    /// refuses the combination.
-    pub(crate) fn new(settings: Vec<Setting>, kept: &[&str]) -> Option<Candidate> {
-        let chosen = settings.iter().map(Setting::to_string);
-        let pairs: Vec<String> = chosen
-            .chain(kept.iter().map(|&pair| pair.to_owned()))
-            .collect();
-        let conf = pairs.join(",");
-        let config = Config::parse("caching", &conf).ok()?;
+    /// Returns `settings` together with `kept`; `None` where PyTorch refuses the combination.
+    pub(crate) fn new(settings: Vec<Setting>, kept: &Kept<'_>) -> Option<Candidate> {
+        let mut pairs: Vec<String> = settings.iter().map(Setting::to_string).collect();
+        pairs.extend(kept.understood.iter().map(|&pair| pair.to_owned()));
+        let config = Config::parse("caching", &pairs.join(",")).ok()?;
+        pairs.extend(kept.others.iter().map(|&pair| pair.to_owned()));
         Some(Candidate {
             settings,
-            conf,
+            conf: pairs.join(","),
             config,
         })
     }
 }
 
-/// Returns the text of `config`, of which the searched part counts, together with `kept`.
-pub(crate) fn conf_of(config: &Config, kept: &[&str]) -> String {
-    let searched = config.to_conf();
-    let pairs: Vec<&str> = pairs(&searched)
-        .filter(|pair| is_searched(pair))
-        .chain(kept.iter().copied())
-        .collect();
-    pairs.join(",")
+/// The recorded `key:value` pairs that the search leaves alone.
+#[derive(Default, Debug)]
+pub(crate) struct Kept<'a> {
+    understood: Vec<&'a str>,
+    /// What replays have to do without.
+    others: Vec<&'a str>,
 }
 
-/// Returns the `key:value` pairs of `conf` that the search leaves alone.
-pub(crate) fn kept_pairs(conf: &str) -> Vec<&str> {
-    pairs(conf).filter(|pair| !is_searched(pair)).collect()
+impl<'a> Kept<'a> {
+    /// Returns what is kept of the settings that `trace` says the process began with.
+    pub(crate) fn new(trace: &'a Trace) -> Kept<'a> {
+        let (_, others) = trace.config_as_understood();
+        let kept = conf_pairs(&trace.settings.conf).filter(|pair| !is_searched(pair));
+        let (others, understood) = kept.partition(|pair| others.contains(pair));
+        Kept { understood, others }
+    }
+
+    /// Returns the text of `config`, of which the searched part counts, together with what is kept.
+    pub(crate) fn conf_with(&self, config: &Config) -> String {
+        let searched = config.to_conf();
+        let searched = conf_pairs(&searched).filter(|pair| is_searched(pair));
+        let kept = [&self.understood, &self.others].into_iter().flatten();
+        let pairs: Vec<&str> = searched.chain(kept.copied()).collect();
+        pairs.join(",")
+    }
 }
 
 fn is_searched(pair: &str) -> bool {
     let key = pair.split(':').next().unwrap_or_default().trim();
     SEARCHED_KEYS.contains(&key)
-}
-
-/// Returns the `key:value` pairs of `conf`. A list in brackets is one value.
-fn pairs(conf: &str) -> impl Iterator<Item = &str> {
-    let mut depth = 0;
-    let pairs = conf.split(move |letter| {
-        match letter {
-            '[' => depth += 1,
-            ']' => depth -= 1,
-            _ => {}
-        }
-        letter == ',' && depth == 0
-    });
-    pairs.map(str::trim).filter(|pair| !pair.is_empty())
 }
 
 #[cfg(test)]
@@ -218,15 +213,34 @@ mod tests {
         }
     }
 
+    fn recorded_with(conf: &str) -> Trace {
+        let mut trace = Trace::default();
+        trace.settings.conf = conf.into();
+        trace
+    }
+
     #[test]
     fn what_is_not_searched_is_kept() {
-        let conf = "pinned_use_cuda_host_register:True, expandable_segments : True,\
-                    roundup_power2_divisions:[256:1,512:2],backend:native,";
-        assert_eq!(
-            kept_pairs(conf),
-            ["pinned_use_cuda_host_register:True", "backend:native"]
+        let check = |conf: &str, understood: &[&str], others: &[&str]| {
+            let trace = recorded_with(conf);
+            let kept = Kept::new(&trace);
+            assert_eq!(
+                (&kept.understood[..], &kept.others[..]),
+                (understood, others)
+            );
+        };
+        check(
+            "pinned_use_cuda_host_register:True, expandable_segments : True,\
+             roundup_power2_divisions:[256:1,512:2],backend:native,",
+            &["pinned_use_cuda_host_register:True", "backend:native"],
+            &[],
         );
-        assert_eq!(kept_pairs(""), [""; 0]);
+        check(
+            "new:[1:2,>:3],backend:native,expandable_segments:perhaps",
+            &["backend:native"],
+            &["new:[1:2,>:3]"],
+        );
+        check("", &[], &[]);
     }
 
     #[test]
@@ -234,8 +248,8 @@ mod tests {
         let conf =
             "max_split_size_mb:64,throw_on_cudamalloc_oom:True,roundup_power2_divisions:[1:2,>:4]";
         let config = Config::parse("caching", conf).unwrap();
-        let kept = ["throw_on_cudamalloc_oom:True", "backend:native"];
-        let text = conf_of(&config, &kept);
+        let trace = recorded_with("throw_on_cudamalloc_oom:True,backend:native");
+        let text = Kept::new(&trace).conf_with(&config);
         assert_eq!(Config::parse("caching", &text), Ok(config));
         assert_eq!(text.matches("throw").count(), 1);
         assert!(
@@ -260,17 +274,17 @@ mod tests {
             Setting::ExpandableSegments,
             Setting::RoundupPower2Divisions(4),
         ];
-        let candidate = Candidate::new(settings, &["backend:native"]).unwrap();
-        assert_eq!(
-            candidate.conf,
-            "expandable_segments:True,roundup_power2_divisions:4,backend:native"
-        );
+        let trace = recorded_with("new:1,backend:native");
+        let candidate = Candidate::new(settings, &Kept::new(&trace)).unwrap();
+        let understood = "expandable_segments:True,roundup_power2_divisions:4,backend:native";
+        assert_eq!(candidate.conf, format!("{understood},new:1"));
+        assert_eq!(Config::parse("caching", understood), Ok(candidate.config));
         // PyTorch wants max_split_size_mb to be at least large_segment_size_mb.
         let refused = vec![
             Setting::LargeSegmentSizeMib(128),
             Setting::MaxSplitSizeMib(20),
         ];
-        assert_eq!(Candidate::new(refused, &[]), None);
+        assert_eq!(Candidate::new(refused, &Kept::default()), None);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 
-use super::settings::{Candidate, Setting};
+use super::settings::{Candidate, Kept, Setting};
 use super::{Advice, Tried, choose, report};
 use crate::ranking::Ranking;
 use crate::samples;
 
 fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
-    let candidate = Candidate::new(settings.to_vec(), &[]).unwrap();
+    let candidate = Candidate::new(settings.to_vec(), &Kept::default()).unwrap();
     let config = format!("caching:{}", candidate.conf);
     Tried {
         candidate,

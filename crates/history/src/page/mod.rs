@@ -422,8 +422,7 @@ fn recorded_strategy(trace: &Trace) -> String {
     if !trace.settings.strategy.is_empty() {
         return trace.settings.strategy.clone();
     }
-    let config = trace.config_in_force();
-    let config = config.unwrap_or_else(|_| trace.config_without_text());
+    let (config, _) = trace.config_as_understood();
     Config::Caching(config).to_string()
 }
 
