@@ -19,7 +19,8 @@ usage: python -m lowtide COMMAND
   doctor [--json]
       says what lowtide finds on this machine, and what to do about what is missing
 
-The `lowtide` command has what needs no PyTorch: replay, advise, convert.
+The `lowtide` command has what needs no PyTorch: replay, advise, convert, report, diff, leaks, run, record, top and
+doctor.
 """
 
 

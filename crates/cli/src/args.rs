@@ -444,6 +444,8 @@ fn one_line(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     /// Returns what is replayed for a command line; the recording's settings are expandable segments.
@@ -464,6 +466,21 @@ mod tests {
     fn check(arguments: &[&str], expected: &[&str]) {
         let expected = expected.iter().map(|&text| text.to_owned()).collect();
         assert_eq!(configs(arguments), Ok(expected), "{arguments:?}");
+    }
+
+    #[test]
+    fn the_python_package_names_every_command() {
+        let usage = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../python/lowtide/__main__.py"
+        );
+        let usage = std::fs::read_to_string(usage).unwrap();
+        let (_, named) = usage.split_once("The `lowtide` command has").unwrap();
+        let (named, _) = named.split_once("\"\"\"").unwrap();
+        for command in CommandLine::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(named.contains(name), "{name}");
+        }
     }
 
     #[test]
