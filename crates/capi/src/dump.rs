@@ -9,6 +9,7 @@ use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lowtide_core::Count;
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_name};
 use lowtide_trace::{Snapshot, Trace, TraceError};
 
@@ -139,6 +140,7 @@ fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceEr
         ..snapshot
     };
     let kept: usize = shares.iter().sum();
+    let (kept, all) = (Count(kept as u64), Count(all as u64));
     let left_out = format!("the last {kept} of {all} events");
     Ok((Some(left_out), last))
 }

@@ -456,7 +456,7 @@ fn what_another_knows_of_the_process_is_left_instead() {
         let read = lowtide_trace::read(&directory.join("oom.rank3.pickle")).unwrap();
         assert!(read.traces[0].allocs() > 50_000);
         // The snapshot has all; the report, which the program waits for, the end of it.
-        let left_out = "the last 100000 of 160745 events";
+        let left_out = "the last 100,000 of 160,745 events";
         assert!(
             text.ends_with(&format!("oom.rank3.html, which shows {left_out}.")),
             "{text}"

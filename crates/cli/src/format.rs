@@ -1,6 +1,6 @@
 //! Figures as people read them.
 
-use lowtide_core::Bytes;
+use lowtide_core::{Bytes, Count};
 
 /// A unit for one column of sizes, so that they can be compared at a glance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,15 +66,7 @@ pub(crate) fn difference(size: Bytes, base: Bytes) -> String {
 
 /// Returns `count` with commas between the thousands.
 pub(crate) fn count(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    Count(count).to_string()
 }
 
 /// Returns `count` and `noun`, with an s where there is not exactly one.
@@ -99,11 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_set_apart() {
-        assert_eq!(count(0), "0");
-        assert_eq!(count(999), "999");
-        assert_eq!(count(1000), "1,000");
-        assert_eq!(count(1_234_567), "1,234,567");
+    fn one_of_a_kind_has_no_s() {
         assert_eq!(counted(1, "stream"), "1 stream");
         assert_eq!(counted(1200, "stream"), "1,200 streams");
     }

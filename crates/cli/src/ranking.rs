@@ -210,17 +210,17 @@ mod tests {
         let expandable = || outcome("caching:expandable_segments:True", Bytes::gib(1));
         check(
             vec![outcome("caching", Bytes::gib(2)), expandable()],
-            "caching:expandable_segments:True is best: it takes 1024.00 MiB, 1024.00 MiB less than \
+            "caching:expandable_segments:True is best: it takes 1.00 GiB, 1.00 GiB less than \
              PyTorch's default (-50.0 %)",
         );
         check(
             vec![refused("caching", 7), expandable()],
-            "caching:expandable_segments:True is best: it takes 1024.00 MiB; PyTorch's default runs \
+            "caching:expandable_segments:True is best: it takes 1.00 GiB; PyTorch's default runs \
              out of memory in 2.00 GiB",
         );
         check(
             vec![outcome("caching", Bytes::gib(1)), expandable()],
-            "PyTorch's default is best: it takes 1024.00 MiB, and none here takes less",
+            "PyTorch's default is best: it takes 1.00 GiB, and none here takes less",
         );
         let slow = Outcome {
             driver_time_us: 11e6,
@@ -228,7 +228,7 @@ mod tests {
         };
         check(
             vec![outcome("caching", Bytes::gib(1)), slow.clone()],
-            "PyTorch's default is best: it takes 1024.00 MiB, and none here that is not slow takes less",
+            "PyTorch's default is best: it takes 1.00 GiB, and none here that is not slow takes less",
         );
         let slow_default = Outcome {
             driver_time_us: 50e6,
@@ -240,7 +240,7 @@ mod tests {
         );
         check(
             vec![outcome("bfc", Bytes::gib(2)), expandable()],
-            "caching:expandable_segments:True is best: it takes 1024.00 MiB",
+            "caching:expandable_segments:True is best: it takes 1.00 GiB",
         );
         check(
             vec![refused("caching", 7), refused("bfc", 9)],

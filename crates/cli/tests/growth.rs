@@ -59,7 +59,7 @@ fn a_leak_is_named_with_its_stack() {
     let scratch = Scratch::new("leaks");
     let path = job(&scratch, "leaks.lowtide", MIB);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "1024.00 KiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
+    let expected = "1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n    keep_history  train.py:77\n    main  train.py:1\n";
     assert!(text.contains(expected), "{text}");
     let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
@@ -107,7 +107,7 @@ fn a_difference_is_named_with_its_stack() {
     let after = job(&scratch, "after.lowtide", MIB);
     let text = run(&["diff".as_ref(), before.as_os_str(), after.as_os_str()]);
     let expected = "+20.00 MiB: 0 bytes → 20.00 MiB in 0 → 20 blocks; asks for 0 bytes → \
-                    1024.00 KiB a step; confidence 1.00\n    keep_history  train.py:77\n";
+                    1.00 MiB a step; confidence 1.00\n    keep_history  train.py:77\n";
     assert!(text.contains(expected), "{text}");
     assert!(text.ends_with("+20.00 MiB in all\n"), "{text}");
     let json = difference(&before, &after);
@@ -129,7 +129,7 @@ fn a_difference_is_named_though_the_code_moved() {
         let paths = [before.as_os_str(), after.as_os_str()];
         let text = run(&["diff".as_ref(), paths[0], paths[1]]);
         let expected = format!(
-            "+40.00 MiB: 20.00 MiB → 60.00 MiB in 20 → 20 blocks; asks for 1024.00 KiB → 3.00 MiB a step; \
+            "+40.00 MiB: 20.00 MiB → 60.00 MiB in 20 → 20 blocks; asks for 1.00 MiB → 3.00 MiB a step; \
              confidence 0.70; at other lines in the first\n    keep_history  train.py:{}\n",
             77 + lines_added
         );

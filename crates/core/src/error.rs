@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::DriverError;
-use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
+use crate::units::{Bytes, DeviceAddress, MempoolId, PytorchSize, Stream};
 
 /// Why the allocator did not do what it was asked. Except for cached memory that went back to the
 /// driver, the allocator is then as it was before the call.
@@ -230,24 +230,28 @@ impl fmt::Display for OutOfMemory {
         write!(
             f,
             "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
-            self.segment_size, self.device, self.device_total, self.device_free
+            PytorchSize(self.segment_size),
+            self.device,
+            PytorchSize(self.device_total),
+            PytorchSize(self.device_free)
         )?;
-        if let Some(limit) = self.limit {
+        if let Some(limit) = self.limit.map(PytorchSize) {
             write!(f, "{limit} allowed; ")?;
         }
         let held = self.allocated.saturating_add(self.free_in_private_pools);
         write!(
             f,
-            "Of the allocated memory {held} is allocated by PyTorch, "
+            "Of the allocated memory {} is allocated by PyTorch, ",
+            PytorchSize(held)
         )?;
         if !self.free_in_private_pools.is_zero() {
-            let private = self.free_in_private_pools;
+            let private = PytorchSize(self.free_in_private_pools);
             write!(
                 f,
                 "with {private} allocated in private pools (e.g., CUDA Graphs), "
             )?;
         }
-        let unallocated = self.reserved.saturating_sub(held);
+        let unallocated = PytorchSize(self.reserved.saturating_sub(held));
         write!(
             f,
             "and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory \

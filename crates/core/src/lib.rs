@@ -95,4 +95,4 @@ pub use peaks::Peaks;
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};
-pub use units::{Bytes, DeviceAddress, MempoolId, Stream};
+pub use units::{Bytes, Count, DeviceAddress, MempoolId, Stream};

@@ -126,18 +126,45 @@ impl std::iter::Sum for Bytes {
     }
 }
 
-/// Formats as PyTorch does in its messages: `512 bytes`, `1.50 KiB`, `20.00 MiB`, `11.93 GiB`.
+/// Formats for people: `512 bytes`, `1.50 KiB`, `20.00 MiB`, `11.93 GiB`, up to EiB.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        #[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
-        let bytes = self.0 as f64;
-        match self.0 {
-            0..=1024 => write!(f, "{} bytes", self.0),
-            1025..=1_048_576 => write!(f, "{:.2} KiB", bytes / 1024.0),
-            1_048_577..=1_073_741_824 => write!(f, "{:.2} MiB", bytes / 1_048_576.0),
-            _ => write!(f, "{:.2} GiB", bytes / 1_073_741_824.0),
+        const UNITS: [(u64, &str); 6] = [
+            (1 << 60, "EiB"),
+            (1 << 50, "PiB"),
+            (1 << 40, "TiB"),
+            (1 << 30, "GiB"),
+            (1 << 20, "MiB"),
+            (1 << 10, "KiB"),
+        ];
+        // What would round up to 1024.00 of a unit is 1.00 of the next.
+        let is_reached = |unit: u64| self.0 >= unit - unit / 1024 / 200;
+        match UNITS.iter().find(|&&(unit, _)| is_reached(unit)) {
+            Some(&(unit, name)) => write!(f, "{:.2} {name}", in_units(*self, unit)),
+            None => write!(f, "{} bytes", self.0),
         }
     }
+}
+
+/// A size as PyTorch writes it in its messages: up to `1024.00 MiB`, and never above GiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PytorchSize(pub(crate) Bytes);
+
+impl fmt::Display for PytorchSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PytorchSize(size) = *self;
+        match size.0 {
+            0..=0x400 => write!(f, "{} bytes", size.0),
+            0x401..=0x10_0000 => write!(f, "{:.2} KiB", in_units(size, 1 << 10)),
+            0x10_0001..=0x4000_0000 => write!(f, "{:.2} MiB", in_units(size, 1 << 20)),
+            _ => write!(f, "{:.2} GiB", in_units(size, 1 << 30)),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
+fn in_units(size: Bytes, unit: u64) -> f64 {
+    size.0 as f64 / unit as f64
 }
 
 impl fmt::Debug for Bytes {
@@ -216,5 +243,58 @@ impl MempoolId {
 impl fmt::Display for MempoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "({}, {})", self.0, self.1)
+    }
+}
+
+/// A number of things. Formats with commas between the thousands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Count(pub u64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        for (index, digit) in digits.chars().enumerate() {
+            if index > 0 && (digits.len() - index).is_multiple_of(3) {
+                f.write_str(",")?;
+            }
+            write!(f, "{digit}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_in_the_largest_unit_for_people_and_in_pytorchs_own_way_in_its_message() {
+        let check = |bytes, expected: [&str; 2]| {
+            let texts = [
+                Bytes(bytes).to_string(),
+                PytorchSize(Bytes(bytes)).to_string(),
+            ];
+            assert_eq!(texts, expected);
+        };
+        check(0, ["0 bytes"; 2]);
+        check(1023, ["1023 bytes"; 2]);
+        check(1024, ["1.00 KiB", "1024 bytes"]);
+        check(1536, ["1.50 KiB"; 2]);
+        check((1 << 20) - 6, ["1023.99 KiB"; 2]);
+        check((1 << 20) - 1, ["1.00 MiB", "1024.00 KiB"]);
+        check(1 << 20, ["1.00 MiB", "1024.00 KiB"]);
+        check(1 << 30, ["1.00 GiB", "1024.00 MiB"]);
+        check((1 << 30) + 1, ["1.00 GiB"; 2]);
+        check(1 << 40, ["1.00 TiB", "1024.00 GiB"]);
+        check(1 << 63, ["8.00 EiB", "8589934592.00 GiB"]);
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        let check = |count, expected| assert_eq!(Count(count).to_string(), expected);
+        check(0, "0");
+        check(999, "999");
+        check(1000, "1,000");
+        check(1_234_567, "1,234,567");
     }
 }

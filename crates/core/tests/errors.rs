@@ -245,7 +245,7 @@ fn the_biggest_holders_are_named() -> Result<(), AllocError> {
         let error = allocator.allocate(Bytes::gib(2), Stream::DEFAULT);
         error.unwrap_err().to_string()
     };
-    let named = "\nBiggest holders: 1 x 40.00 MiB, 3 x 1024.00 KiB, 1 x 2.00 MiB, 1 x 300.00 KiB, \
+    let named = "\nBiggest holders: 1 x 40.00 MiB, 3 x 1.00 MiB, 1 x 2.00 MiB, 1 x 300.00 KiB, \
                  5 x 30.00 KiB; 2 more sizes hold 15.00 KiB.";
     assert!(
         text(&mut allocator).ends_with(named),

@@ -13,7 +13,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    Action, Bytes, CachingConfig, Cause, Config, DeviceAddress, Event, Gap, MempoolId,
+    Action, Bytes, CachingConfig, Cause, Config, Count, DeviceAddress, Event, Gap, MempoolId,
     SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
@@ -233,10 +233,13 @@ impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.events {
             0 => write!(f, "Would have fitted, what is held placed anew: ")?,
-            events => write!(
-                f,
-                "Would have fitted, by a replay of the last {events} events: "
-            )?,
+            events => {
+                let events = Count(events as u64);
+                write!(
+                    f,
+                    "Would have fitted, by a replay of the last {events} events: "
+                )?;
+            }
         }
         if self.fitting.is_empty() {
             write!(f, "nothing")?;

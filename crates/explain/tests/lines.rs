@@ -155,7 +155,7 @@ fn more_than_there_is_fits_nowhere() {
     assert_eq!(
         lines,
         "Reserved and not live: 0 bytes of 60.00 MiB.\n\
-         Would have fitted: nothing. What is live and this request are 1024.00 KiB more than the 100.00 MiB \
+         Would have fitted: nothing. What is live and this request are 1.00 MiB more than the 100.00 MiB \
          there are for this process."
     );
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lowtide_core::{Bytes, Event, SegmentSnapshot};
+use lowtide_core::{Bytes, Count, Event, SegmentSnapshot};
 use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
@@ -422,7 +422,8 @@ impl Session<'_> {
         self.writer.finish()?;
         let size = Bytes(self.bytes.load(Ordering::Relaxed));
         let path = self.recorder.path.display();
-        Ok(format!("recorded {} events to {path}, {size}", self.events))
+        let events = Count(self.events);
+        Ok(format!("recorded {events} events to {path}, {size}"))
     }
 }
 

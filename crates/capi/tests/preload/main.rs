@@ -168,7 +168,7 @@ fn a_program_is_recorded() {
             command
         });
         assert!(
-            told.contains("lowtide: recorded 30001 events to "),
+            told.contains("lowtide: recorded 30,001 events to "),
             "{told}"
         );
         let snapshot = lowtide_trace::read(&path).unwrap();
@@ -249,7 +249,7 @@ fn a_loop_calls_the_driver_once() {
         assert_eq!(
             told,
             "lowtide: 20000 calls for memory, 1 made to the driver\n\
-             lowtide: device 0: peak 2.00 MiB reserved, peak 1024.00 KiB live\n"
+             lowtide: device 0: peak 2.00 MiB reserved, peak 1.00 MiB live\n"
         );
         let (printed, told) = run(machine.command("loop", false));
         assert_eq!((printed.as_str(), told.as_str()), ("10000\n", ""));

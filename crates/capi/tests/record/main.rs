@@ -532,7 +532,8 @@ fn a_process_that_ends_leaves_a_complete_file() {
     let [line] = &told(&output)[..] else {
         panic!("one line is said");
     };
-    let expected = format!("lowtide: recorded {events} events to {}, ", path.display());
+    let count = lowtide_core::Count(events as u64);
+    let expected = format!("lowtide: recorded {count} events to {}, ", path.display());
     assert!(line.starts_with(&expected), "{line}");
     assert!(
         size / (events as u64) < 16,

@@ -106,7 +106,7 @@ fn allocation_over_a_block_in_use() {
             event(Alloc, SEGMENT + 512, 512),
             event(Alloc, SEGMENT, 512),
         ],
-        "device 0, event 0: allocates 1024 bytes at 0x100000, which is neither freed later nor \
+        "device 0, event 0: allocates 1.00 KiB at 0x100000, which is neither freed later nor \
          alive at the end, or is allocated twice",
     );
     check_contradiction(
@@ -116,7 +116,7 @@ fn allocation_over_a_block_in_use() {
             event(FreeRequested, SEGMENT, 512),
             event(FreeCompleted, SEGMENT, 512),
         ],
-        "device 0, event 0: allocates 1024 bytes at 0x100000, where a block of 512 bytes at \
+        "device 0, event 0: allocates 1.00 KiB at 0x100000, where a block of 512 bytes at \
          0x100200 is in use to the end",
     );
 }
@@ -198,7 +198,7 @@ fn places_that_are_no_memory() {
     check_contradiction(
         &[],
         &[event(Alloc, SEGMENT, u64::MAX)],
-        "device 0, event 0: alloc of 17179869184.00 GiB at 0x100000 is no memory",
+        "device 0, event 0: alloc of 16.00 EiB at 0x100000 is no memory",
     );
     let mut small = segment(&[Allocated]);
     small.blocks[0].requested = Bytes(513);

@@ -506,19 +506,19 @@ fn running_out_of_memory_is_explained() {
     let expected = format!(
         "\
 Bins, by the smallest chunk that each may hold:
-  1 (512 bytes): 2 chunks of 1024 bytes, 2 of them in use with 1024 bytes, 600 bytes requested
+  1 (512 bytes): 2 chunks of 1.00 KiB, 2 of them in use with 1.00 KiB, 600 bytes requested
   9 (128.00 KiB): 1 chunks of 255.00 KiB, 0 of them in use with 0 bytes, 0 bytes requested
   10 (256.00 KiB): 3 chunks of 768.00 KiB, 3 of them in use with 768.00 KiB, 768.00 KiB requested
   11 (512.00 KiB): 1 chunks of 512.00 KiB, 1 of them in use with 512.00 KiB, 512.00 KiB requested
-  12 (1024.00 KiB): 2 chunks of 2.50 MiB, 1 of them in use with 1024.00 KiB, 1024.00 KiB requested
+  12 (1.00 MiB): 2 chunks of 2.50 MiB, 1 of them in use with 1.00 MiB, 1.00 MiB requested
   13 (2.00 MiB): 1 chunks of 2.00 MiB, 0 of them in use with 0 bytes, 0 bytes requested
   15 (8.00 MiB): 1 chunks of 8.00 MiB, 1 of them in use with 8.00 MiB, 8.00 MiB requested
 Chunks in use, by size:
   1 x 8.00 MiB = 8.00 MiB
-  1 x 1024.00 KiB = 1024.00 KiB
+  1 x 1.00 MiB = 1.00 MiB
   3 x 256.00 KiB = 768.00 KiB
   1 x 512.00 KiB = 512.00 KiB
-  2 x 512 bytes = 1024 bytes
+  2 x 512 bytes = 1.00 KiB
 The largest free chunk that the request may use has 2.00 MiB; it needs 5.00 MiB, from bin 14.
 Regions (# in use, + in part, . free):
   [{}] 8.00 MiB at {third}, stream 7, pool (0, 0)

@@ -278,7 +278,7 @@ fn what_the_host_has_no_memory_for_is_refused() {
     let error = world.backups.save(&[range], BackupKind::Host).unwrap_err();
     let text = error.to_string();
     assert!(
-        text.starts_with("the host has no 16384.00 GiB for a backup ("),
+        text.starts_with("the host has no 16.00 TiB for a backup ("),
         "{text}"
     );
     assert_eq!(world.contents(), saved);
