@@ -41,7 +41,7 @@ class Recording:
 
 
 def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = False) -> Recording:
-    """Records everything that happens on every device from now on to a file, which is replaced.
+    """Records everything that happens on every device from now on to a file. An earlier recording there is replaced.
 
     What is held already is recorded as such. `lowtide replay`, `advise` and `convert` read the file, also while it
     is written, and after the process was killed. In a rank of several (`RANK`, `WORLD_SIZE`) the rank's number
@@ -58,7 +58,8 @@ def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = Fa
 
     Where the file cannot be written to any more, a line on standard error says so, and the program goes on.
 
-    Raises `StartedError` while another recording is made, and `Error` where the file cannot be created.
+    Raises `StartedError` while another recording is made, and `Error` where the file cannot be created, or is one
+    already that is no recording.
     """
     name = os.fspath(path)
     if whole := os.environ.get("LOWTIDE_RECORD"):

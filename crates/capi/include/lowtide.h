@@ -1307,9 +1307,10 @@ enum lowtide_status lowtide_snapshot(void **bytes,
 void lowtide_release_bytes(void *bytes);
 
 /**
- * Records everything that happens on every device from now on to a file at `path`, which is replaced, in
- * lowtide's own format: what `lowtide replay`, `advise` and `convert` read. What is held already is recorded
- * as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the extension of the name.
+ * Records everything that happens on every device from now on to a file at `path` in lowtide's own format: what
+ * `lowtide replay`, `advise` and `convert` read. An earlier recording there is replaced, any other file refused.
+ * What is held already is recorded as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the
+ * extension of the name.
  *
  * The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
  * read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
@@ -1323,7 +1324,7 @@ void lowtide_release_bytes(void *bytes);
  * before it may go by the names of that one.
  *
  * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
- * created.
+ * created, or is one already that is no recording.
  *
  * The caller promises:
  *

@@ -40,9 +40,10 @@ const STACKS_VARIABLE: &str = "LOWTIDE_RECORD_STACKS";
 /// The file that every process with this in its environment records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
 
-/// Records everything that happens on every device from now on to a file at `path`, which is replaced, in
-/// lowtide's own format: what `lowtide replay`, `advise` and `convert` read. What is held already is recorded
-/// as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the extension of the name.
+/// Records everything that happens on every device from now on to a file at `path` in lowtide's own format: what
+/// `lowtide replay`, `advise` and `convert` read. An earlier recording there is replaced, any other file refused.
+/// What is held already is recorded as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the
+/// extension of the name.
 ///
 /// The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
 /// read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
@@ -56,7 +57,7 @@ const VARIABLE: &str = "LOWTIDE_RECORD";
 /// before it may go by the names of that one.
 ///
 /// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
-/// created.
+/// created, or is one already that is no recording.
 ///
 /// # Safety
 ///

@@ -221,7 +221,7 @@ pub(crate) struct RunArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The file to write; what an earlier recording of this name has left is removed, in a rank of several what that
-    /// rank has left
+    /// rank has left. A file that is no recording of lowtide's is refused
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io;
 use std::path::{self, Path};
 use std::process::{Command, ExitCode};
 
@@ -21,7 +22,7 @@ const STACKS: &str = "LOWTIDE_RECORD_STACKS";
 ///
 /// # Errors
 ///
-/// If nothing can be written to the file.
+/// If nothing can be written to the file, or it is something other than a recording.
 pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = &*args.command else {
         bail!("no command given");
@@ -32,30 +33,42 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
             program.display()
         );
     }
+    if let Err(error) = run::find_program(program) {
+        return Ok(run::not_run(program, &error));
+    }
     // The program may go elsewhere before it uses a device.
     let file = path::absolute(&args.output)?;
-    let name = || args.output.display().to_string();
     // Where each rank is started by a command of its own, others may be at work already.
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
     let own = file_names::of_rank(&file, variable);
-    remove_earlier(&own).with_context(name)?;
-    // Better now than in a line between those of the program.
-    File::create_new(&own).with_context(name)?;
-    fs::remove_file(&own).with_context(name)?;
+    make_way(&own).with_context(|| args.output.display().to_string())?;
     let mut command = Command::new(program);
     command.args(arguments).env(FILE, &file);
     command.env(STACKS, if args.stacks { "1" } else { "0" });
     Ok(run::become_program(&mut command))
 }
 
-/// Removes what an earlier recording of this name has left: its files would be taken for ranks of this one.
-fn remove_earlier(file: &Path) -> std::io::Result<()> {
+/// Removes what an earlier recording of this name has left, whose files would be taken for ranks of this one, and sees
+/// that there can be a new one.
+///
+/// # Errors
+///
+/// If something else has the name, and then nothing is removed; or if no file can be there.
+fn make_way(file: &Path) -> io::Result<()> {
+    file_names::check_replaceable(file)?;
     let directory = file.parent().unwrap_or(Path::new("/"));
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if file_names::is_of(file, &path) {
+        let is_earlier = || path.is_file() && file_names::check_replaceable(&path).is_ok();
+        if file_names::is_of(file, &path) && is_earlier() {
             fs::remove_file(path)?;
         }
+    }
+    // What is no file, as a pipe, is written to as it is.
+    if !file.exists() {
+        // Better now than in a line between those of the program.
+        File::create_new(file)?;
+        fs::remove_file(file)?;
     }
     Ok(())
 }

@@ -1,14 +1,17 @@
 //! `lowtide run --preload`: a program that calls CUDA, with lowtide in front of the driver.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
+use rustix::fs::Access;
+use rustix::io::Errno;
 
 use crate::args::RunArgs;
 use crate::output;
@@ -64,10 +67,45 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// the codes that shells have for that.
 pub(crate) fn become_program(command: &mut Command) -> ExitCode {
     let error = command.exec();
-    let program = command.get_program().display();
-    output::note(&format!("{program}: {error}"));
+    not_run(command.get_program(), &error)
+}
+
+/// Says why a program is not run, and returns the code that shells have for that.
+pub(crate) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
+    output::note(&format!("{}: {error}", program.display()));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     ExitCode::from(if is_missing { 127 } else { 126 })
+}
+
+/// Looks for the program that a command would become, before anything is done for its sake.
+///
+/// # Errors
+///
+/// If there is none, or none that may be executed.
+pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
+    if program.as_bytes().contains(&b'/') {
+        return check_executable(Path::new(program));
+    }
+    // Without the variable, the C library looks there.
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut found = Err(Errno::NOENT.into());
+    for directory in env::split_paths(&path) {
+        match check_executable(&directory.join(program)) {
+            Ok(()) => return Ok(()),
+            // One that may be executed can come later.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => found = Err(error),
+            Err(_) => {}
+        }
+    }
+    found
+}
+
+fn check_executable(path: &Path) -> io::Result<()> {
+    rustix::fs::access(path, Access::EXEC_OK)?;
+    match path.is_dir() {
+        true => Err(Errno::ACCESS.into()),
+        false => Ok(()),
+    }
 }
 
 /// Returns where the library lies: beside the command, in a `lib` beside its directory, or in a Python package

@@ -6,10 +6,14 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Output;
 
-use common::{Scratch, fail, failure, lowtide, run, stderr};
+use common::{GPT2, Scratch, fail, failure, lowtide, run, sample, stderr};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
@@ -50,17 +54,63 @@ fn the_command_finds_the_file_in_its_environment() {
 #[test]
 fn what_an_earlier_recording_left_is_gone() {
     let scratch = Scratch::new("record_earlier");
-    for name in [
-        "a.lowtide",
-        "a.rank1.lowtide",
-        "a.pid77.lowtide",
-        "a.rank1.txt",
-    ] {
-        scratch.write(name, "x");
-    }
+    recording(&scratch.path("a.lowtide"), "caching");
+    let plain = fs::read(scratch.path("a.lowtide")).unwrap();
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    scratch.write("a.rank1.lowtide", gzip.finish().unwrap());
+    let zstd = zstd::encode_all(&*plain, 1).unwrap();
+    scratch.write("a.pid77.lowtide", zstd);
+    scratch.write("a.pid78.lowtide", "");
+    scratch.write("a.rank1.txt", &plain);
     let output = record(&scratch.path(""), &["-o", "a.lowtide", "true"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(scratch.names(), ["a.rank1.txt"]);
+}
+
+#[test]
+fn what_is_no_recording_is_left_alone() {
+    let scratch = Scratch::new("record_others");
+    let directory = scratch.path("");
+    recording(&scratch.path("a.lowtide"), "caching");
+    scratch.write("a.rank0.lowtide", "x");
+    fs::copy(sample(GPT2), scratch.path("a.rank1.lowtide")).unwrap();
+    fs::create_dir(scratch.path("a.rank2.lowtide")).unwrap();
+    symlink("/dev/null", scratch.path("a.rank3.lowtide")).unwrap();
+    let output = record(&directory, &["-o", "a.lowtide", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let others = [0, 1, 2, 3].map(|rank| format!("a.rank{rank}.lowtide"));
+    assert_eq!(scratch.names(), others);
+    // Named itself, what is a file is refused before anything is removed, and what is a device is written to.
+    recording(&scratch.path("a.rank0.pid7.lowtide"), "caching");
+    for name in &others[..2] {
+        let output = record(&directory, &["-o", name, "touch", "ran"]);
+        let expected =
+            format!("{name}: exists and is no recording of lowtide's: choose another name");
+        assert_eq!(failure(&output), expected);
+    }
+    let output = record(&directory, &["-o", &others[3], "true"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(scratch.names().len(), 5, "{:?}", scratch.names());
+}
+
+#[test]
+fn nothing_is_removed_where_there_is_no_command_to_run() {
+    let scratch = Scratch::new("record_no_command");
+    recording(&scratch.path("recording.lowtide"), "caching");
+    let plain = scratch.write("plain", "true");
+    for (command, code) in [
+        ("no-such-program", 127),
+        ("./none", 127),
+        (plain.to_str().unwrap(), 126),
+        ("/", 126),
+    ] {
+        let output = record(&scratch.path(""), &[command]);
+        assert_eq!(output.status.code(), Some(code), "{command}");
+        let text = stderr(&output);
+        assert!(text.starts_with(&format!("lowtide: {command}: ")), "{text}");
+        assert_eq!(scratch.names(), ["plain", "recording.lowtide"]);
+    }
 }
 
 /// Each rank with a command of its own, of which one comes when another is at work.
@@ -74,7 +124,7 @@ fn a_rank_leaves_the_others_files_alone() {
         "a.rank1.pid7-2.lowtide",
     ];
     for name in names {
-        scratch.write(name, "x");
+        recording(&scratch.path(name), "caching");
     }
     let mut command = lowtide();
     command
@@ -101,7 +151,7 @@ fn what_cannot_be_recorded_is_said_before_the_command_runs() {
     assert_eq!(failure(&output), expected);
     fs::create_dir(scratch.path("b.lowtide")).unwrap();
     let output = record(&directory, &["-o", "b.lowtide", "touch", "ran"]);
-    assert!(failure(&output).starts_with("b.lowtide: "));
+    assert_eq!(failure(&output), "b.lowtide: is a directory");
     assert_eq!(scratch.names(), ["b.lowtide"]);
     let output = record(&directory, &["--fast", "x"]);
     assert!(failure(&output).contains("unknown option `--fast`"));

@@ -1,7 +1,12 @@
-//! How the files of a recording are called that several processes write: what writes them and what removes them
-//! agree here.
+//! How the files of a recording are called that several processes write, and what they may take the place of: what
+//! writes them and what removes them agree here.
 
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+
+use crate::compact;
+use crate::source::Input;
 
 /// Returns this process's rank, by the variables of its environment, where there are several as `torchrun`,
 /// MPI and SLURM start them.
@@ -38,6 +43,34 @@ pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
 pub fn is_of(file: &Path, path: &Path) -> bool {
     let is_mark = |mark: &str| mark.split('.').all(is_mark);
     path == file || path.parent() == file.parent() && mark(file, path).is_some_and(is_mark)
+}
+
+/// Says whether a recording may be written to `path`: where nothing is, in place of an empty file or of a recording in
+/// lowtide's own format, plain or compressed, and to what is no file, as a device or a pipe.
+///
+/// # Errors
+///
+/// If something else is there, or it cannot be read.
+pub fn check_replaceable(path: &Path) -> io::Result<()> {
+    let metadata = match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        metadata => metadata?,
+    };
+    if metadata.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    // A pipe would wait for someone to write to it.
+    if metadata.is_file() && metadata.len() > 0 && !is_recording(File::open(path)?) {
+        let what = "exists and is no recording of lowtide's: choose another name";
+        return Err(io::Error::new(ErrorKind::AlreadyExists, what));
+    }
+    Ok(())
+}
+
+/// Returns whether a file begins as lowtide's own format does.
+fn is_recording(file: File) -> bool {
+    let begins = Input::open(file).and_then(|mut input| compact::is_compact(&mut input));
+    begins.unwrap_or(false)
 }
 
 /// Returns `a/b.rank3.lowtide` for `a/b.lowtide` and `rank3`.

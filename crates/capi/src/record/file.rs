@@ -1,6 +1,6 @@
 //! Which file a process records to: one of its own.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use lowtide_trace::file_names;
 
 /// Returns a new file for what this process records, and where it is: at `path`; with `.rank3` before the
 /// extension in a process of several ranks, as `torchrun` starts them; and with `.pid1234` there where another
-/// process of the job has that already, unless it `replaces` what is there. It is for this user alone: stacks
-/// name files.
+/// process of the job has that already, unless it `replaces` the recording that is there. What is no file, as a
+/// device or a pipe, is written to as it is. It is for this user alone: stacks name files.
 ///
 /// # Errors
 ///
-/// If the file cannot be created.
+/// If the file cannot be created, or would replace what is no recording.
 pub(crate) fn create(
     path: &Path,
     replaces: bool,
@@ -23,7 +23,9 @@ pub(crate) fn create(
     let path = file_names::of_rank(path, variable);
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
-    if replaces {
+    let is_special = fs::metadata(&path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    if replaces || is_special {
+        file_names::check_replaceable(&path)?;
         let file = options.create(true).truncate(true).open(&path)?;
         return Ok((file, path));
     }
@@ -42,7 +44,6 @@ pub(crate) fn create(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -67,10 +68,10 @@ mod tests {
             assert_eq!(fs::metadata(&found).unwrap().len(), 0);
             let mode = file.metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
-            file.write_all(b"x").unwrap();
+            file.write_all(b"lowtide\n").unwrap();
         }
         for (name, _) in names {
-            assert_eq!(fs::read(directory.join(name)).unwrap(), b"x", "{name}");
+            assert_eq!(fs::read(directory.join(name)).unwrap(), b"lowtide\n");
         }
         let ranks = |name: &str| match name {
             "RANK" => Some("5".to_owned()),
@@ -79,6 +80,16 @@ mod tests {
         };
         let (_, found) = create(&directory.join("x"), false, ranks).unwrap();
         assert_eq!(found, directory.join("x.rank5"));
+        let notes = directory.join("notes.txt");
+        fs::write(&notes, "mine").unwrap();
+        let error = create(&notes, true, |_| None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&notes).unwrap(), b"mine");
+        let device = Path::new("/dev/null");
+        for replaces in [false, true] {
+            let (_, found) = create(device, replaces, |_| None).unwrap();
+            assert_eq!(found, device);
+        }
         fs::remove_dir_all(&directory).unwrap();
     }
 }
