@@ -44,6 +44,17 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String
     for (job, steps) in jobs.iter().zip(&difference.steps) {
         let _ = writeln!(text, "{}\n  {}", job.headline(), steps_text(steps));
     }
+    let only = match difference.has_stacks {
+        [true, false] => Some("first"),
+        [false, true] => Some("second"),
+        _ => None,
+    };
+    if let Some(only) = only {
+        let _ = writeln!(
+            text,
+            "\nonly the {only} recording has stacks, so both are compared by size"
+        );
+    }
     let changed = || {
         let sites = difference.sites.iter();
         sites.filter(|site| site.growth_bytes() != 0)
@@ -121,6 +132,8 @@ fn signed(bytes: i64) -> String {
 struct DiffReport<'a> {
     traces: &'a [Job; 2],
     steps: [StepsRow<'a>; 2],
+    /// Where one alone has, both are compared by size.
+    has_stacks: [bool; 2],
     sites: Vec<SiteDifferenceRow<'a>>,
 }
 
@@ -160,6 +173,7 @@ impl<'a> DiffReport<'a> {
         DiffReport {
             traces: jobs,
             steps: [StepsRow::new(before), StepsRow::new(after)],
+            has_stacks: difference.has_stacks,
             sites: difference.sites.iter().map(row).collect(),
         }
     }

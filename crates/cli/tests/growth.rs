@@ -146,6 +146,40 @@ fn a_difference_is_named_though_the_code_moved() {
     }
 }
 
+/// Of the same job, one recording with stacks and one without.
+#[test]
+fn stacks_in_one_recording_only_are_no_difference() {
+    let scratch = Scratch::new("diff-stacks");
+    let with = job(&scratch, "with.lowtide", MIB);
+    let mut snapshot = lowtide_trace::read(&with).unwrap();
+    for event in &mut snapshot.traces[0].events {
+        event.stack = StackId::NONE;
+    }
+    let without = scratch.write_snapshot("without.lowtide", &snapshot);
+    for (before, after, only) in [
+        (&with, &without, Some("first")),
+        (&without, &with, Some("second")),
+        (&without, &without, None),
+        (&with, &with, None),
+    ] {
+        let text = run(&["diff".as_ref(), before.as_os_str(), after.as_os_str()]);
+        assert!(text.ends_with("\n+0 bytes in all\n"), "{text}");
+        let expected = only.map_or_else(String::new, |only| {
+            format!("\nonly the {only} recording has stacks, so both are compared by size\n")
+        });
+        assert!(text.contains(&expected), "{text}");
+        assert_eq!(text.contains("compared by size"), only.is_some(), "{text}");
+        let json = difference(before, after);
+        let has_stacks = [before, after].map(|path| path == &with);
+        assert_eq!(json["has_stacks"], serde_json::json!(has_stacks));
+        for site in json["sites"].as_array().unwrap() {
+            assert_eq!(site["growth_bytes"], 0);
+            assert_eq!(site["confidence"], 0.0);
+            assert_eq!(site["stack"].is_array(), has_stacks == [true, true]);
+        }
+    }
+}
+
 #[test]
 fn what_is_paused_counts_in_no_peak() {
     let scratch = Scratch::new("paused-peak");

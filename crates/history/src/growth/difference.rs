@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lowtide_core::{Bytes, Stream};
-use lowtide_trace::{StackTable, Trace};
+use lowtide_trace::{StackId, StackTable, Trace};
 
 use crate::growth::matching::{self, Place};
 use crate::growth::sites::{Extremes, Site, Sites};
@@ -16,6 +16,8 @@ use crate::history::History;
 pub struct Difference {
     /// The steps of both.
     pub steps: [Steps; 2],
+    /// Which of them have stacks. Where one alone has, the sites of both are sizes.
+    pub has_stacks: [bool; 2],
     /// The sites that had something live at either's peak, the largest change first.
     pub sites: Vec<SiteDifference>,
 }
@@ -72,11 +74,20 @@ impl Difference {
     /// A site is the same in both where its stack has the same functions at the same lines, or at others where
     /// code was edited in between.
     pub fn new(recordings: [(&Trace, &History); 2]) -> Difference {
+        let has_stacks = recordings.map(|(_, history)| {
+            let mut blocks = history.blocks.iter();
+            blocks.any(|block| block.stack != StackId::NONE)
+        });
+        // No stack is the same place as a size, and everything would have come and gone.
+        let sites = match has_stacks[0] == has_stacks[1] {
+            true => Sites::new,
+            false => Sites::by_size,
+        };
         let sides = recordings.map(|(trace, history)| Side {
             history,
             stacks: &trace.stacks,
             steps: Steps::find(trace, history),
-            sites: Sites::new(history),
+            sites: sites(history),
             away_at_peak: history.away_at(history.peak_live.instant),
         });
         let mut names: BTreeMap<Name<'_>, [Vec<Place>; 2]> = BTreeMap::new();
@@ -95,6 +106,7 @@ impl Difference {
             .sort_by_key(|difference| std::cmp::Reverse(difference.growth_bytes().unsigned_abs()));
         Difference {
             steps: sides.map(|side| side.steps),
+            has_stacks,
             sites: differences,
         }
     }

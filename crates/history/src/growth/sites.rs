@@ -42,11 +42,15 @@ impl Site {
     /// Returns where a block of `history` comes from.
     pub fn of(block: &Block, history: &History) -> Site {
         match block.stack {
-            StackId::NONE => Site::Size {
-                size_max: size_class(block.requested),
-                stream: history.streams[block.stream as usize],
-            },
+            StackId::NONE => Site::of_size(block, history),
             stack => Site::Stack(stack),
+        }
+    }
+
+    fn of_size(block: &Block, history: &History) -> Site {
+        Site::Size {
+            size_max: size_class(block.requested),
+            stream: history.streams[block.stream as usize],
         }
     }
 }
@@ -54,13 +58,22 @@ impl Site {
 impl Sites {
     /// Returns the blocks of `history` by their sites. Linear time.
     pub(super) fn new(history: &History) -> Sites {
+        Sites::by(Site::of, history)
+    }
+
+    /// Returns the blocks of `history` by their sizes and streams, whatever stacks they have. Linear time.
+    pub(super) fn by_size(history: &History) -> Sites {
+        Sites::by(Site::of_size, history)
+    }
+
+    fn by(site_of: impl Fn(&Block, &History) -> Site, history: &History) -> Sites {
         let mut numbers: HashMap<Site, usize> = HashMap::new();
         let mut sites = Sites {
             sites: Vec::new(),
             blocks: Vec::new(),
         };
         for (index, block) in (0..).zip(&history.blocks) {
-            let site = Site::of(block, history);
+            let site = site_of(block, history);
             let number = *numbers.entry(site).or_insert(sites.sites.len());
             if number == sites.sites.len() {
                 sites.sites.push(site);
