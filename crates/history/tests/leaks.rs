@@ -163,6 +163,28 @@ fn caches_and_checkpoints_are_no_leaks() {
     }
 }
 
+/// A cache of keys and values, which every token adds to and the end of the answer frees.
+#[test]
+fn what_is_given_back_at_the_end_is_no_leak() {
+    for gives_back in [false, true] {
+        let mut job = Job::new(true);
+        let mut cache = Vec::new();
+        for _ in 0..60 {
+            let work: Vec<Held> = (0..100)
+                .map(|line| job.alloc(MIB, "forward", line))
+                .collect();
+            cache.push(job.alloc(MIB, "append", 7));
+            work.into_iter().for_each(|block| job.free(block));
+        }
+        if gives_back {
+            cache.into_iter().for_each(|block| job.free(block));
+        }
+        let (_, leaks) = find(&job.into_trace());
+        assert_eq!(leaks.growths.len(), 1, "{:?}", leaks.growths);
+        assert_eq!(leaks.leaks().count(), usize::from(!gives_back));
+    }
+}
+
 /// Returns a sample, and its optimizer's steps.
 fn sample(name: &str) -> (Trace, Vec<u32>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -67,11 +67,10 @@ impl Leaks {
             .filter_map(|number| {
                 let extremes = sites.extremes(history, number, &boundaries);
                 let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
-                let mut growth = growth(sites.sites[number], &floors)?;
-                growth.bytes_per_step /= as_float(span_steps as u64);
                 // What is paused is kept all the same.
-                (growth.end_bytes, growth.end_blocks) =
-                    sites.live_at(history, number, history.events, &[]);
+                let at_end = sites.live_at(history, number, history.events, &[]);
+                let mut growth = growth(sites.sites[number], &floors, at_end)?;
+                growth.bytes_per_step /= as_float(span_steps as u64);
                 Some(growth)
             })
             .collect();
@@ -93,8 +92,10 @@ impl Leaks {
     }
 }
 
-/// Returns how the least bytes of the steps grew; `None` where they did not.
-fn growth(site: Site, floors: &[u64]) -> Option<Growth> {
+/// Returns how the least bytes of the steps grew of a site, which has so many bytes and blocks `at_end`; `None` where
+/// they did not.
+fn growth(site: Site, floors: &[u64], at_end: (u64, u64)) -> Option<Growth> {
+    let (end_bytes, end_blocks) = at_end;
     let (&first, &last) = (floors.first()?, floors.last()?);
     let bytes = last.checked_sub(first).filter(|&bytes| bytes > 0)?;
     let changes = || floors.windows(2).map(|pair| pair[1].abs_diff(pair[0]));
@@ -112,15 +113,17 @@ fn growth(site: Site, floors: &[u64]) -> Option<Growth> {
     let late = as_float(last.saturating_sub(before_late)) / as_float(late_steps as u64);
     let average = as_float(bytes) / as_float(steps as u64);
     let goes_on = (late / average).min(1.0);
+    // What is given back at last was needed until then.
+    let kept = (as_float(end_bytes) / as_float(last)).min(1.0);
     Some(Growth {
         site,
         bytes,
         bytes_per_step: average,
         grown_steps,
         steps,
-        confidence: evidence * one_way * goes_on * Fit::of(floors).straightness(),
-        end_bytes: 0,
-        end_blocks: 0,
+        confidence: evidence * one_way * goes_on * kept * Fit::of(floors).straightness(),
+        end_bytes,
+        end_blocks,
     })
 }
 
@@ -129,14 +132,30 @@ mod tests {
     use super::*;
     use lowtide_core::{Bytes, Stream};
 
-    /// Returns the confidence that `floors` go on growing.
+    /// Returns the confidence that `floors` go on growing, of what is kept to the end.
     fn confidence(floors: impl IntoIterator<Item = u64>) -> f64 {
+        let floors: Vec<u64> = floors.into_iter().collect();
+        let end_bytes = floors.last().copied().unwrap_or(0);
+        confidence_until(end_bytes, &floors)
+    }
+
+    /// Returns the same of what has `end_bytes` at the end.
+    fn confidence_until(end_bytes: u64, floors: &[u64]) -> f64 {
         let site = Site::Size {
             size_max: Bytes(512),
             stream: Stream::DEFAULT,
         };
-        let floors: Vec<u64> = floors.into_iter().collect();
-        growth(site, &floors).map_or(0.0, |growth| growth.confidence)
+        let growth = growth(site, floors, (end_bytes, 1));
+        growth.map_or(0.0, |growth| growth.confidence)
+    }
+
+    #[test]
+    fn what_is_given_back_at_the_end_is_none() {
+        let floors: Vec<u64> = (1..=40).collect();
+        assert!(confidence_until(40, &floors) > 0.95);
+        assert!(confidence_until(80, &floors) > 0.95);
+        assert!(confidence_until(20, &floors) < Growth::LEAK_CONFIDENCE);
+        assert!(confidence_until(0, &floors) < 1e-9);
     }
 
     #[test]
