@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use lowtide_core::{Bytes, CachingConfig, StrategyName};
+use lowtide_core::{Action, Bytes, CachingConfig, StrategyName};
 use lowtide_history::History;
 use lowtide_trace::{OneLine, Snapshot, Trace};
 use serde::Serialize;
@@ -67,12 +67,13 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
         keep_device(path, &mut snapshot, device)?;
     }
     let devices = devices(&snapshot);
+    let nothing = nothing_recorded(path, &snapshot.traces);
     let several = snapshot.traces.len() > 1;
     let traces = snapshot.traces.into_iter();
     // Of equals, `max_by_key` returns the last: the lowest number.
     let busiest = traces.rev().max_by_key(|trace| trace.events.len());
     let Some(trace) = busiest.filter(|trace| trace.allocs() > 0) else {
-        bail!("{}", nothing_recorded(path));
+        bail!(nothing);
     };
     if several {
         output::note(&format!(
@@ -85,12 +86,19 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
     Ok(trace)
 }
 
-/// Returns what there is to say of the file at `path` if no allocation is recorded in it.
-pub(crate) fn nothing_recorded(path: &Path) -> String {
-    format!(
-        "{}: no allocation is recorded (was torch.cuda.memory._record_memory_history() called first?)",
-        name(path)
-    )
+/// Returns what there is to say of the file at `path` if no allocation is recorded in its `traces`.
+pub(crate) fn nothing_recorded(path: &Path, traces: &[Trace]) -> String {
+    let mut events = traces.iter().flat_map(|trace| &trace.events);
+    let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
+    let what = match events.any(|event| is_free(event.event.action)) {
+        true => {
+            "only frees are recorded, the allocations before them are lost (record with a larger max_entries)"
+        }
+        false => {
+            "no allocation is recorded (was torch.cuda.memory._record_memory_history() called first?)"
+        }
+    };
+    format!("{}: {what}", name(path))
 }
 
 /// Removes all devices but `device` from `snapshot`, which is from the file at `path`.

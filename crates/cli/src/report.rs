@@ -76,7 +76,7 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
     let traces = snapshot.traces.iter().filter(|trace| trace.allocs() > 0);
     let traces: Vec<&Trace> = traces.collect();
     if traces.is_empty() {
-        bail!("{}", recording::nothing_recorded(path));
+        bail!("{}", recording::nothing_recorded(path, &snapshot.traces));
     }
     for trace in &traces {
         let label = trace_name(&name, trace, traces.len());

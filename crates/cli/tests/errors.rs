@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{GPT2, Scratch, fail, lowtide, run, sample, stderr};
+use common::{GPT2, Scratch, fail, lowtide, read_sample, run, sample, stderr};
+use lowtide_core::Action;
+use lowtide_trace::TraceEvent;
 
 #[test]
 fn each_bad_argument_has_its_line() {
@@ -117,6 +119,30 @@ fn without_arguments_there_is_help() {
     let output = lowtide().arg("--help").output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_window_of_frees_says_that_its_beginning_is_lost() {
+    let scratch = Scratch::new("only-frees");
+    let mut snapshot = read_sample(GPT2);
+    let events = &mut snapshot.traces[0].events;
+    let is_free = |event: &TraceEvent| {
+        matches!(
+            event.event.action,
+            Action::FreeRequested | Action::FreeCompleted
+        )
+    };
+    let last_request = events.iter().rposition(|event| !is_free(event)).unwrap();
+    events.drain(..=last_request);
+    assert!(!events.is_empty());
+    let path = scratch.write_snapshot("frees.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    for command in ["replay", "advise", "leaks", "report"] {
+        let expected = format!(
+            "{path}: only frees are recorded, the allocations before them are lost (record with a larger max_entries)"
+        );
+        assert_eq!(fail(&[command, path]), expected);
+    }
 }
 
 /// A snapshot of a job whose history was not recorded: `{"segments": [], "device_traces": [[]]}`.
