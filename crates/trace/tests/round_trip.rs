@@ -720,3 +720,23 @@ fn every_truncation_of_a_written_pickle_is_an_error() {
         assert!(read_from(&bytes[..count]).unwrap_err().is_truncated());
     }
 }
+
+/// As Python writes them, in names of files that are no UTF-8.
+#[test]
+fn a_surrogate_is_read_as_a_replacement_character() {
+    for rest in ["", &"long".repeat(100)] {
+        let mut snapshot = example();
+        for annotation in &mut snapshot.traces[0].annotations {
+            annotation.name = format!("a\u{800}b\u{800}\u{801}{rest}").into();
+        }
+        let mut bytes = pickled(&snapshot);
+        let starts: Vec<usize> = (0..bytes.len())
+            .filter(|&index| bytes[index..].starts_with(b"\xe0\xa0"))
+            .collect();
+        assert!(starts.len() >= 3);
+        starts.into_iter().for_each(|start| bytes[start] = 0xed);
+        let read = read_from(&bytes[..]).unwrap();
+        let expected = format!("a\u{fffd}b\u{fffd}\u{fffd}{rest}");
+        assert_eq!(&*read.traces[0].annotations[0].name, expected);
+    }
+}

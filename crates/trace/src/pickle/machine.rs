@@ -1,5 +1,7 @@
 //! The stack machine.
 
+use std::borrow::Cow;
+
 use hashbrown::HashMap;
 
 use super::heap::{Dict, Heap, Reference, Value};
@@ -139,7 +141,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             op::SHORT_BINUNICODE => {
                 self.input.advance(2)?;
                 let text = utf8(self.input.bytes(usize::from(operand as u8))?)?;
-                let id = self.heap.strings.intern(text);
+                let id = self.heap.strings.intern(&text);
                 self.push(Value::String(id))
             }
             op::EMPTY_DICT => {
@@ -455,7 +457,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     fn string(&mut self, count: u64) -> Result<Value, TraceError> {
         let bytes = self.input.long_bytes(count)?;
-        Ok(Value::String(self.heap.strings.intern(utf8(&bytes)?)))
+        Ok(Value::String(self.heap.strings.intern(&utf8(&bytes)?)))
     }
 
     fn skip(&mut self, count: u64) -> Result<Value, TraceError> {
@@ -465,7 +467,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     fn text(&mut self, opcode: u8) -> Result<Value, TraceError> {
         let line = self.input.line()?;
-        let line = utf8(&line)?;
+        let line = &*utf8(&line)?;
         let not_a_number = || {
             let shown: String = line.chars().take(SHOWN_LETTERS).collect();
             TraceError::malformed(format!("`{shown}` is not a number"))
@@ -550,8 +552,23 @@ fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Resul
 }
 
 #[inline]
-fn utf8(bytes: &[u8]) -> Result<&str, TraceError> {
-    std::str::from_utf8(bytes).map_err(|_| TraceError::malformed("a string is not UTF-8"))
+fn utf8(bytes: &[u8]) -> Result<Cow<'_, str>, TraceError> {
+    match str::from_utf8(bytes) {
+        Ok(text) => Ok(text.into()),
+        Err(_) => without_surrogates(bytes.to_vec()).map(Cow::Owned),
+    }
+}
+
+/// Returns a text with U+FFFD for each surrogate: Python has them in names of files that are no UTF-8, and writes them
+/// as if they were letters.
+#[cold]
+fn without_surrogates(mut bytes: Vec<u8>) -> Result<String, TraceError> {
+    for start in 0..bytes.len() {
+        if let Some([0xed, 0xa0..=0xbf, 0x80..=0xbf]) = bytes.get(start..start + 3) {
+            bytes[start..start + 3].copy_from_slice("\u{fffd}".as_bytes());
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| TraceError::malformed("a string is not UTF-8"))
 }
 
 #[cold]
