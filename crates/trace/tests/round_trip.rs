@@ -740,3 +740,10 @@ fn a_surrogate_is_read_as_a_replacement_character() {
         assert_eq!(&*read.traces[0].annotations[0].name, expected);
     }
 }
+
+#[test]
+fn what_an_event_lacks_is_named() {
+    let bytes = b"(dVdevice_traces\n(((dVaction\nValloc\nsVaddr\nI1024\nslls.";
+    let error = read_from(&bytes[..]).unwrap_err().to_string();
+    assert_eq!(error, "device 0, event 0: `size` is missing");
+}

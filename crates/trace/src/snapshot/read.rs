@@ -218,7 +218,8 @@ impl Reader {
             let mut events = Runs::default();
             for index in 0..count {
                 let entry = self.item(trace, index);
-                match self.records.resolve(&mut self.heap, entry)? {
+                let record = self.records.resolve(&mut self.heap, entry);
+                match record.map_err(|error| error.at_event(device, index))? {
                     Some(Record::Event(number)) => {
                         events.push(number as usize, &mut self.budget)?
                     }
