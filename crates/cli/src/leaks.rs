@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
-use lowtide_history::{BlockSizes, Growth, History, Leaks};
+use lowtide_history::{BlockSizes, Growth, History, Leaks, Trend};
 use lowtide_trace::{StackTable, Trace};
 use serde::Serialize;
 
@@ -16,6 +16,9 @@ use crate::{format, json, output};
 
 /// So many leaks are told one by one; the JSON has all.
 const LEAKS_MAX: usize = 20;
+
+/// So many of the places that share growth are told.
+const SPREAD_PLACES: usize = 3;
 
 /// Carries out `lowtide leaks`.
 ///
@@ -44,7 +47,9 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
     for growth in leaks.leaks().take(LEAKS_MAX) {
         text += &growth_text(growth, leaks.span_steps, &trace.stacks);
     }
-    if named == 0 {
+    if let Some(spread) = &leaks.spread {
+        text += &spread_text(spread, leaks, &trace.stacks);
+    } else if named == 0 {
         let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
     } else if named > LEAKS_MAX {
         let others = format::counted((named - LEAKS_MAX) as u64, "smaller leak");
@@ -63,22 +68,39 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
 }
 
 fn growth_text(growth: &Growth, span_steps: usize, stacks: &StackTable) -> String {
+    let trend = trend_text(&growth.trend, span_steps);
+    format!("{trend}\n{}\n", site_text(growth.site, stacks))
+}
+
+/// Returns what there is to say of what grows in no place steadily, and in all of them together.
+fn spread_text(spread: &Trend, leaks: &Leaks, stacks: &StackTable) -> String {
+    let places = format::counted(leaks.growths.len() as u64, "place");
+    let mut text = format!(
+        "no place grows steadily, but all that is live does:\n{}\nspread over {places}, of which grew most:\n\n",
+        trend_text(spread, leaks.span_steps),
+    );
+    for growth in leaks.growths.iter().take(SPREAD_PLACES) {
+        text += &growth_text(growth, leaks.span_steps, stacks);
+    }
+    text
+}
+
+fn trend_text(trend: &Trend, span_steps: usize) -> String {
     let what = if span_steps == 1 {
         "steps"
     } else {
         "spans of steps"
     };
-    let headline = format!("{} a step", bytes_text(growth.bytes_per_step));
+    let headline = format!("{} a step", bytes_text(trend.bytes_per_step));
     format!(
-        "{}: {} in all, grew in {} of {} {what}, confidence {:.2}; {} in {} at the end\n{}\n",
+        "{}: {} in all, grew in {} of {} {what}, confidence {:.2}; {} in {} at the end",
         style(headline).bold(),
-        Bytes(growth.bytes),
-        format::count(growth.grown_steps as u64),
-        format::count(growth.steps as u64),
-        growth.confidence,
-        Bytes(growth.end_bytes),
-        format::counted(growth.end_blocks, "block"),
-        site_text(growth.site, stacks),
+        Bytes(trend.bytes),
+        format::count(trend.grown_steps as u64),
+        format::count(trend.steps as u64),
+        trend.confidence,
+        Bytes(trend.end_bytes),
+        format::counted(trend.end_blocks, "block"),
     )
 }
 
@@ -101,12 +123,22 @@ struct LeaksReport<'a> {
     /// So many steps are looked at as one.
     span_steps: usize,
     leaks: Vec<GrowthRow<'a>>,
-    /// What has more than after the first steps, but is not sure to go on growing.
+    /// How all that is live grew, where that is steady and there is no leak.
+    spread: Option<TrendRow>,
+    /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
     others: Vec<GrowthRow<'a>>,
 }
 
 #[derive(Debug, Serialize)]
 struct GrowthRow<'a> {
+    #[serde(flatten)]
+    trend: TrendRow,
+    #[serde(flatten)]
+    site: SiteRow<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct TrendRow {
     bytes: u64,
     bytes_per_step: f64,
     grown_steps: usize,
@@ -114,8 +146,6 @@ struct GrowthRow<'a> {
     confidence: f64,
     end_bytes: u64,
     end_blocks: u64,
-    #[serde(flatten)]
-    site: SiteRow<'a>,
 }
 
 impl<'a> LeaksReport<'a> {
@@ -133,6 +163,7 @@ impl<'a> LeaksReport<'a> {
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
             leaks: rows(true),
+            spread: leaks.spread.as_ref().map(TrendRow::new),
             others: rows(false),
         }
     }
@@ -141,14 +172,22 @@ impl<'a> LeaksReport<'a> {
 impl<'a> GrowthRow<'a> {
     fn new(growth: &Growth, stacks: &'a StackTable) -> GrowthRow<'a> {
         GrowthRow {
-            bytes: growth.bytes,
-            bytes_per_step: growth.bytes_per_step,
-            grown_steps: growth.grown_steps,
-            steps: growth.steps,
-            confidence: growth.confidence,
-            end_bytes: growth.end_bytes,
-            end_blocks: growth.end_blocks,
+            trend: TrendRow::new(&growth.trend),
             site: SiteRow::new(growth.site, stacks),
+        }
+    }
+}
+
+impl TrendRow {
+    fn new(trend: &Trend) -> TrendRow {
+        TrendRow {
+            bytes: trend.bytes,
+            bytes_per_step: trend.bytes_per_step,
+            grown_steps: trend.grown_steps,
+            steps: trend.steps,
+            confidence: trend.confidence,
+            end_bytes: trend.end_bytes,
+            end_blocks: trend.end_blocks,
         }
     }
 }

@@ -100,6 +100,34 @@ fn a_job_without_a_leak_is_not_accused() {
     );
 }
 
+/// What each step keeps is of another place.
+#[test]
+fn growth_in_many_places_is_told_with_those_that_grew_most() {
+    let scratch = Scratch::new("spread");
+    let path = job(&scratch, "leaks.lowtide", MIB);
+    let mut snapshot = lowtide_trace::read(&path).unwrap();
+    let trace = &mut snapshot.traces[0];
+    let keeps = |event: &&mut TraceEvent| event.event.address.0 >= (1 << 30) + 1000 * MIB;
+    let places: Vec<StackId> = trace.events.iter().map(|event| event.stack).collect();
+    let allocs = trace.events.iter_mut().filter(keeps);
+    for (event, &place) in allocs.zip(places.iter().filter(|place| **place != StackId::NONE)) {
+        event.stack = place;
+    }
+    let path = scratch.write_snapshot("spread.lowtide", &snapshot);
+    let text = run(&["leaks".as_ref(), path.as_os_str()]);
+    let expected = "no place grows steadily, but all that is live does:\n\
+                    1024.00 KiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
+                    20.00 MiB in 20 blocks at the end\n\
+                    spread over 14 places, of which grew most:\n\n";
+    assert!(text.contains(expected), "{text}");
+    assert!(!text.contains("no leak"), "{text}");
+    assert_eq!(text.matches("    forward  train.py:").count(), 3, "{text}");
+    let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
+    assert_eq!(json["leaks"], serde_json::json!([]));
+    assert_eq!(json["spread"]["bytes"], 14 * MIB);
+    assert_eq!(json["others"].as_array().unwrap().len(), 14);
+}
+
 #[test]
 fn a_difference_is_named_with_its_stack() {
     let scratch = Scratch::new("diff");

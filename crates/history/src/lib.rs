@@ -27,7 +27,7 @@ mod sizes;
 mod space;
 mod walk;
 
-pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps};
+pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps, Trend};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script, stream_text, trace_name};

@@ -98,7 +98,8 @@ fn check_leak(habits: Habits) {
         }
         Site::Size { size_max, .. } => assert_eq!(size_max, Bytes(MIB)),
     }
-    assert!(leak.confidence > 0.9, "{leak:?}");
+    let trend = leak.trend;
+    assert!(trend.confidence > 0.9, "{leak:?}");
     if !matches!(leaks.steps.source, StepSource::Parts) {
         assert!(
             (28..=30).contains(&leaks.steps.len()),
@@ -107,8 +108,8 @@ fn check_leak(habits: Habits) {
         );
         #[expect(clippy::cast_precision_loss, reason = "a million")]
         let expected = MIB as f64;
-        assert!((leak.bytes_per_step - expected).abs() < 1.0, "{leak:?}");
-        assert_eq!(leak.grown_steps, leak.steps);
+        assert!((trend.bytes_per_step - expected).abs() < 1.0, "{leak:?}");
+        assert_eq!(trend.grown_steps, trend.steps);
     }
 }
 
@@ -159,7 +160,34 @@ fn caches_and_checkpoints_are_no_leaks() {
             let (_, leaks) = find(&trace);
             let named: Vec<&Growth> = leaks.leaks().collect();
             assert_eq!(named, Vec::<&Growth>::new());
+            assert_eq!(leaks.spread, None);
         }
+    }
+}
+
+/// What is kept is of another place each time, by every step or by one in three, as caches that fill.
+#[test]
+fn growth_in_many_places_is_growth_of_all() {
+    for every in [1, 3] {
+        let mut job = Job::new(true);
+        for step in 0..60 {
+            let work: Vec<Held> = (0..100)
+                .map(|line| job.alloc(MIB, "forward", line))
+                .collect();
+            if job.random(every) == 0 {
+                job.alloc(MIB, "keep", step);
+            }
+            work.into_iter().for_each(|block| job.free(block));
+        }
+        let (_, leaks) = find(&job.into_trace());
+        assert_eq!(leaks.leaks().count(), 0, "{:?}", leaks.growths);
+        let Some(spread) = leaks.spread.filter(|_| every == 1) else {
+            assert_eq!((leaks.spread, every), (None, 3));
+            continue;
+        };
+        assert!(spread.confidence > 0.9, "{spread:?}");
+        assert_eq!(spread.grown_steps, spread.steps);
+        assert_eq!(spread.end_bytes, 60 * MIB);
     }
 }
 
@@ -209,6 +237,7 @@ fn recorded_jobs_are_not_accused() {
             let (_, leaks) = find(&trace);
             let named: Vec<&Growth> = leaks.leaks().collect();
             assert_eq!(named, Vec::<&Growth>::new(), "{name}");
+            assert_eq!(leaks.spread, None, "{name}");
         }
     }
 }

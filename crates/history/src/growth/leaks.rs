@@ -20,6 +20,8 @@ pub struct Leaks {
     pub span_steps: usize,
     /// What grew, leaks first, and of those the one that grew most.
     pub growths: Vec<Growth>,
+    /// How all that is live grew, where that is as steady as a leak, in most steps, and the growth of no site is.
+    pub spread: Option<Trend>,
 }
 
 /// A site that had more in the last step than after the first ones.
@@ -27,6 +29,13 @@ pub struct Leaks {
 pub struct Growth {
     /// Where it is.
     pub site: Site,
+    /// How it grew.
+    pub trend: Trend,
+}
+
+/// How live bytes grew from step to step.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Trend {
     /// By how much a step's least bytes grew from the first step looked at to the last.
     pub bytes: u64,
     /// That for one step, on average.
@@ -37,19 +46,26 @@ pub struct Growth {
     pub steps: usize,
     /// How sure it is that it goes on growing, in [0, 1].
     pub confidence: f64,
-    /// What it had at the end.
+    /// What there was at the end.
     pub end_bytes: u64,
     /// In how many blocks.
     pub end_blocks: u64,
 }
 
 impl Growth {
+    /// Returns whether this is called a leak.
+    pub fn is_leak(&self) -> bool {
+        self.trend.is_steady()
+    }
+}
+
+impl Trend {
     /// From this confidence on growth is called a leak.
     pub const LEAK_CONFIDENCE: f64 = 0.7;
 
-    /// Returns whether this is called a leak.
-    pub fn is_leak(&self) -> bool {
-        self.confidence >= Growth::LEAK_CONFIDENCE
+    /// Returns whether what is one site's is called a leak.
+    pub fn is_steady(&self) -> bool {
+        self.confidence >= Trend::LEAK_CONFIDENCE
     }
 }
 
@@ -63,26 +79,36 @@ impl Leaks {
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1).min(steps.len());
         let (boundaries, span_steps) = steps.spans(warm_up_steps);
         let sites = Sites::new(history);
+        let trend_of = |sites: &Sites, number: usize| {
+            let extremes = sites.extremes(history, number, &boundaries);
+            let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
+            // What is paused is kept all the same.
+            let at_end = sites.live_at(history, number, history.events, &[]);
+            let mut trend = trend(&floors, at_end)?;
+            trend.bytes_per_step /= as_float(span_steps as u64);
+            Some(trend)
+        };
         let mut growths: Vec<Growth> = (0..sites.sites.len())
             .filter_map(|number| {
-                let extremes = sites.extremes(history, number, &boundaries);
-                let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
-                // What is paused is kept all the same.
-                let at_end = sites.live_at(history, number, history.events, &[]);
-                let mut growth = growth(sites.sites[number], &floors, at_end)?;
-                growth.bytes_per_step /= as_float(span_steps as u64);
-                Some(growth)
+                let (site, trend) = (sites.sites[number], trend_of(&sites, number)?);
+                Some(Growth { site, trend })
             })
             .collect();
         growths.sort_by_key(|growth| {
-            let rank = (growth.is_leak(), growth.bytes, growth.site);
+            let rank = (growth.is_leak(), growth.trend.bytes, growth.site);
             std::cmp::Reverse(rank)
         });
+        // What grows in one place now and in another then grows steadily in none.
+        let is_spread = !growths.is_empty() && !growths.iter().any(Growth::is_leak);
+        let spread = is_spread.then(|| trend_of(&Sites::together(history), 0));
+        // Of many caches one or another has not had its fill for long, but few grow in most steps.
+        let is_steady = |trend: &Trend| trend.is_steady() && 2 * trend.grown_steps >= trend.steps;
         Leaks {
             steps,
             warm_up_steps,
             span_steps,
             growths,
+            spread: spread.flatten().filter(is_steady),
         }
     }
 
@@ -92,9 +118,9 @@ impl Leaks {
     }
 }
 
-/// Returns how the least bytes of the steps grew of a site, which has so many bytes and blocks `at_end`; `None` where
-/// they did not.
-fn growth(site: Site, floors: &[u64], at_end: (u64, u64)) -> Option<Growth> {
+/// Returns how the least bytes of the steps grew, given how many bytes and blocks there are `at_end`; `None` where they
+/// did not.
+fn trend(floors: &[u64], at_end: (u64, u64)) -> Option<Trend> {
     let (end_bytes, end_blocks) = at_end;
     let (&first, &last) = (floors.first()?, floors.last()?);
     let bytes = last.checked_sub(first).filter(|&bytes| bytes > 0)?;
@@ -115,8 +141,7 @@ fn growth(site: Site, floors: &[u64], at_end: (u64, u64)) -> Option<Growth> {
     let goes_on = (late / average).min(1.0);
     // What is given back at last was needed until then.
     let kept = (as_float(end_bytes) / as_float(last)).min(1.0);
-    Some(Growth {
-        site,
+    Some(Trend {
         bytes,
         bytes_per_step: average,
         grown_steps,
@@ -130,7 +155,6 @@ fn growth(site: Site, floors: &[u64], at_end: (u64, u64)) -> Option<Growth> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_core::{Bytes, Stream};
 
     /// Returns the confidence that `floors` go on growing, of what is kept to the end.
     fn confidence(floors: impl IntoIterator<Item = u64>) -> f64 {
@@ -141,12 +165,7 @@ mod tests {
 
     /// Returns the same of what has `end_bytes` at the end.
     fn confidence_until(end_bytes: u64, floors: &[u64]) -> f64 {
-        let site = Site::Size {
-            size_max: Bytes(512),
-            stream: Stream::DEFAULT,
-        };
-        let growth = growth(site, floors, (end_bytes, 1));
-        growth.map_or(0.0, |growth| growth.confidence)
+        trend(floors, (end_bytes, 1)).map_or(0.0, |trend| trend.confidence)
     }
 
     #[test]
@@ -154,7 +173,7 @@ mod tests {
         let floors: Vec<u64> = (1..=40).collect();
         assert!(confidence_until(40, &floors) > 0.95);
         assert!(confidence_until(80, &floors) > 0.95);
-        assert!(confidence_until(20, &floors) < Growth::LEAK_CONFIDENCE);
+        assert!(confidence_until(20, &floors) < Trend::LEAK_CONFIDENCE);
         assert!(confidence_until(0, &floors) < 1e-9);
     }
 
@@ -172,7 +191,7 @@ mod tests {
         let check = |floors: Vec<u64>| {
             let confidence = confidence(floors.clone());
             assert!(
-                confidence < Growth::LEAK_CONFIDENCE,
+                confidence < Trend::LEAK_CONFIDENCE,
                 "{confidence}: {floors:?}"
             );
         };

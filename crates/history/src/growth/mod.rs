@@ -9,6 +9,6 @@ mod sites;
 mod steps;
 
 pub use difference::{Difference, SiteDifference};
-pub use leaks::{Growth, Leaks};
+pub use leaks::{Growth, Leaks, Trend};
 pub use sites::Site;
 pub use steps::{StepSource, Steps};

@@ -66,6 +66,11 @@ impl Sites {
         Sites::by(Site::of_size, history)
     }
 
+    /// Returns the blocks of `history` as if all came from one place. Linear time.
+    pub(super) fn together(history: &History) -> Sites {
+        Sites::by(|_, _| Site::Stack(StackId::NONE), history)
+    }
+
     fn by(site_of: impl Fn(&Block, &History) -> Site, history: &History) -> Sites {
         let mut numbers: HashMap<Site, usize> = HashMap::new();
         let mut sites = Sites {

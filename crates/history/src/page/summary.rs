@@ -167,12 +167,13 @@ impl GrowthSummary {
 
 impl LeakSummary {
     pub(super) fn new(growth: &Growth, site: SiteSummary) -> LeakSummary {
+        let trend = &growth.trend;
         LeakSummary {
-            bytes: growth.bytes,
-            bytes_per_step: growth.bytes_per_step,
-            grown_steps: growth.grown_steps,
-            steps: growth.steps,
-            confidence: growth.confidence,
+            bytes: trend.bytes,
+            bytes_per_step: trend.bytes_per_step,
+            grown_steps: trend.grown_steps,
+            steps: trend.steps,
+            confidence: trend.confidence,
             site,
         }
     }
