@@ -184,7 +184,7 @@ fn foreign_word(line: &str) -> Option<String> {
             .find(|character| !is_name(character))
             .unwrap_or(name.len())];
         let is_method = rest[..start].ends_with('.')
-            && ["chunks", "chunks_exact", "chunks_mut"].contains(&name);
+            && ["chunk_by", "chunks", "chunks_exact", "chunks_mut"].contains(&name);
         let mut words = words_of(name).into_iter().filter(|_| !is_method);
         if let Some(word) = words.find(|word| FOREIGN_WORDS.contains(&word.as_str())) {
             return Some(word);
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(lines("crates/core/src/strategy/bfc/bin.rs", bad), []);
         assert_eq!(lines("crates/core/src/config/tests.rs", bad), []);
         assert_eq!(lines("crates/sim/src/lib.rs", bad), []);
-        let good = "// Chunky code.\nbytes.chunks(2); a.b.chunks_exact(4);\n";
+        let good = "// Chunky code.\nbytes.chunks(2); a.b.chunks_exact(4).chunk_by(same);\n";
         assert_eq!(lines("crates/core/src/segment.rs", good), []);
         let bad = "let chunks = 1;\na.chunk();\n";
         assert_eq!(lines("crates/core/src/segment.rs", bad), [Some(1), Some(2)]);
