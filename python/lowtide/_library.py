@@ -14,7 +14,7 @@ PATH = Path(__file__).parent / "liblowtide.so"
 INCLUDE = Path(__file__).parent / "include"
 """The directory with `lowtide.h`."""
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """The interface that is spoken here: `LOWTIDE_ABI_VERSION` of `lowtide.h`."""
 
 

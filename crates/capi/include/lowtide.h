@@ -28,7 +28,7 @@
  * The version of this interface: it changes when a program built against an older header would no longer
  * work. A program compares it with what `lowtide_abi_version` returns.
  */
-#define LOWTIDE_ABI_VERSION 1
+#define LOWTIDE_ABI_VERSION 2
 
 /**
  * What became of a call. `lowtide_last_error` has the words for everything but `OK`.
@@ -535,6 +535,10 @@ typedef struct lowtide_out_of_memory {
    * All of the device's memory.
    */
   uint64_t device_total;
+  /**
+   * Whether the request was rejected without asking the driver (`throw_on_cudamalloc_oom`).
+   */
+  bool is_rejected;
 } lowtide_out_of_memory;
 
 /**

@@ -15,7 +15,7 @@ use crate::{pauses, registry};
 
 /// The version of this interface: it changes when a program built against an older header would no longer
 /// work. A program compares it with what `lowtide_abi_version` returns.
-pub const LOWTIDE_ABI_VERSION: u32 = 1;
+pub const LOWTIDE_ABI_VERSION: u32 = 2;
 
 /// Returns the version of the interface that was loaded.
 #[unsafe(no_mangle)]

@@ -36,6 +36,8 @@ pub struct OutOfMemory {
     pub device_free: u64,
     /// All of the device's memory.
     pub device_total: u64,
+    /// Whether the request was rejected without asking the driver (`throw_on_cudamalloc_oom`).
+    pub is_rejected: bool,
 }
 
 /// Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
@@ -118,6 +120,7 @@ impl OutOfMemory {
             limit: error.limit.map_or(0, |limit| limit.get()),
             device_free: error.device_free.get(),
             device_total: error.device_total.get(),
+            is_rejected: error.is_rejected,
         }
     }
 

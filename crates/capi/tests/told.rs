@@ -583,6 +583,7 @@ fn running_out_has_figures_and_names_the_biggest_holders() {
             limit: 50 << 20,
             device_free: 70 << 20,
             device_total: 100 << 20,
+            is_rejected: false,
         };
         assert_eq!(last_out_of_memory(), Ok(figures));
         assert_eq!(

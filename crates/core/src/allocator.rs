@@ -42,8 +42,8 @@ pub struct DeviceAllocator<D> {
     /// The share of the device's memory that the configuration allows, until the device was asked how
     /// much that is.
     fraction: Option<f64>,
-    /// Whether a request for new memory that would pass the limit fails at once.
-    rejects_over_limit: bool,
+    /// The part of the device's memory above which a request for new memory fails at once.
+    rejects_above: Option<f64>,
     /// Whether what is freed in a capture may serve again in it.
     reuses_in_capture: bool,
     order: CaptureOrder,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Route {
 pub enum Growth {
     /// It was served, at this address.
     Served(DeviceAddress),
-    /// It would have passed the limit, and the configuration has that fail at once.
+    /// It would have passed what the configuration has fail at once.
     Rejected,
     /// The driver, or the limit, has no more memory, as things are.
     Exhausted,
@@ -107,7 +107,7 @@ impl<D: Driver> DeviceAllocator<D> {
             routes: Vec::new(),
             captures: 0,
             fraction: config.memory_fraction(),
-            rejects_over_limit: config.rejects_over_limit(),
+            rejects_above: config.rejects_above(),
             reuses_in_capture: config.reuses_in_capture(),
             order: CaptureOrder::default(),
         }
@@ -338,15 +338,14 @@ impl<D: Driver> DeviceAllocator<D> {
         self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
         self.strategy.collect_garbage(&mut self.heap, request)?;
+        // Where the user wants that, the driver is not asked for what the device is not to hold.
+        if self.is_rejected(request)? {
+            return Ok(Growth::Rejected);
+        }
         // New memory, within the limit.
         if let Some(block) = self.strategy.grow(&mut self.heap, request)? {
             let address = self.hand_out(block, request.requested);
             return Ok(Growth::Served(address));
-        }
-        // Where the user wants that, what would pass the limit fails before anything goes back.
-        if self.is_rejected(request) {
-            self.heap.stats.num_oom_rejections += 1;
-            return Ok(Growth::Rejected);
         }
         Ok(Growth::Exhausted)
     }
@@ -360,9 +359,22 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    fn is_rejected(&self, request: &Request) -> bool {
+    /// Returns whether a request for new memory fails at once, without the driver being asked. What would pass the
+    /// limit does not: then cached memory goes back.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device does not say how much memory it has.
+    pub fn is_rejected(&mut self, request: &Request) -> Result<bool, DriverError> {
         let size = Strategy::<D>::segment_size(&self.strategy, request);
-        self.rejects_over_limit && self.heap.exceeds_limit(size)
+        let Some(fraction) = self
+            .rejects_above
+            .filter(|_| !self.heap.exceeds_limit(size))
+        else {
+            return Ok(false);
+        };
+        let most = self.heap.driver.memory_info()?.total.scale(fraction);
+        Ok(self.heap.limited().saturating_add(size) > most)
     }
 
     /// Returns the stream of a request that no private pool serves.

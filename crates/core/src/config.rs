@@ -127,19 +127,27 @@ impl Config {
     /// Returns whether what one stream does never decides where another stream's requests go, so that
     /// several allocators can serve the streams of a device between them ([`Lanes`](crate::Lanes)). Not
     /// so for BFC, whose requests may wait for what any stream frees, nor for garbage collection, which
-    /// weighs the free segments of all streams, nor for `direct`: what a free gives back to the driver
+    /// weighs the free segments of all streams, nor where a request is rejected for what all of them hold,
+    /// nor for `direct`: what a free gives back to the driver
     /// is the next request's, whatever its stream, and each is told of in that order.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
             Config::Bfc(_) | Config::Direct => false,
-            Config::Caching(options) => options.garbage_collection_threshold == 0.0,
+            Config::Caching(options) => {
+                options.garbage_collection_threshold == 0.0 && !options.throw_on_cudamalloc_oom
+            }
             _ => true,
         }
     }
 
-    /// Returns whether a request for new memory that would pass the limit fails at once.
-    pub(crate) fn rejects_over_limit(&self) -> bool {
-        matches!(self, Config::Caching(options) if options.throw_on_cudamalloc_oom)
+    /// Returns the part of the device's memory above which a request for new memory fails at once, if there is one.
+    pub(crate) fn rejects_above(&self) -> Option<f64> {
+        match self {
+            Config::Caching(options) if options.throw_on_cudamalloc_oom => {
+                Some(self.memory_fraction().unwrap_or(1.0))
+            }
+            _ => None,
+        }
     }
 
     /// Returns whether memory that is freed in a graph capture may be used again in it, where the graph's

@@ -116,6 +116,9 @@ pub struct OutOfMemory {
     pub details: String,
     /// What the program holds, those that take the most first.
     pub holders: Vec<Holder>,
+    /// Whether the driver was not asked, because the device was not to hold that much
+    /// (`throw_on_cudamalloc_oom`).
+    pub is_rejected: bool,
 }
 
 /// The blocks of one size that the program holds on one stream.
@@ -227,9 +230,15 @@ impl fmt::Display for AllocError {
 /// PyTorch's wording, so that what users search for and scripts look for is found.
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.is_rejected {
+            "Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit. \
+             Requested size:"
+        } else {
+            "Tried to allocate"
+        };
         write!(
             f,
-            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
+            "CUDA out of memory. {what} {}. GPU {} has a total capacity of {} of which {} is free. ",
             PytorchSize(self.segment_size),
             self.device,
             PytorchSize(self.device_total),

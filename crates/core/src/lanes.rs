@@ -133,6 +133,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         // Private pools are all in the first lane.
         let paused = self.lanes[0].heap.domains.paused_regions();
         let lane = &mut *self.lanes[own];
+        let is_rejected = lane.is_rejected(request)?;
         let info = lane.heap.driver.memory_info()?;
         let heap = &lane.heap;
         let domain = heap.domains.domain(request.domain);
@@ -152,11 +153,16 @@ impl<'a, D: Driver> Lanes<'a, D> {
             paused: paused.into_iter().collect(),
             details: lane.strategy.describe(heap, request),
             holders,
+            is_rejected,
         };
-        let address = DeviceAddress(info.free.get());
-        lane.heap
-            .record(Action::OutOfMemory, request.domain, address, request.size);
-        lane.heap.stats.num_ooms += 1;
+        if is_rejected {
+            lane.heap.stats.num_oom_rejections += 1;
+        } else {
+            let address = DeviceAddress(info.free.get());
+            lane.heap
+                .record(Action::OutOfMemory, request.domain, address, request.size);
+            lane.heap.stats.num_ooms += 1;
+        }
         Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
     }
 

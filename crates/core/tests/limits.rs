@@ -42,20 +42,40 @@ fn a_limit_set_by_the_program_replaces_the_configured_one() {
     assert_eq!(allocator.limit(), None);
 }
 
+/// As in PyTorch 2.12 and newer, the limit comes first, and what would pass it has the cache go back.
 #[test]
-fn rejections_come_before_anything_goes_back() {
-    for (conf, released) in [("", 1), ("throw_on_cudamalloc_oom:True", 0)] {
+fn what_the_device_is_not_to_hold_is_rejected() {
+    let mut allocator = allocator("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
+    allocator.allocate(Bytes::gib(1), Stream::DEFAULT).unwrap();
+    let cached = allocator.allocate(Bytes::gib(3), Stream::DEFAULT).unwrap();
+    allocator.free(cached).unwrap();
+    allocator.allocate(Bytes::gib(4), Stream::DEFAULT).unwrap();
+    let stats = allocator.stats();
+    assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 0));
+
+    // The program may set another limit; what is configured stays.
+    allocator.set_memory_fraction(1.0).unwrap();
+    allocator.record_events(true);
+    let refused = allocator.allocate(Bytes::gib(3), Stream::DEFAULT);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("preemptively rejected"), "{text}");
+    assert!(text.contains("Requested size: 3.00 GiB. "), "{text}");
+    let stats = allocator.stats();
+    assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 1));
+    assert_eq!(stats.num_ooms, 0);
+    assert_eq!(allocator.take_events().count(), 0);
+}
+
+#[test]
+fn without_a_configured_part_the_device_is_what_may_be_held() {
+    for (conf, rejections) in [("", 0), ("throw_on_cudamalloc_oom:True", 1)] {
         let mut allocator = allocator(conf);
-        allocator.set_limit(Some(Bytes::gib(4)));
-        let cached = allocator.allocate(Bytes::gib(1), Stream::DEFAULT).unwrap();
-        allocator.free(cached).unwrap();
-        allocator
-            .allocate(Bytes::gib(5), Stream::DEFAULT)
-            .unwrap_err();
+        allocator.allocate(Bytes::gib(6), Stream::DEFAULT).unwrap();
+        let refused = allocator.allocate(Bytes::gib(5), Stream::DEFAULT);
+        assert!(refused.unwrap_err().is_out_of_memory());
         let stats = allocator.stats();
-        assert_eq!(stats.num_device_free, released, "{conf}");
-        assert_eq!(stats.num_oom_rejections, 1 - released, "{conf}");
-        assert_eq!(stats.num_ooms, 1);
+        assert_eq!(stats.num_oom_rejections, rejections, "{conf}");
+        assert_eq!(stats.num_ooms, 1 - rejections, "{conf}");
     }
 }
 

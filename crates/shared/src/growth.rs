@@ -189,6 +189,8 @@ fn grow_any_way<D: Driver>(
             Growth::Rejected => return Ok(None),
             Growth::Exhausted => {}
         }
+    } else if lanes.lane(own).is_rejected(request)? {
+        return Ok(None);
     }
     lanes.grow_after_release(own, request)
 }

@@ -254,3 +254,23 @@ fn hold(held: &mut BTreeMap<DeviceAddress, Bytes>, address: DeviceAddress, size:
     assert!(after.is_none_or(|(&start, _)| address + size <= start));
     held.insert(address, size);
 }
+
+/// Whatever the streams: all that is held counts, and nothing of it goes back.
+#[test]
+fn a_rejected_request_leaves_what_is_cached() {
+    alone(|| {
+        let allocator = with_config("caching:throw_on_cudamalloc_oom:True", 64);
+        let cached = allocator.allocate(Bytes::mib(10), Stream(1)).unwrap();
+        allocator.free(cached).unwrap();
+        let refused = allocator.allocate(Bytes::mib(60), Stream::DEFAULT);
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("preemptively rejected")
+        );
+        let stats = allocator.stats().unwrap();
+        assert_eq!((stats.num_oom_rejections, stats.num_ooms), (1, 0));
+        assert_eq!(stats.num_device_free, 0);
+    });
+}

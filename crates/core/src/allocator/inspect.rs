@@ -235,7 +235,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if !self.strategy.reconfigure(config, &mut self.heap) {
             return Err(AllocError::NotReconfigurable);
         }
-        self.rejects_over_limit = config.rejects_over_limit();
+        self.rejects_above = config.rejects_above();
         self.reuses_in_capture = config.reuses_in_capture();
         Ok(())
     }

@@ -31,7 +31,8 @@ pub struct CachingConfig {
     pub expandable_segments: bool,
     /// The share of the device's memory that may be reserved, in [0.0, 1.0].
     pub per_process_memory_fraction: f64,
-    /// Whether a request that would pass the limit is refused before the driver is asked.
+    /// Whether new memory is refused without asking the driver where more than `per_process_memory_fraction` of
+    /// the device would then be held, whatever limit was set since.
     pub throw_on_cudamalloc_oom: bool,
     /// Whether a block that several streams used may be reused during a graph capture. No thread may then put
     /// work into a stream of the capture while another asks for memory or frees it.

@@ -7,7 +7,7 @@
 //! decisions this file makes in the same order; where a version differs, a comment says so.
 //!
 //! Two differences are meant. Of several blocks of a size, PyTorch takes that of the segment which came first
-//! from 2.12 on, and here it is the one at the lowest address as before. And what a pool with `use_on_oom` has in
+//! from 2.13 on, and here it is the one at the lowest address as before. And what a pool with `use_on_oom` has in
 //! expandable segments serves others before they fail, which PyTorch passes over.
 
 mod expandable;

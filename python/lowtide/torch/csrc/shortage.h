@@ -79,7 +79,7 @@ class Shortage {
   // Calls the observers, without a lock: they may want Python's, and may use lowtide.
   void tell(const lowtide_out_of_memory& figures) {
 #if LOWTIDE_TORCH_AT_LEAST(12)
-    if (is_rejection(figures)) {
+    if (figures.is_rejected) {
       for (const auto& observer : copy(rejection_observers_)) {
         observer(figures.device, figures.segment_size, figures.allocated, figures.device_total);
       }
@@ -97,15 +97,6 @@ class Shortage {
     const std::lock_guard<std::mutex> lock(mutex_);
     return observers;
   }
-
-#if LOWTIDE_TORCH_AT_LEAST(12)
-  // Whether the request was turned away by the setting that has the limit checked before anything is freed.
-  static bool is_rejection(const lowtide_out_of_memory& figures) {
-    const char* config = lowtide_config();
-    const bool is_set = config != nullptr && std::strstr(config, "throw_on_cudamalloc_oom:True") != nullptr;
-    return is_set && figures.limit != 0 && figures.reserved + figures.segment_size > figures.limit;
-  }
-#endif
 
   // Guards what follows.
   std::mutex mutex_;
