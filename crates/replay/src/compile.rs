@@ -146,7 +146,7 @@ impl<'a> Compiler<'a> {
                         self.end_group(index, false);
                     }
                     self.vacate(address);
-                    self.group.traffic.finished.insert(address);
+                    self.group.traffic.finish(self.trace.events[index].event);
                     self.group.finished.push(user);
                     if self.group.released_from.is_empty() {
                         self.group.finished_first += 1;

@@ -1,8 +1,8 @@
 //! What has to be known of a whole recording before any of its steps can be told.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, MempoolId};
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
@@ -40,8 +40,9 @@ pub(crate) struct Traffic {
     mapped_from: Option<Bytes>,
     /// The events by which memory went back.
     pub(crate) releases: Vec<usize>,
-    /// The blocks that became free meanwhile and were not when their program let go of them.
-    pub(crate) finished: BTreeSet<DeviceAddress>,
+    /// Where the blocks end that became free meanwhile and were not when their program let go of them, by where they
+    /// start.
+    finished: BTreeMap<DeviceAddress, DeviceAddress>,
 }
 
 impl Traffic {
@@ -64,6 +65,12 @@ impl Traffic {
         }
     }
 
+    /// Notes a block that became free by an event of its own.
+    pub(crate) fn finish(&mut self, completed: Event) {
+        self.finished
+            .insert(completed.address, completed.address + completed.size);
+    }
+
     /// Returns whether something went back that the request at event `index` would have been served
     /// from: then it had not asked yet. What has blocks that other streams had just finished with does not
     /// count, since PyTorch waits for those only after it has looked.
@@ -84,9 +91,9 @@ impl Traffic {
                     Action::SegmentUnmap => (released.size % Bytes::mib(20)).is_zero(),
                     _ => released.size > Bytes::mib(2),
                 };
-                let range = released.address..released.address + released.size;
-                let was_free = self.finished.range(range).next().is_none();
-                was_free
+                let before = self.finished.range(..released.address + released.size);
+                let in_use_until = before.map(|(_, &end)| end).next_back();
+                in_use_until.is_none_or(|end| end <= released.address)
                     && released.stream == request.stream
                     && pools.of(release) == pools.of(index)
                     && is_large == (request.size > Bytes::mib(1))
@@ -194,7 +201,7 @@ impl Survey {
                     reserved = reserved.saturating_sub(event.size);
                 }
                 Action::FreeCompleted => {
-                    traffic.finished.insert(event.address);
+                    traffic.finish(event);
                     match waiting.remove(&event.address) {
                         Some(freed) => drop(survey.completions.insert(freed, index)),
                         None => drop(survey.initial_completions.insert(event.address, index)),

@@ -604,3 +604,24 @@ fn an_empty_cache_that_waits_is_the_programs() {
     ]);
     assert_eq!(verify(&trace).retries, 0);
 }
+
+/// Pages in the middle of the block that was waited for went back: the request waited, and not an emptied cache.
+#[test]
+fn pages_of_a_block_that_was_waited_for_are_the_requests() {
+    let trace = expandable_recording(
+        &[],
+        &[
+            (Action::SegmentMap, 0, 20),
+            (Action::Alloc, 0, 10),
+            (Action::SegmentMap, 20, 60),
+            (Action::Alloc, 10, 65),
+            (Action::FreeRequested, 10, 65),
+            (Action::Alloc, 75, 3),
+            (Action::FreeCompleted, 10, 65),
+            (Action::SegmentUnmap, 20, 40),
+            (Action::SegmentMap, 20, 40),
+            (Action::Alloc, 10, 35),
+        ],
+    );
+    assert_eq!(verify(&trace).retries, 1);
+}
