@@ -116,7 +116,7 @@ fn growth_in_many_places_is_told_with_those_that_grew_most() {
     let path = scratch.write_snapshot("spread.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
     let expected = "no place grows steadily, but all that is live does:\n\
-                    1024.00 KiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
+                    1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n\
                     spread over 14 places, of which grew most:\n\n";
     assert!(text.contains(expected), "{text}");

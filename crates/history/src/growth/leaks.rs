@@ -139,14 +139,12 @@ fn trend(floors: &[u64], at_end: (u64, u64)) -> Option<Trend> {
     let late = as_float(last.saturating_sub(before_late)) / as_float(late_steps as u64);
     let average = as_float(bytes) / as_float(steps as u64);
     let goes_on = (late / average).min(1.0);
-    // What is given back at last was needed until then.
-    let kept = (as_float(end_bytes) / as_float(last)).min(1.0);
     Some(Trend {
         bytes,
         bytes_per_step: average,
         grown_steps,
         steps,
-        confidence: evidence * one_way * goes_on * kept * Fit::of(floors).straightness(),
+        confidence: evidence * one_way * goes_on * Fit::of(floors).straightness(),
         end_bytes,
         end_blocks,
     })
@@ -156,25 +154,10 @@ fn trend(floors: &[u64], at_end: (u64, u64)) -> Option<Trend> {
 mod tests {
     use super::*;
 
-    /// Returns the confidence that `floors` go on growing, of what is kept to the end.
+    /// Returns the confidence that `floors` go on growing.
     fn confidence(floors: impl IntoIterator<Item = u64>) -> f64 {
         let floors: Vec<u64> = floors.into_iter().collect();
-        let end_bytes = floors.last().copied().unwrap_or(0);
-        confidence_until(end_bytes, &floors)
-    }
-
-    /// Returns the same of what has `end_bytes` at the end.
-    fn confidence_until(end_bytes: u64, floors: &[u64]) -> f64 {
-        trend(floors, (end_bytes, 1)).map_or(0.0, |trend| trend.confidence)
-    }
-
-    #[test]
-    fn what_is_given_back_at_the_end_is_none() {
-        let floors: Vec<u64> = (1..=40).collect();
-        assert!(confidence_until(40, &floors) > 0.95);
-        assert!(confidence_until(80, &floors) > 0.95);
-        assert!(confidence_until(20, &floors) < Trend::LEAK_CONFIDENCE);
-        assert!(confidence_until(0, &floors) < 1e-9);
+        trend(&floors, (0, 0)).map_or(0.0, |trend| trend.confidence)
     }
 
     #[test]
