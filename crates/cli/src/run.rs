@@ -83,6 +83,9 @@ pub(crate) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
 ///
 /// If there is none, or none that may be executed.
 pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
+    if program.is_empty() {
+        return Err(Errno::NOENT.into());
+    }
     if program.as_bytes().contains(&b'/') {
         return check_executable(Path::new(program));
     }

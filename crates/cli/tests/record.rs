@@ -73,7 +73,8 @@ fn what_is_no_recording_is_left_alone() {
     let scratch = Scratch::new("record_others");
     let directory = scratch.path("");
     recording(&scratch.path("a.lowtide"), "caching");
-    scratch.write("a.rank0.lowtide", "x");
+    // A text may begin as a recording does.
+    scratch.write("a.rank0.lowtide", "lowtide\nnumpy\n");
     fs::copy(sample(GPT2), scratch.path("a.rank1.lowtide")).unwrap();
     fs::create_dir(scratch.path("a.rank2.lowtide")).unwrap();
     symlink("/dev/null", scratch.path("a.rank3.lowtide")).unwrap();

@@ -68,10 +68,10 @@ mod tests {
             assert_eq!(fs::metadata(&found).unwrap().len(), 0);
             let mode = file.metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
-            file.write_all(b"lowtide\n").unwrap();
+            file.write_all(b"lowtide\n\x01\0").unwrap();
         }
         for (name, _) in names {
-            assert_eq!(fs::read(directory.join(name)).unwrap(), b"lowtide\n");
+            assert_eq!(fs::read(directory.join(name)).unwrap(), b"lowtide\n\x01\0");
         }
         let ranks = |name: &str| match name {
             "RANK" => Some("5".to_owned()),

@@ -413,12 +413,13 @@ impl<D: Driver> Strategy<D> for Caching {
         let size = request.size.max(max);
         let free = &self.pool_of(request.domain, kind_of(request.size)).free;
         let enough = free.first_at_least(size);
-        let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
-        let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
         if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
             self.release_block(heap, enough.id)?;
             return Ok(true);
         }
+        let free = &self.pool_of(request.domain, kind_of(request.size)).free;
+        let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
+        let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
         let mut released = Bytes::ZERO;
         for block in oversize.into_iter().rev() {
             if released >= size {

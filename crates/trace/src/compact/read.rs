@@ -24,6 +24,17 @@ pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
     Ok(input.peek(MAGIC.len())?.starts_with(MAGIC))
 }
 
+/// As [`is_compact`], for who would remove the file: a text may begin with the same line, and has no such version.
+pub(crate) fn is_surely_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
+    const VERSION_LEN: usize = size_of::<u16>();
+    let start = input.peek(MAGIC.len() + VERSION_LEN)?;
+    let version = start
+        .strip_prefix(MAGIC)
+        .and_then(|rest| rest.first_chunk());
+    let version = version.map(|&bytes: &[u8; VERSION_LEN]| u16::from_le_bytes(bytes));
+    Ok(version.is_some_and(|version| (1..=u16::from(u8::MAX)).contains(&version)))
+}
+
 /// Returns what the file in `input` says.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     input.array::<{ MAGIC.len() }>()?;
