@@ -259,7 +259,8 @@ impl Runner {
             Err(AllocError::OutOfMemory(error))
                 if !size.is_zero() && size <= Bytes::REQUEST_MAX =>
             {
-                self.ooms += 1;
+                // What is rejected has not run out, and leaves no event.
+                self.ooms += u64::from(!error.is_rejected);
                 self.check_out_of_memory(&error, size)?;
                 Ok(Effect::Refused)
             }
