@@ -69,7 +69,7 @@ pub fn check_replaceable(path: &Path) -> io::Result<()> {
 
 /// Returns whether a file begins as lowtide's own format does.
 fn is_recording(file: File) -> bool {
-    let begins = Input::open(file).and_then(|mut input| compact::is_surely_compact(&mut input));
+    let begins = Input::open(file).and_then(|mut input| compact::is_compact(&mut input));
     begins.unwrap_or(false)
 }
 

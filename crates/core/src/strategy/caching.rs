@@ -211,8 +211,8 @@ impl Caching {
             return false;
         }
         block.kind == SizeKind::Small
-            || (self.config.expandable_segments && !heap.domains.has_source(block.domain))
             || (rest > SMALL_REQUEST_MAX && self.config.max_split_size.is_none_or(|max| size < max))
+            || (self.config.expandable_segments && !heap.domains.has_source(block.domain))
     }
 
     /// Gives the segment of a free block that covers it back.
@@ -411,13 +411,13 @@ impl<D: Driver> Strategy<D> for Caching {
             return Ok(false);
         };
         let size = request.size.max(max);
-        let free = &self.pool_of(request.domain, kind_of(request.size)).free;
-        let enough = free.first_at_least(size);
+        let kind = kind_of(request.size);
+        let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
         if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
             self.release_block(heap, enough.id)?;
             return Ok(true);
         }
-        let free = &self.pool_of(request.domain, kind_of(request.size)).free;
+        let free = &self.pool_of(request.domain, kind).free;
         let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
         let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
         let mut released = Bytes::ZERO;

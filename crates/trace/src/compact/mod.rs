@@ -64,7 +64,7 @@ use crate::model::TraceEvent;
 use crate::notes::NoteId;
 use crate::stacks::StackId;
 
-pub(crate) use read::{is_compact, is_surely_compact, read};
+pub(crate) use read::{is_compact, read};
 pub use stream::StreamWriter;
 pub use write::write_compact;
 

@@ -19,13 +19,9 @@ use crate::pickle::StringId;
 use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
-/// Returns whether the file in `input`, of which nothing has been taken, is of this format.
+/// Returns whether the file in `input`, of which nothing has been taken, is of this format. A text may begin with the
+/// same line, and has no such version; a file that ends before that is none yet.
 pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
-    Ok(input.peek(MAGIC.len())?.starts_with(MAGIC))
-}
-
-/// As [`is_compact`], for who would remove the file: a text may begin with the same line, and has no such version.
-pub(crate) fn is_surely_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
     const VERSION_LEN: usize = size_of::<u16>();
     let start = input.peek(MAGIC.len() + VERSION_LEN)?;
     let version = start

@@ -135,7 +135,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   // ---- the whole ----
 
-  // What PYTORCH_CUDA_ALLOC_CONF calls PyTorch's own: PyTorch ends the program where its settings name another backend.
+  // What PYTORCH_CUDA_ALLOC_CONF calls PyTorch's own: PyTorch's parser fails where settings name another backend.
   std::string name() override {
     return "native";
   }
