@@ -130,7 +130,7 @@ impl Bfc {
         let free: Bytes = regions
             .map(|first| heap.segments.get(heap.blocks.segment(first)).size)
             .sum();
-        !free.is_zero() && request.size <= (limit + free).saturating_sub(heap.limited())
+        !free.is_zero() && request.size <= limit.saturating_add(free).saturating_sub(heap.limited())
     }
 
     /// Returns the first chunks of a domain's regions in which nothing is in use, smallest chunk

@@ -268,6 +268,18 @@ fn free_regions_stay_where_giving_them_back_cannot_help() {
 }
 
 #[test]
+fn a_limit_may_be_as_large_as_it_likes() {
+    let mut allocator = allocator(scattered(Bytes::mib(14)), "");
+    allocator.set_limit(Some(Bytes(u64::MAX)));
+    let blocks = [2, 4, 8].map(|mib| allocate(&mut allocator, mib * MIB));
+    free(&mut allocator, blocks[0]);
+    free(&mut allocator, blocks[1]);
+    let size = Bytes::mib(5);
+    assert!(allocator.allocate(size, Stream::DEFAULT).is_ok());
+    check(&allocator);
+}
+
+#[test]
 fn without_garbage_collection_free_regions_go_back_only_when_told() {
     let mut allocator = allocator(scattered(Bytes::mib(14)), "garbage_collection:False");
     let blocks = [2, 4, 8].map(|mib| allocate(&mut allocator, mib * MIB));
