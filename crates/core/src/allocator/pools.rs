@@ -179,9 +179,12 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Says that the memory of a pool is away, with the name of the region that it belongs to, or back.
-    /// While it is away nothing is allocated in it, its segments stay whatever else goes back, and the
+    /// Says that the memory of a private pool is away, with the name of the region that it belongs to, or
+    /// back. While it is away nothing is allocated in it, its segments stay whatever else goes back, and the
     /// limit does not count them. Blocks are freed as ever.
+    ///
+    /// The default pool is not to be named: its requests do not look whether it is away and its segments go
+    /// back as ever, though the limit would not count them.
     ///
     /// # Errors
     ///
