@@ -65,6 +65,21 @@ def test_what_pytorch_keeps_for_cublas_is_as_its_header_says(root: Path, tmp_pat
     assert made.returncode == 0, made.stderr
 
 
+def test_headers_of_conda_forge_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build, "_package_roots", lambda name: [])
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    directories = [tmp_path / "targets" / "sbsa-linux" / "include", tmp_path / "include"]
+    for directory, header in zip(directories, ["crt/host_defines.h", "cuda_runtime_api.h"], strict=True):
+        (directory / header).parent.mkdir(parents=True)
+        (directory / header).touch()
+    # Only where the environment is conda's.
+    assert build._conda_roots() == []
+    (tmp_path / "conda-meta").mkdir()
+    assert build.cuda_includes()[:2] == directories
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, for a PyTorch that is installed."""

@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -90,7 +91,7 @@ def cuda_includes() -> list[Path]:
     wheels = [path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")]
     # Those of NVIDIA's wheels lack some that all others include, and Triton has.
     triton = [root / "backends" / "nvidia" for root in _package_roots("triton")]
-    roots = [*homes, *sorted(wheels, reverse=True), Path("/usr/local/cuda"), *triton]
+    roots = [*homes, *sorted(wheels, reverse=True), *_conda_roots(), Path("/usr/local/cuda"), *triton]
     found = [root / "include" for root in roots if (root / "include").is_dir()]
     for header in ("cuda_runtime_api.h", "crt/host_defines.h"):
         if not any((directory / header).exists() for directory in found):
@@ -119,6 +120,15 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
 def _link_arguments(root: Path) -> list[str]:
     # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in what is loaded.
     return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda", "-ltorch_cuda"]
+
+
+def _conda_roots() -> list[Path]:
+    # CUDA of conda-forge is in the environment itself, what is for a platform apart. Not in any: a compiler that is
+    # told of /usr/include no longer finds its own headers.
+    prefix = Path(sys.prefix)
+    if not (prefix / "conda-meta").is_dir():
+        return []
+    return [*sorted(prefix.glob("targets/*-linux"), reverse=True), prefix]
 
 
 def _package_roots(name: str) -> list[Path]:
