@@ -42,6 +42,20 @@ def test_settings_may_name_the_backend_of_pytorch() -> None:
         assert torch.empty(4).pin_memory().is_pinned()
 
 
+def test_settings_that_were_not_given_are_empty() -> None:
+    program = """
+import torch
+print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]))
+"""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_STRATEGY", "LOWTIDE_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    how = [] if IS_NATIVE else ["-m", "lowtide", "run"]
+    done = subprocess.run(
+        [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "''\n"
+
+
 @on_lowtide
 def test_it_is_too_late_for_another_allocator() -> None:
     bytes_of(1)

@@ -97,7 +97,9 @@ inline native::AllocatorConfigInfo config_info() {
   info.max_cached_size = Common::pinned_max_cached_size();
 #endif
   const char* config = lowtide_config();
-  if (info.last_allocator_settings.empty() && config != nullptr) {
+  // Without options `caching` is what PyTorch's own is, which then says nothing.
+  const bool is_other = config != nullptr && std::string_view(config) != "caching";
+  if (info.last_allocator_settings.empty() && is_other) {
     info.last_allocator_settings = config;
   }
   return info;
