@@ -660,8 +660,8 @@ enum lowtide_status lowtide_init(int device_count);
 enum lowtide_status lowtide_reset(void);
 
 /**
- * Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
- * above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
+ * Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
+ * limit. What is held above it stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);

@@ -127,8 +127,8 @@ pub extern "C" fn lowtide_reset() -> Status {
     run(|| registry::for_each_in_use(|_, allocator| Ok(allocator.empty_cache()?)))
 }
 
-/// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. What is held
-/// above that stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
+/// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
+/// limit. What is held above it stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> Status {
     run(|| {

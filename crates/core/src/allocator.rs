@@ -51,6 +51,7 @@ pub struct DeviceAllocator<D> {
 
 pub(crate) use checkpoint::CheckpointBlock;
 pub use checkpoint::{Checkpoint, Restored};
+pub use inspect::limit_of_fraction;
 
 /// Says which requests a private pool serves.
 struct Route {

@@ -31,6 +31,8 @@ pub enum AllocError {
         /// What was asked for.
         size: Bytes,
     },
+    /// What is to be a part of the device's memory is not from 0 to 1.
+    NotAFraction,
     /// There is no such pool.
     NoSuchPool {
         /// The pool that was named.
@@ -170,11 +172,11 @@ impl fmt::Display for AllocError {
                 )
             }
             AllocError::NotFree { address, size } => {
-                write!(
-                    f,
-                    "no free block of {} bytes begins at {address}",
-                    size.get()
-                )
+                let size = size.get();
+                write!(f, "no free memory of {size} bytes begins at {address}")
+            }
+            AllocError::NotAFraction => {
+                f.write_str("a part of the device's memory is a fraction from 0 to 1")
             }
             AllocError::NoSuchPool { pool } => {
                 write!(f, "there is no memory pool {pool}")

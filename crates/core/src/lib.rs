@@ -77,7 +77,9 @@ mod strategy;
 mod stream;
 mod units;
 
-pub use allocator::{Allocation, Checkpoint, DeviceAllocator, Growth, Request, Restored};
+pub use allocator::{
+    Allocation, Checkpoint, DeviceAllocator, Growth, Request, Restored, limit_of_fraction,
+};
 pub use check::CheckLevel;
 pub use config::{
     BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, PoolConfig, SlabConfig,

@@ -1,7 +1,7 @@
 //! Limits from the configuration, which only the device can turn into bytes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-use lowtide_core::{Bytes, Config, DeviceAllocator, Stream};
+use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 
 fn allocator(conf: &str) -> DeviceAllocator<SimDriver> {
@@ -32,6 +32,36 @@ fn a_fraction_in_the_configuration_limits_what_is_reserved() {
 
     allocator.set_memory_fraction(1.0).unwrap();
     allocator.allocate(Bytes::gib(3), Stream::DEFAULT).unwrap();
+}
+
+/// As in PyTorch 2.10 and newer: a request above all of the device is then rejected, and not out of memory.
+#[test]
+fn all_of_the_device_is_no_limit() {
+    let mut allocator = allocator("throw_on_cudamalloc_oom:True");
+    for fraction in [1.0, 0.5, 1.0] {
+        allocator.set_memory_fraction(fraction).unwrap();
+        let limit = (fraction < 1.0).then(|| Bytes::gib(5));
+        assert_eq!(allocator.limit(), limit);
+        assert_eq!(allocator.memory_fraction(), Ok(fraction));
+        let refused = allocator.allocate(Bytes::gib(11), Stream::DEFAULT);
+        let text = refused.unwrap_err().to_string();
+        assert_eq!(text.contains("5.00 GiB allowed"), limit.is_some(), "{text}");
+    }
+    let stats = allocator.stats();
+    assert_eq!((stats.num_ooms, stats.num_oom_rejections), (1, 2));
+}
+
+#[test]
+fn what_is_no_fraction_is_refused_and_changes_nothing() {
+    let mut allocator = allocator("");
+    allocator.set_memory_fraction(0.5).unwrap();
+    for fraction in [f64::NAN, -0.1, 1.1, f64::INFINITY, f64::NEG_INFINITY] {
+        let answer = allocator.set_memory_fraction(fraction);
+        assert_eq!(answer, Err(AllocError::NotAFraction), "{fraction}");
+        assert_eq!(allocator.limit(), Some(Bytes::gib(5)));
+    }
+    allocator.set_memory_fraction(-0.0).unwrap();
+    assert_eq!(allocator.limit(), Some(Bytes::ZERO));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, Lanes, MempoolId, Peaks,
-    SegmentSnapshot, Stats,
+    SegmentSnapshot, Stats, limit_of_fraction,
 };
 
 use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
@@ -210,16 +210,17 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
+    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes
+    /// the limit.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the device does not say how much memory it has, and
-    /// [`SharedError::Poisoned`].
+    /// [`AllocError::NotAFraction`] for what is not from 0 to 1, [`AllocError::Driver`] when the device does
+    /// not say how much memory it has, and [`SharedError::Poisoned`].
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), SharedError> {
         let info = self.with_driver(Driver::memory_info);
         let total = info.map_err(AllocError::from)?.total;
-        self.set_limit(Some(total.scale(fraction.clamp(0.0, 1.0))))
+        self.set_limit(limit_of_fraction(fraction, total)?)
     }
 
     /// Returns what `act` does with the lane that private pools are in. Any of its calls that concern

@@ -17,6 +17,18 @@ use crate::stats::Stats;
 use crate::strategy::Strategy;
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
+/// Returns the limit that a part of a device's memory is, in bytes; `None` for all of it.
+///
+/// # Errors
+///
+/// [`AllocError::NotAFraction`] for what is not from 0 to 1, such as NaN.
+pub fn limit_of_fraction(fraction: f64, total: Bytes) -> Result<Option<Bytes>, AllocError> {
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(AllocError::NotAFraction);
+    }
+    Ok((fraction < 1.0).then(|| total.scale(fraction)))
+}
+
 impl<D: Driver> DeviceAllocator<D> {
     /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
     pub fn set_limit(&mut self, limit: Option<Bytes>) {
@@ -46,19 +58,16 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(fraction)
     }
 
-    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1.
+    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. As in PyTorch
+    /// 2.10 and newer, 1 removes the limit.
     ///
     /// # Errors
     ///
+    /// [`AllocError::NotAFraction`] for what is not from 0 to 1, which changes nothing;
     /// [`AllocError::Driver`] when the device does not say how much memory it has.
     pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let limit = self
-            .heap
-            .driver
-            .memory_info()?
-            .total
-            .scale(fraction.clamp(0.0, 1.0));
-        self.set_limit(Some(limit));
+        let total = self.heap.driver.memory_info()?.total;
+        self.set_limit(limit_of_fraction(fraction, total)?);
         Ok(())
     }
 

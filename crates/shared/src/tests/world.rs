@@ -260,7 +260,7 @@ impl World {
         let fraction = limit.get() as f64 / self.program.capacity.get() as f64;
         let allocator = &self.allocator;
         let changed = match thread_rng().gen_range(0..3) {
-            0 => allocator.set_memory_fraction(fraction),
+            0 => allocator.set_memory_fraction(fraction.min(1.0)),
             1 => allocator.set_limit(Some(limit)),
             _ => allocator.set_limit(Some(limit.scale(0.7))),
         };
