@@ -97,6 +97,10 @@ typedef enum lowtide_status {
    * The file of a recording could not be created or written to.
    */
   LOWTIDE_STATUS_FILE = 14,
+  /**
+   * The memory that was named is not free.
+   */
+  LOWTIDE_STATUS_NOT_FREE = 15,
 } lowtide_status;
 
 /**
@@ -628,6 +632,20 @@ enum lowtide_status lowtide_allocate(size_t size,
                                      int device,
                                      void *stream,
                                      void **memory);
+
+/**
+ * Takes `size` bytes from `memory` on, which were free, as `lowtide_allocate` takes what it finds;
+ * `LOWTIDE_STATUS_NOT_FREE` where they are not, or would not serve such a request of `stream`.
+ *
+ * What lies before and behind them stays free. With `caching` a request is served wherever a free block
+ * lies around it that serves its size, at a multiple of 512 bytes; with other strategies, where it would go
+ * by itself. The device is not asked for more memory. Does nothing for 0 bytes. Takes time in proportion to
+ * the free blocks of the stream.
+ */
+enum lowtide_status lowtide_allocate_at(void *memory,
+                                        size_t size,
+                                        int device,
+                                        void *stream);
 
 /**
  * As `lowtide_free`, with a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does

@@ -46,6 +46,8 @@ pub enum Status {
     Backup = 13,
     /// The file of a recording could not be created or written to.
     File = 14,
+    /// The memory that was named is not free.
+    NotFree = 15,
 }
 
 /// A status and its words.
@@ -81,6 +83,7 @@ impl From<AllocError> for Error {
         let status = match &error {
             AllocError::OutOfMemory(_) | AllocError::TooLarge { .. } => Status::OutOfMemory,
             AllocError::NotAllocated { .. } => Status::NotAllocated,
+            AllocError::NotFree { .. } => Status::NotFree,
             AllocError::NoSuchPool { .. }
             | AllocError::PoolNotRouted { .. }
             | AllocError::PoolNotHeld { .. }

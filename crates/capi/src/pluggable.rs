@@ -85,6 +85,29 @@ pub unsafe extern "C" fn lowtide_allocate(
     })
 }
 
+/// Takes `size` bytes from `memory` on, which were free, as `lowtide_allocate` takes what it finds;
+/// `LOWTIDE_STATUS_NOT_FREE` where they are not, or would not serve such a request of `stream`.
+///
+/// What lies before and behind them stays free. With `caching` a request is served wherever a free block
+/// lies around it that serves its size, at a multiple of 512 bytes; with other strategies, where it would go
+/// by itself. The device is not asked for more memory. Does nothing for 0 bytes. Takes time in proportion to
+/// the free blocks of the stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_allocate_at(
+    memory: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> Status {
+    run(|| {
+        let _stack = stacks::enter();
+        let allocator = registry::device(device)?;
+        let (address, size) = (address_of(memory), Bytes(size as u64));
+        allocator.allocate_where(address, size, stream_of(stream))?;
+        Ok(())
+    })
+}
+
 /// As `lowtide_free`, with a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
 /// not hold. After another failure the program still holds the memory.
 #[unsafe(no_mangle)]

@@ -52,6 +52,38 @@ fn contents_stay_whatever_the_strategy() {
 }
 
 #[test]
+fn a_request_may_say_where_its_memory_is() {
+    isolated("a_request_may_say_where_its_memory_is", &[], |fake| {
+        let start = allocate(8 << 20, 0).unwrap();
+        lowtide_free(start, 8 << 20, 0, ptr::null_mut());
+        let within = start.wrapping_byte_add(4 << 20);
+        let take = |memory, size| lowtide_allocate_at(memory, size, 0, ptr::null_mut());
+        assert_eq!(take(within, 2 << 20), Status::Ok);
+        fill(within, 2 << 20, 1);
+        assert_eq!(common::find(within).unwrap().size, 2 << 20);
+        assert_eq!(stat(0, "allocated_bytes.all.current"), 2 << 20);
+        assert_eq!(take(within, 2 << 20), Status::NotFree);
+        let text = format!("no free memory of 2097152 bytes begins at {within:p}");
+        assert_eq!(last_error(), text);
+        assert_eq!(take(start, 5 << 20), Status::NotFree);
+        assert_eq!(take(within, usize::MAX), Status::OutOfMemory);
+        assert_eq!(take(within, 0), Status::Ok);
+        // Another stream's memory is another's, as at each request.
+        let elsewhere = fake.stream();
+        let answer = lowtide_allocate_at(start, 2 << 20, 0, elsewhere);
+        assert_eq!(answer, Status::NotFree);
+        assert_eq!(
+            lowtide_allocate_at(start, 1, 9, ptr::null_mut()),
+            Status::InvalidArgument
+        );
+        check(within, 2 << 20, 1);
+        assert_eq!(lowtide_deallocate(within), Status::Ok);
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(stat(0, "reserved_bytes.all.current"), 0);
+    });
+}
+
+#[test]
 fn each_device_has_its_own_memory() {
     isolated(
         "each_device_has_its_own_memory",

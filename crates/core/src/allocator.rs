@@ -4,6 +4,7 @@
     reason = "a call costs a request a fortieth of its time"
 )]
 
+mod addresses;
 mod captures;
 mod checkpoint;
 mod inspect;
@@ -162,33 +163,6 @@ impl<D: Driver> DeviceAllocator<D> {
                 Err(error)
             }
         }
-    }
-
-    /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
-    /// is restored to a checkpoint, block by block.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NotFree`] where no free block begins, where it is smaller, or from a strategy
-    /// whose blocks have sizes of their own: all but `caching`.
-    pub fn allocate_at(
-        &mut self,
-        address: DeviceAddress,
-        size: Bytes,
-    ) -> Result<DeviceAddress, AllocError> {
-        if size > Bytes::REQUEST_MAX {
-            return Err(AllocError::TooLarge { requested: size });
-        }
-        // A free block need not be listed; checkpoints are rare enough to look at all.
-        let is_it = |block: &Block| block.address == address && block.state == BlockState::Free;
-        let found = { self.heap.blocks.iter() }.find(|(_, block)| is_it(block));
-        let found = found.map(|(id, _)| id);
-        let id = found.ok_or(AllocError::NotFree { address, size })?;
-        let rounded = size.round_up(Bytes(512));
-        if size.is_zero() || !self.strategy.take_at(&mut self.heap, id, rounded) {
-            return Err(AllocError::NotFree { address, size });
-        }
-        Ok(self.hand_out(id, size))
     }
 
     #[inline]

@@ -24,7 +24,7 @@ pub enum AllocError {
         /// The address.
         address: DeviceAddress,
     },
-    /// No free block of that size begins at the address.
+    /// No free memory of that size begins at the address.
     NotFree {
         /// The address.
         address: DeviceAddress,

@@ -256,6 +256,26 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
+    /// Returns what [`DeviceAllocator::allocate_where`] does. Takes one lock, which is that of the stream's
+    /// lane.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::allocate_where`], and [`SharedError::Poisoned`].
+    pub fn allocate_where(
+        &self,
+        address: DeviceAddress,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, SharedError> {
+        let index = self.lane_of(stream)?;
+        let mut visit = self.enter(index)?;
+        let lane = &mut visit.state.allocator;
+        let result = lane.allocate_where(address, requested, stream);
+        self.leave(visit)?;
+        Ok(result?)
+    }
+
     /// Takes a block back as [`DeviceAllocator::free`] does, and wakes the threads that wait for
     /// memory. Takes one lock, which is that of the block's lane.
     ///

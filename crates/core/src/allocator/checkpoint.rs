@@ -270,7 +270,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
     /// next request tries that again.
-    fn free_unused(&mut self, id: BlockId) {
+    pub(super) fn free_unused(&mut self, id: BlockId) {
         let block = self.heap.blocks.make_free(id);
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (kind, domain) = (block.kind, block.domain);

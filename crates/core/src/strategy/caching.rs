@@ -454,6 +454,36 @@ impl<D: Driver> Strategy<D> for Caching {
         fits
     }
 
+    /// Linear in the free blocks of the request's domain and kind.
+    fn take_around(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+        address: DeviceAddress,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let is_around = |free: &FreeBlock| {
+            let before = address.get().checked_sub(free.address.get());
+            before.is_some_and(|before| Bytes(before) <= free.size - request.size)
+        };
+        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let Some(free) = pool.free.iter_from(request.size).find(is_around) else {
+            return Ok(None);
+        };
+        let block = heap.blocks.get(free.id);
+        let before = address.offset_from(block.address);
+        let is_start = before.is_zero();
+        let can_begin = (before % BLOCK_MIN).is_zero() && self.should_split(heap, &block, before);
+        if !is_start && !can_begin {
+            return Ok(None);
+        }
+        pool_of(&mut self.domains, block.domain, block.kind)
+            .free
+            .remove(free);
+        let size = if is_start { request.size } else { before };
+        let part = Request { size, ..*request };
+        Ok(Some(self.carve(heap, free.id, &part)))
+    }
+
     fn take_again(
         &mut self,
         heap: &mut Heap<D>,

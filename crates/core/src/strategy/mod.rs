@@ -29,7 +29,7 @@ use crate::driver::{Driver, DriverError};
 use crate::figures::SizeKind;
 use crate::segment::{Heap, SegmentId};
 use crate::snapshot::SegmentSnapshot;
-use crate::units::Bytes;
+use crate::units::{Bytes, DeviceAddress};
 
 /// Segments for many blocks, and for large ones, are multiples of this: the driver gives nothing less.
 const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
@@ -137,6 +137,31 @@ pub(crate) trait Strategy<D: Driver> {
     /// returns whether it did; `false` from a strategy whose blocks have sizes of their own.
     fn take_at(&mut self, _heap: &mut Heap<D>, _block: BlockId, _size: Bytes) -> bool {
         false
+    }
+
+    /// Takes a free block of the request's domain that lies around its bytes from `address` on. It is cut down
+    /// to the request, or, where it begins before the address, to what lies before: then the next one begins
+    /// there. `None` where there is no such block, or none that may be cut. From a strategy whose blocks have
+    /// places of their own, only where the request would go by itself. Never calls the driver.
+    ///
+    /// # Errors
+    ///
+    /// As [`Strategy::put`], of what was found elsewhere.
+    fn take_around(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+        address: DeviceAddress,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let Some(found) = self.take(heap, request) else {
+            return Ok(None);
+        };
+        let block = heap.blocks.get(found);
+        if block.address == address {
+            return Ok(Some(found));
+        }
+        self.put(heap, found, block)?;
+        Ok(None)
     }
 
     /// Takes a block that this strategy had handed out at the time of a checkpoint. Its segment has been
@@ -351,6 +376,15 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
 
     fn take_at(&mut self, heap: &mut Heap<D>, block: BlockId, size: Bytes) -> bool {
         dispatch!(self, strategy => strategy.take_at(heap, block, size))
+    }
+
+    fn take_around(
+        &mut self,
+        heap: &mut Heap<D>,
+        request: &Request,
+        address: DeviceAddress,
+    ) -> Result<Option<BlockId>, DriverError> {
+        dispatch!(self, strategy => strategy.take_around(heap, request, address))
     }
 
     fn take_again(

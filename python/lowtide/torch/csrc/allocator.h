@@ -125,11 +125,24 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
 #if LOWTIDE_TORCH_AT_LEAST(13)
   c10::DataPtr allocateWithAddress(size_t size, void* address) override {
-    // What lies before the address in its free block is taken for the moment, so that the request comes next.
-    const auto before = allocate(free_bytes_before(address));
-    auto memory = allocate(size);
-    TORCH_CHECK(memory.get() == address, "the memory at that address is not free for ", std::to_string(size), " bytes");
-    return memory;
+    constexpr uintptr_t alignment = 512;
+    const std::string place = pointer_text(address);
+    TORCH_CHECK(
+        reinterpret_cast<uintptr_t>(address) % alignment == 0,
+        "mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got ",
+        place);
+    const DeviceIndex device = device_of_request();
+    const auto stream = current_stream(device);
+    void* memory = address;
+    const auto status = observe(&memory, [&] { return lowtide_allocate_at(address, size, device, stream); });
+    // Nor is more free than any device has.
+    TORCH_CHECK(
+        status != LOWTIDE_STATUS_NOT_FREE && status != LOWTIDE_STATUS_OUT_OF_MEMORY,
+        "Could not allocate CUDA storage at exact address ",
+        place);
+    check(status);
+    report_taken(memory, device);
+    return {memory, memory, &give_back, cuda_device(device)};
   }
 #endif
 
@@ -558,6 +571,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
       ask_again_or_throw(status, size, device, stream, &memory);
     }
+    report_taken(memory, device);
+    return memory;
+  }
+
+  // Tells those who want to know of memory that was taken.
+  static void report_taken(void* memory, DeviceIndex device) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       report(memory, device, static_cast<int64_t>(find_allocation(memory).size));
     }
@@ -565,12 +584,11 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(trace != nullptr)) {
       (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
     }
-    return memory;
   }
 
   lowtide_status ask(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
-    return history_.is_watching() ? take_observed(size, device, stream, memory)
-                                  : lowtide_allocate(size, device, stream, memory);
+    const auto allocate = [&] { return lowtide_allocate(size, device, stream, memory); };
+    return history_.is_watching() ? observe(memory, allocate) : allocate();
   }
 
   C10_NOINLINE void ask_again_or_throw(
@@ -610,9 +628,11 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #endif
   }
 
-  lowtide_status take_observed(size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
+  // Returns what `allocate` does, which takes `memory`, and tells its events with the stack of this call.
+  template <typename Allocate>
+  lowtide_status observe(void** memory, const Allocate& allocate) {
     History::Cause cause(history_.gather(RecordContext::STATE));
-    const auto status = lowtide_allocate(size, device, stream, memory);
+    const auto status = allocate();
     if (C10_UNLIKELY(cause.has_thrown()) && status == LOWTIDE_STATUS_OK) {
       // Nobody will have the block.
       lowtide_deallocate(*memory);
@@ -659,23 +679,6 @@ class LowtideAllocator final : public native::CUDAAllocator {
     info.config_metadata = config_info();
     return info;
   }
-
-#if LOWTIDE_TORCH_AT_LEAST(13)
-  // How far into a free block of the present device an address is; 0 if it is in none.
-  static size_t free_bytes_before(const void* address) {
-    const auto wanted = reinterpret_cast<uintptr_t>(address);
-    size_t before = 0;
-    visit_segments(current_device(), [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
-      for (const auto* block = blocks; block != blocks + count; ++block) {
-        const bool is_here = wanted >= block->address && wanted - block->address < block->size;
-        if (is_here && block->state == LOWTIDE_BLOCK_STATE_INACTIVE) {
-          before = wanted - block->address;
-        }
-      }
-    });
-    return before;
-  }
-#endif
 
   static void hold_pool(DeviceIndex device, const MempoolId_t& pool, Source source) {
     check(lowtide_retain_pool(device, to_lowtide(pool)));

@@ -49,12 +49,17 @@ inline bool is_default(const MempoolId_t& pool) {
   return pool.first == 0 && pool.second == 0;
 }
 
-// Says that there is no block at `memory`, in PyTorch's words. Not by a stream: a compiler that links its library
-// statically gives the shim streams of its own, which nobody has set up.
-inline std::string no_block_at(const void* memory) {
+// A pointer as a stream writes it. Not by one: a compiler that links its library statically gives the shim streams of
+// its own, which nobody has set up.
+inline std::string pointer_text(const void* memory) {
   char address[2 + 2 * sizeof(void*) + 1];
   std::snprintf(address, sizeof address, "%p", memory);
-  return std::string("invalid device pointer: ") + address;
+  return address;
+}
+
+// Says that there is no block at `memory`, in PyTorch's words.
+inline std::string no_block_at(const void* memory) {
+  return "invalid device pointer: " + pointer_text(memory);
 }
 
 // The block that the program holds at `memory`; an exception in PyTorch's words if there is none.

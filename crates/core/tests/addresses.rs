@@ -1,0 +1,164 @@
+//! Requests that say where their memory is to lie.
+
+use lowtide_core::{
+    Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, StrategyName,
+    Stream,
+};
+use lowtide_sim::program::configs;
+use lowtide_sim::{SimConfig, SimDriver};
+
+type Allocator = DeviceAllocator<SimDriver>;
+type Outcome = Result<(), AllocError>;
+
+const OTHER: Stream = Stream(1);
+
+fn allocator(config: &Config) -> Allocator {
+    DeviceAllocator::new(SimDriver::new(SimConfig::default()), 0, config)
+}
+
+fn caching(options: &str) -> Allocator {
+    allocator(&options.parse().expect("options"))
+}
+
+/// Returns where a block of this many MiB was, which is free.
+fn freed(allocator: &mut Allocator, mib: u64) -> Result<DeviceAddress, AllocError> {
+    let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT)?;
+    allocator.free(address)?;
+    Ok(address)
+}
+
+/// Asks for memory at an address, which is to be refused, and for it to change nothing.
+fn refused(allocator: &mut Allocator, address: DeviceAddress, size: Bytes, stream: Stream) {
+    let before = allocator.memory_stats();
+    let answer = allocator.allocate_where(address, size, stream);
+    assert_eq!(answer, Err(AllocError::NotFree { address, size }));
+    assert_eq!(allocator.memory_stats(), before);
+    check(allocator);
+}
+
+fn check(allocator: &Allocator) {
+    let checked = allocator.check_invariants(CheckLevel::Everything);
+    assert_eq!(checked, Ok(()));
+}
+
+#[test]
+fn a_request_is_served_within_a_free_block() -> Outcome {
+    for options in ["caching", "caching:expandable_segments:True"] {
+        let mut allocator = caching(options);
+        let start = freed(&mut allocator, 8)?;
+        for (offset, size) in [(4, 2), (0, 2), (16, 2), (2, 2), (6, 10)] {
+            let address = start + Bytes::mib(offset);
+            let size = Bytes::mib(size);
+            let served = allocator.allocate_where(address, size, Stream::DEFAULT)?;
+            assert_eq!(served, address, "{options}");
+            assert_eq!(allocator.allocation(address)?.size, size);
+            check(&allocator);
+        }
+        assert_eq!(allocator.stats().num_device_alloc, 1);
+        let rest = allocator.allocate(Bytes::mib(2), Stream::DEFAULT)?;
+        assert_eq!(rest, start + Bytes::mib(18));
+    }
+    Ok(())
+}
+
+/// As torch 2.13 and 2.15 do it, whose figures and events these are.
+#[test]
+fn what_lies_before_is_taken_for_the_moment() -> Outcome {
+    let mut allocator = caching("caching");
+    let start = freed(&mut allocator, 8)?;
+    allocator.record_events(true);
+    let address = start + Bytes::mib(4);
+    allocator.allocate_where(address, Bytes::mib(2), Stream::DEFAULT)?;
+    let events = allocator.take_events();
+    let seen: Vec<_> = events
+        .map(|event| (event.action, event.address, event.size))
+        .collect();
+    let (before, size) = (Bytes::mib(4), Bytes::mib(2));
+    let expected = [
+        (Action::Alloc, start, before),
+        (Action::Alloc, address, size),
+        (Action::FreeRequested, start, before),
+        (Action::FreeCompleted, start, before),
+    ];
+    assert_eq!(seen, expected);
+    let figures = allocator.memory_stats();
+    let figure = |name: &str| { figures.iter() }.find(|(key, _)| key == name).map(|f| f.1);
+    assert_eq!(figure("allocation.large_pool.allocated"), Some(3));
+    assert_eq!(figure("allocation.large_pool.peak"), Some(2));
+    assert_eq!(figure("inactive_split.all.current"), Some(2));
+    assert_eq!(
+        figure("inactive_split_bytes.all.allocated"),
+        Some(33_554_432)
+    );
+    assert_eq!(figure("inactive_split_bytes.all.peak"), Some(18_874_368));
+    Ok(())
+}
+
+#[test]
+fn memory_that_is_not_free_for_the_request_is_refused() -> Outcome {
+    let mut allocator = caching("caching");
+    let start = freed(&mut allocator, 8)?;
+    let size = Bytes::mib(2);
+    let held = allocator.allocate_where(start + Bytes::mib(4), size, Stream::DEFAULT)?;
+    let default = Stream::DEFAULT;
+    refused(&mut allocator, held, size, default);
+    refused(&mut allocator, held + Bytes(512), Bytes(512), default);
+    refused(&mut allocator, start, Bytes::mib(5), default);
+    refused(&mut allocator, start + Bytes(256), size, default);
+    refused(&mut allocator, start, size, OTHER);
+    // Small requests have segments of their own.
+    refused(&mut allocator, start, Bytes(512), default);
+    refused(&mut allocator, start + Bytes::mib(19), size, default);
+    refused(&mut allocator, DeviceAddress(512), size, default);
+    refused(&mut allocator, DeviceAddress(u64::MAX - 511), size, default);
+    let too_large = allocator.allocate_where(start, Bytes(u64::MAX), default);
+    assert!(matches!(too_large, Err(AllocError::TooLarge { .. })));
+    let nothing = allocator.allocate_where(held, Bytes::ZERO, default)?;
+    assert_eq!(nothing, DeviceAddress::NULL);
+    Ok(())
+}
+
+/// What PyTorch would not split is not split for this either.
+#[test]
+fn a_block_that_may_not_be_split_serves_from_its_start_only() -> Outcome {
+    let mut allocator = caching("caching:max_split_size_mb:32");
+    let start = freed(&mut allocator, 64)?;
+    let (size, default) = (Bytes::mib(20), Stream::DEFAULT);
+    refused(&mut allocator, start + Bytes::mib(40), size, default);
+    assert_eq!(
+        allocator.allocate_where(start, Bytes::mib(40), default)?,
+        start
+    );
+    assert_eq!(allocator.allocation(start)?.size, Bytes::mib(64));
+    Ok(())
+}
+
+#[test]
+fn what_a_large_block_leaves_is_left_to_it() -> Outcome {
+    let mut allocator = caching("caching");
+    let start = freed(&mut allocator, 30)?;
+    let address = start + Bytes::mib(2);
+    allocator.allocate_where(address, Bytes::mib(27), Stream::DEFAULT)?;
+    assert_eq!(allocator.allocation(address)?.size, Bytes::mib(28));
+    Ok(())
+}
+
+#[test]
+fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
+    let keeps = |config: &Config| config.name() != StrategyName::Direct;
+    for config in configs().into_iter().filter(keeps) {
+        let mut allocator = allocator(&config);
+        let size = Bytes::mib(3);
+        let first = allocator.allocate(size, Stream::DEFAULT)?;
+        let guard = allocator.allocate(size, Stream::DEFAULT)?;
+        allocator.free(first)?;
+        let elsewhere = allocator.allocate_where(guard, size, Stream::DEFAULT);
+        let address = guard;
+        assert_eq!(elsewhere, Err(AllocError::NotFree { address, size }));
+        check(&allocator);
+        let served = allocator.allocate_where(first, size, Stream::DEFAULT)?;
+        assert_eq!(served, first, "{config:?}");
+        check(&allocator);
+    }
+    Ok(())
+}
