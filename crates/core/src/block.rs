@@ -17,7 +17,8 @@ use crate::units::{Bytes, DeviceAddress};
 pub(crate) struct BlockId(NonZeroU32);
 
 impl BlockId {
-    fn index(self) -> usize {
+    /// Returns the number as an index, for strategies that keep something for each block.
+    pub(crate) fn index(self) -> usize {
         self.0.get() as usize
     }
 }

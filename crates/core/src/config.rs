@@ -13,7 +13,7 @@ mod tokens;
 use std::fmt;
 use std::str::FromStr;
 
-pub use caching::CachingConfig;
+pub use caching::{CachingConfig, FreeBlockOrder};
 pub use classic::{BfcConfig, BuddyConfig, PoolConfig, SlabConfig};
 use tokens::Reader;
 
@@ -79,8 +79,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The first thing wrong, as [`Config::parse`]; or that the strategy is not `caching`, the only one
-    /// whose options can be changed.
+    /// The first thing wrong, as [`Config::parse`]; that the strategy is not `caching`, the only one whose options
+    /// can be changed; or another `free_block_order`.
     pub fn reconfigured(&self, conf: &str) -> Result<Config, ConfigError> {
         let Config::Caching(options) = self else {
             let text = format!(
@@ -90,8 +90,13 @@ impl Config {
             return Err(ConfigError::new(text));
         };
         let tokens = tokens::split(conf);
-        let options = options.reread(&mut Reader::new(&tokens))?;
-        Ok(Config::Caching(options))
+        let changed = options.reread(&mut Reader::new(&tokens))?;
+        let order = |options: &CachingConfig| options.free_block_order.unwrap_or_default();
+        if order(&changed) != order(options) {
+            let text = "free_block_order cannot be changed while memory is allocated in another";
+            return Err(ConfigError::new(text));
+        }
+        Ok(Config::Caching(changed))
     }
 
     /// Returns the strategy's name.
@@ -113,6 +118,15 @@ impl Config {
     pub fn block_size(&self, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
         let size = strategy::block_size(self, requested, free, segment);
         size.filter(|&size| requested <= size && size <= free)
+    }
+
+    /// Returns this with an order of free blocks where it is `caching` and says none.
+    #[must_use]
+    pub fn in_order(mut self, order: Option<FreeBlockOrder>) -> Config {
+        if let Config::Caching(options) = &mut self {
+            options.free_block_order = options.free_block_order.or(order);
+        }
+        self
     }
 
     /// Returns the share of the device's memory that may be reserved, where the options limit it.

@@ -82,8 +82,8 @@ pub use allocator::{
 };
 pub use check::CheckLevel;
 pub use config::{
-    BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, PoolConfig, SlabConfig,
-    StrategyName,
+    BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, FreeBlockOrder, PoolConfig,
+    SlabConfig, StrategyName,
 };
 pub use domain::SegmentSource;
 pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};

@@ -26,6 +26,9 @@ impl SegmentId {
     }
 }
 
+/// Small enough that blocks of a segment differ in it, large enough for any number of segments.
+const SERIAL_UNIT: Bytes = Bytes(512);
+
 /// A range of device addresses from the driver.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -34,7 +37,8 @@ pub(crate) struct Segment {
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
     pub(crate) backing: Backing,
-    /// Tells the segment from every other that there ever was; the table gives it.
+    /// Where the segment would begin if all that there ever were lay one behind the other, in units of
+    /// [`SERIAL_UNIT`]: tells it from every other, and it grows; the table gives it.
     pub(crate) serial: u64,
 }
 
@@ -57,6 +61,12 @@ impl Segment {
     /// Returns whether memory is mapped into the segment page by page.
     pub(crate) fn is_expandable(&self) -> bool {
         matches!(self.backing, Backing::Pages { .. })
+    }
+
+    /// Returns a number that is lower for addresses in older segments and, in the same, for lower addresses in
+    /// steps of 512 bytes.
+    pub(crate) fn rank_of(&self, address: DeviceAddress) -> u64 {
+        self.serial + address.offset_from(self.address).get() / SERIAL_UNIT.get()
     }
 
     /// Returns the bytes of physical memory in the segment.
@@ -96,14 +106,14 @@ impl Segment {
 pub(crate) struct SegmentTable {
     segments: Vec<Option<Segment>>,
     vacant: Vec<SegmentId>,
-    /// How many segments there ever were.
-    count: u64,
+    /// The serial that the next segment gets.
+    next_serial: u64,
 }
 
 impl SegmentTable {
     fn insert(&mut self, mut segment: Segment) -> SegmentId {
-        self.count += 1;
-        segment.serial = self.count;
+        segment.serial = self.next_serial;
+        self.next_serial += segment.size.get().div_ceil(SERIAL_UNIT.get());
         if let Some(id) = self.vacant.pop() {
             self.segments[id.index()] = Some(segment);
             return id;

@@ -37,6 +37,61 @@ pub struct CachingConfig {
     /// Whether a block that several streams used may be reused during a graph capture. No thread may then put
     /// work into a stream of the capture while another asks for memory or frees it.
     pub graph_capture_record_stream_reuse: bool,
+    /// Which of several free blocks of a size serves a request: not an option of PyTorch's, but a difference between
+    /// its releases. `None` is [`FreeBlockOrder::Address`], and in a replay the order of the recording.
+    pub free_block_order: Option<FreeBlockOrder>,
+}
+
+/// Which of several free blocks of a size serves a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FreeBlockOrder {
+    /// The one at the lowest address: PyTorch up to 2.11.
+    #[default]
+    Address,
+    /// The one that has been a block of its own for longest: PyTorch 2.12. Cutting a block makes a new one of its
+    /// first part; of blocks that are merged, the one that came free last goes on.
+    BlockAge,
+    /// The one in the oldest segment, of several there the one at the lowest address: PyTorch from 2.13 on.
+    SegmentAge,
+}
+
+impl FreeBlockOrder {
+    /// Every order, as PyTorch had them one after the other.
+    pub const ALL: [FreeBlockOrder; 3] = [
+        FreeBlockOrder::Address,
+        FreeBlockOrder::BlockAge,
+        FreeBlockOrder::SegmentAge,
+    ];
+
+    /// Returns the order of a release of PyTorch's.
+    pub fn of_torch(major: u32, minor: u32) -> FreeBlockOrder {
+        match (major, minor) {
+            (..2, _) | (2, ..12) => FreeBlockOrder::Address,
+            (2, 12) => FreeBlockOrder::BlockAge,
+            _ => FreeBlockOrder::SegmentAge,
+        }
+    }
+
+    /// Returns the name that the option `free_block_order` has for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FreeBlockOrder::Address => "address",
+            FreeBlockOrder::BlockAge => "block_age",
+            FreeBlockOrder::SegmentAge => "segment_age",
+        }
+    }
+
+    /// Returns the order of a name.
+    pub fn named(name: &str) -> Option<FreeBlockOrder> {
+        { FreeBlockOrder::ALL.into_iter() }.find(|order| order.name() == name)
+    }
+
+    fn read(name: &str) -> Result<FreeBlockOrder, ConfigError> {
+        FreeBlockOrder::named(name).ok_or_else(|| {
+            let text = format!("free_block_order is address, block_age or segment_age, not {name}");
+            ConfigError::new(text)
+        })
+    }
 }
 
 /// Blocks are multiples of this.
@@ -54,6 +109,7 @@ impl Default for CachingConfig {
             per_process_memory_fraction: 1.0,
             throw_on_cudamalloc_oom: false,
             graph_capture_record_stream_reuse: false,
+            free_block_order: None,
         }
     }
 }
@@ -178,6 +234,9 @@ impl CachingConfig {
             "graph_capture_record_stream_reuse" => {
                 self.graph_capture_record_stream_reuse = reader.boolean()?;
             }
+            "free_block_order" => {
+                self.free_block_order = Some(FreeBlockOrder::read(reader.value()?)?);
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -249,6 +308,9 @@ impl CachingConfig {
             self.graph_capture_record_stream_reuse,
             "graph_capture_record_stream_reuse:True".into(),
         );
+        if let Some(order) = self.free_block_order {
+            pair(true, format!("free_block_order:{}", order.name()));
+        }
         pairs
     }
 }

@@ -434,11 +434,11 @@ impl Bfc {
             for listed in chunks.free.iter() {
                 let chunk = heap.blocks.get(listed.id);
                 if chunk.state != BlockState::Free || FreeBlock::of(listed.id, &chunk) != listed {
-                    return Err(format!("{} is listed as free but is not", listed.address));
+                    return Err(format!("{} is listed as free but is not", chunk.address));
                 }
                 let mark = heap.blocks.mark(listed.id);
                 if mark != 0 && !chunks.recent.contains(&(mark, chunk.address)) {
-                    return Err(format!("{} waits for no frontier", listed.address));
+                    return Err(format!("{} waits for no frontier", chunk.address));
                 }
                 recent += usize::from(mark != 0);
             }

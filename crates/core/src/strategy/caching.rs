@@ -2,15 +2,15 @@
 //!
 //! Small requests (up to 1 MiB) are cut from segments of 2 MiB, larger ones from segments of 20 MiB
 //! or, from 10 MiB on, of their own size. A request takes the smallest free block that fits, of
-//! several the one at the lowest address; what is left over becomes a free block, and free
+//! several the one of the lowest rank ([`ranks`]); what is left over becomes a free block, and free
 //! neighbours are merged. Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose
 //! decisions this file makes in the same order; where a version differs, a comment says so.
 //!
-//! Two differences are meant. Of several blocks of a size, PyTorch takes that of the segment which came first
-//! from 2.13 on, and here it is the one at the lowest address as before. And what a pool with `use_on_oom` has in
-//! expandable segments serves others before they fail, which PyTorch passes over.
+//! One difference is meant: what a pool with `use_on_oom` has in expandable segments serves others before they
+//! fail, which PyTorch passes over.
 
 mod expandable;
+mod ranks;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +25,7 @@ use crate::figures::SizeKind;
 use crate::segment::{Heap, signed};
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::units::{Bytes, DeviceAddress};
+use ranks::Ranks;
 
 /// No block is smaller.
 const BLOCK_MIN: Bytes = Bytes(512);
@@ -36,6 +37,7 @@ const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 #[derive(Debug)]
 pub(crate) struct Caching {
     config: CachingConfig,
+    ranks: Ranks,
     /// By [`DomainId::index`].
     domains: Vec<SizePools>,
     /// Searches for a free block among the default pool's large ones, counted only while garbage
@@ -64,6 +66,7 @@ struct SizePool {
 impl Caching {
     pub(crate) fn new(config: CachingConfig) -> Caching {
         Caching {
+            ranks: Ranks::new(config.free_block_order.unwrap_or_default()),
             config,
             domains: Vec::new(),
             large_searches: 0,
@@ -85,20 +88,17 @@ impl Caching {
     /// Lists a free block, whose address, size, domain and kind `block` has as the table does.
     #[inline(always)]
     fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
-        debug_assert_eq!(
-            FreeBlock::of(id, block),
-            FreeBlock::of(id, &heap.blocks.get(id))
-        );
+        let ranked = self.ranks.ranked(heap, id, block);
+        debug_assert_eq!(ranked, self.ranks.ranked(heap, id, &heap.blocks.get(id)));
         heap.blocks.set_mark(id, self.large_searches);
-        let pool = self.pool_of(block.domain, block.kind);
-        pool.free.insert(FreeBlock::of(id, block));
+        self.pool_of(block.domain, block.kind).free.insert(ranked);
     }
 
     #[inline]
     fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId) {
         let block = heap.blocks.get(id);
-        let pool = self.pool_of(block.domain, block.kind);
-        pool.free.remove(FreeBlock::of(id, &block));
+        let ranked = self.ranks.ranked(heap, id, &block);
+        self.pool_of(block.domain, block.kind).free.remove(ranked);
     }
 
     #[inline]
@@ -119,15 +119,17 @@ impl Caching {
         if let Some(next_id) = next {
             let next = heap.blocks.get(next_id);
             (blocks, bytes) = (blocks - 1, bytes - signed(next.size));
-            pool.free.remove(FreeBlock::of(next_id, &next));
+            pool.free.remove(self.ranks.ranked(heap, next_id, &next));
             heap.blocks.merge_with_next(id);
             (whole.size, whole.next) = (whole.size + next.size, next.next);
         }
         if let Some(previous_id) = previous {
             let previous = heap.blocks.get(previous_id);
             (blocks, bytes) = (blocks - 1, bytes - signed(previous.size));
-            pool.free.remove(FreeBlock::of(previous_id, &previous));
+            pool.free
+                .remove(self.ranks.ranked(heap, previous_id, &previous));
             heap.blocks.merge_with_next(previous_id);
+            self.ranks.rename(id, previous_id);
             (id, whole.address) = (previous_id, previous.address);
             (whole.size, whole.previous) = (whole.size + previous.size, previous.previous);
         }
@@ -171,6 +173,7 @@ impl Caching {
         };
         if split {
             let number = heap.blocks.split(id, wanted);
+            self.ranks.cut(id, number);
             self.insert_free(heap, number, &rest);
         }
         if counts {
@@ -194,6 +197,7 @@ impl Caching {
         let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
         let counts = !self.is_expandable(heap, id);
         let rest = heap.blocks.split(id, size);
+        self.ranks.cut(id, rest);
         let free = heap.blocks.get(id);
         self.insert_free(heap, id, &free);
         if counts {
@@ -221,8 +225,10 @@ impl Caching {
         heap: &mut Heap<D>,
         id: BlockId,
     ) -> Result<(), DriverError> {
+        let block = heap.blocks.get(id);
+        let ranked = self.ranks.ranked(heap, id, &block);
         heap.free_segment(heap.blocks.segment(id))?;
-        self.remove_free(heap, id);
+        self.pool_of(block.domain, block.kind).free.remove(ranked);
         heap.blocks.remove(id);
         Ok(())
     }
@@ -358,6 +364,7 @@ impl<D: Driver> Strategy<D> for Caching {
             return Ok(None);
         };
         let block = heap.insert_whole_block(segment);
+        self.ranks.begin(block);
         Ok(Some(self.carve(heap, block, request)))
     }
 
@@ -462,7 +469,8 @@ impl<D: Driver> Strategy<D> for Caching {
         address: DeviceAddress,
     ) -> Result<Option<BlockId>, DriverError> {
         let is_around = |free: &FreeBlock| {
-            let before = address.get().checked_sub(free.address.get());
+            let start = heap.blocks.get(free.id).address;
+            let before = address.get().checked_sub(start.get());
             before.is_some_and(|before| Bytes(before) <= free.size - request.size)
         };
         let pool = self.pool_of(request.domain, kind_of(request.size));
@@ -520,13 +528,16 @@ impl<D: Driver> Strategy<D> for Caching {
             self.adopt_expandable(heap, domain, kind, segment)?
         } else {
             let id = heap.allocate_segment(domain, segment.size, kind)?;
-            heap.insert_whole_block(id)
+            let block = heap.insert_whole_block(id);
+            self.ranks.begin(block);
+            block
         };
         let mut in_use = Vec::new();
         for block in blocks_covering(segment, heap.blocks.get(rest).size) {
             let id = rest;
             if block.size < heap.blocks.get(id).size {
                 rest = heap.blocks.split(id, block.size);
+                self.ranks.cut(id, rest);
             }
             if block.status == BlockStatus::Inactive {
                 let free = heap.blocks.get(id);
@@ -614,8 +625,9 @@ impl Caching {
         {
             for listed in pool.free.iter() {
                 let block = heap.blocks.get(listed.id);
-                if block.state != BlockState::Free || FreeBlock::of(listed.id, &block) != listed {
-                    return Err(format!("{} is listed as free but is not", listed.address));
+                let ranked = self.ranks.ranked(heap, listed.id, &block);
+                if block.state != BlockState::Free || ranked != listed {
+                    return Err(format!("{} is listed as free but is not", block.address));
                 }
             }
             for (&address, &id) in &pool.unmapped {

@@ -1,4 +1,4 @@
-//! Free blocks ordered by size, then address: best fit in a few nanoseconds.
+//! Free blocks ordered by size, then rank: best fit in a few nanoseconds.
 
 #![expect(
     clippy::inline_always,
@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use bin::Bin;
 
 use crate::block::{Block, BlockId};
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::Bytes;
 
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
 const UNIT_BYTES_LOG2: u32 = 8;
@@ -21,32 +21,33 @@ const UNIT_BYTES_LOG2: u32 = 8;
 /// sizes below 32 KiB have a bin each: most bins of most jobs then hold one block or none.
 const BINS_PER_OCTAVE_LOG2: u32 = 6;
 
-/// A free block, ordered by size, then address.
+/// A free block, ordered by size, then rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeBlock {
     pub(crate) size: Bytes,
-    pub(crate) address: DeviceAddress,
+    /// Which of several blocks of a size comes first: the one with the lowest. No two in a set share one.
+    pub(crate) rank: u64,
     pub(crate) id: BlockId,
 }
 
 impl FreeBlock {
-    /// Returns what stands for a block in a set.
+    /// Returns what stands for a block in a set where the lowest address comes first.
     #[inline]
     pub(crate) fn of(id: BlockId, block: &Block) -> FreeBlock {
         FreeBlock {
             size: block.size,
-            address: block.address,
+            rank: block.address.get(),
             id,
         }
     }
 }
 
 impl FreeBlock {
-    /// Returns size and address as one number: comparing two of them takes no branch, and which of two
+    /// Returns size and rank as one number: comparing two of them takes no branch, and which of two
     /// blocks is larger is what a processor cannot predict.
     #[inline]
     fn key(self) -> u128 {
-        key_of(self.size) | u128::from(self.address.get())
+        key_of(self.size) | u128::from(self.rank)
     }
 
     /// Returns the block that has a key.
@@ -55,7 +56,7 @@ impl FreeBlock {
     fn of_key(key: u128, id: BlockId) -> FreeBlock {
         FreeBlock {
             size: size_of_key(key),
-            address: DeviceAddress(key as u64),
+            rank: key as u64,
             id,
         }
     }
@@ -95,7 +96,7 @@ impl PartialOrd for FreeBlock {
     }
 }
 
-/// A set of [`FreeBlock`]s in order, no two of which start at the same address.
+/// A set of [`FreeBlock`]s in order.
 ///
 /// The order is divided into bins by size, each power of two in 64 steps, with a bit for each bin
 /// that holds anything: finding the first block of at least a size looks at one bin and, if that has
@@ -153,7 +154,7 @@ impl FreeBlocks {
         });
     }
 
-    /// Returns the smallest block of at least `size`, of several the one at the lowest address.
+    /// Returns the smallest block of at least `size`, of several the one of the lowest rank.
     #[inline]
     pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
         self.find(key_of(size)).map(|found| found.block)
@@ -190,7 +191,7 @@ impl FreeBlocks {
         self.iter_from(Bytes::ZERO)
     }
 
-    /// Returns the largest block, of several the one at the highest address.
+    /// Returns the largest block, of several the one of the highest rank.
     pub(crate) fn last(&self) -> Option<FreeBlock> {
         let word = self.occupied.iter().rposition(|&word| word != 0)?;
         let bit = 63 - self.occupied[word].leading_zeros() as usize;
@@ -260,14 +261,14 @@ mod tests {
     fn free_block(units: u64, place: u64) -> FreeBlock {
         FreeBlock {
             size: Bytes(units << 8),
-            address: DeviceAddress(place << 8),
+            rank: place << 8,
             id: block_id(u32::try_from(place + 1).unwrap()),
         }
     }
 
     /// Returns everything that a block says: two are equal where only their ids differ.
-    fn parts(block: Option<FreeBlock>) -> Option<(Bytes, DeviceAddress, BlockId)> {
-        block.map(|block| (block.size, block.address, block.id))
+    fn parts(block: Option<FreeBlock>) -> Option<(Bytes, u64, BlockId)> {
+        block.map(|block| (block.size, block.rank, block.id))
     }
 
     /// Asks everything that can be asked, of one size and of the block at one place.
@@ -299,7 +300,7 @@ mod tests {
             let mut blocks = FreeBlocks::default();
             for (add, units, place) in changes {
                 let block = free_block(units, place);
-                let is_taken = set.iter().any(|other: &FreeBlock| other.address == block.address);
+                let is_taken = set.iter().any(|other: &FreeBlock| other.rank == block.rank);
                 if add && !is_taken {
                     set.insert(block);
                     blocks.insert(block);
@@ -310,7 +311,7 @@ mod tests {
                 compare(&blocks, &set, units, place);
                 let from = free_block(units, 0);
                 prop_assert!(blocks.iter_from(from.size).eq(set.range(from..).copied()));
-                let accepts = |block: &FreeBlock| block.address.get().is_multiple_of(512);
+                let accepts = |block: &FreeBlock| block.rank.is_multiple_of(512);
                 let first = set.range(from..).next().copied().filter(accepts);
                 if place % 3 == 0 {
                     prop_assert_eq!(parts(blocks.take_first_at_least(from.size, accepts)), parts(first));
@@ -356,7 +357,7 @@ mod tests {
                 blocks.remove(block);
                 set.remove(&block);
                 for units in [127, 128, 129, 130] {
-                    compare(&blocks, &set, units, block.address.get() >> 8);
+                    compare(&blocks, &set, units, block.rank >> 8);
                 }
                 blocks.insert(block);
                 set.insert(block);

@@ -22,7 +22,7 @@ pub fn configs() -> Vec<Config> {
 }
 
 /// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
-const VARIANTS: [&str; 17] = [
+const VARIANTS: [&str; 19] = [
     "pool:slab_size_mb:2",
     "pool:slab_size_mb:32",
     "buddy:arena_size_mb:8",
@@ -39,5 +39,7 @@ const VARIANTS: [&str; 17] = [
     "caching:roundup_power2_divisions:4",
     "caching:roundup_power2_divisions:[1:8,4:2,>:1],expandable_segments:True",
     "caching:graph_capture_record_stream_reuse:True",
+    "caching:free_block_order:block_age,expandable_segments:True",
+    "caching:free_block_order:segment_age,max_split_size_mb:20",
     "caching:per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];

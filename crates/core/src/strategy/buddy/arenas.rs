@@ -255,7 +255,8 @@ impl Arenas {
         wanted: &CheckpointBlock,
     ) -> Option<BlockId> {
         let own_segments = &mut self.domains[domain.index()].own_segments;
-        let found = { own_segments.iter() }.find(|block| block.address == wanted.address)?;
+        // Here a block's rank is its address.
+        let found = { own_segments.iter() }.find(|block| block.rank == wanted.address.get())?;
         own_segments.remove(found);
         Some(found.id)
     }
@@ -298,9 +299,10 @@ impl Arenas {
             };
             let trees = domain.forest.trees();
             let trees = trees.filter(|&tree| domain.forest.is_free(tree));
-            free.extend(trees.map(|tree| (domain.arenas[tree].address, id, Idle::Arena(tree))));
+            let address_of = |tree: usize| domain.arenas[tree].address.get();
+            free.extend(trees.map(|tree| (address_of(tree), id, Idle::Arena(tree))));
             let own = domain.own_segments.iter();
-            free.extend(own.map(|block| (block.address, id, Idle::OwnSegment(block))));
+            free.extend(own.map(|block| (block.rank, id, Idle::OwnSegment(block))));
         }
         free.sort_unstable_by_key(|&(address, ..)| address);
         for (_, id, idle) in free {
@@ -369,7 +371,7 @@ impl Arenas {
             for listed in domain.own_segments.iter() {
                 let block = heap.blocks.get(listed.id);
                 if block.state != BlockState::Free || FreeBlock::of(listed.id, &block) != listed {
-                    return Err(format!("{} is listed as free but is not", listed.address));
+                    return Err(format!("{} is listed as free but is not", block.address));
                 }
                 free += listed.size;
             }

@@ -178,9 +178,11 @@ impl Caching {
             self.remove_unmapped(heap, id);
         } else {
             id = heap.blocks.split(id, before);
+            self.ranks.begin(id);
         }
         if size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, size);
+            self.ranks.begin(rest);
             self.insert_unmapped(heap, rest);
         }
         heap.blocks.set_state(id, BlockState::Free);
@@ -210,6 +212,7 @@ impl Caching {
         let segment = heap.reserve_segment(domain, room, page_size, kind)?;
         self.has_expandable = true;
         let id = heap.insert_whole_block(segment);
+        self.ranks.begin(id);
         self.insert_unmapped(heap, id);
         Ok(id)
     }
@@ -230,6 +233,7 @@ impl Caching {
         self.remove_unmapped(heap, id);
         if mapped < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, mapped);
+            self.ranks.begin(rest);
             self.insert_unmapped(heap, rest);
         }
         heap.blocks.set_state(id, BlockState::Free);
@@ -237,6 +241,7 @@ impl Caching {
         {
             self.remove_free(heap, previous);
             heap.blocks.merge_with_next(previous);
+            self.ranks.rename(id, previous);
             id = previous;
         }
         if let Some(next) = self.neighbour(heap, heap.blocks.get(id).next, BlockState::Free) {
@@ -273,12 +278,14 @@ impl Caching {
             id
         } else {
             let middle = heap.blocks.split(id, before);
+            self.ranks.cut(id, middle);
             let free = heap.blocks.get(id);
             self.insert_free(heap, id, &free);
             middle
         };
         if size < heap.blocks.get(middle).size {
             let after = heap.blocks.split(middle, size);
+            self.ranks.begin(after);
             let free = heap.blocks.get(after);
             self.insert_free(heap, after, &free);
         }
@@ -324,6 +331,7 @@ impl Caching {
         {
             self.remove_unmapped(heap, previous);
             heap.blocks.merge_with_next(previous);
+            self.ranks.rename(id, previous);
             id = previous;
         }
         self.insert_unmapped(heap, id);

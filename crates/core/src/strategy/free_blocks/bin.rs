@@ -107,7 +107,7 @@ impl Bin {
     pub(super) fn position_of(&self, block: FreeBlock) -> usize {
         match self {
             Bin::Short(blocks) if blocks.len() <= FEW => {
-                let is_it = |other: &FreeBlock| other.address == block.address;
+                let is_it = |other: &FreeBlock| other.rank == block.rank;
                 let position = blocks.iter().position(is_it);
                 position.expect("only free blocks are removed")
             }

@@ -1,0 +1,148 @@
+//! Which of several free blocks of a size `caching` takes, as PyTorch's releases do.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its table fails"
+)]
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, FreeBlockOrder, Stream,
+};
+use lowtide_sim::{SimConfig, SimDriver};
+
+const ORDERS: [FreeBlockOrder; 3] = FreeBlockOrder::ALL;
+
+fn caching(order: FreeBlockOrder) -> DeviceAllocator<SimDriver> {
+    let config = SimConfig {
+        capacity: Some(Bytes::mib(256)),
+        ..SimConfig::default()
+    };
+    let driver = SimDriver::new(config);
+    let config = format!("caching:free_block_order:{}", order.name());
+    DeviceAllocator::new(driver, 0, &config.parse::<Config>().unwrap())
+}
+
+fn allocate(allocator: &mut DeviceAllocator<SimDriver>, size: Bytes) -> DeviceAddress {
+    allocator.allocate(size, Stream::DEFAULT).unwrap()
+}
+
+/// Runs one program of the table and returns, for each of its allocations, what each order answers and what
+/// PyTorch did.
+fn addresses(program: &str, order: FreeBlockOrder) -> (Vec<String>, Vec<String>) {
+    let mut allocator = caching(order);
+    let (mut slots, mut first) = (BTreeMap::new(), None);
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for line in program.lines().skip(1) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        match fields[0] {
+            "F" => {
+                if let Some(address) = slots.remove(fields[1]) {
+                    allocator.free(address).unwrap();
+                }
+            }
+            "E" => allocator.empty_cache().unwrap(),
+            _ => {
+                let (stream, size) = (fields[2].parse().unwrap(), fields[3].parse().unwrap());
+                let text = match allocator.allocate(Bytes(size), Stream(stream)) {
+                    Ok(address) => {
+                        slots.insert(fields[1], address);
+                        let first = *first.get_or_insert(address);
+                        format!("{:x}", address.get() - first.get())
+                    }
+                    Err(AllocError::OutOfMemory(_)) => "oom".to_owned(),
+                    Err(error) => panic!("{line}: {error}"),
+                };
+                ours.push(text);
+                theirs.push(fields[4 + order as usize].to_owned());
+            }
+        }
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
+    (ours, theirs)
+}
+
+#[test]
+fn random_programs_get_the_addresses_of_each_release() {
+    let table = include_str!("torch_orders.tsv");
+    let programs: Vec<&str> = table.split("program ").skip(1).collect();
+    assert_eq!(programs.len(), 3);
+    for program in programs {
+        let answers = ORDERS.map(|order| addresses(program, order));
+        for (order, (ours, theirs)) in ORDERS.into_iter().zip(&answers) {
+            assert_eq!(ours, theirs, "{order:?}");
+        }
+        // The table tells them apart.
+        assert!(answers[0] != answers[1] && answers[1] != answers[2] && answers[0] != answers[2]);
+    }
+}
+
+#[test]
+fn of_two_segments_the_older_comes_first_from_2_12_on() {
+    for (order, takes_older) in ORDERS.into_iter().zip([false, true, true]) {
+        let mut allocator = caching(order);
+        let gone = allocate(&mut allocator, Bytes::mib(12));
+        let older = allocate(&mut allocator, Bytes::mib(12));
+        allocator.free(gone).unwrap();
+        allocator.empty_cache().unwrap();
+        let newer = allocate(&mut allocator, Bytes::mib(12));
+        assert!(newer < older, "the driver takes the lowest address");
+        allocator.free(older).unwrap();
+        allocator.free(newer).unwrap();
+        let expected = if takes_older { older } else { newer };
+        assert_eq!(
+            allocate(&mut allocator, Bytes::mib(12)),
+            expected,
+            "{order:?}"
+        );
+    }
+}
+
+#[test]
+fn of_two_blocks_of_a_segment_2_12_takes_the_one_that_was_cut_last() {
+    for (order, takes_rest) in ORDERS.into_iter().zip([false, true, false]) {
+        let mut allocator = caching(order);
+        let quarters = [(); 4].map(|()| allocate(&mut allocator, Bytes::kib(512)));
+        allocator.free(quarters[0]).unwrap();
+        allocator.free(quarters[3]).unwrap();
+        let expected = if takes_rest { quarters[3] } else { quarters[0] };
+        assert_eq!(
+            allocate(&mut allocator, Bytes::kib(512)),
+            expected,
+            "{order:?}"
+        );
+    }
+}
+
+#[test]
+fn the_order_of_blocks_that_are_listed_is_not_changed() {
+    let config: Config = "caching:free_block_order:segment_age".parse().unwrap();
+    assert_eq!(
+        config
+            .reconfigured("max_split_size_mb:64")
+            .unwrap()
+            .to_conf(),
+        "max_split_size_mb:64,free_block_order:segment_age"
+    );
+    let error = config.reconfigured("free_block_order:address").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "free_block_order cannot be changed while memory is allocated in another"
+    );
+    let error = "caching:free_block_order:size"
+        .parse::<Config>()
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "free_block_order is address, block_age or segment_age, not size"
+    );
+}
+
+#[test]
+fn releases_have_their_orders() {
+    let orders = [(1, 13), (2, 11), (2, 12), (2, 13), (3, 0)]
+        .map(|(major, minor)| FreeBlockOrder::of_torch(major, minor));
+    let [address, block, segment] = ORDERS;
+    assert_eq!(orders, [address, address, block, segment, segment]);
+}
