@@ -83,7 +83,8 @@ impl<'a> Run<'a> {
         for index in 0..program.users {
             driver.hold_stream(stream_of(index));
         }
-        let mut allocator = DeviceAllocator::new(driver, trace.device, config);
+        let config = config.clone().in_order(trace.settings.free_block_order);
+        let mut allocator = DeviceAllocator::new(driver, trace.device, &config);
         if options.capacity.is_some() && !has_fraction {
             allocator.set_limit(options.capacity);
         }

@@ -1,16 +1,16 @@
 //! `caching` is PyTorch's allocator: every block of every recorded job lies where PyTorch put it, every
 //! segment and page comes and goes as recorded, and the figures are PyTorch's own.
 //!
-//! `data` holds memory snapshots of small jobs that `data/record.py` ran on an H200 with torch 2.11, and
-//! for those recorded from their start what `torch.cuda.memory_stats` said at the end. Not covered:
-//! other torch versions, and jobs whose `free_memory` callbacks give memory back.
+//! `data` holds memory snapshots of small jobs that `data/record.py` ran on an H200 with torch 2.11, two of torch
+//! 2.12 and 2.15, and for those recorded from their start what `torch.cuda.memory_stats` said at the end. Not
+//! covered: jobs whose `free_memory` callbacks give memory back.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lowtide_core::{Bytes, Config};
+use lowtide_core::{Bytes, Config, FreeBlockOrder};
 use lowtide_replay::{Job, Options, Outcome};
 use lowtide_trace::Trace;
 
@@ -120,6 +120,30 @@ fn check_events(name: &str, memory_fraction: Option<f64>) -> (Trace, Outcome) {
 fn several_streams() {
     check("multistream", None);
     check("multistream.exp", None);
+}
+
+#[test]
+fn releases_that_order_free_blocks_otherwise() {
+    for (name, order) in [
+        ("fewsizes.torch2.12", FreeBlockOrder::BlockAge),
+        ("fewsizes.torch2.15", FreeBlockOrder::SegmentAge),
+    ] {
+        check(name, None);
+        let trace = read(&data(&format!("{name}.pickle.gz")));
+        assert_eq!(trace.settings.free_block_order, Some(order));
+        for other in FreeBlockOrder::ALL
+            .into_iter()
+            .filter(|&other| other != order)
+        {
+            let mut trace = trace.clone();
+            trace.settings.free_block_order = Some(other);
+            let verified = verify(&trace, None).verified.unwrap();
+            assert!(
+                verified.same_address < verified.compared,
+                "{name} by {other:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lowtide_core::{
-    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
+    Action, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId, SegmentSnapshot,
+    Stream,
 };
 
 use crate::budget::Budget;
@@ -134,6 +135,8 @@ pub struct AllocatorSettings {
     /// How many steps there are between powers of two, by size: (MiB, steps), ascending; 0 is no
     /// rounding. Empty where the recording does not say.
     pub roundup_power2_divisions: Vec<(u64, u64)>,
+    /// Which of several free blocks of a size served a request, as the release of PyTorch tells.
+    pub free_block_order: Option<FreeBlockOrder>,
     /// The strategy of lowtide's that was recorded, as `NAME:CONF` or `NAME`; empty for PyTorch's own
     /// allocator. Only files of lowtide's own format have it.
     pub strategy: String,

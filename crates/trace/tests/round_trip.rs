@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_core::{
-    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
-    Stream,
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId,
+    SegmentSnapshot, Stream,
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
@@ -338,6 +338,7 @@ fn trace(
             garbage_collection_threshold: Some(0.75),
             expandable_segments: Some(false),
             roundup_power2_divisions: vec![(1, 4), (32768, 8)],
+            free_block_order: Some(FreeBlockOrder::SegmentAge),
             strategy: String::new(),
         },
         stacks: Arc::clone(table),
@@ -589,6 +590,7 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
         garbage_collection_threshold: Some(0.0),
         expandable_segments: Some(false),
         roundup_power2_divisions: vec![(1, 0)],
+        free_block_order: Some(FreeBlockOrder::Address),
         strategy: String::new(),
     };
     let only_one = AllocatorSettings {

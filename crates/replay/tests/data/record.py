@@ -6,7 +6,7 @@ usage: record.py RECORDING...      run and record these, one after the other
 
 Writes RECORDING.pickle.gz, the memory snapshot, and for recordings that have their beginning
 RECORDING.stats.json, what torch.cuda.memory_stats said at the end. The names are the keys of
-RECORDINGS. Needs torch 2.11, for `compiled` and `evaluated` also a C compiler, and a GPU of 140 GiB: a recording
+RECORDINGS. Needs torch 2.11 where the name says no other, for `compiled` and `evaluated` also a C compiler, and a GPU of 140 GiB: a recording
 with a memory fraction depends on the card's size.
 """
 
@@ -111,6 +111,9 @@ RECORDINGS = {
         "random_streams", "max_split_size_mb:32", events_dropped=4_087
     ),
     "late": Recording("graphs", steps_unrecorded=3),
+    # Each with the torch that it is named after.
+    "fewsizes.torch2.12": Recording("few_sizes"),
+    "fewsizes.torch2.15": Recording("few_sizes"),
 }
 
 
@@ -664,6 +667,26 @@ def random_sizes(choose):
     return step, 60
 
 
+def few_sizes(choose):
+    """Blocks of a few sizes on two streams: often several free ones are of the size that is asked for."""
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream()]
+    sizes = [factor << bits for factor in (1, 3, 7) for bits in (11, 16)] + [3 << 20, 5 << 20, 12 << 20]
+    live = []
+
+    def step(_):
+        for _ in range(30):
+            if not live or choose.random() < 0.52:
+                with torch.cuda.stream(choose.choice(streams)):
+                    block = torch.empty(choose.choice(sizes), dtype=torch.uint8, device="cuda")
+                live.append(block)
+            else:
+                live.pop(choose.randrange(len(live)))
+        if choose.random() < 0.3:
+            torch.cuda.empty_cache()
+
+    return step, 40
+
+
 def random_streams(choose):
     """The same on four streams, some of whose blocks others use."""
     streams = [torch.cuda.default_stream()] + [torch.cuda.Stream() for _ in range(3)]
@@ -772,6 +795,7 @@ JOBS = {
         evaluated,
         paged,
         random_sizes,
+        few_sizes,
         random_streams,
         random_pools,
     )

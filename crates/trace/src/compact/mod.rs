@@ -102,6 +102,10 @@ mod settings_flags {
     pub(super) const MAX_SPLIT_SIZE: u8 = 1;
     pub(super) const GARBAGE_COLLECTION_THRESHOLD: u8 = 2;
     pub(super) const EXPANDABLE_SEGMENTS: u8 = 4;
+    /// Two bits: zero where the recording does not say, else one more than the place among
+    /// [`FreeBlockOrder::ALL`](lowtide_core::FreeBlockOrder::ALL).
+    pub(super) const FREE_BLOCK_ORDER_SHIFT: u32 = 3;
+    pub(super) const FREE_BLOCK_ORDER_MASK: u8 = 3;
 }
 
 /// The first byte of a segment.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use flate2::Crc;
 use lowtide_core::{
-    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream,
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, FreeBlockOrder, MempoolId,
+    SegmentSnapshot, Stream,
 };
 
 use super::payload::Payload;
@@ -380,6 +381,13 @@ impl Reader {
     }
 }
 
+fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
+    let bits =
+        said >> settings_flags::FREE_BLOCK_ORDER_SHIFT & settings_flags::FREE_BLOCK_ORDER_MASK;
+    let place = usize::from(bits).checked_sub(1)?;
+    FreeBlockOrder::ALL.get(place).copied()
+}
+
 fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
     let conf = payload.text()?.to_owned();
     // Version 1 does not tell what is off from what the recording does not say.
@@ -405,6 +413,7 @@ fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings
         expandable_segments: is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable)
             .then_some(expandable),
         roundup_power2_divisions: Vec::new(),
+        free_block_order: said.and_then(free_block_order),
         strategy: String::new(),
     };
     while !payload.is_empty() {

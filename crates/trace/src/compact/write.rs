@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use flate2::Crc;
 use hashbrown::HashMap;
-use lowtide_core::{BlockSnapshot, BlockStatus, SegmentSnapshot};
+use lowtide_core::{BlockSnapshot, BlockStatus, FreeBlockOrder, SegmentSnapshot};
 
 use super::payload::PutPayload;
 use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
@@ -288,6 +288,16 @@ impl Tables {
     }
 }
 
+/// Returns the bits of an order.
+fn free_block_order(order: Option<FreeBlockOrder>) -> u8 {
+    let orders = [None].into_iter().chain(FreeBlockOrder::ALL.map(Some));
+    let mut numbered = (0..).zip(orders);
+    let bits = numbered.find(|&(_, other)| other == order);
+    bits.map_or(0, |(bits, _): (u8, _)| {
+        bits << settings_flags::FREE_BLOCK_ORDER_SHIFT
+    })
+}
+
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     let mut payload = Vec::new();
     payload.put_text(&settings.conf);
@@ -303,7 +313,7 @@ fn settings(settings: &AllocatorSettings) -> Vec<u8> {
         ) | flag(
             settings.expandable_segments.is_some(),
             settings_flags::EXPANDABLE_SEGMENTS,
-        ),
+        ) | free_block_order(settings.free_block_order),
     );
     // A limit of 2^64 - 1 bytes is none.
     let max_split_size = settings.max_split_size.flatten();

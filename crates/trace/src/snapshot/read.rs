@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowtide_core::{BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
+use lowtide_core::{
+    BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
+};
 
 use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, known_strings, natural, pool_id, stream};
@@ -64,10 +66,11 @@ impl Reader {
                         it has neither `segments` nor `device_traces`";
             return Err(TraceError::new(ErrorKind::Foreign, what));
         }
-        let settings = self.settings(self.get(root, "allocator_settings"))?;
+        let settings = self.get(root, "allocator_settings");
         let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
         let device_traces = self.read_traces(traces, &mut devices)?;
+        let settings = self.settings(settings)?;
         let pauses = self.read_pauses(self.get(root, "pauses"))?;
         self.read_annotations(self.get(root, "external_annotations"), &mut devices)?;
         let Reader {
@@ -342,8 +345,26 @@ impl Reader {
             garbage_collection_threshold,
             expandable_segments,
             roundup_power2_divisions,
+            free_block_order: self.free_block_order(settings),
             strategy: String::new(),
         })
+    }
+
+    /// Returns the order of the release of PyTorch that wrote the settings, after its events were read.
+    ///
+    /// 2.13 is the first whose settings have `max_round_threshold`, and 2.12 the first whose events have `pool_id`.
+    /// What lowtide writes has the order itself.
+    fn free_block_order(&self, settings: Value) -> Option<FreeBlockOrder> {
+        let has = |key| self.get(settings, key) != Value::None;
+        match self.heap.text(self.get(settings, "free_block_order")) {
+            Some(name) => FreeBlockOrder::named(name),
+            None if has("max_round_threshold") => Some(FreeBlockOrder::SegmentAge),
+            None if !has("graph_capture_record_stream_reuse") => None,
+            None if self.records.events.iter().any(|event| event.pool_known) => {
+                Some(FreeBlockOrder::BlockAge)
+            }
+            None => Some(FreeBlockOrder::Address),
+        }
     }
 
     /// Returns how many items a list has; none where `list` is no list.

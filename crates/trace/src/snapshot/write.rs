@@ -298,6 +298,11 @@ impl<W: Write> SnapshotWriter<W> {
             self.pickle.string("expandable_segments")?;
             self.pickle.boolean(is_on)?;
         }
+        // A key of ours: what we write tells PyTorch's release in no other way.
+        if let Some(order) = settings.free_block_order {
+            self.pickle.string("free_block_order")?;
+            self.pickle.string(order.name())?;
+        }
         self.pickle.string("roundup_power2_divisions")?;
         self.pickle.begin_dict()?;
         for &(mebibytes, steps) in &settings.roundup_power2_divisions {
