@@ -62,6 +62,7 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     if torch.cuda.is_initialized():
         raise _started()
     find_driver()
+    check(library().lowtide_set_torch_version(*torch_version(torch)))
     reason = _install_shim(torch)
     if reason is not None:
         _install_pluggable(torch)

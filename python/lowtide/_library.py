@@ -113,6 +113,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_retain_backups": (c_int, [c_bool]),
     "lowtide_retain_pool": (c_int, [c_int, Mempool]),
     "lowtide_set_backup_directory": (c_int, [c_char_p]),
+    "lowtide_set_torch_version": (c_int, [c_uint32, c_uint32]),
     "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_version": (c_char_p, []),
     "lowtide_visit_regions": (c_int, [RegionVisitor, c_void_p]),

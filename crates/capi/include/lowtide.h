@@ -1215,6 +1215,19 @@ enum lowtide_status lowtide_configure(const char *strategy,
                                       const char *config);
 
 /**
+ * Says which release of PyTorch the memory is for, like 2 and 13 for 2.13.0.
+ *
+ * Of several free blocks of a size, `caching` takes the one that this release takes: up to 2.11 the one at the
+ * lowest address, in 2.12 the one that has been a block of its own for longest, from 2.13 on the one in the oldest
+ * segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
+ * `segment_age`) comes before it.
+ *
+ * `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
+ */
+enum lowtide_status lowtide_set_torch_version(uint32_t major,
+                                              uint32_t minor);
+
+/**
  * Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
  * (`torch.cuda.memory._set_allocator_settings`), for every device.
  *

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, Config, Stats};
+use lowtide_core::{Bytes, Config, FreeBlockOrder, Stats};
 use lowtide_shared::DevicePast;
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
@@ -78,6 +78,19 @@ pub unsafe extern "C" fn lowtide_configure(
             is_of_environment: false,
         })
     })
+}
+
+/// Says which release of PyTorch the memory is for, like 2 and 13 for 2.13.0.
+///
+/// Of several free blocks of a size, `caching` takes the one that this release takes: up to 2.11 the one at the
+/// lowest address, in 2.12 the one that has been a block of its own for longest, from 2.13 on the one in the oldest
+/// segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
+/// `segment_age`) comes before it.
+///
+/// `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_set_torch_version(major: u32, minor: u32) -> Status {
+    run(|| registry::set_order(FreeBlockOrder::of_torch(major, minor)))
 }
 
 /// Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
@@ -352,7 +365,7 @@ fn lasting(text: String) -> Result<&'static CStr, Error> {
 }
 
 fn snapshot() -> Result<Vec<u8>, Error> {
-    let settings = recorded_settings(&registry::config()?);
+    let settings = registry::recorded_settings()?;
     let mut snapshot = Snapshot::default();
     for (ordinal, allocator) in registry::devices_in_use()? {
         let past = DevicePast {
@@ -370,14 +383,22 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     Ok(pickle)
 }
 
-/// Returns what recordings say of a configuration.
-pub(crate) fn recorded_settings(config: &Config) -> AllocatorSettings {
+/// Returns what recordings say of a configuration; `order` is that of free blocks where it says none.
+pub(crate) fn recorded_settings(
+    config: &Config,
+    order: Option<FreeBlockOrder>,
+) -> AllocatorSettings {
+    // Where it is not `caching`, the text is PyTorch's, whose allocator this is not.
+    let (conf, free_block_order) = match config {
+        Config::Caching(options) => {
+            let order = options.free_block_order.or(order);
+            (config.to_conf(), Some(order.unwrap_or_default()))
+        }
+        _ => (String::new(), None),
+    };
     AllocatorSettings {
-        conf: match config {
-            Config::Caching(_) => config.to_conf(),
-            // The text is PyTorch's, whose allocator this is not.
-            _ => String::new(),
-        },
+        conf,
+        free_block_order,
         strategy: config.to_string(),
         ..AllocatorSettings::default()
     }

@@ -14,7 +14,6 @@ use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_nam
 use lowtide_trace::{Snapshot, Trace, TraceError};
 
 use crate::boundary::run;
-use crate::control::recorded_settings;
 use crate::error::{Error, Status};
 use crate::{pauses, record, registry};
 
@@ -168,7 +167,7 @@ fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
         pauses::add_to(&mut pickle);
         return Ok((pickle, None));
     }
-    let settings = recorded_settings(&registry::config()?);
+    let settings = registry::recorded_settings()?;
     let mut snapshot = Snapshot::default();
     for (ordinal, allocator) in registry::devices_in_use()? {
         snapshot.traces.push(Trace {

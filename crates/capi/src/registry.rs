@@ -15,14 +15,14 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{
     Action, AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    MempoolId, SearchHint, SegmentSnapshot,
+    FreeBlockOrder, MempoolId, SearchHint, SegmentSnapshot,
 };
 use lowtide_cuda::{CudaDriver, Library, PrimaryContexts};
 use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
 use lowtide_trace::AllocatorSettings;
 
-use crate::control::recorded_settings;
+use crate::control;
 use crate::error::{Error, Status};
 use crate::events::EventListener;
 use crate::publish;
@@ -58,6 +58,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
         conf: None,
         is_of_environment: false,
     },
+    order: None,
     config: None,
     library: None,
     observer: None,
@@ -78,6 +79,8 @@ static IS_FORKED: AtomicBool = AtomicBool::new(false);
 /// What comes before the first allocator.
 struct Setup {
     choice: Choice,
+    /// Which of several free blocks of a size PyTorch takes, in the release that the memory is for.
+    order: Option<FreeBlockOrder>,
     /// What the choice and the environment came to, once a device was used: it does not change any more.
     config: Option<Config>,
     /// The driver, once it was started.
@@ -296,7 +299,8 @@ pub(crate) fn start_recording(
         }
         let recorder = make()?;
         setup.recorder = Some(Arc::clone(&recorder));
-        let settings = setup.config.as_ref().map(recorded_settings);
+        let settings =
+            { setup.config.as_ref() }.map(|config| control::recorded_settings(config, setup.order));
         (recorder, setup.observer, settings.unwrap_or_default())
     };
     let begun = for_each_in_use(|ordinal, allocator| {
@@ -415,7 +419,11 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
     refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
     let mut setup = setup()?;
-    let config = setup.config()?.reconfigured(settings)?;
+    let order = setup.order;
+    let config = setup.config()?;
+    // What is in force may have an order that was not asked for.
+    config.clone().in_order(order).reconfigured(settings)?;
+    let config = config.reconfigured(settings)?;
     setup.config = Some(config.clone());
     drop(setup);
     for_each_in_use(|_, allocator| Ok(allocator.reconfigure(&config)?))
@@ -429,12 +437,22 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
 pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     refuse_fork()?;
     let mut setup = setup()?;
-    if setup.config.is_some() {
-        let text = "lowtide is in use already: configure it before the first request";
-        return Err(Error::new(Status::Started, text));
-    }
+    setup.refuse_settled()?;
     choice.resolve(variable)?;
     setup.choice = choice;
+    Ok(())
+}
+
+/// Sets which of several free blocks of a size `caching` takes where no option says.
+///
+/// # Errors
+///
+/// If a device is in use, or the process was forked.
+pub(crate) fn set_order(order: FreeBlockOrder) -> Result<(), Error> {
+    refuse_fork()?;
+    let mut setup = setup()?;
+    setup.refuse_settled()?;
+    setup.order = Some(order);
     Ok(())
 }
 
@@ -446,6 +464,16 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
 pub(crate) fn config() -> Result<Config, Error> {
     refuse_fork()?;
     setup()?.config().cloned()
+}
+
+/// Returns what recordings say of the configuration, which is settled by that.
+///
+/// # Errors
+///
+/// If it is refused.
+pub(crate) fn recorded_settings() -> Result<AllocatorSettings, Error> {
+    let config = config()?;
+    Ok(control::recorded_settings(&config, setup()?.order))
 }
 
 /// Returns what a user changes to have another strategy or other options than those in force.
@@ -528,7 +556,8 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let allocator = SharedAllocator::new(driver, number, &config, Arc::clone(&OWNERS));
+    let ordered = config.clone().in_order(setup.order);
+    let allocator = SharedAllocator::new(driver, number, &ordered, Arc::clone(&OWNERS));
     let recorder = record::of_process(setup.recorder.take());
     setup.recorder.clone_from(&recorder);
     let observer = combined(ordinal, setup.observer, recorder.as_ref());
@@ -542,7 +571,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
             recorder,
             ordinal,
             &allocator,
-            recorded_settings(&config),
+            control::recorded_settings(&config, setup.order),
             &BTreeMap::new(),
         )?;
     }
@@ -557,6 +586,14 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
 }
 
 impl Setup {
+    fn refuse_settled(&self) -> Result<(), Error> {
+        if self.config.is_some() {
+            let text = "lowtide is in use already: configure it before the first request";
+            return Err(Error::new(Status::Started, text));
+        }
+        Ok(())
+    }
+
     fn config(&mut self) -> Result<&Config, Error> {
         let config = match self.config.take() {
             Some(config) => config,

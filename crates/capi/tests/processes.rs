@@ -41,6 +41,24 @@ fn the_configuration_is_settled_by_the_first_request() {
     });
 }
 
+/// Of four quarters of a segment, the one that 2.12 takes where the first and the last are free.
+#[test]
+fn blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them() {
+    let test = "blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them";
+    isolated(test, &[], |_| {
+        assert_eq!(lowtide_set_torch_version(2, 12), Status::Ok);
+        let quarters = [(); 4].map(|()| allocate(512 << 10, 0).expect("there is memory"));
+        for freed in [quarters[0], quarters[3]] {
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        }
+        assert_eq!(allocate(512 << 10, 0), Ok(quarters[3]));
+        assert_eq!(lowtide_set_torch_version(2, 13), Status::Started);
+        // SAFETY: the text is valid for ever.
+        let config = unsafe { CStr::from_ptr(lowtide_config()) };
+        assert_eq!(config, c"caching", "nobody asked for an order");
+    });
+}
+
 #[test]
 fn a_configuration_that_is_refused_is_not_settled() {
     isolated(

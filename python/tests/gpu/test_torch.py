@@ -56,6 +56,28 @@ print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALL
     assert done.stdout == "''\n"
 
 
+def test_of_blocks_of_a_size_the_one_of_this_release_is_taken() -> None:
+    # Memory that nothing else has any part of.
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        quarters = [bytes_of(MIB // 2) for _ in range(4)]
+        first, last = quarters[0].data_ptr(), quarters[3].data_ptr()
+        del quarters[3], quarters[0]
+        taken = bytes_of(MIB // 2)
+    assert taken.data_ptr() == (last if version() == (2, 12) else first)
+
+
+def test_of_blocks_of_a_size_the_one_of_the_older_segment_is_taken() -> None:
+    torch.cuda.empty_cache()
+    gone, older = bytes_of(12 * MIB), bytes_of(12 * MIB)
+    del gone
+    torch.cuda.empty_cache()
+    newer = bytes_of(12 * MIB)
+    places = older.data_ptr(), newer.data_ptr()
+    del older, newer
+    expected = min(places) if version() < (2, 12) else places[0]
+    assert bytes_of(12 * MIB).data_ptr() == expected
+
+
 @on_lowtide
 def test_it_is_too_late_for_another_allocator() -> None:
     bytes_of(1)
