@@ -23,9 +23,11 @@
 //! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of
 //! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`
 //! (takes them) → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from
-//! `script.rs` and the comparison in `verify.rs`.
+//! `script.rs` and the comparison in `verify.rs`. What the recording does not say and only a replay shows is
+//! searched for before: the limit (`limit.rs`), and which segments are older (`ages.rs`).
 #![forbid(unsafe_code)]
 
+mod ages;
 mod apart;
 mod compile;
 mod extents;
@@ -162,7 +164,8 @@ impl<'a> Job<'a> {
             _ => None,
         };
         options.capacity = options.capacity.or(limit);
-        let mut outcome = Run::new(self, config, &options).finish(config, progress)?;
+        let order = ages::search(self, config, &options, progress);
+        let mut outcome = Run::new(self, config, &options, &order).finish(config, progress)?;
         if let Some(verified) = &mut outcome.verified {
             verified.limit_bytes = limit;
         }
@@ -187,6 +190,7 @@ impl<'a> Job<'a> {
             verify: true,
             timeline_points: 0,
         };
-        Run::new(self, config, &options).block_sizes(progress)
+        let order = ages::search(self, config, &options, progress);
+        Run::new(self, config, &options, &order).block_sizes(progress)
     }
 }

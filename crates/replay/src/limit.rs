@@ -47,13 +47,14 @@ fn bisect(
     (mut low, mut high): (Bytes, Bytes),
     first_miss: &mut dyn FnMut(Run<'_>) -> Option<Option<Miss>>,
 ) -> Option<Bytes> {
+    let order: Vec<usize> = (0..job.program.initial_segments.len()).collect();
     let mut miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
         let options = Options {
             capacity,
             verify: true,
             timeline_points: 0,
         };
-        first_miss(Run::new(job, config, &options))
+        first_miss(Run::new(job, config, &options, &order))
     };
     let mut latest = miss_under(None)??.event;
     let mut found = None;

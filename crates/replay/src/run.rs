@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId, Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, EventHandle, MempoolId,
+    Stream,
 };
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
@@ -23,6 +24,8 @@ pub(crate) struct Run<'a> {
     trace: &'a Trace,
     peak_live_bytes: Bytes,
     program: &'a Program,
+    /// The places of the program's initial segments, the oldest first.
+    order: &'a [usize],
     allocator: DeviceAllocator<SimDriver<Addresses>>,
     /// Where the blocks in the slots are; null where a request was refused.
     addresses: Vec<DeviceAddress>,
@@ -45,6 +48,10 @@ pub(crate) struct Miss {
     pub(crate) event: usize,
     /// Whether it lets memory go there for which nobody had to be refused.
     pub(crate) lets_go_too_much: bool,
+    /// What was recorded there.
+    pub(crate) recorded: Option<Event>,
+    /// What the replay did.
+    pub(crate) replayed: Option<Event>,
 }
 
 /// What a step means for the rest.
@@ -56,7 +63,14 @@ enum Progressed {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(job: &'a Job<'a>, config: &Config, options: &Options) -> Run<'a> {
+    /// Returns a replay of which nothing is done. `order` has the places of the segments that were there before the
+    /// first event, the oldest first.
+    pub(crate) fn new(
+        job: &'a Job<'a>,
+        config: &Config,
+        options: &Options,
+        order: &'a [usize],
+    ) -> Run<'a> {
         let Job {
             trace,
             program,
@@ -93,6 +107,7 @@ impl<'a> Run<'a> {
             trace,
             peak_live_bytes: *peak_live_bytes,
             program,
+            order,
             allocator,
             addresses: vec![DeviceAddress::NULL; program.slots],
             waits: vec![VecDeque::new(); program.users],
@@ -153,6 +168,8 @@ impl<'a> Run<'a> {
         Ok(difference.map(|difference| Miss {
             event: difference.event,
             lets_go_too_much: !was_refused,
+            recorded: difference.recorded,
+            replayed: difference.replayed,
         }))
     }
 
@@ -193,7 +210,8 @@ impl<'a> Run<'a> {
         if self.comparison.is_none() {
             return Ok(0);
         }
-        for segment in &self.program.initial_segments {
+        for &place in self.order {
+            let segment = &self.program.initial_segments[place];
             if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
                 let range = self.program.initial_ranges.get(&segment.address);
                 script.place_next(range.copied().unwrap_or(segment.address));

@@ -114,6 +114,7 @@ RECORDINGS = {
     # Each with the torch that it is named after.
     "fewsizes.torch2.12": Recording("few_sizes"),
     "fewsizes.torch2.15": Recording("few_sizes"),
+    "cut.fewsizes.torch2.15": Recording("few_sizes", events_dropped=700),
 }
 
 
