@@ -36,6 +36,7 @@ class Status(enum.IntEnum):
     PAUSED = 12
     BACKUP = 13
     FILE = 14
+    NOT_FREE = 15
 
 
 class Mempool(ctypes.Structure):
