@@ -388,17 +388,14 @@ pub(crate) fn recorded_settings(
     config: &Config,
     order: Option<FreeBlockOrder>,
 ) -> AllocatorSettings {
-    // Where it is not `caching`, the text is PyTorch's, whose allocator this is not.
-    let (conf, free_block_order) = match config {
-        Config::Caching(options) => {
-            let order = options.free_block_order.or(order);
-            (config.to_conf(), Some(order.unwrap_or_default()))
-        }
+    let (conf, asked) = match config {
+        Config::Caching(options) => (config.to_conf(), options.free_block_order),
+        // The text is PyTorch's, whose allocator this is not.
         _ => (String::new(), None),
     };
     AllocatorSettings {
         conf,
-        free_block_order,
+        free_block_order: asked.or(order).or(Some(FreeBlockOrder::default())),
         strategy: config.to_string(),
         ..AllocatorSettings::default()
     }

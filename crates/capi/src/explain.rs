@@ -64,6 +64,7 @@ fn explanation(
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
         config: registry::config()?,
+        free_block_order: registry::order()?,
         configured: registry::configured()?,
         segments,
         events,

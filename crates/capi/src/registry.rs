@@ -420,10 +420,8 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
     let _in_order = lock(&CHANGES)?;
     let mut setup = setup()?;
     let order = setup.order;
-    let config = setup.config()?;
-    // What is in force may have an order that was not asked for.
-    config.clone().in_order(order).reconfigured(settings)?;
-    let config = config.reconfigured(settings)?;
+    let in_force = setup.config()?.clone().in_order(order);
+    let config = in_force.reconfigured(settings)?;
     setup.config = Some(config.clone());
     drop(setup);
     for_each_in_use(|_, allocator| Ok(allocator.reconfigure(&config)?))
@@ -473,7 +471,12 @@ pub(crate) fn config() -> Result<Config, Error> {
 /// If it is refused.
 pub(crate) fn recorded_settings() -> Result<AllocatorSettings, Error> {
     let config = config()?;
-    Ok(control::recorded_settings(&config, setup()?.order))
+    Ok(control::recorded_settings(&config, order()?))
+}
+
+/// Returns which of several free blocks of a size `caching` takes where no option says.
+pub(crate) fn order() -> Result<Option<FreeBlockOrder>, Error> {
+    Ok(setup()?.order)
 }
 
 /// Returns what a user changes to have another strategy or other options than those in force.

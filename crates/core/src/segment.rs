@@ -27,7 +27,7 @@ impl SegmentId {
 }
 
 /// Small enough that blocks of a segment differ in it, large enough for any number of segments.
-const SERIAL_UNIT: Bytes = Bytes(512);
+const RANK_UNIT: Bytes = Bytes(512);
 
 /// A range of device addresses from the driver.
 #[derive(Debug)]
@@ -37,9 +37,11 @@ pub(crate) struct Segment {
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
     pub(crate) backing: Backing,
-    /// Where the segment would begin if all that there ever were lay one behind the other, in units of
-    /// [`SERIAL_UNIT`]: tells it from every other, and it grows; the table gives it.
+    /// Tells the segment from every other that there ever was; the table gives it.
     pub(crate) serial: u64,
+    /// The rank of its start: where it would begin if all that there ever were, as long as they came, lay one behind
+    /// the other, in units of [`RANK_UNIT`]; the table gives it.
+    rank: u64,
 }
 
 /// Where a segment's physical memory is.
@@ -66,7 +68,7 @@ impl Segment {
     /// Returns a number that is lower for addresses in older segments and, in the same, for lower addresses in
     /// steps of 512 bytes.
     pub(crate) fn rank_of(&self, address: DeviceAddress) -> u64 {
-        self.serial + address.offset_from(self.address).get() / SERIAL_UNIT.get()
+        self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
     /// Returns the bytes of physical memory in the segment.
@@ -106,14 +108,18 @@ impl Segment {
 pub(crate) struct SegmentTable {
     segments: Vec<Option<Segment>>,
     vacant: Vec<SegmentId>,
-    /// The serial that the next segment gets.
-    next_serial: u64,
+    /// How many segments there ever were.
+    count: u64,
+    /// The rank that the next segment gets.
+    next_rank: u64,
 }
 
 impl SegmentTable {
     fn insert(&mut self, mut segment: Segment) -> SegmentId {
-        segment.serial = self.next_serial;
-        self.next_serial += segment.size.get().div_ceil(SERIAL_UNIT.get());
+        self.count += 1;
+        segment.serial = self.count;
+        segment.rank = self.next_rank;
+        self.next_rank += segment.size.get().div_ceil(RANK_UNIT.get());
         if let Some(id) = self.vacant.pop() {
             self.segments[id.index()] = Some(segment);
             return id;
@@ -331,6 +337,7 @@ impl<D: Driver> Heap<D> {
             kind,
             backing: Backing::Whole,
             serial: 0,
+            rank: 0,
         })
     }
 
@@ -418,6 +425,7 @@ impl<D: Driver> Heap<D> {
             kind,
             backing,
             serial: 0,
+            rank: 0,
         }))
     }
 

@@ -146,3 +146,18 @@ fn releases_have_their_orders() {
     let [address, block, segment] = ORDERS;
     assert_eq!(orders, [address, address, block, segment, segment]);
 }
+
+/// PyTorch has 31 bits for them.
+#[test]
+fn segments_are_numbered_one_by_one_however_large() {
+    let mut allocator = caching(FreeBlockOrder::SegmentAge);
+    for size in [12, 64, 100] {
+        allocate(&mut allocator, Bytes::mib(size));
+    }
+    let mut numbers: Vec<u64> = allocator
+        .segment_numbers()
+        .map(|(_, number)| number)
+        .collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3]);
+}

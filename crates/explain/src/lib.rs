@@ -13,8 +13,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    Action, Bytes, CachingConfig, Cause, Config, Count, DeviceAddress, Event, Gap, MempoolId,
-    SegmentSnapshot, Stream,
+    Action, Bytes, CachingConfig, Cause, Config, Count, DeviceAddress, Event, FreeBlockOrder, Gap,
+    MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
 use lowtide_trace::Trace;
@@ -34,6 +34,8 @@ pub struct Shortfall {
     pub capacity: Bytes,
     /// What the request was served by.
     pub config: Config,
+    /// Which of several free blocks of a size is taken where `config` does not say.
+    pub free_block_order: Option<FreeBlockOrder>,
     /// What a user changes to have other settings.
     pub configured: Configured,
     /// What was held from the driver, by address.
@@ -161,7 +163,9 @@ impl Shortfall {
         let events = events
             .filter(|event| event.action != Action::OutOfMemory)
             .chain([request]);
-        Trace::recovered(self.device, events, self.segments)
+        let mut trace = Trace::recovered(self.device, events, self.segments)?;
+        trace.settings.free_block_order = self.free_block_order;
+        Ok(trace)
     }
 }
 

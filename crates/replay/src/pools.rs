@@ -13,8 +13,8 @@ mod expandable;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_core::{
-    Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, MempoolId, SegmentSnapshot,
-    Stream,
+    Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, FreeBlockOrder, MempoolId,
+    SegmentSnapshot, Stream,
 };
 use lowtide_trace::Trace;
 
@@ -492,7 +492,7 @@ impl Layout {
     }
 
     /// Free blocks that would have been taken instead are in another pool: all that fit, for a request
-    /// that had to get a new segment; else those before the taken one in the order of size and address. `None` where
+    /// that had to get a new segment; else those before the taken one in the order of size and, where it decides, address. `None` where
     /// one of them is not there: a segment came where another was.
     fn tell_apart_better(
         &mut self,
@@ -505,9 +505,14 @@ impl Layout {
         let Some(free) = self.free.get(&owner) else {
             return Some(());
         };
+        // Of two of a size, other releases take the older.
+        let order = self.config.free_block_order.unwrap_or_default();
+        let by_address = order == FreeBlockOrder::Address;
         let mut others = Vec::new();
         for &(candidate_size, candidate) in free.range((size, DeviceAddress::NULL)..) {
-            let is_better = (candidate_size, candidate) < (taken.size, address);
+            let is_before = by_address && candidate < address;
+            let is_better =
+                candidate_size < taken.size || (candidate_size == taken.size && is_before);
             if !is_better && !is_fresh {
                 break;
             }

@@ -259,7 +259,8 @@ pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
 
 /// Returns the options that the recording was made with, as far as they are understood.
 pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
-    let (config, _) = trace.config_as_understood();
+    let (mut config, _) = trace.config_as_understood();
+    config.free_block_order = trace.settings.free_block_order;
     config
 }
 

@@ -126,6 +126,7 @@ fn several_streams() {
 fn releases_that_order_free_blocks_otherwise() {
     for (name, order) in [
         ("fewsizes.torch2.12", FreeBlockOrder::BlockAge),
+        ("fewsizes.exp.torch2.12", FreeBlockOrder::BlockAge),
         ("fewsizes.torch2.15", FreeBlockOrder::SegmentAge),
     ] {
         check(name, None);

@@ -130,6 +130,10 @@ impl Trace {
             let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
             config.roundup_power2_divisions[exponent as usize] = divisions;
         }
+        // Said beside the options, and none of PyTorch's.
+        if values.free_block_order.is_some() {
+            config.free_block_order = None;
+        }
         let option = values.expandable_segments;
         let option = option.unwrap_or(config.expandable_segments);
         config.expandable_segments = self.segment_kinds().expandable_segments(option);

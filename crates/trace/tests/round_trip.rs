@@ -608,6 +608,18 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
 }
 
 #[test]
+fn an_order_of_free_blocks_among_the_options_is_read() {
+    let mut original = example();
+    for trace in &mut original.traces {
+        trace.settings.conf = "max_split_size_mb:64,free_block_order:block_age".to_owned();
+        trace.settings.free_block_order = None;
+    }
+    let snapshot = read_from(&pickled(&original)[..]).unwrap();
+    let order = snapshot.traces[0].settings.free_block_order;
+    assert_eq!(order, Some(FreeBlockOrder::BlockAge));
+}
+
+#[test]
 fn a_pickle_has_one_set_of_settings() {
     let mut snapshot = example();
     let mut other = snapshot.traces[0].clone();

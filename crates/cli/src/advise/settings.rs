@@ -166,7 +166,10 @@ impl<'a> Kept<'a> {
     /// Returns what is kept of the settings that `trace` says the process began with.
     pub(crate) fn new(trace: &'a Trace) -> Kept<'a> {
         let (_, others) = trace.config_as_understood();
-        let kept = conf_pairs(&trace.settings.conf).filter(|pair| !is_searched(pair));
+        // lowtide's own option, which the recording says beside them: PyTorch would refuse it.
+        let is_ours = |pair: &&str| pair.starts_with("free_block_order");
+        let kept =
+            conf_pairs(&trace.settings.conf).filter(|pair| !is_searched(pair) && !is_ours(pair));
         let (others, understood) = kept.partition(|pair| others.contains(pair));
         Kept { understood, others }
     }
@@ -241,6 +244,12 @@ mod tests {
             &["new:[1:2,>:3]"],
         );
         check("", &[], &[]);
+        // PyTorch would refuse it.
+        check(
+            "free_block_order:block_age,backend:native",
+            &["backend:native"],
+            &[],
+        );
     }
 
     #[test]

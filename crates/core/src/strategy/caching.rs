@@ -89,6 +89,7 @@ impl Caching {
     #[inline(always)]
     fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
         let ranked = self.ranks.ranked(heap, id, block);
+        debug_assert_eq!(block.address, heap.blocks.get(id).address);
         debug_assert_eq!(ranked, self.ranks.ranked(heap, id, &heap.blocks.get(id)));
         heap.blocks.set_mark(id, self.large_searches);
         self.pool_of(block.domain, block.kind).free.insert(ranked);

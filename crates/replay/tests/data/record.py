@@ -6,8 +6,8 @@ usage: record.py RECORDING...      run and record these, one after the other
 
 Writes RECORDING.pickle.gz, the memory snapshot, and for recordings that have their beginning
 RECORDING.stats.json, what torch.cuda.memory_stats said at the end. The names are the keys of
-RECORDINGS. Needs torch 2.11 where the name says no other, for `compiled` and `evaluated` also a C compiler, and a GPU of 140 GiB: a recording
-with a memory fraction depends on the card's size.
+RECORDINGS. Needs torch 2.11 where the name says no other, for `compiled` and `evaluated` also a C compiler, and a
+GPU of 140 GiB: a recording with a memory fraction depends on the card's size.
 """
 
 import gc
@@ -113,6 +113,7 @@ RECORDINGS = {
     "late": Recording("graphs", steps_unrecorded=3),
     # Each with the torch that it is named after.
     "fewsizes.torch2.12": Recording("few_sizes"),
+    "fewsizes.exp.torch2.12": Recording("few_sizes", EXPANDABLE),
     "fewsizes.torch2.15": Recording("few_sizes"),
     "cut.fewsizes.torch2.15": Recording("few_sizes", events_dropped=700),
 }

@@ -25,7 +25,7 @@
 //! | `N` notes | *n* compile_context (number of a string + 1, 0 where it is not said), *n* user_metadata (likewise), repeated; numbered from 1, 0 is the note that says nothing |
 //! | `D` device | *n* its number. The sections below are about the device named last; one that was named before is gone on with |
 //! | `G` strategy | text: lowtide's strategy and its options, as `NAME:CONF` or `NAME`; missing where it was PyTorch's own allocator that was recorded |
-//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; 1 byte which of the next three the recording says (1, 2, 4); *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
+//! | `C` settings | text `PYTORCH_CUDA_ALLOC_CONF`; 1 byte which of the next three the recording says (1, 2, 4), and in the two bits from 8 on free_block_order (0 not said, 1 address, 2 block_age, 3 segment_age); *n* max_split_size + 1, 0 if unlimited; 8 bytes garbage_collection_threshold, an IEEE 754 double; 1 byte expandable_segments, 0 or 1; *n* MiB, *n* roundup_power2_divisions from there, repeated |
 //! | `E` events | events, below, repeated |
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
 //! | `I` held before | what was there before the first event, laid out as `M`, and as often as there is an event-by-event recording of lowtide's own: an empty payload says that it was nothing |

@@ -12,6 +12,7 @@ use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, known_strings, natural, pool_id, stream};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
+use crate::in_force::conf_pairs;
 use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value, opcode};
@@ -353,10 +354,16 @@ impl Reader {
     /// Returns the order of the release of PyTorch that wrote the settings, after its events were read.
     ///
     /// 2.13 is the first whose settings have `max_round_threshold`, and 2.12 the first whose events have `pool_id`.
-    /// What lowtide writes has the order itself.
+    /// What lowtide writes has the order itself, or its options do.
     fn free_block_order(&self, settings: Value) -> Option<FreeBlockOrder> {
         let has = |key| self.get(settings, key) != Value::None;
-        match self.heap.text(self.get(settings, "free_block_order")) {
+        let conf = self.get(settings, "PYTORCH_CUDA_ALLOC_CONF");
+        let in_conf = || {
+            conf_pairs(self.heap.text(conf)?)
+                .find_map(|pair| pair.strip_prefix("free_block_order:"))
+        };
+        let named = self.heap.text(self.get(settings, "free_block_order"));
+        match named.or_else(in_conf) {
             Some(name) => FreeBlockOrder::named(name),
             None if has("max_round_threshold") => Some(FreeBlockOrder::SegmentAge),
             None if !has("graph_capture_record_stream_reuse") => None,

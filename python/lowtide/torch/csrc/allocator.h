@@ -132,6 +132,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
         "mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got ",
         place);
     const DeviceIndex device = device_of_request();
+    if (size == 0) {
+      return {nullptr, nullptr, &give_back, cuda_device(device)};
+    }
     const auto stream = current_stream(device);
     void* memory = address;
     const auto status = observe(&memory, [&] { return lowtide_allocate_at(address, size, device, stream); });

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -69,6 +70,21 @@ inline std::vector<SegmentInfo> snapshot_segments(History& history, DeviceIndex 
   return segments;
 }
 
+// Lowtide's strategy with its options; of `caching` the options alone, which are PyTorch's, and without any nothing,
+// as PyTorch's own says then.
+inline std::string settings_in_force() {
+  constexpr std::string_view caching = "caching";
+  const char* config = lowtide_config();
+  std::string_view text = config != nullptr ? config : "";
+  if (text == caching) {
+    return {};
+  }
+  if (text.substr(0, caching.size() + 1) == "caching:") {
+    text.remove_prefix(caching.size() + 1);
+  }
+  return std::string(text);
+}
+
 // The settings as PyTorch has parsed them. Those that it was not given, but lowtide was, show in their text.
 inline native::AllocatorConfigInfo config_info() {
   using Config = native::CUDAAllocatorConfig;
@@ -96,11 +112,8 @@ inline native::AllocatorConfigInfo config_info() {
   info.max_round_threshold = Common::pinned_max_round_threshold();
   info.max_cached_size = Common::pinned_max_cached_size();
 #endif
-  const char* config = lowtide_config();
-  // Without options `caching` is what PyTorch's own is, which then says nothing.
-  const bool is_other = config != nullptr && std::string_view(config) != "caching";
-  if (info.last_allocator_settings.empty() && is_other) {
-    info.last_allocator_settings = config;
+  if (info.last_allocator_settings.empty()) {
+    info.last_allocator_settings = settings_in_force();
   }
   return info;
 }
