@@ -14,6 +14,12 @@ IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
 on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
 
 
+def version() -> tuple[int, int]:
+    """Returns PyTorch's major and minor."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def bytes_of(size: int) -> Any:
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 

@@ -13,14 +13,14 @@ const REPLAYS_MAX: usize = 200;
 ///
 /// A recording that lost its beginning does not say it. The guess is the order of their addresses, as a driver hands
 /// them out to a job that has given none back. Where a replay takes a block in one of two segments, and PyTorch took
-/// one in the other, that other is the older one: they change places, and the replay begins again.
+/// one in the other, that other is the older one: it is put right before the first, and the replay begins again.
 pub(crate) fn search(
     job: &Job<'_>,
     config: &Config,
     options: &Options,
     progress: &dyn Progress,
 ) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..job.program.initial_segments.len()).collect();
+    let mut order = guess(job);
     if !is_decided_by_age(job, config) || !options.verify {
         return order;
     }
@@ -35,10 +35,12 @@ pub(crate) fn search(
         let Some(miss) = miss else {
             return order;
         };
-        if latest < Some(miss.event) {
-            (best, latest) = (order.clone(), Some(miss.event));
+        let difference = miss.difference;
+        if latest < Some(difference.event) {
+            (best, latest) = (order.clone(), Some(difference.event));
         }
-        let places = [miss.recorded, miss.replayed].map(|event| place_of(job, &order, event));
+        let answers = [difference.recorded, difference.replayed];
+        let places = answers.map(|answer| place_of(job, &order, answer));
         match places {
             [Some(older), Some(younger)] if younger < older => {
                 order[younger..=older].rotate_right(1);
@@ -47,6 +49,11 @@ pub(crate) fn search(
         }
     }
     best
+}
+
+/// Returns the places of the program's initial segments, the lowest address first.
+pub(crate) fn guess(job: &Job<'_>) -> Vec<usize> {
+    (0..job.program.initial_segments.len()).collect()
 }
 
 /// Returns whether blocks are taken from the oldest segment, and there are several whose age nobody knows.

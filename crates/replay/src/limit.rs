@@ -3,7 +3,7 @@
 use lowtide_core::{Bytes, CachingConfig, Config};
 
 use crate::run::{Miss, Run};
-use crate::{Job, Options, Progress};
+use crate::{Job, Options, Progress, ages};
 
 /// What is held from the driver is a multiple of this.
 const STEP: Bytes = Bytes::mib(2);
@@ -47,7 +47,7 @@ fn bisect(
     (mut low, mut high): (Bytes, Bytes),
     first_miss: &mut dyn FnMut(Run<'_>) -> Option<Option<Miss>>,
 ) -> Option<Bytes> {
-    let order: Vec<usize> = (0..job.program.initial_segments.len()).collect();
+    let order = ages::guess(job);
     let mut miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
         let options = Options {
             capacity,
@@ -56,7 +56,7 @@ fn bisect(
         };
         first_miss(Run::new(job, config, &options, &order))
     };
-    let mut latest = miss_under(None)??.event;
+    let mut latest = miss_under(None)??.difference.event;
     let mut found = None;
     // Just above the least there may be less than a step that will do.
     let mut limit = low;
@@ -68,8 +68,8 @@ fn bisect(
         let Some(miss) = miss else {
             return Some(limit);
         };
-        if miss.event > latest {
-            (latest, found) = (miss.event, Some(limit));
+        if miss.difference.event > latest {
+            (latest, found) = (miss.difference.event, Some(limit));
         }
         match miss.lets_go_too_much {
             true => low = limit + STEP,

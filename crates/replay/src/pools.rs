@@ -492,8 +492,8 @@ impl Layout {
     }
 
     /// Free blocks that would have been taken instead are in another pool: all that fit, for a request
-    /// that had to get a new segment; else those before the taken one in the order of size and, where it decides, address. `None` where
-    /// one of them is not there: a segment came where another was.
+    /// that had to get a new segment; else those before the taken one in the order of size and, where it decides,
+    /// address. `None` where one of them is not there: a segment came where another was.
     fn tell_apart_better(
         &mut self,
         address: DeviceAddress,

@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, EventHandle, MempoolId,
-    Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId, Stream,
 };
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
@@ -44,14 +43,9 @@ pub(crate) struct Run<'a> {
 
 /// Where a replay first does otherwise than was recorded.
 pub(crate) struct Miss {
-    /// The recorded event.
-    pub(crate) event: usize,
+    pub(crate) difference: Difference,
     /// Whether it lets memory go there for which nobody had to be refused.
     pub(crate) lets_go_too_much: bool,
-    /// What was recorded there.
-    pub(crate) recorded: Option<Event>,
-    /// What the replay did.
-    pub(crate) replayed: Option<Event>,
 }
 
 /// What a step means for the rest.
@@ -166,10 +160,8 @@ impl<'a> Run<'a> {
             .comparison
             .and_then(|comparison| comparison.finish().first_difference);
         Ok(difference.map(|difference| Miss {
-            event: difference.event,
+            difference,
             lets_go_too_much: !was_refused,
-            recorded: difference.recorded,
-            replayed: difference.replayed,
         }))
     }
 

@@ -381,6 +381,7 @@ impl Reader {
     }
 }
 
+/// Returns the order whose bits are in the settings' first byte.
 fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
     let bits =
         said >> settings_flags::FREE_BLOCK_ORDER_SHIFT & settings_flags::FREE_BLOCK_ORDER_MASK;

@@ -290,12 +290,8 @@ impl Tables {
 
 /// Returns the bits of an order.
 fn free_block_order(order: Option<FreeBlockOrder>) -> u8 {
-    let orders = [None].into_iter().chain(FreeBlockOrder::ALL.map(Some));
-    let mut numbered = (0..).zip(orders);
-    let bits = numbered.find(|&(_, other)| other == order);
-    bits.map_or(0, |(bits, _): (u8, _)| {
-        bits << settings_flags::FREE_BLOCK_ORDER_SHIFT
-    })
+    let bits = order.map_or(0, |order| order as u8 + 1);
+    bits << settings_flags::FREE_BLOCK_ORDER_SHIFT
 }
 
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
