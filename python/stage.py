@@ -19,12 +19,12 @@ PACKAGE = ROOT / "python" / "lowtide"
 def stage() -> None:
     """Puts liblowtide.so, its header and the `lowtide` command into their places."""
     stage_library()
-    _replace(ROOT / "python" / "bin" / "lowtide", _build("--package", "lowtide", "--bin", "lowtide", name="lowtide"))
+    _replace(ROOT / "python" / "bin" / "lowtide", build("--package", "lowtide", "--bin", "lowtide", name="lowtide"))
 
 
 def stage_library() -> None:
     """Puts liblowtide.so, its header, and what loads it by another name into the package."""
-    library = _build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
+    library = build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
     _replace(PACKAGE / "liblowtide.so", library)
     _replace(PACKAGE / "include" / "lowtide.h", ROOT / "crates/capi/include/lowtide.h")
     link_preloaded()
@@ -39,7 +39,7 @@ def link_preloaded() -> None:
     subprocess.run(["cc", "-shared", "-nostdlib", "-o", str(target), *needed], check=True)
 
 
-def _build(*target: str, name: str) -> Path:
+def build(*target: str, name: str) -> Path:
     """Builds something for release and returns the file of this name that came of it."""
     command = ["cargo", "build", "--release", *target]
     messages = subprocess.run(

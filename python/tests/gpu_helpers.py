@@ -12,6 +12,8 @@ MIB = 1 << 20
 IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
 
 on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
+# Without one (`fakeruntime`) memory is real, kernels do nothing, and a context is a device's primary one.
+on_a_card = pytest.mark.skipif(os.environ.get("LOWTIDE_TEST_FAKE") == "1", reason="needs a card")
 
 
 def version() -> tuple[int, int]:

@@ -23,6 +23,7 @@ pub(crate) enum Command {
     Bench { arguments: Vec<String> },
     Wheel,
     Gpu { arguments: Vec<String> },
+    Torch { arguments: Vec<String> },
 }
 
 /// Why a command did not end well.
@@ -53,6 +54,8 @@ impl Command {
         let command = match name.as_str() {
             "bench" => return Ok(Self::Bench { arguments }),
             "gpu" => return Ok(Self::Gpu { arguments }),
+            "torch" if rest.is_empty() => return Err("`torch` needs PyTorch's version".into()),
+            "torch" => return Ok(Self::Torch { arguments }),
             "fuzz" => {
                 let minutes = parse_number(name, "--minutes", rest)?;
                 return Ok(Self::Fuzz {
@@ -96,6 +99,7 @@ impl Command {
             Self::Bench { arguments } => bench(root, arguments),
             Self::Wheel => python::wheel(root),
             Self::Gpu { arguments } => python::gpu(root, arguments),
+            Self::Torch { arguments } => python::torch(root, arguments),
         }
     }
 }
@@ -282,6 +286,11 @@ mod tests {
         assert_eq!(parse("wheel"), Ok(Command::Wheel));
         let arguments = vec!["doctor".into()];
         assert_eq!(parse("gpu doctor"), Ok(Command::Gpu { arguments }));
+        let arguments = vec!["2.15.0".into(), "-k".into(), "graphs".into()];
+        assert_eq!(
+            parse("torch 2.15.0 -k graphs"),
+            Ok(Command::Torch { arguments })
+        );
     }
 
     #[test]
@@ -294,6 +303,7 @@ mod tests {
         wrong("", "no command");
         wrong("tests", "`tests`");
         wrong("test --fast", "`--fast`");
+        wrong("torch", "version");
         wrong("fuzz 30", "`30`");
         wrong("fuzz --minutes", "`--minutes`");
         wrong("fuzz --minutes 0", "`0`");

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | fuzz | miri | tsan | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | torch | fuzz | miri | tsan | bench`.
 //!
 //! `test` needs what rustup installs, Python and Node.js; a tool that a command needs and does not find is named in
 //! one line. Nothing is ever installed from here, but Python's tools among what cargo builds, and Node's in `web`.
@@ -27,6 +27,7 @@ usage: cargo xtask COMMAND
   screenshots            pictures of that page's views into `docs/report`; needs chromium
   wheel                  builds the Python package into `dist`
   gpu [ARGS]             tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
+  torch VERSION [ARGS]   tests of the shim with a release of PyTorch, from PyPI, without a GPU; ARGS for pytest
   fuzz [--minutes N]     every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
   miri                   lowtide-core's unit tests under Miri; needs nightly with the miri component
   tsan [--operations N]  lowtide-capi's tests under ThreadSanitizer, with N requests (100,000) a thread; needs nightly with rust-src

@@ -18,8 +18,11 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
         command.args(arguments);
         step(&format!("{name} of Python"), &mut command)
     };
-    tool("ruff", &["format", "--check", "python", "bench"])?;
-    tool("ruff", &["check", "python", "bench"])?;
+    tool(
+        "ruff",
+        &["format", "--check", "python", "bench", "fakeruntime"],
+    )?;
+    tool("ruff", &["check", "python", "bench", "fakeruntime"])?;
     tool("mypy", &[])?;
 
     let wheels = tools.directory.join("wheel");
@@ -57,17 +60,34 @@ pub(crate) fn wheel(root: &Path) -> Result<(), Stop> {
 
 /// Runs everything that needs a GPU, with the Python of the user, whose PyTorch is the one that counts.
 pub(crate) fn gpu(root: &Path, arguments: &[String]) -> Result<(), Stop> {
-    let mut stage = Command::new("python3");
-    step(
-        "the package",
-        stage.arg("python/stage.py").current_dir(root),
-    )?;
+    stage(root)?;
     let mut run = Command::new("python3");
     run.arg("bench/gpu/run.py")
         .args(arguments)
         .current_dir(root);
     // It has said what failed.
     step("the GPU", &mut run).map_err(|stop| Stop { line: None, ..stop })
+}
+
+/// Runs the tests that are written for a GPU with a release of PyTorch, on the stand-in driver. The first of the
+/// arguments is its version, the others are pytest's.
+pub(crate) fn torch(root: &Path, arguments: &[String]) -> Result<(), Stop> {
+    stage(root)?;
+    let (version, for_pytest) = arguments.split_at(1);
+    let mut run = Command::new("python3");
+    run.arg("fakeruntime/run.py").args(version);
+    run.args(["-m", "pytest", "--quiet", "python/tests/gpu"]);
+    step("PyTorch", run.args(for_pytest).current_dir(root))
+        .map_err(|stop| Stop { line: None, ..stop })
+}
+
+/// Builds what of the package is Rust, into the package as it is here.
+fn stage(root: &Path) -> Result<(), Stop> {
+    let mut stage = Command::new("python3");
+    step(
+        "the package",
+        stage.arg("python/stage.py").current_dir(root),
+    )
 }
 
 /// Where the tools are installed: a virtual environment among what cargo builds.

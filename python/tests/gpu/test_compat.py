@@ -12,6 +12,10 @@ torch = pytest.importorskip("torch")
 if os.environ.get("LOWTIDE_TEST_NATIVE") == "1":
     pytest.skip("about lowtide itself", allow_module_level=True)
 
+from gpu_helpers import on_a_card  # noqa: E402
+
+pytestmark = on_a_card
+
 SCENARIOS = Path(__file__).with_name("saver_scenarios.py")
 MIB = 1 << 20
 

@@ -12,11 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, expandable  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, expandable, on_a_card  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 
 
+@on_a_card
 def test_tensors_are_copied_between_devices() -> None:
     source = torch.arange(MIB, device="cuda:0")
     copy = source.to("cuda:1")
@@ -88,6 +89,7 @@ def test_a_request_goes_to_the_device_of_a_context_that_the_driver_was_given(dev
     assert device_of_request() == 0
 
 
+@on_a_card
 def test_a_request_goes_to_the_device_of_a_context_of_the_programs_own() -> None:
     torch.zeros(1, device="cuda:1")
 

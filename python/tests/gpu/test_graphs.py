@@ -8,11 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, bytes_of, on_lowtide, segment_of, settings  # noqa: E402
+from gpu_helpers import MIB, bytes_of, on_a_card, on_lowtide, segment_of, settings  # noqa: E402
 
 REUSES = ("graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse:False")
 
 
+@on_a_card
 def test_a_graph_has_a_pool_of_its_own_and_replays_what_it_captured() -> None:
     static = torch.zeros(MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -46,6 +47,7 @@ def test_the_pool_of_a_graph_goes_back_with_it() -> None:
     assert torch.cuda.memory_reserved() == reserved
 
 
+@on_a_card
 def test_graphs_share_a_pool() -> None:
     pool = torch.cuda.graph_pool_handle()
     static = torch.ones(MIB, device="cuda")
@@ -61,6 +63,7 @@ def test_graphs_share_a_pool() -> None:
     assert {tuple(segment_of(r.data_ptr())["segment_pool_id"]) for r in results} == {tuple(pool)}
 
 
+@on_a_card
 def test_memory_recorded_in_a_capture_is_not_reused_in_it() -> None:
     static = torch.ones(MIB, device="cuda")
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -78,6 +81,7 @@ def test_memory_recorded_in_a_capture_is_not_reused_in_it() -> None:
     assert float(result) == 5.0 * MIB
 
 
+@on_a_card
 def test_a_capture_uses_memory_again_once_its_streams_are_joined() -> None:
     static = torch.zeros(MIB, device="cuda")
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -102,6 +106,7 @@ def test_a_capture_uses_memory_again_once_its_streams_are_joined() -> None:
         assert float(result) == 9.0 * value * MIB
 
 
+@on_a_card
 def test_a_capture_uses_nothing_again_that_one_of_its_streams_may_read() -> None:
     static = torch.ones(MIB, device="cuda")
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(2)]
@@ -125,6 +130,7 @@ def test_a_capture_uses_nothing_again_that_one_of_its_streams_may_read() -> None
     assert float(result) == 11.0 * MIB
 
 
+@on_a_card
 def test_capture_fails_without_harm() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError), torch.cuda.graph(graph):
@@ -140,6 +146,7 @@ def test_capture_fails_without_harm() -> None:
     assert float(torch.ones(10, device="cuda").sum()) == 10.0
 
 
+@on_a_card
 @on_lowtide
 @pytest.mark.parametrize("mistake", [lambda: torch.ones(MIB, device="cuda").sum().item(), torch.cuda.synchronize])
 def test_after_a_capture_that_failed_memory_is_waited_for_again(mistake: Callable[[], Any]) -> None:

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 if os.environ.get("LOWTIDE_TEST_NATIVE") == "1":
     pytest.skip("about lowtide itself", allow_module_level=True)
 
+from gpu_helpers import on_a_card  # noqa: E402
+
 import lowtide  # noqa: E402 — only where it is the allocator
 
 MIB = 1 << 20
@@ -57,6 +59,7 @@ def figures(tag: str) -> dict[str, int]:
 # ---- contents ----
 
 
+@on_a_card
 @pytest.mark.parametrize("backup", BACKUPS)
 def test_addresses_stay_and_contents_as_the_region_keeps_them(backup: "lowtide._regions.Backup | None") -> None:
     sizes = (1, 1000, 3 * MIB, 100 * MIB + 7)
@@ -80,6 +83,7 @@ def test_addresses_stay_and_contents_as_the_region_keeps_them(backup: "lowtide._
         assert bool((tensor.fill_(3) == 3).all())
 
 
+@on_a_card
 def test_work_in_every_stream_is_waited_for() -> None:
     with lowtide.region("busy", "host"):
         tensor = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -115,6 +119,7 @@ def test_autograd_in_a_region() -> None:
     assert train(pauses=True) == train(pauses=False)
 
 
+@on_a_card
 def test_a_thread_of_a_backward_pass_is_in_no_region() -> None:
     with lowtide.region("backward", "host"):
         weight = torch.ones(64 * MIB, device="cuda", requires_grad=True)
@@ -130,6 +135,7 @@ def test_a_thread_of_a_backward_pass_is_in_no_region() -> None:
 # ---- which memory is whose ----
 
 
+@on_a_card
 def test_regions_nest_and_the_innermost_counts() -> None:
     size = 30 * MIB
     with lowtide.region("outer"):
@@ -180,6 +186,7 @@ def test_each_thread_is_in_its_own_region() -> None:
         assert all(torch.equal(a.cpu(), b) for a, b in zip(tensors[name], contents[name], strict=True))
 
 
+@on_a_card
 def test_tags_are_paused_one_by_one() -> None:
     held = {}
     for tag in ("weights", "kv_cache", "optimizer"):
@@ -228,6 +235,7 @@ def test_a_request_in_a_paused_region_is_refused_and_no_other_is() -> None:
     del held
 
 
+@on_a_card
 def test_pausing_and_resuming_twice_do_nothing() -> None:
     with lowtide.region("twice", "host"):
         held = noise(8 * MIB)
@@ -320,6 +328,7 @@ def test_a_resume_without_memory_can_be_tried_again() -> None:
     assert torch.equal(held.cpu(), expected)
 
 
+@on_a_card
 def test_a_thousand_random_cycles_keep_every_content() -> None:
     """Tags, backups, sizes and moments at random; contents are compared byte for byte."""
     choose = random.Random(4)
@@ -380,6 +389,7 @@ def test_a_backup_is_a_tensor_without_a_copy() -> None:
 # ---- graphs ----
 
 
+@on_a_card
 def test_a_graph_replays_after_its_memory_came_back() -> None:
     weight = torch.randn(1024, 1024, device="cuda")
     static = torch.zeros(64, 1024, device="cuda")
@@ -414,6 +424,7 @@ def warm_up(act: Any) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
+@on_a_card
 def test_graphs_of_one_region_share_a_pool_and_end_with_it() -> None:
     pool = torch.cuda.graph_pool_handle()
     static = torch.ones(MIB, device="cuda")
@@ -445,6 +456,7 @@ def pool_of(tensor: Any) -> Any:
     raise AssertionError("the tensor is in no segment")
 
 
+@on_a_card
 def test_a_capture_in_a_region_has_the_graph_s_pool() -> None:
     static = torch.ones(MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -552,6 +564,7 @@ def reinforce(pauses: bool) -> list[float]:
     return losses
 
 
+@on_a_card
 def test_reinforcement_learning_is_the_same_with_pauses() -> None:
     with_pauses = reinforce(pauses=True)
     gc.collect()
@@ -562,6 +575,7 @@ def test_reinforcement_learning_is_the_same_with_pauses() -> None:
 # ---- several devices ----
 
 
+@on_a_card
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_a_region_is_on_every_device() -> None:
     with lowtide.region("both", "host"):
@@ -576,6 +590,7 @@ def test_a_region_is_on_every_device() -> None:
     assert {seen["device"] for seen in lowtide.regions() if seen["tag"] == "both"} == {0, 1}
 
 
+@on_a_card
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:
     program = Path(__file__).with_name("registered_ranks.py")

@@ -18,7 +18,7 @@ import lowtide
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, bytes_of, expandable, on_lowtide, segment_of, settings, version  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, bytes_of, expandable, on_a_card, on_lowtide, segment_of, settings, version  # noqa: E402
 
 # ---- installed ----
 
@@ -225,6 +225,7 @@ def hold_weights() -> Any:
     return bytes_of(96 * MIB)
 
 
+@on_lowtide
 def test_running_out_says_who_holds_memory_and_what_would_have_fitted() -> None:
     torch.cuda.memory._record_memory_history(stacks="python")
     weights = [hold_weights() for _ in range(3)]
@@ -420,6 +421,7 @@ def test_history_in_many_threads() -> None:
 # ---- streams ----
 
 
+@on_a_card
 def test_recorded_memory_is_not_reused_while_another_stream_reads_it() -> None:
     size = 4 * MIB
     side = torch.cuda.Stream()
@@ -459,6 +461,7 @@ def test_recording_what_is_empty_or_foreign_does_nothing() -> None:
 # ---- memory pools ----
 
 
+@on_a_card
 def test_a_pool_serves_what_is_allocated_under_it() -> None:
     pool = torch.cuda.MemPool()
     assert pool.use_count() == 1
@@ -510,6 +513,7 @@ def custom_allocator(taken: list[int], given_back: list[int]) -> Any:
     return torch._C._cuda_customAllocator(*addresses)
 
 
+@on_a_card
 def test_a_pool_takes_its_segments_from_the_user_s_allocator() -> None:
     taken: list[int] = []
     given_back: list[int] = []
@@ -557,6 +561,7 @@ def test_raw_memory_is_taken_and_given_back() -> None:
     assert not torch.cuda.caching_allocator_alloc(0)
 
 
+@on_a_card
 def test_caching_can_be_turned_off_and_on() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.caching_allocator_enable(False)
@@ -577,6 +582,7 @@ def test_caching_can_be_turned_off_and_on() -> None:
         torch.cuda.caching_allocator_delete(address)
 
 
+@on_a_card
 def test_cudnn_finds_its_fastest_convolution() -> None:
     torch.backends.cudnn.benchmark = True
     try:
@@ -590,6 +596,7 @@ def test_cudnn_finds_its_fastest_convolution() -> None:
         torch.backends.cudnn.benchmark = False
 
 
+@on_a_card
 def test_the_profiler_sees_memory() -> None:
     from torch.profiler import ProfilerActivity, profile
 
@@ -623,6 +630,7 @@ def test_torch_accelerator_knows_the_same() -> None:
 # ---- expandable segments, and settings at run time ----
 
 
+@on_a_card
 def test_expandable_segments_grow_and_shrink() -> None:
     torch.cuda.empty_cache()
     with expandable(), torch.cuda.stream(torch.cuda.Stream()):
@@ -700,6 +708,7 @@ def exchange(make: Callable[[], Any]) -> None:
         other.kill()
 
 
+@on_a_card
 def test_another_process_uses_a_tensor() -> None:
     torch.cuda.empty_cache()
     neighbours = [bytes_of(1000) for _ in range(3)]
@@ -707,6 +716,7 @@ def test_another_process_uses_a_tensor() -> None:
     del neighbours
 
 
+@on_a_card
 def test_another_process_uses_a_tensor_in_expandable_segments() -> None:
     torch.cuda.empty_cache()
     with expandable(), torch.cuda.stream(torch.cuda.Stream()):
