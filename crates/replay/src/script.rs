@@ -232,13 +232,19 @@ impl AddressSource for Script {
         self.places.give(address, size);
     }
 
-    /// A range begins where the recording maps memory into it first, in the same step.
+    /// A range begins where the recording maps memory into it first, in the same step. Where it refuses memory, a
+    /// range would stay empty at an address that nothing tells; and under a limit PyTorch reserves none for a request
+    /// that exceeds it.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let placed = self.place.take();
+        if placed.is_none() && self.refuses() {
+            return Err(DriverError::OutOfMemory);
+        }
         let mapped = { self.left_in_step() }.find(|event| {
             let end = event.address + event.size;
             event.action == Action::SegmentMap && !self.mapped.is_mapped_within(event.address, end)
         });
-        let start = self.place.take().or_else(|| Some(mapped?.address));
+        let start = placed.or_else(|| Some(mapped?.address));
         match start.filter(|&address| self.reserved.insert(address)) {
             Some(address) => Ok(address),
             None => self.places.elsewhere.reserve(size),

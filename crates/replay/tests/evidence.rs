@@ -523,6 +523,17 @@ fn one_request_up_to_a_segments_end_restores_nothing() {
     }
 }
 
+/// Under a limit, which the recording does not say, no range of addresses was reserved for it.
+#[test]
+fn a_segment_begins_where_it_was_recorded_after_a_request_was_refused() {
+    let events = [
+        (Action::OutOfMemory, 0, 100),
+        (Action::SegmentMap, 0, 20),
+        (Action::Alloc, 0, 15),
+    ];
+    verify(&expandable_recording(&[], &events));
+}
+
 /// One stream's memory grew elsewhere than it does here, where another's is in its way.
 #[test]
 fn a_replay_that_breaks_off_says_what_it_did_otherwise_before() {
