@@ -147,6 +147,49 @@ fn of_two_blocks_of_a_segment_2_12_takes_the_one_that_was_cut_last() {
     }
 }
 
+/// As where a recording does not say how old they are.
+#[test]
+fn blocks_can_be_said_to_be_older() {
+    for (order, has_ages) in ORDERS.into_iter().zip([false, true, false]) {
+        let mut allocator = caching(order, "");
+        let quarters = [(); 4].map(|()| allocate(&mut allocator, Bytes::kib(512)));
+        let segment = allocate(&mut allocator, Bytes::mib(12));
+        for place in [0, 2] {
+            allocator.free(quarters[place]).unwrap();
+        }
+        let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+        let expected = quarters.into_iter().chain([segment]).zip([2, 3, 4, 1, 5]);
+        assert_eq!(
+            numbers,
+            expected.filter(|_| has_ages).collect(),
+            "{order:?}"
+        );
+
+        allocator.order_blocks(&[segment, quarters[2], quarters[0]]);
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+        let expected = quarters.into_iter().chain([segment]).zip([3, 5, 2, 4, 1]);
+        assert_eq!(
+            numbers,
+            expected.filter(|_| has_ages).collect(),
+            "{order:?}"
+        );
+
+        let taken = if has_ages { quarters[2] } else { quarters[0] };
+        assert_eq!(
+            allocate(&mut allocator, Bytes::kib(512)),
+            taken,
+            "{order:?}"
+        );
+        // What begins later is younger than all of them.
+        allocator.free(taken).unwrap();
+        let part = allocate(&mut allocator, Bytes::kib(256));
+        let newest = allocator.block_numbers().max_by_key(|&(_, number)| number);
+        assert_eq!(newest.map(|(address, _)| address), has_ages.then_some(part));
+        allocator.check_invariants(CheckLevel::Everything).unwrap();
+    }
+}
+
 #[test]
 fn the_order_of_blocks_that_are_listed_is_not_changed() {
     let config: Config = "caching:free_block_order:segment_age".parse().unwrap();

@@ -14,7 +14,7 @@ use crate::number_table::SearchHint;
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
-use crate::strategy::Strategy;
+use crate::strategy::{ActiveStrategy, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
 /// Returns the limit that a part of a device's memory is, in bytes; `None` for all of it.
@@ -225,6 +225,26 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn segment_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
         let segments = self.heap.segments.iter();
         segments.map(|(_, segment)| (segment.address, segment.serial))
+    }
+
+    /// Returns the start of each block, in use or free, and of each part of an expandable segment that has no memory,
+    /// and a number that is lower for those that began earlier, in no order. Of a block that is cut, the rest keeps the
+    /// number. There are none unless the order of free blocks is
+    /// [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge).
+    pub fn block_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
+        let caching = self.strategy.as_caching();
+        let blocks = self.heap.blocks.iter();
+        blocks.filter_map(move |(id, block)| Some((block.address, caching?.block_number(id)?)))
+    }
+
+    /// Has the blocks that start at `oldest` have begun before all others, in that order: how the replay of a recording
+    /// that lost its beginning says how old what it [adopted](DeviceAllocator::adopt) is. Nothing changes unless the
+    /// order of free blocks is [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge). Takes O(n log n) for n
+    /// blocks.
+    pub fn order_blocks(&mut self, oldest: &[DeviceAddress]) {
+        if let ActiveStrategy::Caching(caching) = &mut self.strategy {
+            caching.order_blocks(&self.heap, oldest);
+        }
     }
 
     /// Returns the largest block that is free in any pool and stream, in bytes. Linear in their number.

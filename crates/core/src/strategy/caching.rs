@@ -79,6 +79,34 @@ impl Caching {
         self.config = config;
     }
 
+    /// Returns a number that is lower for a block that began earlier, where free blocks are taken by that.
+    pub(crate) fn block_number(&self, id: BlockId) -> Option<u64> {
+        self.ranks.number(id)
+    }
+
+    /// Has the blocks at some addresses have begun before all others, in the order of `oldest`.
+    pub(crate) fn order_blocks<D>(&mut self, heap: &Heap<D>, oldest: &[DeviceAddress]) {
+        if oldest.is_empty() {
+            return;
+        }
+        let places: BTreeMap<DeviceAddress, usize> = oldest.iter().copied().zip(0..).collect();
+        let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
+        blocks.sort_by_key(|(id, block)| {
+            let place = places.get(&block.address).copied();
+            (place.unwrap_or(usize::MAX), self.ranks.number(*id))
+        });
+        let is_free = |(_, block): &&(BlockId, Block)| block.state == BlockState::Free;
+        // Else two of a list would share a rank for a while.
+        for &(id, _) in blocks.iter().filter(is_free) {
+            self.remove_free(heap, id);
+        }
+        self.ranks.renumber(blocks.iter().map(|&(id, _)| id));
+        for (id, block) in blocks.iter().filter(is_free) {
+            let ranked = self.ranks.ranked(heap, *id, block);
+            self.pool_of(block.domain, block.kind).free.insert(ranked);
+        }
+    }
+
     /// Returns the free memory that may serve a domain's requests of a kind.
     #[inline]
     fn pool_of(&mut self, domain: DomainId, kind: SizeKind) -> &mut SizePool {

@@ -305,6 +305,14 @@ impl ActiveStrategy {
         }
     }
 
+    /// Returns the strategy if it is PyTorch's, which alone may take blocks by their age.
+    pub(crate) fn as_caching(&self) -> Option<&caching::Caching> {
+        match self {
+            ActiveStrategy::Caching(caching) => Some(caching),
+            _ => None,
+        }
+    }
+
     /// Returns how long a request is to be tried again before it fails, in milliseconds, if at all.
     pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
         match self {

@@ -73,6 +73,18 @@ impl Ranks {
         }
     }
 
+    /// Returns a number that is lower for a block that began earlier, where blocks are ranked by that.
+    pub(super) fn number(&self, id: BlockId) -> Option<u64> {
+        (self.order == FreeBlockOrder::BlockAge).then(|| self.begun[id.index()])
+    }
+
+    /// Has all the blocks that there are, none of which is in a list, have begun in this order.
+    pub(super) fn renumber(&mut self, blocks: impl Iterator<Item = BlockId>) {
+        for (number, id) in (1..).zip(blocks) {
+            *self.place_of(id) = number;
+        }
+    }
+
     #[inline(never)]
     fn begin_now(&mut self, id: BlockId) {
         self.count += 1;
