@@ -1,77 +1,135 @@
-//! In which order the segments came that were there before the first event, where that decides.
+//! Which of the segments and blocks from before the first event are older, where that decides.
 
-use lowtide_core::{Action, Config, Event, FreeBlockOrder};
+use std::collections::BTreeMap;
 
-use crate::run::Run;
+use lowtide_core::{Action, Config, DeviceAddress, Event, FreeBlockOrder};
+
+use crate::run::{Miss, Run};
 use crate::{Job, Options, Progress};
 
-/// Some jobs have thousands of segments. What is not told by so many replays stays as it was guessed.
+/// Some jobs have thousands of segments and blocks. What is not told by so many replays stays as it was guessed.
 const REPLAYS_MAX: usize = 200;
 
-/// Returns the places of the program's initial segments, the oldest first, such that a replay with `config` takes
-/// blocks from them as it was recorded, or for longest.
+/// In which order segments and blocks came that were there before the first event.
+#[derive(Clone, Debug)]
+pub(crate) struct Ages {
+    /// The places of the program's initial segments, the oldest first.
+    pub(crate) segments: Vec<usize>,
+    /// The starts of all blocks in them, the oldest first, where these decide; else none.
+    pub(crate) blocks: Vec<DeviceAddress>,
+}
+
+impl Ages {
+    /// Returns the order of the addresses, as a driver hands segments out to a job that has given none back; the blocks
+    /// of a segment are as old as if they had been cut one after the other.
+    pub(crate) fn guess(job: &Job<'_>) -> Ages {
+        Ages {
+            segments: (0..job.program.initial_segments.len()).collect(),
+            blocks: Vec::new(),
+        }
+    }
+}
+
+/// Returns the ages with which a replay with `config` takes blocks as it was recorded, or for longest.
 ///
-/// A recording that lost its beginning does not say it. The guess is the order of their addresses, as a driver hands
-/// them out to a job that has given none back. Where a replay takes a block in one of two segments, and PyTorch took
-/// one in the other, that other is the older one: it is put right before the first, and the replay begins again.
+/// A recording that lost its beginning does not say them. Where a replay takes one of two free blocks, and PyTorch took
+/// the other, that other is the older one, or lies in the older segment: it is put right before the first, and the
+/// replay begins again.
 pub(crate) fn search(
     job: &Job<'_>,
     config: &Config,
     options: &Options,
     progress: &dyn Progress,
-) -> Vec<usize> {
-    let mut order = guess(job);
-    if !is_decided_by_age(job, config) || !options.verify {
-        return order;
+) -> Ages {
+    let mut ages = Ages::guess(job);
+    let order = free_block_order(job, config);
+    if order == FreeBlockOrder::Address || ages.segments.is_empty() || !options.verify {
+        return ages;
     }
-    let (mut best, mut latest) = (order.clone(), None);
+    ages.blocks = Run::new(job, config, options, &ages).blocks_by_age();
+    let (mut best, mut latest) = (ages.clone(), None);
     for _ in 0..REPLAYS_MAX {
-        let events = job.trace.events.len() as u64;
-        progress.expect(events);
-        let run = Run::new(job, config, options, &order);
+        progress.expect(job.trace.events.len() as u64);
+        let run = Run::new(job, config, options, &ages);
         let Ok(miss) = run.first_miss(progress) else {
             break;
         };
         let Some(miss) = miss else {
-            return order;
+            return ages;
         };
-        let difference = miss.difference;
-        if latest < Some(difference.event) {
-            (best, latest) = (order.clone(), Some(difference.event));
+        let event = miss.difference.event;
+        if latest < Some(event) {
+            (best, latest) = (ages.clone(), Some(event));
         }
-        let answers = [difference.recorded, difference.replayed];
-        let places = answers.map(|answer| place_of(job, &order, answer));
-        match places {
-            [Some(older), Some(younger)] if younger < older => {
-                order[younger..=older].rotate_right(1);
+        let has_moved = match order {
+            FreeBlockOrder::BlockAge => move_before(&mut ages.blocks, block_places(&miss)),
+            _ => {
+                let places = segment_places(job, &ages.segments, &miss);
+                move_before(&mut ages.segments, places)
             }
-            _ => break,
+        };
+        if !has_moved {
+            break;
         }
     }
     best
 }
 
-/// Returns the places of the program's initial segments, the lowest address first.
-pub(crate) fn guess(job: &Job<'_>) -> Vec<usize> {
-    (0..job.program.initial_segments.len()).collect()
-}
-
-/// Returns whether blocks are taken from the oldest segment, and there are several whose age nobody knows.
-fn is_decided_by_age(job: &Job<'_>, config: &Config) -> bool {
+/// Returns by what a replay chooses between free blocks of a size.
+fn free_block_order(job: &Job<'_>, config: &Config) -> FreeBlockOrder {
     let recorded = job.trace.settings.free_block_order;
-    let Config::Caching(options) = config.clone().in_order(recorded) else {
-        return false;
-    };
-    options.free_block_order == Some(FreeBlockOrder::SegmentAge)
-        && job.program.initial_segments.len() > 1
+    match config.clone().in_order(recorded) {
+        Config::Caching(options) => options.free_block_order.unwrap_or_default(),
+        _ => FreeBlockOrder::Address,
+    }
 }
 
-/// Returns where in the order the segment is in which an allocation was answered.
-fn place_of(job: &Job<'_>, order: &[usize], event: Option<Event>) -> Option<usize> {
-    let address = event.filter(|event| event.action == Action::Alloc)?.address;
-    let holds = |place: &usize| {
-        let segment = &job.program.initial_segments[*place];
-        segment.address <= address && address < segment.address + segment.size
-    };
-    order.iter().position(holds)
+/// Moves what is at the first place before what is at the second, and returns whether it came behind it.
+fn move_before<T>(order: &mut [T], [older, younger]: [Option<usize>; 2]) -> bool {
+    match (older, younger) {
+        (Some(older), Some(younger)) if younger < older && older < order.len() => {
+            order[younger..=older].rotate_right(1);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Returns where in the order the segments are in which PyTorch and the replay took a block.
+fn segment_places(job: &Job<'_>, order: &[usize], miss: &Miss) -> [Option<usize>; 2] {
+    [miss.difference.recorded, miss.difference.replayed].map(|event| {
+        let address = allocated_at(event)?;
+        order.iter().position(|&place| {
+            let segment = &job.program.initial_segments[place];
+            segment.address <= address && address < segment.address + segment.size
+        })
+    })
+}
+
+/// Returns where in the order the free blocks are of which PyTorch and the replay took one. Those that began later have
+/// places behind it.
+fn block_places(miss: &Miss) -> [Option<usize>; 2] {
+    let Miss {
+        difference,
+        allocator,
+        ..
+    } = miss;
+    let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+    let place_at = |address| usize::try_from(numbers.get(&address)? - 1).ok();
+    let taken = allocated_at(difference.replayed).and_then(|address| {
+        let block = allocator.allocation(address).ok()?;
+        // What was taken of a block began just now, and the rest of it is the block that was there.
+        let is_part = numbers.values().max() == numbers.get(&address);
+        place_at(if is_part {
+            address + block.size
+        } else {
+            address
+        })
+    });
+    [allocated_at(difference.recorded).and_then(place_at), taken]
+}
+
+fn allocated_at(event: Option<Event>) -> Option<DeviceAddress> {
+    let event = event.filter(|event| event.action == Action::Alloc)?;
+    Some(event.address)
 }

@@ -24,7 +24,7 @@
 //! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`
 //! (takes them) → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from
 //! `script.rs` and the comparison in `verify.rs`. What the recording does not say and only a replay shows is
-//! searched for before: the limit (`limit.rs`), and which segments are older (`ages.rs`).
+//! searched for before: the limit (`limit.rs`), and which segments or blocks are older (`ages.rs`).
 #![forbid(unsafe_code)]
 
 mod ages;
@@ -68,8 +68,8 @@ pub trait Progress: Sync {
     /// Says that `events` more recorded events have been replayed.
     fn advance(&self, events: u64);
 
-    /// Says that `events` will be replayed besides those of the recording: a limit that no recording says is found by
-    /// replaying it, up to some fifteen times.
+    /// Says that `events` will be replayed besides those of the recording: what it does not say is found by replaying it,
+    /// a limit up to some fifteen times, the ages of what was there before up to two hundred.
     fn expect(&self, events: u64) {
         let _ = events;
     }
@@ -164,8 +164,8 @@ impl<'a> Job<'a> {
             _ => None,
         };
         options.capacity = options.capacity.or(limit);
-        let order = ages::search(self, config, &options, progress);
-        let mut outcome = Run::new(self, config, &options, &order).finish(config, progress)?;
+        let ages = ages::search(self, config, &options, progress);
+        let mut outcome = Run::new(self, config, &options, &ages).finish(config, progress)?;
         if let Some(verified) = &mut outcome.verified {
             verified.limit_bytes = limit;
         }
@@ -190,7 +190,7 @@ impl<'a> Job<'a> {
             verify: true,
             timeline_points: 0,
         };
-        let order = ages::search(self, config, &options, progress);
-        Run::new(self, config, &options, &order).block_sizes(progress)
+        let ages = ages::search(self, config, &options, progress);
+        Run::new(self, config, &options, &ages).block_sizes(progress)
     }
 }

@@ -2,8 +2,9 @@
 
 use lowtide_core::{Bytes, CachingConfig, Config};
 
+use crate::ages::Ages;
 use crate::run::{Miss, Run};
-use crate::{Job, Options, Progress, ages};
+use crate::{Job, Options, Progress};
 
 /// What is held from the driver is a multiple of this.
 const STEP: Bytes = Bytes::mib(2);
@@ -47,14 +48,14 @@ fn bisect(
     (mut low, mut high): (Bytes, Bytes),
     first_miss: &mut dyn FnMut(Run<'_>) -> Option<Option<Miss>>,
 ) -> Option<Bytes> {
-    let order = ages::guess(job);
+    let ages = Ages::guess(job);
     let mut miss_under = |capacity: Option<Bytes>| -> Option<Option<Miss>> {
         let options = Options {
             capacity,
             verify: true,
             timeline_points: 0,
         };
-        first_miss(Run::new(job, config, &options, &order))
+        first_miss(Run::new(job, config, &options, &ages))
     };
     let mut latest = miss_under(None)??.difference.event;
     let mut found = None;

@@ -9,6 +9,7 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
+use crate::ages::Ages;
 use crate::outcome::{Difference, Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
@@ -23,8 +24,8 @@ pub(crate) struct Run<'a> {
     trace: &'a Trace,
     peak_live_bytes: Bytes,
     program: &'a Program,
-    /// The places of the program's initial segments, the oldest first.
-    order: &'a [usize],
+    /// How old the segments and blocks are that were there before the first event.
+    ages: &'a Ages,
     allocator: DeviceAllocator<SimDriver<Addresses>>,
     /// Where the blocks in the slots are; null where a request was refused.
     addresses: Vec<DeviceAddress>,
@@ -46,6 +47,8 @@ pub(crate) struct Miss {
     pub(crate) difference: Difference,
     /// Whether it lets memory go there for which nobody had to be refused.
     pub(crate) lets_go_too_much: bool,
+    /// The allocator right behind it.
+    pub(crate) allocator: DeviceAllocator<SimDriver<Addresses>>,
 }
 
 /// What a step means for the rest.
@@ -57,13 +60,13 @@ enum Progressed {
 }
 
 impl<'a> Run<'a> {
-    /// Returns a replay of which nothing is done. `order` has the places of the segments that were there before the
-    /// first event, the oldest first.
+    /// Returns a replay of which nothing is done, and which begins with what was there before the first event as old
+    /// as `ages` says.
     pub(crate) fn new(
         job: &'a Job<'a>,
         config: &Config,
         options: &Options,
-        order: &'a [usize],
+        ages: &'a Ages,
     ) -> Run<'a> {
         let Job {
             trace,
@@ -101,7 +104,7 @@ impl<'a> Run<'a> {
             trace,
             peak_live_bytes: *peak_live_bytes,
             program,
-            order,
+            ages,
             allocator,
             addresses: vec![DeviceAddress::NULL; program.slots],
             waits: vec![VecDeque::new(); program.users],
@@ -162,7 +165,19 @@ impl<'a> Run<'a> {
         Ok(difference.map(|difference| Miss {
             difference,
             lets_go_too_much: !was_refused,
+            allocator: self.allocator,
         }))
+    }
+
+    /// Returns where the blocks start that are there before the first event, the oldest first; none where no block is
+    /// taken by its age. Only where events are compared.
+    pub(crate) fn blocks_by_age(mut self) -> Vec<DeviceAddress> {
+        if self.adopt_initial_state().is_err() {
+            return Vec::new();
+        }
+        let mut blocks: Vec<_> = self.allocator.block_numbers().collect();
+        blocks.sort_unstable_by_key(|&(_, number)| number);
+        blocks.into_iter().map(|(address, _)| address).collect()
     }
 
     /// Takes every step, or those up to where the job would have ended, and returns how many. Says that all events
@@ -202,7 +217,7 @@ impl<'a> Run<'a> {
         if self.comparison.is_none() {
             return Ok(0);
         }
-        for &place in self.order {
+        for &place in &self.ages.segments {
             let segment = &self.program.initial_segments[place];
             if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
                 let range = self.program.initial_ranges.get(&segment.address);
@@ -214,6 +229,7 @@ impl<'a> Run<'a> {
             }
         }
         self.allocator.take_events();
+        self.allocator.order_blocks(&self.ages.blocks);
         let allocations = self.program.steps.iter().zip(&self.trace.initial.blocks);
         for (step, block) in allocations {
             if let &Step::Allocate { slot, .. } = step {

@@ -231,6 +231,7 @@ fn recordings_that_lost_their_beginning() {
         "cut.varlen.round4",
         "cut.serve",
         "cut.randomstreams.split32",
+        "cut.fewsizes.torch2.12",
         "cut.fewsizes.torch2.15",
     ] {
         check(name, None);

@@ -115,6 +115,7 @@ RECORDINGS = {
     "fewsizes.torch2.12": Recording("few_sizes"),
     "fewsizes.exp.torch2.12": Recording("few_sizes", EXPANDABLE),
     "fewsizes.torch2.15": Recording("few_sizes"),
+    "cut.fewsizes.torch2.12": Recording("few_sizes", events_dropped=700),
     "cut.fewsizes.torch2.15": Recording("few_sizes", events_dropped=700),
 }
 
