@@ -103,6 +103,15 @@ def test_a_report_may_have_any_name(gpu: Machine) -> None:
     assert gpu.code(MEMORY, USE, program) == "1 True\n"
 
 
+def test_the_command_makes_a_page_of_what_a_process_holds(gpu: Machine) -> None:
+    program = """
+        kept = allocate(3 * MIB)
+        page = lowtide.report().path.read_text()
+        print("lowtide-summary" in page, '"now.pickle"' in page)
+    """
+    assert gpu.code(MEMORY, program) == "True True\n"
+
+
 def test_a_report_without_recordings_is_about_this_process(gpu: Machine) -> None:
     gpu.write("command", COMMAND).chmod(0o755)
     program = """

@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::slice;
 use std::sync::Mutex;
@@ -110,13 +111,20 @@ fn write(directory: &Path) -> Result<String, Error> {
     let (left_out, snapshot) = last_events(snapshot).map_err(|error| no_report(&error))?;
     let report = path.with_extension("html");
     page(&path, &snapshot, left_out.as_deref())
-        .and_then(|page| fs::write(&report, page))
+        .and_then(|page| create_private(&report)?.write_all(&page))
         .map_err(|error| no_report(&error))?;
     let report = report.display();
     Ok(match left_out {
         Some(left_out) => format!("{written} and {report}, which shows {left_out}"),
         None => format!("{written} and {report}"),
     })
+}
+
+/// Returns a file, empty now, that is for this user alone where it is new: stacks name files.
+fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    options.mode(0o600).open(path)
 }
 
 /// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.
@@ -188,8 +196,8 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
         None => file_name.into_owned(),
     };
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
-    let is_used = |trace: &&Trace| trace.allocs() > 0 || !trace.segments.is_empty();
-    let traces: Vec<&Trace> = snapshot.traces.iter().filter(is_used).collect();
+    let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
+    let traces: Vec<&Trace> = traces.collect();
     for trace in &traces {
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         data.add(&PageTrace {

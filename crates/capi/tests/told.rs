@@ -6,6 +6,7 @@ mod common;
 
 use std::ffi::{CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
@@ -404,6 +405,10 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
         };
         // The past is there too, since little of the device is left.
         assert_eq!((trace.allocs(), trace.initial.blocks.len()), (2, 2));
+        for file in [&snapshot, &report] {
+            let mode = fs::metadata(file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", file.display());
+        }
         assert_eq!(trace.peak_live_bytes().get(), 80 << 20);
         assert!(
             fs::read_to_string(&report)

@@ -69,11 +69,11 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path`, one of `recordings`, on which something was allocated.
+/// Adds every device of the recording at `path`, one of `recordings`, on which something was allocated or held.
 fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<()> {
     let snapshot = recording::read(path)?;
     let name = recording::name(path);
-    let traces = snapshot.traces.iter().filter(|trace| trace.allocs() > 0);
+    let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
     if traces.is_empty() {
         bail!("{}", recording::nothing_recorded(path, &snapshot.traces));
@@ -111,10 +111,13 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
     Ok(())
 }
 
-/// Returns what the job would have taken with each allocator; says so of those with which it cannot be
-/// replayed.
+/// Returns what the job would have taken with each allocator, nothing where no request is recorded; says so of those
+/// with which it cannot be replayed.
 fn replay_all(label: &str, trace: &Trace, progress: &Progress) -> Vec<(String, Outcome)> {
     let configs: Vec<Config> = args::all_configs().collect();
+    if trace.allocs() == 0 {
+        return Vec::new();
+    }
     let options = Options {
         timeline_points: TIMELINE_POINTS,
         ..Options::default()

@@ -13,6 +13,7 @@ use std::io::Read;
 use std::path::Path;
 
 use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr};
+use lowtide_core::{BlockStatus, Bytes};
 use serde_json::Value;
 
 /// What a page holds.
@@ -248,6 +249,29 @@ fn the_page_is_named_after_the_recording_and_can_be_printed() {
         printed,
         fs::read_to_string(scratch.path("gpt2_train.html")).unwrap()
     );
+}
+
+#[test]
+fn a_snapshot_without_history_shows_what_is_held() {
+    let scratch = Scratch::new("report-state");
+    let mut snapshot = lowtide_trace::read(&sample(GPT2)).unwrap();
+    let segments = snapshot.traces[0].segments.clone();
+    let live: u64 = segments
+        .iter()
+        .flat_map(|segment| &segment.blocks)
+        .filter(|block| block.status == BlockStatus::Allocated)
+        .map(|block| block.requested.round_up(Bytes(512)).get())
+        .sum();
+    snapshot.traces = vec![lowtide_trace::Trace::recovered(0, [], segments).unwrap()];
+    let input = scratch.write_snapshot("state.lowtide", &snapshot);
+    let output = scratch.path("state.html");
+    let paths = [input.as_os_str(), "-o".as_ref(), output.as_os_str()];
+    run(&["report".as_ref(), paths[0], paths[1], paths[2]]);
+    let page = Page::read(&output);
+    assert!(live > 0);
+    assert_eq!(page.count(0, 0)[0], live);
+    let segment_sizes = page.column("0/segments/size");
+    assert_eq!(page.count(0, 0)[2], segment_sizes.iter().sum::<u64>());
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod inspect;
 mod pools;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::block::{Block, BlockId, BlockState};
 use crate::capture::CaptureOrder;
@@ -653,12 +654,17 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.domains.pool(index).use_count > 0 || is_routed()
     }
 
-    /// Adds how many blocks of which size the program holds on which stream.
-    pub(crate) fn count_holders(&self, counts: &mut BTreeMap<(Bytes, Stream), u64>) {
+    /// Adds how many blocks of which size the program holds on which stream and in which region.
+    pub(crate) fn count_holders(
+        &self,
+        counts: &mut BTreeMap<(Bytes, Stream, Option<Arc<str>>), u64>,
+    ) {
         let blocks = self.heap.blocks.iter().map(|(_, block)| block);
         for block in blocks.filter(|block| block.state == BlockState::Allocated) {
-            let stream = self.heap.domains.domain(block.domain).stream;
-            *counts.entry((block.size, stream)).or_insert(0) += 1;
+            let domain = self.heap.domains.domain(block.domain);
+            let region = self.heap.domains.region(domain.pool).cloned();
+            let kind = (block.size, domain.stream, region);
+            *counts.entry(kind).or_insert(0) += 1;
         }
     }
 

@@ -67,6 +67,11 @@ pub trait SegmentSource: Send {
 
     /// Takes memory back that [`SegmentSource::allocate`] returned for `size` bytes.
     fn release(&mut self, address: DeviceAddress, size: Bytes);
+
+    /// Returns the name of the region that the memory belongs to, if it belongs to one: errors say it.
+    fn region(&self) -> Option<&Arc<str>> {
+        None
+    }
 }
 
 /// A set of segments that serve only the requests routed to it.
@@ -239,6 +244,11 @@ impl Domains {
     /// Returns whether the segments of a domain come from elsewhere than the driver.
     pub(crate) fn has_source(&self, id: DomainId) -> bool {
         self.pool(self.domain(id).pool).source.is_some()
+    }
+
+    /// Returns the name of the region that a pool's memory belongs to, if it belongs to one.
+    pub(crate) fn region(&self, pool: PoolIndex) -> Option<&Arc<str>> {
+        self.pool(pool).source.as_ref()?.region()
     }
 
     /// Returns the bytes of pools whose memory is away. Linear in the number of pools.

@@ -123,13 +123,15 @@ pub struct OutOfMemory {
     pub is_rejected: bool,
 }
 
-/// The blocks of one size that the program holds on one stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The blocks of one size that the program holds on one stream and in one region.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// The size of each.
     pub size: Bytes,
     /// Their stream.
     pub stream: Stream,
+    /// The name of the region they are in, if they are in one.
+    pub region: Option<Arc<str>>,
     /// How many there are.
     pub count: u64,
 }
@@ -304,6 +306,9 @@ impl OutOfMemory {
             write!(f, "{comma}{} x {}", holder.count, holder.size)?;
             if names_streams {
                 write!(f, " on stream {:#x}", holder.stream.0)?;
+            }
+            if let Some(region) = &holder.region {
+                write!(f, " in region {region:?}")?;
             }
         }
         match others {

@@ -333,15 +333,16 @@ impl<'a, D: Driver> Lanes<'a, D> {
         Ok(())
     }
 
-    /// Returns how many blocks of which size the program holds on which stream, those that take the most
-    /// first.
+    /// Returns how many blocks of which size the program holds on which stream and in which region, those that take
+    /// the most first.
     fn holders(&self) -> Vec<Holder> {
         let mut counts = BTreeMap::new();
         let lanes = self.lanes.iter();
         lanes.for_each(|lane| lane.count_holders(&mut counts));
-        let holder = |((size, stream), count)| Holder {
+        let holder = |((size, stream, region), count)| Holder {
             size,
             stream,
+            region,
             count,
         };
         let mut holders: Vec<Holder> = counts.into_iter().map(holder).collect();

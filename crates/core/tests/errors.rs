@@ -1,10 +1,11 @@
 //! What users read when a request fails: PyTorch's words, with figures that are true.
 
 use std::error::Error;
+use std::sync::{Arc, LazyLock};
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId, OutOfMemory,
-    Stream,
+    SegmentSource, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
@@ -221,6 +222,41 @@ fn a_failing_driver_is_quoted() {
         allocator.allocate(Bytes::mib(1), Stream::DEFAULT).is_ok(),
         "the next one is served"
     );
+}
+
+/// Memory of a region, which the driver has at the addresses that it says.
+struct OfRegion(DeviceAddress);
+
+impl SegmentSource for OfRegion {
+    fn allocate(&mut self, size: Bytes, _: Stream, _: bool) -> Option<DeviceAddress> {
+        let address = self.0;
+        self.0 = address + size;
+        Some(address)
+    }
+
+    fn release(&mut self, _: DeviceAddress, _: Bytes) {}
+
+    fn region(&self) -> Option<&Arc<str>> {
+        static NAME: LazyLock<Arc<str>> = LazyLock::new(|| "kv".into());
+        Some(&NAME)
+    }
+}
+
+#[test]
+fn holders_in_a_region_say_its_name() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default(), Bytes::gib(1));
+    let pool = MempoolId(0, 7);
+    allocator.create_or_retain_pool(pool);
+    allocator.set_pool_source(pool, Box::new(OfRegion(DeviceAddress(1 << 60))))?;
+    allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
+    for _ in 0..2 {
+        allocator.allocate_in(pool, Bytes::mib(30), Stream::DEFAULT)?;
+    }
+    let error = allocator.allocate(Bytes::gib(2), Stream::DEFAULT);
+    let text = error.unwrap_err().to_string();
+    let named = "\nBiggest holders: 2 x 30.00 MiB in region \"kv\", 1 x 30.00 MiB.";
+    assert!(text.ends_with(named), "{text}");
+    Ok(())
 }
 
 #[test]

@@ -255,6 +255,7 @@ impl fmt::Display for Trial {
         match (self.failing, self.fitting.is_empty()) {
             (0, _) => {}
             (failing, true) => write!(f, " of {failing} tried")?,
+            (1, false) => write!(f, "; one other not")?,
             (failing, false) => write!(f, "; {failing} others not")?,
         }
         if self.untried > 0 {

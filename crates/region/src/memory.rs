@@ -511,12 +511,15 @@ impl<D, B: Backups> fmt::Debug for RegionMemory<D, B> {
 
 /// Where the segments of a pool come from that has a region's memory.
 #[derive(Debug)]
-pub struct RegionSource<D, B: Backups>(Arc<RegionMemory<D, B>>);
+pub struct RegionSource<D, B: Backups> {
+    memory: Arc<RegionMemory<D, B>>,
+    region: Arc<str>,
+}
 
 impl<D: Device, B: Backups> RegionSource<D, B> {
-    /// Returns a source of segments in a region's memory; there may be several.
-    pub fn new(memory: Arc<RegionMemory<D, B>>) -> RegionSource<D, B> {
-        RegionSource(memory)
+    /// Returns a source of segments in the memory of the region of this name; there may be several.
+    pub fn new(memory: Arc<RegionMemory<D, B>>, region: Arc<str>) -> RegionSource<D, B> {
+        RegionSource { memory, region }
     }
 }
 
@@ -527,25 +530,25 @@ where
     B::Backup: Send,
 {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
-        let mut books = self.0.books().ok()?;
+        let mut books = self.memory.books().ok()?;
         if books.state != RegionState::Mapped {
             return None;
         }
         // The pool is told of no reason: what failed but for lack of memory is tried again with the next.
-        let device = &self.0.device;
+        let device = &self.memory.device;
         let address = books.allocate(device, size, stream, is_limited).ok();
         books.count_mapped();
         address
     }
 
     fn release(&mut self, address: DeviceAddress, _size: Bytes) {
-        let Ok(mut books) = self.0.books() else {
+        let Ok(mut books) = self.memory.books() else {
             return;
         };
         let mut reservations = books.reservations.iter_mut();
         let _ = reservations.any(|reservation| reservation.remove(address));
         if books.state == RegionState::Mapped {
-            books.tidy(&self.0.device);
+            books.tidy(&self.memory.device);
             if books.has_no_segments()
                 && let Some(retained) = &mut books.saved
             {
@@ -553,6 +556,10 @@ where
                 retained.is_over = true;
             }
         }
+    }
+
+    fn region(&self) -> Option<&Arc<str>> {
+        Some(&self.region)
     }
 }
 

@@ -201,6 +201,12 @@ impl Trace {
             .count()
     }
 
+    /// Returns whether there is anything to show: requests, or memory that was held when it was recorded. Linear in the
+    /// events where there is none.
+    pub fn is_used(&self) -> bool {
+        !self.segments.is_empty() || self.allocs() > 0
+    }
+
     /// Returns whether memory of regions was away at any time. Linear in the events.
     pub fn has_pauses(&self) -> bool {
         let is_pause = |recorded: &TraceEvent| recorded.event.action.is_pause();

@@ -590,6 +590,15 @@ def test_a_region_is_on_every_device() -> None:
     assert {seen["device"] for seen in lowtide.regions() if seen["tag"] == "both"} == {0, 1}
 
 
+def test_running_out_names_the_region_of_what_is_held() -> None:
+    with lowtide.region("weights"):
+        held = torch.empty(640 * MIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    assert 'Biggest holders: 1 x 640.00 MiB in region "weights"' in str(caught.value)
+    del held
+
+
 @on_a_card
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:

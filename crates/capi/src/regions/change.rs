@@ -147,7 +147,7 @@ pub(super) fn add_pool(
             lane.create_or_retain_pool(pool);
         }
         let source = PoolSource {
-            source: RegionSource::new(Arc::clone(&region.memory)),
+            source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
             region: Arc::clone(&region),
             pool,
         };
@@ -178,6 +178,10 @@ impl SegmentSource for PoolSource {
 
     fn release(&mut self, address: DeviceAddress, size: Bytes) {
         self.source.release(address, size);
+    }
+
+    fn region(&self) -> Option<&Arc<str>> {
+        self.source.region()
     }
 }
 

@@ -349,7 +349,7 @@ impl Region {
         }
         let card = Card::new(device, allocator);
         let memory = Arc::new(Memory::new(card, self.name.kind));
-        let source = RegionSource::new(Arc::clone(&memory));
+        let source = RegionSource::new(Arc::clone(&memory), Arc::clone(&self.name.tag));
         let own_pool = self.pool();
         allocator.with_pools(|pools| {
             pools.create_or_retain_pool(own_pool);

@@ -475,7 +475,7 @@ impl TestRegion {
         let pool = MempoolId(number, number);
         let mut lane = allocator.lock().expect("no call panics");
         lane.create_or_retain_pool(pool);
-        let source = Box::new(RegionSource::new(Arc::clone(&memory)));
+        let source = Box::new(RegionSource::new(Arc::clone(&memory), "kv".into()));
         lane.set_pool_source(pool, source).expect("it is new");
         lane.set_gives_back(pool).expect("it is there");
         drop(lane);
