@@ -3,6 +3,7 @@
 import { liveBytes } from "./data/trace.ts";
 import * as format from "./format.ts";
 import type { Model } from "./model.ts";
+import { shown } from "./names.ts";
 import type { Coloring } from "./state.ts";
 import { CATEGORY_COLORS } from "./theme.ts";
 
@@ -40,7 +41,7 @@ export function paletteOf(model: Model, coloring: Coloring): Palette {
       return ranked(
         model,
         (block) => blocks.tag[block],
-        (tag) => summary.tags[tag] || "no tag",
+        (tag) => shown(summary.tags[tag]) || "no tag",
       );
     case "stack":
       return titles(model);

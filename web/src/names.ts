@@ -2,6 +2,22 @@
 
 import type { Frame } from "./data/trace.ts";
 
+/** Of longer names the beginning and the end are shown: C++ has names of thousands of characters. */
+const LENGTH_MAX = 120;
+const LENGTH_OF_END = 40;
+/** Letters that are written from right to left, and characters that turn the direction. */
+const TURNS = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufeff]/;
+
+/** Returns a name short enough for a line, and such that it turns the direction of nothing beside it. */
+export function shown(name: string): string {
+  const isLong = name.length > LENGTH_MAX;
+  const text = isLong
+    ? `${name.slice(0, LENGTH_MAX - LENGTH_OF_END - 1)}…${name.slice(-LENGTH_OF_END)}`
+    : name;
+  // An isolate ends all that begins in it, but for the name's own isolates, which might end it early.
+  return TURNS.test(text) ? `\u2068${text.replaceAll(/[\u2066-\u2069]/g, "")}\u2069` : text;
+}
+
 /** Returns the traces' names without the directories that all have in common. */
 export function shortNames(paths: string[]): string[] {
   const parts = paths.map((path) => path.split("/"));
@@ -18,5 +34,5 @@ const MACHINERY = /(^|\/)(torch|c10|aten)\/|\.(cpp|cc|h|c)$|\.so|^\?\?|<built-in
 export function titleOf(frames: readonly Frame[]): string {
   const frame = frames.find(({ file }) => file !== "" && !MACHINERY.test(file)) ?? frames[0];
   if (frame === undefined) return "no stack";
-  return `${frame.function} (${frame.file.split("/").slice(-2).join("/")}:${frame.line})`;
+  return `${shown(frame.function)} (${shown(frame.file.split("/").slice(-2).join("/"))}:${frame.line})`;
 }

@@ -9,6 +9,7 @@ import { liveBytes, type Trace, upperBound } from "../data/trace.ts";
 import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import type { Coloring } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
@@ -336,7 +337,7 @@ export class AddressView implements View {
       );
       return;
     }
-    const tag = summary.tags[blocks.tag[block]];
+    const tag = shown(summary.tags[blocks.tag[block]]);
     const more = [
       `${stateAt(this.#model, block, instant)}, ${ageText(trace, block, instant)}`,
       ...region,

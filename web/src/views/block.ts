@@ -4,6 +4,7 @@ import type { Trace } from "../data/trace.ts";
 import { bytesOf, type Child, copyable, h } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 
 /** Returns how long a block has been there, in events and, where times are recorded, in time. */
 export function ageText(trace: Trace, block: number, instant: number): string {
@@ -24,7 +25,7 @@ export function stateAt(model: Model, block: number, instant: number): string {
 
 /** Returns the tag of the region that is paused. */
 export function regionOf({ summary, pauses }: Trace, pause: number): string {
-  return summary.regions[pauses.region[pause]] || "without a tag";
+  return shown(summary.regions[pauses.region[pause]]) || "without a tag";
 }
 
 /** Returns the frames of a stack, innermost first, as a list. */

@@ -5,6 +5,7 @@ import type { Growth, Leak } from "../data/summary.ts";
 import { bytesOf, type Child, copyable, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import { stackCell } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -125,7 +126,7 @@ function verdict(leaks: Leak[]): Child[] {
 export function stepsText({ steps, found_by, annotation, warm_up_steps, span_steps }: Growth): string {
   const count = format.counted(steps, "step");
   const found = {
-    annotation: `${count}, found by the program’s own mark “${annotation}”`,
+    annotation: `${count}, found by the program’s own mark “${shown(annotation ?? "")}”`,
     period: `${count}, found by the period of the allocations`,
     parts: `Steps were not found; ${format.counted(steps, "equal part")} of the recording stand for them`,
   }[found_by];

@@ -11,9 +11,10 @@ import {
   weightsAt,
 } from "../data/picture.ts";
 import { merged, type Tree } from "../data/tree.ts";
-import { bytesOf, changeOf, choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
+import { bytesOf, changeOf, choice, copyable, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import type { StackView } from "../state.ts";
 import { CATEGORY_COLORS, color, onThemeChange } from "../theme.ts";
@@ -254,19 +255,19 @@ export class Icicle implements View {
     const bytes = picture.isDifference
       ? format.change(picture.after[node] - picture.before[node])
       : format.bytes(picture.after[node]);
-    const shown = node === 0 ? `${picture.isDifference ? "change" : "all"}  ${bytes}` : label.text;
-    context.fillText(shortened(context, shown, width - 10), x + 5, y + ROW_HEIGHT / 2);
+    const text = node === 0 ? `${picture.isDifference ? "change" : "all"}  ${bytes}` : shown(label.text);
+    context.fillText(shortened(context, text, width - 10), x + 5, y + ROW_HEIGHT / 2);
     if (node === 0) return;
     // Where there is room, also where that is, and how much.
     context.globalAlpha *= 0.65;
-    let room = width - context.measureText(shown).width - 30;
+    let room = width - context.measureText(text).width - 30;
     const needed = context.measureText(bytes).width;
     if (needed > room) return;
     context.fillText(bytes, x + width - needed - 6, y + ROW_HEIGHT / 2);
     room -= needed + 12;
-    const place = label.place.split("/").slice(-1)[0];
+    const place = shown(label.place.split("/").slice(-1)[0]);
     if (place === "" || context.measureText(place).width > room) return;
-    context.fillText(place, x + 13 + context.measureText(shown).width, y + ROW_HEIGHT / 2);
+    context.fillText(place, x + 13 + context.measureText(text).width, y + ROW_HEIGHT / 2);
   }
 
   #boxUnder(event: MouseEvent): Box | null {
@@ -287,11 +288,11 @@ export class Icicle implements View {
       return;
     }
     const label = picture.tree.labels[picture.tree.label[box.node]];
-    const lines = [label.place, this.#bytesText(picture, box.node)].filter(Boolean);
+    const lines = [shown(label.place), this.#bytesText(picture, box.node)].filter(Boolean);
     this.#tooltip.show(
       event.clientX,
       event.clientY,
-      h("b", {}, label.text),
+      h("b", {}, shown(label.text)),
       ...lines.map((line) => h("div", {}, line)),
     );
   }
@@ -316,8 +317,8 @@ export class Icicle implements View {
     const label = picture.tree.labels[picture.tree.label[this.#focus]];
     fill(
       this.#path,
-      h("b", {}, label.text),
-      ` ${label.place} `,
+      h("b", {}, copyable(shown(label.text), label.text)),
+      ` ${shown(label.place)} `,
       picture.isDifference
         ? changeOf(picture.after[this.#focus] - picture.before[this.#focus])
         : bytesOf(picture.after[this.#focus]),
@@ -412,7 +413,7 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
   return h(
     "details",
     {},
-    h("summary", {}, h("b", {}, first.text), ` ${first.place}`),
+    h("summary", {}, h("b", {}, shown(first.text)), ` ${shown(first.place)}`),
     h("ol", { class: "frames" }, ...labels.map(item)),
   );
 }

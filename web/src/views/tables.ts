@@ -4,6 +4,7 @@ import { type Group, grouped } from "../data/rows.ts";
 import { bytesOf, type Child, changeOf, choice, copyable, countOf, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import type { TableName } from "../state.ts";
 import { spanText, stackCell, stateAt } from "./block.ts";
@@ -298,7 +299,7 @@ export class Tables implements View {
     if (summary.streams.length > 1)
       columns.push(text("Stream", blocks.stream, (stream) => summary.streams[stream]));
     if (summary.pools.length > 1) columns.push(text("Pool", blocks.pool, (pool) => summary.pools[pool]));
-    if (summary.tags.length > 1) columns.push(text("Tag", blocks.tag, (tag) => summary.tags[tag]));
+    if (summary.tags.length > 1) columns.push(text("Tag", blocks.tag, (tag) => shown(summary.tags[tag])));
     if (summary.has_stacks)
       columns.push(text("Stack", blocks.stack, (stack) => stackCell(this.#model, stack)));
     return columns;

@@ -6,6 +6,7 @@ import { upperBound } from "../data/trace.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import { color, onThemeChange } from "../theme.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
@@ -374,7 +375,7 @@ export class Timeline implements View, Gestures {
       mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");
     }
     for (const { event, name, stage } of within) {
-      mark(event, stage === 1 ? `${name} ends` : name, "--ink-3");
+      mark(event, stage === 1 ? `${shown(name)} ends` : shown(name), "--ink-3");
     }
     ctx.restore();
   }

@@ -581,6 +581,57 @@ test("texts of a recording stay texts", async () => {
   assertQuiet();
 });
 
+/** Opens what is closed, and returns by how many pixels the page, or anything in it, is wider than the window. */
+async function overhang(page: Page): Promise<number> {
+  await page.locator("main details").evaluateAll((all) => {
+    for (const details of all) (details as HTMLDetailsElement).open = true;
+  });
+  await page.locator("#tables .frames b").first().waitFor();
+  await settled(page);
+  return page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+}
+
+test("names of any length fit the window, and all of a name is there", async () => {
+  const long = `begins_${"very_long_".repeat(500)}ends`;
+  const stacks = first.stacks.map((stack) => stack.map((frame, i) => (i === 0 ? `${long}${frame}` : frame)));
+  const tags = ["", `tag_${long}`];
+  for (const width of [1280, 380]) {
+    const options = { viewport: { width, height: 900 } };
+    for (const color of ["stack", "tag"]) {
+      const page = await session.open([{ ...first, stacks, tags }], `#color=${color}`, options);
+      assert.ok((await overhang(page)) <= 0, `${width} pixels, by ${color}`);
+      assert.ok((await page.locator("#tables .frames b").first().innerText()).startsWith(long));
+      await page.locator("#address .canvas-scroll").focus();
+      await page.keyboard.press("ArrowRight");
+      await page.locator("#stacks .canvas-scroll").focus();
+      for (let i = 0; i < 9; i++) await page.keyboard.press("ArrowDown");
+      assert.ok((await overhang(page)) <= 0, `${width} pixels, with a block and a box`);
+      const name = page.locator("#stacks .path b data");
+      assert.ok((await name.getAttribute("value"))?.startsWith("begins_"));
+      assert.ok((await name.innerText()).length < 200);
+      await page.context().close();
+    }
+  }
+  assertQuiet();
+});
+
+test("a name that turns the direction leaves its line where it is", async () => {
+  const turned = first.stacks.map((stack) => stack.map((frame, i) => (i === 0 ? `a\u202e${frame}` : frame)));
+  const page = await session.open([{ ...first, stacks: turned }]);
+  const summary = page.locator("#tables .frames-of summary").first();
+  // The bracket that ends the line stands at its end.
+  const distance = await summary.evaluate((element) => {
+    const text = element.firstChild as Text;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const all = range.getBoundingClientRect();
+    range.setStart(text, text.data.length - 1);
+    return all.right - range.getBoundingClientRect().right;
+  });
+  assert.ok(Math.abs(distance) < 1, `the last bracket is ${distance} pixels from the end`);
+  assertQuiet();
+});
+
 test("a file without data, or with damaged data, says so", async () => {
   const empty = await session.openText(template());
   assert.match(await empty.locator("#page .failed").innerText(), /carries no data/);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { shortNames, titleOf } from "../../src/names.ts";
+import { shortNames, shown, titleOf } from "../../src/names.ts";
 
 test("names leave out the directories that all have in common", () => {
   assert.deepEqual(shortNames(["runs/1/a.pickle"]), ["a.pickle"]);
@@ -20,4 +20,21 @@ test("a stack is known by the innermost frame that is not PyTorch's", () => {
   assert.equal(titleOf(stack), "forward (model/gpt.py:7)");
   assert.equal(titleOf(stack.slice(0, 1)), "linear (nn/functional.py:7)");
   assert.equal(titleOf([]), "no stack");
+});
+
+test("a long name is cut in its middle", () => {
+  const name = `begins_${"x".repeat(2_000_000)}_ends`;
+  assert.match(shown(name), /^begins_x+…x+_ends$/);
+  assert.equal(shown(name).length, 120);
+  assert.equal(shown("x".repeat(120)), "x".repeat(120));
+});
+
+test("a name turns the direction of nothing beside it", () => {
+  // What is isolated comes back to where it began, whatever the name itself begins and ends.
+  assert.equal(shown("a\u202eb"), "\u2068a\u202eb\u2069");
+  assert.equal(shown("a\u2069\u202eb"), "\u2068a\u202eb\u2069");
+  assert.equal(shown("שם"), "\u2068שם\u2069");
+  assert.equal(shown("forward"), "forward");
+  const frame = { function: "a\u202eb", file: "m.py", line: 7 };
+  assert.equal(titleOf([frame]), "\u2068a\u202eb\u2069 (m.py:7)");
 });
