@@ -14,6 +14,7 @@ import type { InstantBar } from "./instant.ts";
 import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
 
 const HEIGHT = 340;
+const AXIS_FONT = "12px system-ui, sans-serif";
 /** More annotations than this are marked at the top only: lines would hide the curves. */
 const WHOLE_MARKS_MAX = 8;
 /** No closer than this many events from edge to edge. */
@@ -222,13 +223,14 @@ export class Timeline implements View, Gestures {
       const top = series.length - 2;
       bands.push({ series: [top, top + 1], fill: () => color(colorOf(this.#model, name)) + "38" });
     }
-    const axis = { stroke: () => color("--ink-2"), font: "12px system-ui, sans-serif" };
+    const axis = { stroke: () => color("--ink-2"), font: AXIS_FONT };
     const grid = { stroke: () => color("--grid"), width: 1 };
     this.#plotPlace.replaceChildren();
     this.#plot = new uPlot(
       {
         width: this.#plotPlace.clientWidth,
         height: HEIGHT,
+        padding: [null, () => this.#halfLabel(), null, null],
         legend: { show: false },
         cursor: { drag: { x: false, y: false, setScale: false }, y: false, points: { show: false } },
         scales: { x: { time: false, auto: false }, y: { auto: false } },
@@ -315,6 +317,15 @@ export class Timeline implements View, Gestures {
   #instantText(instant: number): string {
     const time = this.#model.trace.timeAt(instant);
     return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
+  }
+
+  /** Returns how far the label under the chart's right edge reaches beyond it. */
+  #halfLabel(): number {
+    const context = h("canvas").getContext("2d");
+    if (context === null) return 0;
+    context.font = AXIS_FONT;
+    const lines = this.#instantText(this.#model.trace.end).split("\n");
+    return Math.ceil(Math.max(...lines.map((line) => context.measureText(line).width)) / 2) + 2;
   }
 
   /** Marks at the bottom where steps begin, or every tenth or hundredth where more would not fit. */

@@ -147,6 +147,24 @@ test("a drag zooms, down to single events", async () => {
   assertQuiet();
 });
 
+test("the labels of the chart's time are whole", async () => {
+  const page = await session.open([{ ...first, pace_us: 31_500 }], "#view=0-2000");
+  // The last label stands under the chart's right edge. One that is cut has ink in the picture's last columns.
+  const [inked, all] = await page.locator("#timeline canvas").evaluate((canvas) => {
+    const { width, height } = canvas as HTMLCanvasElement;
+    const pixels = (canvas as HTMLCanvasElement)
+      .getContext("2d")
+      ?.getImageData(width - 60, height - 40, 60, 40);
+    const columns = new Array<boolean>(60).fill(false);
+    pixels?.data.forEach((value, i) => {
+      if (i % 4 === 3 && value > 0) columns[59 - ((i >> 2) % 60)] = true;
+    });
+    return [columns.indexOf(true), columns.filter(Boolean).length];
+  });
+  assert.ok(inked > 0 && all > 20, `ink in column ${inked} from the right, in ${all} columns`);
+  assertQuiet();
+});
+
 test("the keyboard reaches everything that the pointer does", async () => {
   const page = await session.open([first]);
   const chart = page.locator(".plot");
