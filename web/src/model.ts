@@ -3,8 +3,9 @@
 import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
-import { type Gap, gapAt } from "./data/gap.ts";
+import { byAddress, type Gap, gapAt } from "./data/gap.ts";
 import { Filter } from "./data/rows.ts";
+import { type Placed, placedOf } from "./data/segments.ts";
 import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
 import { rowsAt, Trace } from "./data/trace.ts";
 import { type Tree, treeOf } from "./data/tree.ts";
@@ -110,6 +111,14 @@ export class Model {
     return this.#keepLast("blocks", `${this.state.trace} ${instant}`, () =>
       rowsAt(this.trace.blocks, instant),
     );
+  }
+
+  /** As `blocksAt`, by address. */
+  placedAt(instant: number): Placed {
+    return this.#keepLast("placed", `${this.state.trace} ${instant}`, () => {
+      const blocks = byAddress(this.blocksAt(instant).slice(), this.trace.blocks.address);
+      return placedOf(blocks, this.trace);
+    });
   }
 
   /** What of the chosen trace is paused at an instant. */

@@ -3,7 +3,7 @@
 
 export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
 export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
-export const TABLES = ["holders", "sizes", "lifetimes", "blocks"] as const;
+export const TABLES = ["holders", "sizes", "lifetimes", "blocks", "segments"] as const;
 
 export type Coloring = (typeof COLORINGS)[number];
 export type StackView = (typeof STACK_VIEWS)[number];

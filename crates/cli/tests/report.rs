@@ -216,6 +216,14 @@ fn stacks_names_and_times_can_be_looked_up() {
             .iter()
             .all(|&stack| stack == 1)
     );
+    let (made, of_segments) = (
+        page.column("0/segments/made"),
+        page.column("0/segments/stack"),
+    );
+    let mut segments = made.iter().zip(of_segments);
+    // What was there before the first event was taken by nobody who is known.
+    assert!(segments.all(|(&made, &stack)| stack == u64::from(made > 0)));
+    assert!(of_segments.contains(&1));
     let times = page.column("0/events/time_us");
     assert!(times.is_sorted() && times.len() <= 65_536);
     assert_eq!(times.last().copied(), trace["duration_us"].as_u64());

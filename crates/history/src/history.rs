@@ -112,6 +112,8 @@ impl Block {
 pub struct SegmentLife {
     /// The first instant at which it is there; 0 for what was there before the first event.
     pub start: u32,
+    /// The first instant at which its memory was there: before `start` for what is left of a longer one.
+    pub made: u32,
     /// The first instant at which it is gone; one after the last if there is none.
     pub end: u32,
     /// Its stream's number.
@@ -126,6 +128,8 @@ pub struct SegmentLife {
     pub is_large: bool,
     /// Whether it is a part of an expandable segment.
     pub is_expandable: bool,
+    /// Where its memory was taken from the driver.
+    pub stack: StackId,
 }
 
 /// The figures of an instant.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
-use lowtide_trace::{Trace, TraceEvent};
+use lowtide_trace::{StackId, Trace, TraceEvent};
 
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife, main_stream};
 use crate::levels::Levels;
@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
                 is_large: segment.is_large,
                 is_expandable: segment.is_expandable,
             };
-            self.add_segment(segment.address.get(), segment.size, domain);
+            self.add_segment(segment.address.get(), segment.size, domain, StackId::NONE);
         }
         let blocks = &self.trace.initial.blocks;
         for (index, block) in blocks.iter().enumerate() {
@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
             Action::FreeCompleted => self.free_completed(address),
             Action::SegmentAlloc | Action::SegmentMap => {
                 let domain = self.domain_of(recorded);
-                self.add_segment(address, size, domain);
+                self.add_segment(address, size, domain, recorded.stack);
             }
             Action::SegmentFree | Action::SegmentUnmap => self.remove_segment(address, size),
             Action::OutOfMemory => self.refuse(recorded),
@@ -236,7 +236,7 @@ impl<'a> Walk<'a> {
                 is_large: covered > Bytes::mib(1),
                 is_expandable: false,
             };
-            self.add_segment(block.address, covered, domain);
+            self.add_segment(block.address, covered, domain, block.stack);
             self.alone.insert(block.address, covered);
         }
         block.size = covered;
@@ -335,7 +335,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn add_segment(&mut self, address: u64, size: Bytes, domain: Domain) {
+    fn add_segment(&mut self, address: u64, size: Bytes, domain: Domain, stack: StackId) {
         if !self.space.insert(address, size, domain) {
             self.contradictions += 1;
             return;
@@ -343,6 +343,7 @@ impl<'a> Walk<'a> {
         self.present.insert(address, self.segments.len());
         self.segments.push(SegmentLife {
             start: self.now.instant,
+            made: self.now.instant,
             end: NEVER,
             stream: self.streams.number(domain.stream),
             pool: self.pools.number(domain.pool),
@@ -350,6 +351,7 @@ impl<'a> Walk<'a> {
             size,
             is_large: domain.is_large,
             is_expandable: domain.is_expandable,
+            stack,
         });
     }
 

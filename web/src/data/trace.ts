@@ -22,12 +22,16 @@ export interface Blocks {
 export interface Segments {
   count: number;
   start: Uint32Array;
+  /** Since when its memory is there: before `start` for what is left of a longer one. */
+  made: Uint32Array;
   end: Uint32Array;
   address: Float64Array;
   size: Float64Array;
   stream: Uint32Array;
   pool: Uint32Array;
   flags: Uint32Array;
+  /** Where its memory was taken from the driver. */
+  stack: Uint32Array;
 }
 
 /** Segments whose memory is off the device: at instants `start <= k < end`. */
@@ -188,12 +192,14 @@ export class Trace {
     return {
       count: start.length,
       start,
+      made: this.#u32("segments/made"),
       end: this.#u32("segments/end"),
       address: this.#u64("segments/address"),
       size: this.#u64("segments/size"),
       stream: this.#u32("segments/stream"),
       pool: this.#u32("segments/pool"),
       flags: this.#u32("segments/flags"),
+      stack: this.#u32("segments/stack"),
     };
   }
 

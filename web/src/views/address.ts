@@ -2,9 +2,10 @@
 
 import { type Palette, paletteOf } from "../coloring.ts";
 import type { Away, Part } from "../data/away.ts";
-import { byAddress, type Run, runsAt } from "../data/gap.ts";
+import { type Run, runsAt } from "../data/gap.ts";
 import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../data/layout.ts";
 import type { Filter } from "../data/rows.ts";
+import { segmentAt } from "../data/segments.ts";
 import { liveBytes, type Trace, upperBound } from "../data/trace.ts";
 import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
@@ -14,6 +15,7 @@ import type { View } from "../schedule.ts";
 import type { Coloring } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
 import { ageText, blockDetails, regionOf, stateAt } from "./block.ts";
+import { segmentDetails, segmentLines } from "./segment.ts";
 
 const HEIGHT_MAX = 420;
 /** How far apart the lines are that what is paused is hatched with. */
@@ -62,6 +64,8 @@ export class AddressView implements View {
   #addresses: Float64Array = new Float64Array(0);
   #palette: Palette = { of: () => 0, names: [], colors: [] };
   #picked: number | null = null;
+  /** Where a free part of it was chosen. */
+  #pickedSegment: number | null = null;
   #place = "";
   #colored = "";
 
@@ -84,8 +88,8 @@ export class AddressView implements View {
       h(
         "p",
         { class: "quiet keys", id: "address-keys" },
-        "Click a block to keep it below. Keys: arrows go from block to block and from line to line, + − change the " +
-          "scale. Every block is also in the table “Blocks at the instant”.",
+        "Click a block, or what is free of a segment, to keep it below. Keys: arrows go from block to block and from line to line, + − change the " +
+          "scale. Every block and every segment is also in the tables.",
       ),
       this.#details,
     );
@@ -94,7 +98,7 @@ export class AddressView implements View {
     this.#scroll.addEventListener("scroll", () => requestAnimationFrame(() => this.#paint()));
     this.#scroll.addEventListener("pointermove", (event) => this.#hover(event));
     this.#scroll.addEventListener("pointerleave", () => tooltip.hide());
-    this.#scroll.addEventListener("click", (event) => this.#pick(this.#blockUnder(event)));
+    this.#scroll.addEventListener("click", (event) => this.#click(event));
     this.#scroll.addEventListener("keydown", (event) => {
       if (this.#press(event.key)) event.preventDefault();
     });
@@ -111,8 +115,10 @@ export class AddressView implements View {
       this.#runs = runsAt(trace, instant).sort(
         (a, b) => a.pool - b.pool || a.stream - b.stream || a.address - b.address,
       );
-      this.#blocks = byAddress(this.#model.blocksAt(instant).slice(), trace.blocks.address);
-      this.#addresses = Float64Array.from(this.#blocks, (block) => trace.blocks.address[block]);
+      const placed = this.#model.placedAt(instant);
+      this.#blocks = placed.blocks;
+      this.#addresses = placed.addresses;
+      this.#pickedSegment = null;
       if (this.#picked !== null && !this.#blocks.includes(this.#picked)) this.#picked = null;
     }
     this.#coloring.show(state.coloring, available(summary));
@@ -228,12 +234,22 @@ export class AddressView implements View {
     for (const { from, to } of away.within(piece.from, piece.to)) {
       context.fillRect(xOf(from), y, (to - from) * scale, LINE_HEIGHT);
     }
+    outline ??= this.#outlineOf(piece, xOf);
     if (outline !== null) {
       context.globalAlpha = 1;
       context.strokeStyle = color("--ink");
       context.lineWidth = 2;
       context.strokeRect(outline.x + 1, y + 1, Math.max(1, outline.width - 2), LINE_HEIGHT - 2);
     }
+  }
+
+  /** Returns where the chosen segment lies on a piece, if it does. */
+  #outlineOf(piece: Piece, xOf: (address: number) => number): { x: number; width: number } | null {
+    if (this.#pickedSegment === null) return null;
+    const { address, size } = this.#model.trace.segments;
+    const from = Math.max(piece.from, address[this.#pickedSegment]);
+    const to = Math.min(piece.to, address[this.#pickedSegment] + size[this.#pickedSegment]);
+    return from < to ? { x: xOf(from), width: xOf(to) - xOf(from) } : null;
   }
 
   /** Paints a block; the end of it that its request left, where a byte of that is so many pixels wide. */
@@ -326,8 +342,10 @@ export class AddressView implements View {
     const { blocks, summary } = trace;
     const pause = this.#model.awayAt(instant).pauseAt(address);
     const region = pause === null ? [] : [`paused with region ${regionOf(trace, pause)}`];
+    const segment = segmentAt(trace, address, instant);
     if (block === null) {
-      const more = [this.#freeText(address), ...region];
+      const of = segment === null ? [] : segmentLines(this.#model, segment);
+      const more = [this.#freeText(address), ...region, ...of];
       const what = pause === null ? "free" : "free, paused";
       this.#tooltip.show(
         event.clientX,
@@ -362,15 +380,30 @@ export class AddressView implements View {
     return `${format.bytes(to - from)} at ${format.address(from)}`;
   }
 
-  #pick(block: number | null): void {
+  #click(event: MouseEvent): void {
+    const block = this.#blockUnder(event);
+    const address = this.#addressUnder(event);
+    const { trace, instant } = this.#model;
+    this.#pick(block, block === null && address !== null ? segmentAt(trace, address, instant) : null);
+  }
+
+  #pick(block: number | null, segment: number | null = null): void {
     this.#picked = block;
+    this.#pickedSegment = segment;
     this.#paint();
     this.#drawPicked();
   }
 
   #drawPicked(): void {
-    if (this.#picked === null) fill(this.#details);
-    else fill(this.#details, ...blockDetails(this.#model, this.#picked, this.#model.instant));
+    const { trace, instant } = this.#model;
+    const block = this.#picked;
+    const segment =
+      block === null ? this.#pickedSegment : segmentAt(trace, trace.blocks.address[block], instant);
+    fill(
+      this.#details,
+      ...(block === null ? [] : blockDetails(this.#model, block, instant)),
+      ...(segment === null ? [] : segmentDetails(this.#model, segment)),
+    );
   }
 
   #press(key: string): boolean {

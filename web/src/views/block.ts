@@ -29,13 +29,14 @@ export function regionOf({ summary, pauses }: Trace, pause: number): string {
 }
 
 /** Returns the frames of a stack, innermost first, as a list. */
-export function stackList(trace: Trace, stack: number): HTMLElement {
+export function stackList(trace: Trace, stack: number, label = "Stack"): HTMLElement {
   const frames = Array.from(trace.stackFrames(stack), (number) => {
     const frame = trace.frame(number);
     return h("li", {}, h("b", {}, frame.function), h("span", {}, ` ${frame.file}:${frame.line}`));
   });
   if (frames.length === 0) return h("p", { class: "quiet" }, "No stack was recorded for this block.");
-  return h("ol", { class: "frames" }, ...frames);
+  // What scrolls has to have a place in the order of focus.
+  return h("ol", { class: "frames", tabindex: 0, "aria-label": label }, ...frames);
 }
 
 /** Returns the name of a stack, which opens to all of it. */
@@ -48,11 +49,15 @@ export function stackCell(model: Model, stack: number): Child {
   return details;
 }
 
+/** Returns a line of a list of details. */
+export function item(name: string, value: Child): HTMLElement {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+}
+
 /** Returns everything that is known of a block at an instant. */
 export function blockDetails(model: Model, block: number, instant: number): Child[] {
   const { trace } = model;
   const { blocks, summary } = trace;
-  const item = (name: string, value: Child) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const eventOf = (word: string, event: number) =>
     copyable(`${word} event ${format.whole(event)}`, String(event));
   const address = format.address(blocks.address[block]);

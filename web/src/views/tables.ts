@@ -1,6 +1,8 @@
 // The largest holders, the most frequent sizes, the longest-lived blocks and the blocks at the instant.
 
 import { type Group, grouped } from "../data/rows.ts";
+import { type Content, contentOf, kindOf, placedOf } from "../data/segments.ts";
+import { rowsAt } from "../data/trace.ts";
 import { bytesOf, type Child, changeOf, choice, copyable, countOf, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -9,13 +11,23 @@ import type { View } from "../schedule.ts";
 import type { TableName } from "../state.ts";
 import { spanText, stackCell, stateAt } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
+import { segmentAge } from "./segment.ts";
 
 const TABLE_TEXTS: readonly (readonly [TableName, string])[] = [
   ["holders", "Largest holders"],
   ["sizes", "Most frequent sizes"],
   ["lifetimes", "Longest-lived"],
   ["blocks", "Blocks at the instant"],
+  ["segments", "Segments"],
 ];
+
+/** Whose something is, by number. */
+interface Owners {
+  stream: Uint32Array;
+  pool: Uint32Array;
+  tag?: Uint32Array;
+  stack: Uint32Array;
+}
 
 export class Tables implements View {
   readonly element: HTMLElement;
@@ -28,6 +40,8 @@ export class Tables implements View {
   #grid: Grid | null = null;
   #kind = "";
   #groups: Group[] = [];
+  /** What lies in each segment. */
+  #contents = new Map<number, Content>();
   /** What the second instant has of each group. */
   #later = new Map<number, number>();
 
@@ -81,6 +95,7 @@ export class Tables implements View {
       sizes: `Requests by their size in ${range}.`,
       lifetimes: `Blocks by how long they were held, in ${range}.`,
       blocks: `Blocks that are there at event ${format.whole(instant)}.`,
+      segments: `Segments at event ${format.whole(instant)}, an expandable one by its mapped parts.`,
     };
     return texts[state.table] + (state.filter === "" ? "" : " Filtered.") + this.#foldedText();
   }
@@ -110,7 +125,21 @@ export class Tables implements View {
         return filter.of(this.#madeInRange());
       case "blocks":
         return filter.of(this.#model.blocksAt(instant));
+      case "segments":
+        return this.#segmentsAt(instant);
     }
+  }
+
+  /** The segments at an instant in which the filter finds a block; all of them without a filter. */
+  #segmentsAt(instant: number): Uint32Array {
+    const { trace, filter } = this.#model;
+    const placed = this.#model.placedAt(instant);
+    const found = filter.isEmpty ? placed : placedOf(filter.of(placed.blocks), trace);
+    this.#contents = new Map();
+    return rowsAt(trace.segments, instant).filter((segment) => {
+      this.#contents.set(segment, contentOf(trace, segment, instant, placed));
+      return filter.isEmpty || contentOf(trace, segment, instant, found).blocks > 0;
+    });
   }
 
   #holdersAt(instant: number): Group[] {
@@ -170,6 +199,11 @@ export class Tables implements View {
       case "blocks":
         return new Grid("Blocks at the instant", "block", this.#blockColumns(), {
           column: 0,
+          isDescending: true,
+        });
+      case "segments":
+        return new Grid("Segments at the instant", "segment", this.#segmentColumns(), {
+          column: 2,
           isDescending: true,
         });
     }
@@ -273,6 +307,45 @@ export class Tables implements View {
     ];
   }
 
+  #segmentColumns(): Column[] {
+    const { trace } = this.#model;
+    const { segments } = trace;
+    const content = (segment: number) => this.#contents.get(segment) as Content;
+    const bytes = (title: string, key: (segment: number) => number): Column => ({
+      title,
+      key,
+      cell: (segment) => bytesOf(key(segment)),
+    });
+    const address = (segment: number) => format.address(segments.address[segment]);
+    return [
+      bytes("Size", (segment) => segments.size[segment]),
+      bytes("Live", (segment) => content(segment).live),
+      bytes("Free", (segment) => content(segment).free),
+      {
+        title: "Blocks",
+        key: (segment) => content(segment).blocks,
+        cell: (segment) => countOf(content(segment).blocks),
+      },
+      {
+        title: "Address",
+        key: (segment) => segments.address[segment],
+        cell: (segment) => copyable(address(segment), address(segment)),
+      },
+      {
+        title: "Age",
+        key: (segment) => -segments.made[segment],
+        cell: (segment) => segmentAge(trace, segment, this.#model.instant),
+      },
+      {
+        title: "For",
+        key: (segment) => segments.flags[segment],
+        cell: (segment) => kindOf(trace, segment),
+        isText: true,
+      },
+      ...this.#ownerColumns(segments, (segment) => segment),
+    ];
+  }
+
   #requestColumn(): Column {
     const { blocks } = this.#model.trace;
     return {
@@ -284,24 +357,29 @@ export class Tables implements View {
 
   /** Whose a row's block is: what is the same for all blocks of the trace is left out. */
   #whereColumns(blockOf: (row: number) => number, isBySize: boolean): Column[] {
-    const { blocks, summary } = this.#model.trace;
+    const { blocks } = this.#model.trace;
+    const owners = this.#ownerColumns(blocks, blockOf);
+    if (!isBySize) return owners;
+    const size = (row: number) => blocks.requested[blockOf(row)];
+    return [{ title: "Request", key: size, cell: (row) => bytesOf(size(row)) }, ...owners];
+  }
+
+  /** The stream, the pool, the tag and the stack of a block or of a segment, which has no tag. */
+  #ownerColumns(of: Owners, placeOf: (row: number) => number): Column[] {
+    const { summary } = this.#model.trace;
     const text = (title: string, column: Uint32Array, name: (value: number) => Child): Column => ({
       title,
-      key: (row) => column[blockOf(row)],
-      cell: (row) => name(column[blockOf(row)]),
+      key: (row) => column[placeOf(row)],
+      cell: (row) => name(column[placeOf(row)]),
       isText: true,
     });
     const columns: Column[] = [];
-    if (isBySize) {
-      const size = (row: number) => blocks.requested[blockOf(row)];
-      columns.push({ title: "Request", key: size, cell: (row) => bytesOf(size(row)) });
-    }
     if (summary.streams.length > 1)
-      columns.push(text("Stream", blocks.stream, (stream) => summary.streams[stream]));
-    if (summary.pools.length > 1) columns.push(text("Pool", blocks.pool, (pool) => summary.pools[pool]));
-    if (summary.tags.length > 1) columns.push(text("Tag", blocks.tag, (tag) => shown(summary.tags[tag])));
-    if (summary.has_stacks)
-      columns.push(text("Stack", blocks.stack, (stack) => stackCell(this.#model, stack)));
+      columns.push(text("Stream", of.stream, (stream) => summary.streams[stream]));
+    if (summary.pools.length > 1) columns.push(text("Pool", of.pool, (pool) => summary.pools[pool]));
+    if (of.tag !== undefined && summary.tags.length > 1)
+      columns.push(text("Tag", of.tag, (tag) => shown(summary.tags[tag])));
+    if (summary.has_stacks) columns.push(text("Stack", of.stack, (stack) => stackCell(this.#model, stack)));
     return columns;
   }
 }

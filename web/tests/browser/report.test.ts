@@ -7,7 +7,7 @@ import { CAUSES } from "../../src/data/summary.ts";
 import { Session, settled } from "../support/browser.ts";
 import { pack } from "../support/encode.ts";
 import { fillPage, template } from "../support/page.ts";
-import { count, dataOf, type Recording } from "../support/recording.ts";
+import { count, dataOf, type Recording, type Segment } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
 const MIB = 2 ** 20;
@@ -333,6 +333,98 @@ test("without stacks the bytes are told by stream and size", async () => {
   await page.keyboard.press("ArrowDown");
   assert.match(await page.locator("#stacks .path").innerText(), /stream [07]/);
   assert.equal(await page.getByRole("button", { name: "Stack", exact: true }).isVisible(), false);
+  assertQuiet();
+});
+
+/** A segment as the table has it: size, live, free, blocks, address, age in events. */
+function segmentRow(recording: Recording, segment: Segment, instant: number): number[] {
+  const end = segment.address + segment.size;
+  const [start, made] = [segment.start, segment.made ?? segment.start];
+  assert.ok(start <= instant && instant < segment.end);
+  const within = (from: number, to: number) =>
+    Math.max(0, Math.min(end, to) - Math.max(segment.address, from));
+  const blocks = recording.blocks.filter(
+    (block) =>
+      block.start <= instant && instant < block.end && within(block.address, block.address + block.size) > 0,
+  );
+  const sum = (bytes: number[]) => bytes.reduce((total, each) => total + each, 0);
+  const live = blocks
+    .filter(({ freed }) => instant < freed)
+    .map(({ address, size, requested }) =>
+      within(address, address + Math.min(size, Math.ceil(requested / 512) * 512)),
+    );
+  const used = sum(blocks.map(({ address, size }) => within(address, address + size)));
+  return [segment.size, sum(live), segment.size - used, blocks.length, segment.address, instant - made];
+}
+
+test("a segment has its size, what lies in it, its age and who took it", async () => {
+  const [earliest, ...others] = first.segments;
+  // What is left of a longer one is as old as that was.
+  const left = { ...others[0], made: others[0].start - 5 };
+  const recording = { ...first, segments: [earliest, left, ...others.slice(1)] };
+  const instant = first.ooms[0].event;
+  const page = await session.open([recording], "#table=segments");
+  const shown = (await rowsOf(page, "#tables")).map((row) => [
+    ...row.slice(0, 4).map(Number),
+    Number.parseInt(row[4], 16),
+    Number(/([\d,]+) events?/.exec(row[5])?.[1].replaceAll(",", "")),
+  ]);
+  const there = recording.segments.filter(({ start, end }) => start <= instant && instant < end);
+  const expected = there.map((segment) => segmentRow(recording, segment, instant));
+  // The freest come first.
+  expected.sort((a, b) => b[2] - a[2]);
+  const byAddress = (a: number[], b: number[]) => a[4] - b[4];
+  const found = expected.filter((row) => shown.some((other) => other[4] === row[4]));
+  assert.deepEqual(shown.sort(byAddress), found.sort(byAddress));
+  assert.deepEqual(
+    shown.map((row) => row[2]).sort(),
+    expected
+      .slice(0, shown.length)
+      .map((row) => row[2])
+      .sort(),
+  );
+  const more = await page.locator("#tables .more-rows").innerText();
+  assert.match(more, new RegExp(`\\b${there.length} segments`));
+
+  await page.locator("#filter").fill("keep_loss");
+  await settled(page);
+  const holds = ({ address, size }: Segment) =>
+    first.blocks.some(
+      (block) =>
+        block.stack === 1 &&
+        block.start <= instant &&
+        block.address >= address &&
+        block.address < address + size,
+    );
+  assert.equal((await rowsOf(page, "#tables")).length, there.filter(holds).length);
+  assertQuiet();
+});
+
+test("what is free says whose segment it is in, and a click keeps that", async () => {
+  const page = await session.open([first], "#table=segments");
+  const box = await page.locator("#address .canvas-scroll").boundingBox();
+  assert.ok(box !== null);
+  const tip = page.locator(".tooltip");
+  let text = "";
+  for (let y = 32; y < box.height && !text.startsWith("free"); y += 24) {
+    await page.locator("#address .canvas-scroll").hover({ position: { x: box.width - 12, y } });
+    text = (await tip.isVisible()) ? await tip.innerText() : "";
+  }
+  assert.match(
+    text,
+    /^free\n.* at 0x[0-9a-f]+\nin a segment of .*: .* live, .* free\nstream .*there for .*\ntaken by .*/,
+  );
+  await page.mouse.down();
+  await page.mouse.up();
+  const kept = await page.locator("#address .picked").innerText();
+  assert.match(
+    kept,
+    /^Segment\nSize\n[\s\S]*Live in it\n[\s\S]*Age\n.* events, [\s\S]*Stream\n[\s\S]*Pool\n/,
+  );
+  assert.match(kept, /Live by tag\n[\s\S]*train\.py:131/);
+  // A block is kept with its segment.
+  await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator("#address .picked").innerText(), /^Requested\n[\s\S]*\nSegment\nSize\n/);
   assertQuiet();
 });
 

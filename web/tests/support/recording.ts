@@ -20,6 +20,10 @@ export interface Block {
 
 export interface Segment {
   start: number;
+  /** As `start` where it is left out. */
+  made?: number;
+  /** 0, the empty one, where it is left out. */
+  stack?: number;
   end: number;
   address: number;
   size: number;
@@ -130,6 +134,8 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   for (const name of ["stream", "pool", "stack", "tag"] as const) {
     columns[`${prefix}blocks/${name}`] = u32(blocks.map((block) => block[name]));
   }
+  columns[`${prefix}segments/made`] = u32(segments.map(({ start, made }) => made ?? start));
+  columns[`${prefix}segments/stack`] = u32(segments.map(({ stack }) => stack ?? 0));
   for (const name of ["start", "end", "stream", "pool", "flags"] as const) {
     columns[`${prefix}segments/${name}`] = u32(segments.map((segment) => segment[name]));
   }

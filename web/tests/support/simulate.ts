@@ -45,14 +45,14 @@ export function simulate(job: Job): Recording {
   let event = 0;
   let heap = 0x7f00_0000_0000;
 
-  const grow = (place: Place, size: number) => {
+  const grow = (place: Place, size: number, stack: number) => {
     const bytes = Math.ceil(size / (20 * MIB)) * 20 * MIB;
     // An expandable segment goes on where it ended; a plain one lies somewhere else.
     const isContinued = (place.flags & EXPANDABLE) !== 0 && place.end > 0;
     const address = isContinued ? place.end : place.flags & EXPANDABLE ? 0x7e00_0000_0000 : heap;
     if ((place.flags & EXPANDABLE) === 0) heap += bytes + 64 * MIB;
     const { stream, pool, flags } = place;
-    segments.push({ start: event, end: 0, address, size: bytes, stream, pool, flags });
+    segments.push({ start: event, end: 0, address, size: bytes, stream, pool, flags, stack });
     if (!isContinued) place.next = address;
     place.end = address + bytes;
   };
@@ -61,7 +61,7 @@ export function simulate(job: Job): Recording {
     const size = Math.ceil(requested / 512) * 512 + (random() < 0.1 ? 512 : 0);
     let address = place.free.get(size)?.pop();
     if (address === undefined) {
-      if (place.next + size > place.end) grow(place, size);
+      if (place.next + size > place.end) grow(place, size, stack);
       address = place.next;
       place.next += size;
     }

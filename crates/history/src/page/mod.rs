@@ -102,8 +102,10 @@ impl PageData {
         let mut stacks = Stacks::new(&trace.stacks);
         self.add_blocks(&prefix, history, folded.as_ref(), &mut stacks);
         let growth = self.add_growth(&prefix, history, page.leaks, &mut stacks);
-        let has_stacks = stacks.add_to(&prefix, &mut self.columns, &mut self.strings);
-        self.add_segments(&prefix, history);
+        // Blocks alone tell whether there are stacks: by those they are told apart.
+        let has_stacks = stacks.has_any();
+        self.add_segments(&prefix, history, &mut stacks);
+        stacks.add_to(&prefix, &mut self.columns, &mut self.strings);
         self.add_curves(&prefix, history, folded.as_ref());
         self.add_replayed(&prefix, history, page.replayed);
         let duration_us = self.add_times(&prefix, trace);
@@ -236,11 +238,12 @@ impl PageData {
         GrowthSummary::new(leaks, sites.collect())
     }
 
-    fn add_segments(&mut self, prefix: &str, history: &History) {
+    fn add_segments(&mut self, prefix: &str, history: &History, stacks: &mut Stacks<'_>) {
         let segments = || history.segments.iter();
         let name = |name: &str| format!("{prefix}segments/{name}");
         let columns = &mut self.columns;
         columns.add_u32(name("start"), segments().map(|segment| segment.start));
+        columns.add_u32(name("made"), segments().map(|segment| segment.made));
         columns.add_u32(name("end"), segments().map(|segment| segment.end));
         columns.add_u32(name("stream"), segments().map(|segment| segment.stream));
         columns.add_u32(name("pool"), segments().map(|segment| segment.pool));
@@ -249,6 +252,8 @@ impl PageData {
         columns.add_u32(name("flags"), flags);
         columns.add_u64(name("address"), segments().map(|segment| segment.address));
         columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
+        let stacks = segments().map(|segment| stacks.number(segment.stack));
+        columns.add_u32(name("stack"), stacks);
         self.add_pauses(prefix, history);
     }
 

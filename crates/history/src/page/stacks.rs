@@ -30,7 +30,7 @@ impl Strings {
     }
 }
 
-/// The stacks of one trace that blocks have, numbered as they come; the empty one is 0.
+/// The stacks of one trace that blocks or segments have, numbered as they come; the empty one is 0.
 pub(super) struct Stacks<'t> {
     table: &'t StackTable,
     numbers: HashMap<StackId, u32>,
@@ -61,8 +61,13 @@ impl<'t> Stacks<'t> {
         self.recent.1
     }
 
-    /// Adds the stacks and their frames; returns whether there are any.
-    pub(super) fn add_to(self, prefix: &str, columns: &mut Columns, strings: &mut Strings) -> bool {
+    /// Returns whether any but the empty one has a number.
+    pub(super) fn has_any(&self) -> bool {
+        self.used.len() > 1
+    }
+
+    /// Adds the stacks and their frames.
+    pub(super) fn add_to(self, prefix: &str, columns: &mut Columns, strings: &mut Strings) {
         let mut frame_numbers: HashMap<Frame<'_>, u32> = HashMap::new();
         let mut frames: Vec<Frame<'_>> = Vec::new();
         let mut of_stacks: Vec<u32> = Vec::new();
@@ -89,6 +94,5 @@ impl<'t> Stacks<'t> {
             format!("{prefix}frames/line"),
             frames.iter().map(|frame| frame.line),
         );
-        self.used.len() > 1
     }
 }

@@ -1,0 +1,63 @@
+// What lies in a segment at an instant.
+
+import { EXPANDABLE, LARGE, liveBytes, type Trace, upperBound } from "./trace.ts";
+
+/** The blocks that are there at an instant by address, and their addresses. */
+export interface Placed {
+  blocks: Uint32Array;
+  addresses: Float64Array;
+}
+
+/** Returns blocks, in order of their addresses, with these. */
+export function placedOf(blocks: Uint32Array, trace: Trace): Placed {
+  return { blocks, addresses: Float64Array.from(blocks, (block) => trace.blocks.address[block]) };
+}
+
+export interface Content {
+  live: number;
+  /** What no block has; what waits for events is neither live nor free. */
+  free: number;
+  blocks: number;
+  /** Live bytes by the number of their tag. */
+  tags: Map<number, number>;
+}
+
+/** Returns what lies in a segment. Linear in its blocks, of which an expandable segment's parts share some. */
+export function contentOf(trace: Trace, segment: number, instant: number, placed: Placed): Content {
+  const { blocks, segments } = trace;
+  const from = segments.address[segment];
+  const to = from + segments.size[segment];
+  const content = { live: 0, free: to - from, blocks: 0, tags: new Map<number, number>() };
+  const within = (start: number, bytes: number) =>
+    Math.max(0, Math.min(to, start + bytes) - Math.max(from, start));
+  for (let i = Math.max(0, upperBound(placed.addresses, from) - 1); placed.addresses[i] < to; i++) {
+    const block = placed.blocks[i];
+    const covered = within(blocks.address[block], blocks.size[block]);
+    if (covered === 0) continue;
+    content.blocks++;
+    content.free -= covered;
+    if (instant >= blocks.freed[block]) continue;
+    const live = within(blocks.address[block], liveBytes(blocks, block));
+    const tag = blocks.tag[block];
+    content.live += live;
+    content.tags.set(tag, (content.tags.get(tag) ?? 0) + live);
+  }
+  return content;
+}
+
+/** Returns the segment that holds an address at an instant; `null` if none does. */
+export function segmentAt({ segments }: Trace, address: number, instant: number): number | null {
+  for (let i = 0; i < segments.count; i++) {
+    const isThere = segments.start[i] <= instant && instant < segments.end[i];
+    const offset = address - segments.address[i];
+    if (isThere && offset >= 0 && offset < segments.size[i]) return i;
+  }
+  return null;
+}
+
+/** Returns in words what a segment is for. */
+export function kindOf({ segments }: Trace, segment: number): string {
+  const flags = segments.flags[segment];
+  const requests = (flags & LARGE) === 0 ? "small requests" : "large requests";
+  return (flags & EXPANDABLE) === 0 ? requests : `${requests}, part of an expandable one`;
+}
