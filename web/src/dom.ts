@@ -42,6 +42,15 @@ export function countOf(value: number): HTMLElement {
   return copyable(format.whole(value), String(value));
 }
 
+/** Returns a share of 1; a click copies all its digits. */
+export function percentOf(share: number): HTMLElement {
+  return copyable(format.percent(share), String(share));
+}
+
+export function ratioOf(value: number): HTMLElement {
+  return copyable(format.ratio(value), String(value));
+}
+
 /** Returns a text that has a place in the order of focus, of which a click or Enter copies `copied`. */
 export function copyable(text: string, copied: string, title?: string): HTMLElement {
   return h(

@@ -7,7 +7,7 @@ import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../d
 import type { Filter } from "../data/rows.ts";
 import { segmentAt } from "../data/segments.ts";
 import { liveBytes, type Trace, upperBound } from "../data/trace.ts";
-import { choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
+import { bytesOf, choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -288,7 +288,8 @@ export class AddressView implements View {
               {},
               h("i", { class: "key", style: `background: var(${this.#palette.colors[i]})` }),
               name,
-              h("span", { class: "quiet" }, ` ${format.bytes(bytes[i])}`),
+              " ",
+              bytesOf(bytes[i]),
             ),
           ],
     );
@@ -297,15 +298,7 @@ export class AddressView implements View {
       this.#legend,
       ...items,
       h("li", {}, h("i", { class: "key free" }), "free"),
-      paused === 0
-        ? null
-        : h(
-            "li",
-            {},
-            h("i", { class: "key paused" }),
-            "paused",
-            h("span", { class: "quiet" }, ` ${format.bytes(paused)}`),
-          ),
+      paused === 0 ? null : h("li", {}, h("i", { class: "key paused" }), "paused", " ", bytesOf(paused)),
     );
   }
 

@@ -70,10 +70,11 @@ export class GrowthView implements View {
     ];
   }
 
-  #seenText({ grown_steps, steps }: Leak): string {
+  #seenText({ grown_steps, steps }: Leak): HTMLElement {
     const { span_steps } = this.#model.trace.summary.growth;
     const what = span_steps === 1 ? "steps" : `spans of ${format.whole(span_steps)} steps`;
-    return `${format.whole(grown_steps)} of ${format.whole(steps)} ${what}`;
+    const text = `${format.whole(grown_steps)} of ${format.whole(steps)} ${what}`;
+    return copyable(text, text);
   }
 
   #placeOf(leak: Leak): Child {

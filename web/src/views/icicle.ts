@@ -11,7 +11,18 @@ import {
   weightsAt,
 } from "../data/picture.ts";
 import { merged, type Tree } from "../data/tree.ts";
-import { bytesOf, changeOf, choice, copyable, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
+import {
+  bytesOf,
+  changeOf,
+  choice,
+  copyable,
+  fill,
+  fitCanvas,
+  h,
+  percentOf,
+  section,
+  type Tooltip,
+} from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -315,15 +326,12 @@ export class Icicle implements View {
     const picture = this.#picture;
     if (picture === null) return;
     const label = picture.tree.labels[picture.tree.label[this.#focus]];
-    fill(
-      this.#path,
-      h("b", {}, copyable(shown(label.text), label.text)),
-      ` ${shown(label.place)} `,
-      picture.isDifference
-        ? changeOf(picture.after[this.#focus] - picture.before[this.#focus])
-        : bytesOf(picture.after[this.#focus]),
-      h("span", { class: "quiet" }, ` ${this.#bytesText(picture, this.#focus)}`),
-    );
+    const [before, after] = [picture.before[this.#focus], picture.after[this.#focus]];
+    const figures = picture.isDifference
+      ? [changeOf(after - before), quiet(": "), bytesOf(before), quiet(" → "), bytesOf(after)]
+      : [bytesOf(after), quiet(", "), percentOf(after / Math.max(1, picture.after[0])), quiet(" of all")];
+    const name = this.#focus === 0 ? label.text : copyable(shown(label.text), label.text);
+    fill(this.#path, h("b", {}, name), ` ${shown(label.place)} `, ...figures);
   }
 
   #press(key: string): boolean {
@@ -405,6 +413,10 @@ export class Icicle implements View {
   }
 }
 
+function quiet(text: string): HTMLElement {
+  return h("span", { class: "quiet" }, text);
+}
+
 function pathDetails(tree: Tree, path: number[]): HTMLElement {
   const labels = path.map((node) => tree.labels[tree.label[node]]);
   const item = ({ text, place }: { text: string; place: string }) =>
@@ -414,7 +426,7 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
     "details",
     {},
     h("summary", {}, h("b", {}, shown(first.text)), ` ${shown(first.place)}`),
-    h("ol", { class: "frames" }, ...labels.map(item)),
+    h("ol", { class: "frames", tabindex: 0, "aria-label": "Stack" }, ...labels.map(item)),
   );
 }
 

@@ -2,7 +2,7 @@
 // be known about the numbers.
 
 import type { TraceSummary } from "../data/summary.ts";
-import { bytesOf, type Child, copyable, countOf, fill, h } from "../dom.ts";
+import { bytesOf, type Child, countOf, fill, h, percentOf, ratioOf } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -35,29 +35,29 @@ export class Overview implements View {
     const { peak_live, peak_reserved, ooms } = summary;
     const ratio = peak_reserved.bytes / peak_live.bytes;
     const at = this.#model.named(peak_live.event);
-    const fact = (name: string, value: Node, more: string, event?: number) =>
+    const fact = (name: string, value: Node, more: Child, event?: number) =>
       h(
         "div",
         {},
         h("dt", {}, name),
         h("dd", {}, value),
-        event === undefined ? h("dd", { class: "more" }, more) : this.#goTo(event, more),
+        h("dd", { class: "more" }, event === undefined ? more : this.#goTo(event, more)),
       );
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
-      fact("Reserved ratio", copyable(format.ratio(ratio), String(ratio)), "of the two peaks"),
+      fact("Reserved ratio", ratioOf(ratio), "of the two peaks"),
       at === null
         ? null
         : fact(
             "Gap at peak live",
             bytesOf(at.reserved - at.live),
-            `${format.percent(1 - at.live / at.reserved)} of reserved`,
+            h("span", {}, percentOf(1 - at.live / at.reserved), " of reserved"),
           ),
       fact(
         "Blocks",
         countOf(blocks.count + (summary.aggregated?.blocks ?? 0)),
-        `${format.whole(summary.initial_blocks)} from before it began`,
+        h("span", {}, countOf(summary.initial_blocks), " from before it began"),
       ),
       ooms.length === 0
         ? fact("Out of memory", h("span", {}, "never"), "no request failed")
@@ -65,9 +65,9 @@ export class Overview implements View {
     ];
   }
 
-  #goTo(event: number, text: string): HTMLElement {
+  #goTo(event: number, text: Child): HTMLElement {
     const go = () => this.#bar.choose(event);
-    return h("dd", { class: "more" }, h("button", { type: "button", class: "link", click: go }, text));
+    return h("button", { type: "button", class: "link", click: go }, text);
   }
 }
 

@@ -1,7 +1,6 @@
 // What other strategies would have reserved for the same job.
 
-import { bytesOf, changeOf, h, section } from "../dom.ts";
-import * as format from "../format.ts";
+import { bytesOf, changeOf, h, ratioOf, section } from "../dom.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -47,7 +46,7 @@ export class Strategies implements View {
         key: (row) => (strategy(row).completed ? bytes(row) : Number.POSITIVE_INFINITY),
         cell: (row) => (strategy(row).completed ? bytesOf(bytes(row)) : "does not fit"),
       },
-      { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => format.ratio(strategy(row).ratio) },
+      { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => ratioOf(strategy(row).ratio) },
       {
         title: "Against recorded",
         key: (row) => this.#more(row),

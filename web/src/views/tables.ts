@@ -3,7 +3,18 @@
 import { type Group, grouped } from "../data/rows.ts";
 import { type Content, contentOf, kindOf, placedOf } from "../data/segments.ts";
 import { rowsAt } from "../data/trace.ts";
-import { bytesOf, type Child, changeOf, choice, copyable, countOf, fill, h, section } from "../dom.ts";
+import {
+  bytesOf,
+  type Child,
+  changeOf,
+  choice,
+  copyable,
+  countOf,
+  fill,
+  h,
+  percentOf,
+  section,
+} from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -221,8 +232,7 @@ export class Tables implements View {
     const share: Column = {
       title: "Of all live",
       key: (row) => group(row).live,
-      cell: (row) =>
-        format.percent(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
+      cell: (row) => percentOf(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
     };
     const change: Column = { title: "Change", key: grown, cell: (row) => changeOf(grown(row)) };
     const paused: Column = {

@@ -64,7 +64,7 @@ export class Timeline implements View, Gestures {
           { class: "tools" },
           tool("+", "Zoom in", () => this.zoom(0.5, this.#model.instant)),
           tool("−", "Zoom out", () => this.zoom(2, this.#model.instant)),
-          tool("All", "Show the whole recording", () => this.#model.store.set({ view: null })),
+          tool("All", "All of the recording", () => this.#model.store.set({ view: null })),
         ),
       ],
       this.#legend.element,

@@ -1,7 +1,6 @@
 // All traces of the report beside each other: ranks, or before and after.
 
-import { bytesOf, h, section } from "../dom.ts";
-import * as format from "../format.ts";
+import { bytesOf, countOf, h, ratioOf, section } from "../dom.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -40,12 +39,12 @@ export class Traces implements View {
       {
         title: "Ratio",
         key: (row) => ratio(traces[row]),
-        cell: (row) => format.ratio(ratio(traces[row])),
+        cell: (row) => ratioOf(ratio(traces[row])),
       },
       {
         title: "Out of memory",
         key: (row) => traces[row].ooms.length,
-        cell: (row) => String(traces[row].ooms.length),
+        cell: (row) => countOf(traces[row].ooms.length),
       },
       {
         title: "Live, reserved",

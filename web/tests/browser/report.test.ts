@@ -133,7 +133,7 @@ test("a drag zooms, down to single events", async () => {
   [300, 420].forEach((x, i) => {
     assert.ok(Math.abs(shown[i] - (x / box.width) * first.events) < 3, `${shown[i]} for ${x}`);
   });
-  await page.getByRole("button", { name: "Show the whole recording" }).click();
+  await page.getByRole("button", { name: "All of the recording" }).click();
   await settled(page);
   assert.match(await level.innerText(), /Each point is/);
   // The wheel zooms around the pointer where the chart has the focus, and scrolls the page where it has not.
@@ -584,6 +584,56 @@ test("a click copies a number to the byte", async () => {
     (text) => document.querySelector(".spoken")?.textContent === text,
     `Copied ${value}`,
   );
+  assertQuiet();
+});
+
+test("shares, ratios and counts are copied as bytes are", async () => {
+  const page = await session.open([first, second], `#to=0%3A${first.events}&stacks=instant`);
+  const { live, reserved } = count(first, first.ooms[0].event);
+  const values = (selector: string) =>
+    page.locator(`${selector} data`).evaluateAll((all) => all.map((each) => each.getAttribute("value")));
+  const [peakLive, peakReserved] = await values("#overview").then((all) => all.map(Number));
+  assert.equal(Number((await values("#overview"))[2]), peakReserved / peakLive);
+  assert.ok(reserved >= live);
+  const facts = page.locator("#overview .more data");
+  assert.equal(await facts.count(), 2);
+  const shownShare = Number.parseFloat(await facts.first().innerText());
+  assert.ok(Math.abs(100 * Number(await facts.first().getAttribute("value")) - shownShare) < 0.06);
+  assert.equal((await values("#growth tbody"))[2], "10 of 10 steps");
+  assert.equal(Number((await values("#traces tbody"))[2]), peakReserved / peakLive);
+  assert.deepEqual(await values("#stacks .path"), [String(live), "1"]);
+  // The sizes in the legend are those of all blocks.
+  const sizes = (await values("#address .legend")).map(Number);
+  const there = first.blocks.filter(({ start, end }) => {
+    return start <= first.ooms[0].event && first.ooms[0].event < end;
+  });
+  const sum = (numbers: number[]) => numbers.reduce((total, each) => total + each, 0);
+  assert.equal(sum(sizes), sum(there.map(({ size }) => size)));
+  assertQuiet();
+});
+
+test("what scrolls takes the focus, and a button is named as it is labelled", async () => {
+  const page = await session.open([first]);
+  await page.locator("#tables summary").first().click();
+  await page.locator("#stacks summary").first().click();
+  await page.locator("#stacks td summary").first().click();
+  for (const list of [page.locator("#tables ol.frames"), page.locator("#stacks ol.frames").first()]) {
+    await list.focus();
+    assert.ok(await list.evaluate((element) => document.activeElement === element));
+    assert.ok(await list.getAttribute("aria-label"));
+  }
+  const named = await page
+    .locator("button[aria-label]")
+    .evaluateAll((buttons) =>
+      buttons.map((button) => [button.textContent, button.getAttribute("aria-label")]),
+    );
+  for (const [text, label] of named) {
+    const hasWords = /[a-z]/i.test(text ?? "");
+    assert.ok(
+      !hasWords || label?.toLowerCase().includes((text ?? "").toLowerCase()),
+      `“${text}” is called “${label}”`,
+    );
+  }
   assertQuiet();
 });
 
