@@ -32,7 +32,7 @@ export class Model {
   chooseTrace(trace: number): void {
     const other = trace === this.state.other ? this.state.trace : this.state.other;
     // A stack's number means another stack there.
-    const filter = this.state.filter.replaceAll(/\bstack:\d+\s*/g, "");
+    const filter = this.state.filter.replaceAll(/-?\bstack:\d+\s*/g, "");
     this.store.set({ trace, other, view: null, filter });
   }
 
@@ -78,9 +78,9 @@ export class Model {
     return this.#keep(`tree ${index}`, () => treeOf(this.traceOf(index)));
   }
 
-  /** The moments that the report names: peaks, failures, the end. */
+  /** The moments that the report names: peaks, failures, the end. Of several at once, a failure. */
   named(instant: number): NamedInstant | null {
-    return this.trace.summary.instants.find(({ event }) => event === instant) ?? null;
+    return namedAt(this.trace.summary, instant);
   }
 
   /** Whose gap is shown at an instant: at a failure the failing request's, else the stream with most bytes. */
@@ -174,6 +174,12 @@ export class Model {
     kept.splice(2);
     return value;
   }
+}
+
+/** Returns what the report says of an instant; a failure is seen from the stream whose request failed. */
+export function namedAt({ instants }: TraceSummary, instant: number): NamedInstant | null {
+  const there = instants.filter(({ event }) => event === instant);
+  return there.find(({ label }) => /^out of memory/i.test(label)) ?? there[0] ?? null;
 }
 
 function sumsOf({

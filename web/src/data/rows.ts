@@ -78,18 +78,39 @@ export function grouped(
 /** What a block has by number: `stack:12`, or a request of `size:1921-2048` bytes, both ends included. */
 const EXACT = /^(stack|size):(\d+)(?:-(\d+))?$/;
 
+/** A word, or several in quotes, which may be left open at the end; "-" before it excludes what has it. */
+const WORD = /(-?)(?:"([^"]*)"?|([^\s"]\S*))/g;
+
+/** What a filter asks of each block. */
+interface Word {
+  text: string;
+  isExcluded: boolean;
+  isQuoted: boolean;
+}
+
+function wordsOf(text: string): Word[] {
+  return Array.from(text.toLowerCase().matchAll(WORD), ([, sign, quoted, bare]) => ({
+    text: quoted ?? bare,
+    isExcluded: sign === "-",
+    isQuoted: quoted !== undefined,
+  })).filter((word) => word.text !== "");
+}
+
 /** A filter by words, all of which must hold: in a block's stack, tag, stream or pool, or by number. */
 export class Filter {
   readonly isEmpty: boolean;
-  /** Whether a word chooses by number, so that texts alone do not tell what passes. */
+  /** Whether there is more than bare words in it, so that a text alone does not tell what passes. */
   readonly isExact: boolean;
   readonly #words: ((block: number) => boolean)[];
 
   constructor(trace: Trace, text: string, stackTexts: () => string[]) {
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(text);
     this.isEmpty = words.length === 0;
-    this.isExact = words.some((word) => EXACT.test(word));
-    this.#words = words.map((word) => byNumber(trace, word) ?? byText(trace, word, stackTexts()));
+    this.isExact = words.some((word) => word.isQuoted || word.isExcluded || EXACT.test(word.text));
+    this.#words = words.map(({ text: word, isExcluded, isQuoted }) => {
+      const holds = (isQuoted ? null : byNumber(trace, word)) ?? byText(trace, word, stackTexts());
+      return isExcluded ? (block) => !holds(block) : holds;
+    });
   }
 
   has(block: number): boolean {

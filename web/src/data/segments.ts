@@ -55,9 +55,9 @@ export function segmentAt({ segments }: Trace, address: number, instant: number)
   return null;
 }
 
-/** Returns in words what a segment is for. */
+/** Returns in words which requests a segment serves, and whether it is a part of an expandable one. */
 export function kindOf({ segments }: Trace, segment: number): string {
   const flags = segments.flags[segment];
-  const requests = (flags & LARGE) === 0 ? "small requests" : "large requests";
-  return (flags & EXPANDABLE) === 0 ? requests : `${requests}, part of an expandable one`;
+  const requests = (flags & LARGE) === 0 ? "small" : "large";
+  return (flags & EXPANDABLE) === 0 ? requests : `${requests}, expandable`;
 }

@@ -129,7 +129,9 @@ export function stepsText({ steps, found_by, annotation, warm_up_steps, span_ste
   const found = {
     annotation: `${count}, found by the program’s own mark “${shown(annotation ?? "")}”`,
     period: `${count}, found by the period of the allocations`,
-    parts: `Steps were not found; ${format.counted(steps, "equal part")} of the recording stand for them`,
+    parts:
+      `Steps were not found; ${format.counted(steps, "equal part")} of the recording ` +
+      `${steps === 1 ? "stands" : "stand"} for them`,
   }[found_by];
   const left = warm_up_steps === 1 ? "the first is" : `the first ${format.whole(warm_up_steps)} are`;
   const spans = span_steps === 1 ? "" : `, and ${format.whole(span_steps)} are looked at as one`;

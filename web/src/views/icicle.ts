@@ -330,8 +330,12 @@ export class Icicle implements View {
     const figures = picture.isDifference
       ? [changeOf(after - before), quiet(": "), bytesOf(before), quiet(" → "), bytesOf(after)]
       : [bytesOf(after), quiet(", "), percentOf(after / Math.max(1, picture.after[0])), quiet(" of all")];
-    const name = this.#focus === 0 ? label.text : copyable(shown(label.text), label.text);
-    fill(this.#path, h("b", {}, name), ` ${shown(label.place)} `, ...figures);
+    const isAll = this.#focus === 0;
+    const name = isAll ? label.text : copyable(shown(label.text), label.text);
+    const place = isAll ? " " : ` ${shown(label.place)} `;
+    // All of all is no news.
+    const isShort = isAll && !picture.isDifference;
+    fill(this.#path, h("b", {}, name), place, ...(isShort ? figures.slice(0, 1) : figures));
   }
 
   #press(key: string): boolean {

@@ -47,7 +47,7 @@ export function segmentDetails(model: Model, segment: number): Child[] {
       item("Free in it", bytesOf(content.free)),
       item("Blocks", countOf(content.blocks)),
       item("Address", copyable(address, address)),
-      item("For", kindOf(trace, segment) + (pause === null ? "" : "; paused")),
+      item("Requests", kindOf(trace, segment) + (pause === null ? "" : "; paused")),
       item("Age", segmentAge(trace, segment, instant)),
       item(
         "Taken",

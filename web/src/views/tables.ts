@@ -40,6 +40,10 @@ interface Owners {
   stack: Uint32Array;
 }
 
+const FILTER_HELP =
+  "Words that all have to be found. -word leaves out what has it, and quotes keep words together. " +
+  "stream:7 is that stream, size:1000-2048 requests of so many bytes.";
+
 export class Tables implements View {
   readonly element: HTMLElement;
   readonly shows = ["trace", "instants", "seconds", "table", "filter"] as const;
@@ -65,6 +69,7 @@ export class Tables implements View {
       placeholder: "frame, tag, stream, pool",
       spellcheck: "false",
       autocomplete: "off",
+      title: FILTER_HELP,
       "aria-label": "Filter by frame, tag, stream or pool",
       input: () => model.store.set({ filter: this.#filter.value }),
     });
@@ -89,7 +94,8 @@ export class Tables implements View {
       this.#grid = this.#gridOf(state.table);
       fill(this.#place, this.#grid.element);
     }
-    this.#about.textContent = this.#aboutText();
+    const left = state.filter === "" ? [] : this.#leftText(rows);
+    fill(this.#about, this.#aboutText(), ...left, this.#foldedText());
     this.#grid.show(rows);
     if (trace.blocks.count === 0) this.#about.textContent = "The recording has no blocks.";
   }
@@ -108,7 +114,24 @@ export class Tables implements View {
       blocks: `Blocks that are there at event ${format.whole(instant)}.`,
       segments: `Segments at event ${format.whole(instant)}, an expandable one by its mapped parts.`,
     };
-    return texts[state.table] + (state.filter === "" ? "" : " Filtered.") + this.#foldedText();
+    return texts[state.table];
+  }
+
+  /** Says what the filter leaves of a table, and what that comes to. */
+  #leftText(rows: Uint32Array): Child[] {
+    const { blocks, segments } = this.#model.trace;
+    const ofGroup = (row: number) => this.#groups[row].live;
+    const ofBlock = (row: number) => blocks.requested[row];
+    const texts: Record<TableName, [string, (row: number) => number, string]> = {
+      holders: ["holder", ofGroup, "live"],
+      sizes: ["size", ofGroup, "of requests"],
+      lifetimes: ["block", ofBlock, "of requests"],
+      blocks: ["block", ofBlock, "of requests"],
+      segments: ["segment", (row) => segments.size[row], "reserved"],
+    };
+    const [noun, bytesOfRow, what] = texts[this.#model.state.table];
+    const bytes = rows.reduce((sum, row) => sum + bytesOfRow(row), 0);
+    return [` The filter leaves ${format.counted(rows.length, noun)}: `, bytesOf(bytes), ` ${what}.`];
   }
 
   #foldedText(): string {
@@ -347,7 +370,7 @@ export class Tables implements View {
         cell: (segment) => segmentAge(trace, segment, this.#model.instant),
       },
       {
-        title: "For",
+        title: "Requests",
         key: (segment) => segments.flags[segment],
         cell: (segment) => kindOf(trace, segment),
         isText: true,

@@ -77,6 +77,29 @@ test("every word of a filter has to be found: in a frame, a tag, a stream or a p
   assert.equal(found("nowhere").length, 0);
 });
 
+test("a word may be excluded, and quotes keep words together", () => {
+  const texts = () => made.stacks.map((stack) => stack.join("\n"));
+  const filter = (text: string) => new Filter(trace, text, texts);
+  const expected = (keep: (block: (typeof made.blocks)[0]) => boolean) => made.blocks.filter(keep).length;
+  const isIn = (stack: number, word: string) => made.stacks[stack].some((frame) => frame.includes(word));
+  const cases: [string, (block: (typeof made.blocks)[0]) => boolean][] = [
+    ["-attention", ({ stack }) => !isIn(stack, "attention")],
+    ["block3 -stream:7", ({ stack, stream }) => isIn(stack, "block3") && stream === 0],
+    ['"block3 model/transformer.py"', ({ stack }) => isIn(stack, "block3 model/transformer.py")],
+    ['"block3 model', ({ stack }) => isIn(stack, "block3 model")],
+    ['-"block3 model/transformer.py" block', ({ stack }) => isIn(stack, "block") && !isIn(stack, "block3 ")],
+    ["-stack:1", ({ stack }) => stack !== 1],
+  ];
+  for (const [text, keep] of cases) {
+    assert.equal(filter(text).of(all).length, expected(keep), text);
+    assert.ok(filter(text).isExact, text);
+  }
+  // Quotes and signs on their own ask for nothing.
+  for (const text of ['""', '-""', '"']) assert.ok(filter(text).isEmpty, text);
+  assert.equal(filter('"block3 attention"').of(all).length, 0);
+  assert.ok(!filter("attention").isExact);
+});
+
 test("a filter by numbers takes exactly these", () => {
   const { stack, requested, stream } = trace.blocks;
   const find = (text: string) => [...new Filter(trace, text, () => []).of(all)];
