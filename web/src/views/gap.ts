@@ -2,7 +2,7 @@
 // adds up.
 
 import { CAUSES, type Cause } from "../data/summary.ts";
-import { bytesOf, type Child, changeOf, fill, h, section } from "../dom.ts";
+import { bytesOf, type Child, changeOf, fill, h, percentOf, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -61,10 +61,16 @@ export class GapView implements View {
       this.#verdict,
       `At event ${format.whole(instant)}, `,
       bytesOf(size),
-      ` of the ${format.bytes(gap.reserved)} reserved are not live`,
-      size > 0
-        ? `; the largest part, ${format.percent(gap.causes[largest] / size)}, is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`
-        : ".",
+      " of the ",
+      bytesOf(gap.reserved),
+      " reserved are not live",
+      ...(size > 0
+        ? [
+            "; the largest part, ",
+            percentOf(gap.causes[largest] / size),
+            `, is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`,
+          ]
+        : ["."]),
     );
     this.#drawBar(gap);
     const before = second === null ? null : this.#model.gapAt(second);
@@ -101,12 +107,12 @@ export class GapView implements View {
         h("th", { scope: "row" }, key, title),
         h("td", { class: "text" }, meaning),
         h("td", { "data-cell": title }, bytesOf(bytes), exact(bytes)),
-        h("td", {}, kind === "cause" && size > 0 ? format.percent(bytes / size) : ""),
+        h("td", {}, kind === "cause" && size > 0 ? percentOf(bytes / size) : ""),
         before === null ? null : h("td", {}, changeOf(value(before) - bytes)),
       );
     };
     const key = (variable: string) => h("i", { class: "key", style: `background: var(${variable})` });
-    const head = ["", "What it is", `Bytes at ${format.whole(this.#model.instant)}`, "Of the gap"];
+    const head = ["Part", "What it is", `Bytes at ${format.whole(this.#model.instant)}`, "Of the gap"];
     if (second !== null) head.push(`Change at ${format.whole(second)}`);
     const causes = CAUSES.map((cause, i) =>
       row(

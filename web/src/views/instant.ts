@@ -122,9 +122,11 @@ export class InstantBar implements View {
 
   #drawJumps(): void {
     const { trace, instant } = this.#model;
-    const options = trace.summary.instants.map(({ event, label }) => {
+    const named = this.#model.named(instant);
+    const options = trace.summary.instants.map((moment) => {
+      const { event, label } = moment;
       const option = h("option", { value: event }, `${capital(label)} (${format.whole(event)})`);
-      option.selected = event === instant;
+      option.selected = moment === named;
       return option;
     });
     const none = h("option", { value: "" }, "Go to…");

@@ -329,6 +329,8 @@ test("a failure at the end is a failure, seen from the stream whose request fail
   const page = await session.openText(fillPage(template(), summary, pack(columns)));
   assert.equal(await shownInstant(page), first.events);
   assert.match(await page.locator("#gap .adds-up").innerText(), /Seen from stream 7\./);
+  const chosen = await page.locator(".instant option:checked").innerText();
+  assert.match(chosen, /^Out of memory/);
   assertQuiet();
 });
 
@@ -639,6 +641,13 @@ test("shares, ratios and counts are copied as bytes are", async () => {
   const shownShare = Number.parseFloat(await facts.first().innerText());
   assert.ok(Math.abs(100 * Number(await facts.first().getAttribute("value")) - shownShare) < 0.06);
   assert.equal((await values("#growth tbody"))[2], "10 of 10 steps");
+  const shares = await page.locator("#gap .cause td:nth-child(4) data").evaluateAll((all) => {
+    return all.map((each) => Number(each.getAttribute("value")));
+  });
+  assert.equal(shares.length, CAUSES.length);
+  assert.ok(Math.abs(shares.reduce((total, share) => total + share, 0) - 1) < 1e-9);
+  const heads = await page.locator("thead th").allTextContents();
+  assert.ok(heads.length > 0 && heads.every((text) => text.trim() !== ""));
   assert.equal(Number((await values("#traces tbody"))[2]), peakReserved / peakLive);
   await page.locator("#stacks .canvas-scroll").focus();
   await page.keyboard.press("ArrowDown");
