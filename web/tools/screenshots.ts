@@ -5,12 +5,11 @@ import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import type { Page } from "playwright-core";
 import { Session, settled } from "../tests/support/browser.ts";
-import { simulate } from "../tests/support/simulate.ts";
 
 interface Shot {
   name: string;
-  /** A report's name; `null` for one of a made-up job that leaks, which no sample does. */
-  page: string | null;
+  /** A report's name. */
+  page: string;
   fragment: string;
   /** What is in the picture: a section, or the window's first screen. */
   section: string | null;
@@ -33,10 +32,10 @@ const SHOTS: Shot[] = [
     ...usual,
     name: "address",
     section: "#address",
-    page: "llama_varlen",
     prepare: async (page) => {
       await page.locator("#address .canvas-scroll").focus();
-      for (let i = 0; i < 6; i++) await page.keyboard.press("ArrowDown");
+      for (let i = 0; i < 7; i++) await page.keyboard.press("ArrowDown");
+      for (let i = 0; i < 9; i++) await page.keyboard.press("ArrowRight");
     },
   },
   { ...usual, name: "stacks", section: "#stacks" },
@@ -46,10 +45,12 @@ const SHOTS: Shot[] = [
     ...usual,
     name: "growth",
     section: "#growth",
-    page: null,
+    page: "leaking",
     prepare: (page) => page.locator("#growth summary").click(),
   },
   { ...usual, name: "tables", section: "#tables", fragment: "#table=lifetimes" },
+  { ...usual, name: "segments", section: "#tables", fragment: "#table=segments" },
+  { ...usual, name: "strategies", section: "#strategies" },
   { ...usual, name: "traces", section: "#traces", page: "two_jobs" },
 ];
 
@@ -61,10 +62,7 @@ for (const { name, page: file, fragment, section, theme, width, prepare } of SHO
   // So high that the bar at the window's top lies over no section.
   const height = section === null ? 900 : 4500;
   const options = { colorScheme: theme, viewport: { width, height }, reducedMotion: "reduce" } as const;
-  const page =
-    file === null
-      ? await session.open([simulate({ seed: 7, steps: 40, requestsPerStep: 150 })], fragment, options)
-      : await session.openFile(join(pages, `${file}.html`), fragment, options);
+  const page = await session.openFile(join(pages, `${file}.html`), fragment, options);
   await prepare?.(page);
   await settled(page);
   const path = join(out, `${name}.png`);

@@ -13,7 +13,7 @@ const LOCK: &str = "web/package-lock.json";
 /// As npm leaves it where everything was installed.
 const INSTALLED: &str = "web/node_modules/lowtide-package-lock.json";
 
-/// The reports that the documents show: the file's name, and the recordings in it.
+/// The reports of samples that the documents show: the file's name, and the recordings in it.
 const REPORTS: [(&str, &[&str]); 3] = [
     ("llama_varlen", &["traces/llama_varlen.pickle.zst"]),
     ("gpt2_train", &["traces/gpt2_train.stacks.pickle.zst"]),
@@ -50,20 +50,33 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     step("the page in a browser", browser.env("LOWTIDE", program))
 }
 
-/// Makes reports of the project's own recordings, and pictures of their views into `docs/report`.
+/// Makes reports of the project's own recordings and of a made-up one that leaks, as none of them does, and pictures
+/// of their views into `docs/report`.
 pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
     install(root)?;
     let pages = target()?.join("report");
     fs::create_dir_all(&pages)
         .map_err(|error| Stop::new(1, format!("{}: {error}", pages.display())))?;
     for (name, traces) in REPORTS {
-        let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide"]);
-        report.args(["--", "report"]).args(traces);
-        report.arg("-o").arg(pages.join(format!("{name}.html")));
-        step(&format!("the report {name}"), &mut report)?;
+        report(root, &pages, name, traces)?;
     }
+    let leaking = pages.join("leaking.pickle").display().to_string();
+    npm(
+        root,
+        "a job that leaks",
+        &["run", "leaking", "--", &leaking],
+    )?;
+    report(root, &pages, "leaking", &[&leaking])?;
     let pages = pages.display().to_string();
     npm(root, "pictures", &["run", "screenshots", "--", &pages])
+}
+
+/// Has `lowtide` make a report of recordings.
+fn report(root: &Path, pages: &Path, name: &str, traces: &[&str]) -> Result<(), Stop> {
+    let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide"]);
+    report.args(["--", "report"]).args(traces);
+    report.arg("-o").arg(pages.join(format!("{name}.html")));
+    step(&format!("the report {name}"), &mut report)
 }
 
 fn check_sources(root: &Path) -> Result<(), Stop> {
