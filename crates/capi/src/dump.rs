@@ -198,7 +198,8 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
-    for trace in &traces {
+    let lengths: Vec<u64> = traces.iter().map(|_| u64::MAX).collect();
+    for (index, trace) in traces.iter().enumerate() {
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         data.add(&PageTrace {
             name: &trace_name(&name, trace, traces.len()),
@@ -207,7 +208,7 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
             replayed: &[],
             leaks: &Leaks::find(trace, &history),
             is_cut_off: snapshot.is_cut_off,
-            traces: traces.len(),
+            lengths: &lengths[index..],
         });
     }
     let mut page = Vec::new();

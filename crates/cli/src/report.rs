@@ -32,8 +32,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
-    for path in &args.traces {
-        add_recording(&mut data, path, args.traces.len())?;
+    // Of what has no length, such as a pipe, nobody knows how much it needs.
+    let length = |path: &PathBuf| std::fs::metadata(path).map_or(u64::MAX, |file| file.len());
+    let lengths: Vec<u64> = args.traces.iter().map(length).collect();
+    for (index, path) in args.traces.iter().enumerate() {
+        add_recording(&mut data, path, &lengths[index..])?;
     }
     if prints_page {
         let mut page = Vec::new();
@@ -69,8 +72,9 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path`, one of `recordings`, on which something was allocated or held.
-fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<()> {
+/// Adds every device of the recording at `path` on which something was allocated or held. `lengths` are those of the file
+/// and of those that follow it.
+fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
     let snapshot = recording::read(path)?;
     let name = recording::name(path);
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
@@ -78,6 +82,7 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
     if traces.is_empty() {
         bail!("{}", recording::nothing_recorded(path, &snapshot.traces));
     }
+    let mut lengths = lengths_of(&traces, lengths);
     for trace in &traces {
         let label = trace_name(&name, trace, traces.len());
         let progress = Progress::new("replaying", trace.events.len() as u64);
@@ -97,8 +102,9 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
             replayed: &replayed,
             leaks: &leaks,
             is_cut_off: snapshot.is_cut_off,
-            traces: recordings * traces.len(),
+            lengths: &lengths,
         });
+        lengths.remove(0);
         if let Some(folded) = folded {
             output::note(&format!(
                 "{label}: {} up to {}, held for {} at most, are in the page as a sum and not one by one",
@@ -109,6 +115,17 @@ fn add_recording(data: &mut PageData, path: &Path, recordings: usize) -> Result<
         }
     }
     Ok(())
+}
+
+/// Returns the parts of the first of some lengths that are the traces' by their events, and then the other lengths.
+fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
+    let events: u128 = traces.iter().map(|trace| trace.events.len() as u128).sum();
+    let part = |trace: &&Trace| {
+        let part = u128::from(lengths[0]) * trace.events.len() as u128 / events.max(1);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    };
+    let following = lengths[1..].iter().copied();
+    traces.iter().map(part).chain(following).collect()
 }
 
 /// Returns what the job would have taken with each allocator, nothing where no request is recorded; says so of those

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde::Serialize;
 
 /// Columns of numbers by name. Each number is stored as its difference to the one before, and of all
@@ -68,6 +70,22 @@ impl Columns {
         }
     }
 
+    /// Adds the columns of `other` behind these.
+    pub(super) fn append(&mut self, mut other: Columns) {
+        for entry in &mut other.directory {
+            entry.offset += self.bytes.len();
+        }
+        self.directory.append(&mut other.directory);
+        self.bytes.append(&mut other.bytes);
+    }
+
+    /// Returns how many bytes of a page the columns are: packed, and as base64. Packs them to see.
+    pub(super) fn page_bytes(&self) -> usize {
+        let mut gzip = GzEncoder::new(Count(0), Compression::default());
+        let packed = gzip.write_all(&self.bytes).and_then(|()| gzip.finish());
+        packed.expect("counting does not fail").0.div_ceil(3) * 4
+    }
+
     /// Writes the length of the directory in four bytes, the directory as JSON, and the columns, from
     /// behind which their offsets count.
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -82,9 +100,41 @@ impl Columns {
     }
 }
 
+/// Takes bytes and keeps nothing but how many they were.
+struct Count(usize);
+
+impl Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn appended_columns_are_as_if_added_one_by_one() {
+        let [mut one, mut first, mut second] = [(); 3].map(|()| Columns::default());
+        for columns in [&mut one, &mut first] {
+            columns.add_u32("a".into(), [1, 7, 3].into_iter());
+        }
+        for columns in [&mut one, &mut second] {
+            columns.add_u64("b".into(), [9, 1 << 40].into_iter());
+        }
+        first.append(second);
+        let written = |columns: &Columns| {
+            let mut written = Vec::new();
+            columns.write(&mut written).unwrap();
+            written
+        };
+        assert_eq!(written(&first), written(&one));
+    }
 
     #[test]
     fn the_container_is_what_the_page_reads() {

@@ -97,20 +97,27 @@ fn curves<'h>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sizes::BlockSizes;
     use lowtide_core::{Action, DeviceAddress, Event, MempoolId, Stream};
     use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
 
-    /// Returns the history of blocks of many sizes, each freed after a while or never.
+    /// Returns the history of 200 such blocks.
     fn history() -> History {
+        let trace = trace(200);
+        History::new(&trace, &BlockSizes::estimated(&trace))
+    }
+
+    /// Returns a recording of so many blocks of many sizes, each freed after a while or never.
+    pub(in crate::page) fn trace(blocks: u64) -> Trace {
         let mut trace = Trace::default();
         let mut push = |action, address: u64, size: u64| {
             let event = Event {
                 action,
                 pool: MempoolId::DEFAULT,
-                address: DeviceAddress(address << 30),
+                // As good as random, and no two the same.
+                address: DeviceAddress((address * 40_503 % (1 << 17)) << 30),
                 size: Bytes(size),
                 stream: Stream::DEFAULT,
             };
@@ -122,8 +129,8 @@ mod tests {
                 note: NoteId::NONE,
             });
         };
-        let size = |block: u64| 1 + block * 7919 % 100_003;
-        for block in 0..200 {
+        let size = |block: u64| 1 + block * block * 7919 % 100_003;
+        for block in 0..blocks {
             push(Action::Alloc, block, size(block));
             if block % 3 != 0 {
                 push(Action::FreeRequested, block - 1, size(block - 1));
@@ -132,7 +139,7 @@ mod tests {
                 push(Action::FreeCompleted, block - 1, size(block - 1));
             }
         }
-        History::new(&trace, &BlockSizes::estimated(&trace))
+        trace
     }
 
     #[test]

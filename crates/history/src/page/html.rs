@@ -9,7 +9,7 @@ use super::PageData;
 use super::base64::Base64Writer;
 
 /// The page, its style and its script.
-const PAGE: &str = include_str!("page.html");
+pub(super) const PAGE: &str = include_str!("page.html");
 
 /// Behind this the summary goes into the page, and behind [`COLUMNS_MARK`] the columns.
 const SUMMARY_MARK: &str = "<script type=\"application/json\" id=\"lowtide-summary\">";

@@ -30,8 +30,11 @@ use summary::{
     Summary, TraceSummary,
 };
 
-/// So many blocks are listed one by one: more, and the page would pass 30 MB.
-const BLOCKS_MAX: usize = 2_000_000;
+/// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names.
+const PAGE_BYTES_MAX: usize = 29_500_000;
+
+/// So many times it is measured how many blocks fit.
+const ROUNDS_MAX: usize = 4;
 
 /// The refused requests whose figures are kept; a job that goes on after them may have any number.
 const REFUSALS_MAX: usize = 64;
@@ -45,6 +48,16 @@ pub struct PageData {
     summary: Summary,
     strings: Strings,
     columns: Columns,
+    /// How many bytes of the page the columns are.
+    columns_bytes: usize,
+}
+
+/// The part of a trace's data that is the longer, the more blocks are listed one by one.
+struct Listing {
+    columns: Columns,
+    strings: Strings,
+    has_stacks: bool,
+    growth: GrowthSummary,
 }
 
 /// A trace as a report shows it.
@@ -62,8 +75,9 @@ pub struct PageTrace<'a> {
     pub leaks: &'a Leaks,
     /// Whether the end of the recording is missing.
     pub is_cut_off: bool,
-    /// How many traces the page has, which share its room.
-    pub traces: usize,
+    /// How many bytes this trace and each that follows it take where they are stored, by which they share what is
+    /// left of the page: none needs more there.
+    pub lengths: &'a [u64],
 }
 
 /// What is not listed one by one, and has to be said.
@@ -88,29 +102,47 @@ impl PageData {
             },
             strings: Strings::default(),
             columns: Columns::default(),
+            columns_bytes: 0,
         }
     }
 
     /// Adds a trace, and returns what of it is not listed one by one. Linear time, but for the sorting of
-    /// blocks where there are too many.
+    /// blocks where there are too many; packs the columns once more than they are written.
     pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
+        let texts = serde_json::to_string(&self.summary).map_or(0, |json| json.len());
+        let used = html::PAGE.len() + self.columns_bytes + texts + self.strings.page_bytes();
+        let left = PAGE_BYTES_MAX.saturating_sub(used);
+        let bytes_max = share(left, page.lengths);
+        self.add_within(page, bytes_max)
+    }
+
+    /// As [`add`](PageData::add), in so many bytes of the page if listing no block can do that.
+    fn add_within(&mut self, page: &PageTrace<'_>, bytes_max: usize) -> Option<FoldedBlocks> {
         let PageTrace { trace, history, .. } = *page;
         let prefix = format!("{}/", self.summary.traces.len());
         let instants = instants(history);
         let numbers: Vec<u32> = instants.iter().map(|(_, moment)| moment.instant).collect();
-        let folded = Folded::new(history, BLOCKS_MAX / page.traces.max(1), &numbers);
-        let mut stacks = Stacks::new(&trace.stacks);
-        self.add_blocks(&prefix, history, folded.as_ref(), &mut stacks);
-        let growth = self.add_growth(&prefix, history, page.leaks, &mut stacks);
-        // Blocks alone tell whether there are stacks: by those they are told apart.
-        let has_stacks = stacks.has_any();
-        self.add_segments(&prefix, history, &mut stacks);
-        stacks.add_to(&prefix, &mut self.columns, &mut self.strings);
-        self.add_curves(&prefix, history, folded.as_ref());
-        self.add_replayed(&prefix, history, page.replayed);
-        let duration_us = self.add_times(&prefix, trace);
-        self.add_annotations(&prefix, trace);
+        let mut columns = Columns::default();
+        add_curves(&mut columns, &prefix, history);
+        add_replayed(&mut columns, &prefix, history, page.replayed);
+        let duration_us = add_times(&mut columns, &prefix, trace);
+        add_annotations(&mut columns, &mut self.strings, &prefix, trace);
+        let mut columns_bytes = columns.page_bytes();
 
+        let texts_before = self.strings.page_bytes();
+        let list = |folded: Option<&Folded>| {
+            let listing = self.listing(&prefix, page, folded);
+            let texts = listing.strings.page_bytes() - texts_before;
+            let bytes = listing.columns.page_bytes();
+            ((listing, bytes), bytes + texts)
+        };
+        let listing_max = bytes_max.saturating_sub(columns_bytes);
+        let (folded, (listing, bytes)) = fit(history, &numbers, listing_max, list);
+        columns_bytes += bytes;
+        columns.append(listing.columns);
+        self.columns.append(columns);
+        self.columns_bytes += columns_bytes;
+        self.strings = listing.strings;
         let figures = instants.into_iter().enumerate();
         let figures = figures.map(|(index, (label, moment))| {
             let mut instant = Instant::new(label, &moment, stream_number(history, moment.stream));
@@ -120,36 +152,12 @@ impl PageData {
             instant
         });
         self.summary.traces.push(TraceSummary {
-            name: page.name.to_owned(),
-            device: trace.device,
-            events: history.events,
             duration_us,
-            has_stacks,
-            settings: trace.settings.conf.clone(),
-            strategy: recorded_strategy(trace),
-            sizes: match history.sizes_are_verified {
-                true => "verified",
-                false => "estimated",
-            },
-            main_stream: stream_number(history, history.main_stream),
-            large_page: large_page(trace).get(),
-            streams: history.streams.iter().copied().map(stream_text).collect(),
-            pools: history.pools.iter().copied().map(pool_text).collect(),
-            tags: history.tags.clone(),
-            regions: history.regions.clone(),
-            bucket_events: history.levels.part_instants(),
-            peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
-            peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
-            peak_paused: peak_paused(history),
-            ooms: ooms(history),
+            has_stacks: listing.has_stacks,
+            growth: listing.growth,
             instants: figures.collect(),
             aggregated: folded.as_ref().map(Aggregated::new),
-            strategies: page.replayed.iter().map(strategy_summary).collect(),
-            growth,
-            initial_blocks: trace.initial.blocks.len(),
-            is_cut_off: page.is_cut_off,
-            skipped_events: trace.skipped_events,
-            contradictions: history.contradictions,
+            ..trace_summary(page)
         });
         folded.map(|folded| FoldedBlocks {
             blocks: folded.blocks,
@@ -177,183 +185,296 @@ impl PageData {
         self.columns.write(out)
     }
 
-    fn add_blocks(
-        &mut self,
-        prefix: &str,
-        history: &History,
-        folded: Option<&Folded>,
-        stacks: &mut Stacks<'_>,
-    ) {
-        let blocks = history.blocks.iter().enumerate();
-        let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
-        let listed: Vec<&Block> = blocks
-            .filter(|&(index, _)| is_listed(index))
-            .map(|(_, block)| block)
-            .collect();
-        let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
-            let numbers = listed.iter().map(|block| of(block));
-            self.columns
-                .add_u32(format!("{prefix}blocks/{name}"), numbers);
-        };
-        add_u32("start", &mut |block| block.start);
-        add_u32("held", &mut |block| block.freed - block.start);
-        add_u32("pending", &mut |block| block.end - block.freed);
-        add_u32("stream", &mut |block| block.stream);
-        add_u32("pool", &mut |block| block.pool);
-        add_u32("tag", &mut |block| block.tag);
-        add_u32("stack", &mut |block| stacks.number(block.stack));
-        let mut add_u64 = |name: &str, of: &dyn Fn(&Block) -> u64| {
-            let numbers = listed.iter().map(|block| of(block));
-            self.columns
-                .add_u64(format!("{prefix}blocks/{name}"), numbers);
-        };
-        add_u64("address", &|block| block.address);
-        add_u64("requested", &|block| block.requested.get());
-        add_u64("padding", &|block| (block.size - block.requested).get());
-    }
-
-    /// Adds where steps begin and end, and returns what grew over them.
-    fn add_growth(
-        &mut self,
-        prefix: &str,
-        history: &History,
-        leaks: &Leaks,
-        stacks: &mut Stacks<'_>,
-    ) -> GrowthSummary {
-        let boundaries = leaks.steps.boundaries.iter().copied();
-        self.columns
-            .add_u32(format!("{prefix}steps/boundaries"), boundaries);
-        let sites = leaks.leaks().map(|growth| {
-            let site = match growth.site {
-                Site::Stack(stack) => SiteSummary::Stack {
-                    stack: stacks.number(stack),
-                },
-                Site::Size { size_max, stream } => SiteSummary::Size {
-                    size_max: size_max.get(),
-                    stream: stream_number(history, stream),
-                },
-            };
-            LeakSummary::new(growth, site)
-        });
-        GrowthSummary::new(leaks, sites.collect())
-    }
-
-    fn add_segments(&mut self, prefix: &str, history: &History, stacks: &mut Stacks<'_>) {
-        let segments = || history.segments.iter();
-        let name = |name: &str| format!("{prefix}segments/{name}");
-        let columns = &mut self.columns;
-        columns.add_u32(name("start"), segments().map(|segment| segment.start));
-        columns.add_u32(name("made"), segments().map(|segment| segment.made));
-        columns.add_u32(name("end"), segments().map(|segment| segment.end));
-        columns.add_u32(name("stream"), segments().map(|segment| segment.stream));
-        columns.add_u32(name("pool"), segments().map(|segment| segment.pool));
-        let flags = segments()
-            .map(|segment| u32::from(segment.is_large) | u32::from(segment.is_expandable) << 1);
-        columns.add_u32(name("flags"), flags);
-        columns.add_u64(name("address"), segments().map(|segment| segment.address));
-        columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
-        let stacks = segments().map(|segment| stacks.number(segment.stack));
-        columns.add_u32(name("stack"), stacks);
-        self.add_pauses(prefix, history);
-    }
-
-    fn add_pauses(&mut self, prefix: &str, history: &History) {
-        let pauses = || history.pauses.iter();
-        let name = |name: &str| format!("{prefix}pauses/{name}");
-        let columns = &mut self.columns;
-        columns.add_u32(name("start"), pauses().map(|pause| pause.start));
-        columns.add_u32(name("end"), pauses().map(|pause| pause.end));
-        columns.add_u32(name("region"), pauses().map(|pause| pause.region));
-        columns.add_u64(name("address"), pauses().map(|pause| pause.address));
-        columns.add_u64(name("size"), pauses().map(|pause| pause.size.get()));
-    }
-
-    fn add_curves(&mut self, prefix: &str, history: &History, folded: Option<&Folded>) {
-        let mut add = |curve: &str, least: &[u64], most: &[u64]| {
-            let name = |end: &str| format!("{prefix}curves/{curve}/{end}");
-            self.columns.add_u64(name("min"), least.iter().copied());
-            self.columns.add_u64(name("max"), most.iter().copied());
-        };
-        for (index, curve) in CURVE_NAMES.iter().enumerate() {
-            if *curve == "paused" && history.pauses.is_empty() {
-                continue;
-            }
-            add(
-                curve,
-                history.levels.least(index),
-                history.levels.most(index),
-            );
-        }
+    /// Returns the blocks that are not folded, with what is told of their stacks.
+    fn listing(&self, prefix: &str, page: &PageTrace<'_>, folded: Option<&Folded>) -> Listing {
+        let PageTrace { trace, history, .. } = *page;
+        let mut columns = Columns::default();
+        let mut strings = self.strings.clone();
+        let mut stacks = Stacks::new(&trace.stacks);
+        add_blocks(&mut columns, prefix, history, folded, &mut stacks);
         if let Some(folded) = folded {
-            for (index, curve) in ["aggregated", "aggregated_size"].iter().enumerate() {
-                add(curve, folded.levels.least(index), folded.levels.most(index));
-            }
+            add_folded(&mut columns, prefix, folded);
+        }
+        let growth = add_growth(&mut columns, prefix, history, page.leaks, &mut stacks);
+        // Blocks alone tell whether there are stacks: by those they are told apart.
+        let has_stacks = stacks.has_any();
+        add_segments(&mut columns, prefix, history, &mut stacks);
+        stacks.add_to(prefix, &mut columns, &mut strings);
+        Listing {
+            columns,
+            strings,
+            has_stacks,
+            growth,
         }
     }
+}
 
-    /// Adds what each replay held at most in each part.
-    fn add_replayed(&mut self, prefix: &str, history: &History, replayed: &[(String, Outcome)]) {
-        let part_instants = history.levels.part_instants();
-        let parts = history.levels.most(0).len();
-        for (label, outcome) in replayed {
-            let mut most = vec![0; parts];
-            for point in &outcome.timeline {
-                let part = point.event as u64 / part_instants;
-                let most = &mut most[usize::try_from(part).unwrap_or(usize::MAX).min(parts - 1)];
-                *most = point.reserved_bytes.get().max(*most);
-            }
-            fill_forward(&mut most, outcome.timeline.len());
-            let name = format!("{prefix}curves/{label}/reserved/max");
-            self.columns.add_u64(name, most.into_iter());
+/// Folds about as few blocks as it takes for `list` to need `bytes_max` at most, or all.
+fn fit<L>(
+    history: &History,
+    instants: &[u32],
+    bytes_max: usize,
+    list: impl Fn(Option<&Folded>) -> (L, usize),
+) -> (Option<Folded>, L) {
+    let try_listing = |kept: usize| {
+        let folded = Folded::new(history, kept, instants);
+        let (listing, bytes) = list(folded.as_ref());
+        (kept, bytes, (folded, listing))
+    };
+    let whole = try_listing(history.blocks.len());
+    if whole.1 <= bytes_max {
+        return whole.2;
+    }
+    let (mut kept_max, mut kept_max_bytes, _) = whole;
+    let mut best = try_listing(0);
+    // Blocks take about as much each, so what is found between two measured numbers of them is soon close.
+    for _ in 0..ROUNDS_MAX {
+        let aim = bytes_max / 100 * 98;
+        if best.1 >= aim / 100 * 98 {
+            break;
+        }
+        let part = (aim - best.1) as u128 * (kept_max - best.0) as u128;
+        let more = part / (kept_max_bytes - best.1) as u128;
+        let tried = try_listing(best.0 + usize::try_from(more).unwrap_or(0));
+        match tried.1 <= bytes_max {
+            true => best = tried,
+            false => (kept_max, kept_max_bytes, _) = tried,
         }
     }
+    best.2
+}
 
-    /// Adds the times of the instants, where the recording has them, and returns how long it is.
-    fn add_times(&mut self, prefix: &str, trace: &Trace) -> Option<u64> {
-        let first_us = trace
-            .events
-            .first()
-            .map(|event| event.time_us)
-            .filter(|&us| us > 0)?;
-        let step = trace.events.len().div_ceil(TIMES_MAX - 1);
-        let last = trace.events.len() - 1;
-        let chosen: Vec<usize> = (0..last).step_by(step).chain([last]).collect();
-        let mut elapsed = 0;
-        let times: Vec<u64> = chosen
-            .iter()
-            // Threads note their events in another order than they take their times.
-            .map(|&index| {
-                let since = trace.events[index].time_us.saturating_sub(first_us);
-                elapsed = elapsed.max(u64::try_from(since).unwrap_or(0));
-                elapsed
-            })
-            .collect();
-        let instants = chosen
-            .iter()
-            .map(|&index| u32::try_from(index + 1).unwrap_or(u32::MAX));
-        self.columns
-            .add_u32(format!("{prefix}events/time_event"), instants);
-        self.columns
-            .add_u64(format!("{prefix}events/time_us"), times.into_iter());
-        Some(elapsed)
+/// Returns how many of the `left` bytes are for the first of some traces that are so long: as many as for any other,
+/// but that those which are shorter leave to the others what they cannot need.
+fn share(left: usize, lengths: &[u64]) -> usize {
+    let Some(&own) = lengths.first() else {
+        return left;
+    };
+    let mut shorter: Vec<u64> = lengths
+        .iter()
+        .copied()
+        .filter(|&length| length < own)
+        .collect();
+    shorter.sort_unstable();
+    let (mut left, mut sharing) = (left, lengths.len());
+    for length in shorter {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        left -= length.min(left / sharing);
+        sharing -= 1;
     }
+    left / sharing
+}
 
-    fn add_annotations(&mut self, prefix: &str, trace: &Trace) {
-        let annotations = || trace.annotations.iter();
-        let name = |name: &str| format!("{prefix}annotations/{name}");
-        let instants = annotations().map(|annotation| {
-            let before = |event: &lowtide_trace::TraceEvent| event.time_us <= annotation.time_us;
-            u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
-        });
-        self.columns.add_u32(name("event"), instants);
-        let strings = &mut self.strings;
-        let names = annotations().map(|annotation| strings.number(&annotation.name));
-        self.columns.add_u32(name("name"), names);
-        let stages = annotations().map(|annotation| match annotation.stage {
-            AnnotationStage::Start => 0,
-            AnnotationStage::End => 1,
-        });
-        self.columns.add_u32(name("stage"), stages);
+fn add_blocks(
+    columns: &mut Columns,
+    prefix: &str,
+    history: &History,
+    folded: Option<&Folded>,
+    stacks: &mut Stacks<'_>,
+) {
+    let blocks = history.blocks.iter().enumerate();
+    let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
+    let listed: Vec<&Block> = blocks
+        .filter(|&(index, _)| is_listed(index))
+        .map(|(_, block)| block)
+        .collect();
+    let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
+        let numbers = listed.iter().map(|block| of(block));
+        columns.add_u32(format!("{prefix}blocks/{name}"), numbers);
+    };
+    add_u32("start", &mut |block| block.start);
+    add_u32("held", &mut |block| block.freed - block.start);
+    add_u32("pending", &mut |block| block.end - block.freed);
+    add_u32("stream", &mut |block| block.stream);
+    add_u32("pool", &mut |block| block.pool);
+    add_u32("tag", &mut |block| block.tag);
+    add_u32("stack", &mut |block| stacks.number(block.stack));
+    let mut add_u64 = |name: &str, of: &dyn Fn(&Block) -> u64| {
+        let numbers = listed.iter().map(|block| of(block));
+        columns.add_u64(format!("{prefix}blocks/{name}"), numbers);
+    };
+    add_u64("address", &|block| block.address);
+    add_u64("requested", &|block| block.requested.get());
+    add_u64("padding", &|block| (block.size - block.requested).get());
+}
+
+/// Adds where steps begin and end, and returns what grew over them.
+fn add_growth(
+    columns: &mut Columns,
+    prefix: &str,
+    history: &History,
+    leaks: &Leaks,
+    stacks: &mut Stacks<'_>,
+) -> GrowthSummary {
+    let boundaries = leaks.steps.boundaries.iter().copied();
+    columns.add_u32(format!("{prefix}steps/boundaries"), boundaries);
+    let sites = leaks.leaks().map(|growth| {
+        let site = match growth.site {
+            Site::Stack(stack) => SiteSummary::Stack {
+                stack: stacks.number(stack),
+            },
+            Site::Size { size_max, stream } => SiteSummary::Size {
+                size_max: size_max.get(),
+                stream: stream_number(history, stream),
+            },
+        };
+        LeakSummary::new(growth, site)
+    });
+    GrowthSummary::new(leaks, sites.collect())
+}
+
+fn add_segments(columns: &mut Columns, prefix: &str, history: &History, stacks: &mut Stacks<'_>) {
+    let segments = || history.segments.iter();
+    let name = |name: &str| format!("{prefix}segments/{name}");
+    columns.add_u32(name("start"), segments().map(|segment| segment.start));
+    columns.add_u32(name("made"), segments().map(|segment| segment.made));
+    columns.add_u32(name("end"), segments().map(|segment| segment.end));
+    columns.add_u32(name("stream"), segments().map(|segment| segment.stream));
+    columns.add_u32(name("pool"), segments().map(|segment| segment.pool));
+    let flags = segments()
+        .map(|segment| u32::from(segment.is_large) | u32::from(segment.is_expandable) << 1);
+    columns.add_u32(name("flags"), flags);
+    columns.add_u64(name("address"), segments().map(|segment| segment.address));
+    columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
+    let stacks = segments().map(|segment| stacks.number(segment.stack));
+    columns.add_u32(name("stack"), stacks);
+    add_pauses(columns, prefix, history);
+}
+
+fn add_pauses(columns: &mut Columns, prefix: &str, history: &History) {
+    let pauses = || history.pauses.iter();
+    let name = |name: &str| format!("{prefix}pauses/{name}");
+    columns.add_u32(name("start"), pauses().map(|pause| pause.start));
+    columns.add_u32(name("end"), pauses().map(|pause| pause.end));
+    columns.add_u32(name("region"), pauses().map(|pause| pause.region));
+    columns.add_u64(name("address"), pauses().map(|pause| pause.address));
+    columns.add_u64(name("size"), pauses().map(|pause| pause.size.get()));
+}
+
+fn add_curves(columns: &mut Columns, prefix: &str, history: &History) {
+    for (index, curve) in CURVE_NAMES.iter().enumerate() {
+        if *curve == "paused" && history.pauses.is_empty() {
+            continue;
+        }
+        let levels = [history.levels.least(index), history.levels.most(index)];
+        add_levels(columns, prefix, curve, levels);
+    }
+}
+
+fn add_folded(columns: &mut Columns, prefix: &str, folded: &Folded) {
+    for (index, curve) in ["aggregated", "aggregated_size"].iter().enumerate() {
+        let levels = [folded.levels.least(index), folded.levels.most(index)];
+        add_levels(columns, prefix, curve, levels);
+    }
+}
+
+fn add_levels(columns: &mut Columns, prefix: &str, curve: &str, [least, most]: [&[u64]; 2]) {
+    let name = |end: &str| format!("{prefix}curves/{curve}/{end}");
+    columns.add_u64(name("min"), least.iter().copied());
+    columns.add_u64(name("max"), most.iter().copied());
+}
+
+/// Adds what each replay held at most in each part.
+fn add_replayed(
+    columns: &mut Columns,
+    prefix: &str,
+    history: &History,
+    replayed: &[(String, Outcome)],
+) {
+    let part_instants = history.levels.part_instants();
+    let parts = history.levels.most(0).len();
+    for (label, outcome) in replayed {
+        let mut most = vec![0; parts];
+        for point in &outcome.timeline {
+            let part = point.event as u64 / part_instants;
+            let most = &mut most[usize::try_from(part).unwrap_or(usize::MAX).min(parts - 1)];
+            *most = point.reserved_bytes.get().max(*most);
+        }
+        fill_forward(&mut most, outcome.timeline.len());
+        let name = format!("{prefix}curves/{label}/reserved/max");
+        columns.add_u64(name, most.into_iter());
+    }
+}
+
+/// Adds the times of the instants, where the recording has them, and returns how long it is.
+fn add_times(columns: &mut Columns, prefix: &str, trace: &Trace) -> Option<u64> {
+    let first_us = trace
+        .events
+        .first()
+        .map(|event| event.time_us)
+        .filter(|&us| us > 0)?;
+    let step = trace.events.len().div_ceil(TIMES_MAX - 1);
+    let last = trace.events.len() - 1;
+    let chosen: Vec<usize> = (0..last).step_by(step).chain([last]).collect();
+    let mut elapsed = 0;
+    let times: Vec<u64> = chosen
+        .iter()
+        // Threads note their events in another order than they take their times.
+        .map(|&index| {
+            let since = trace.events[index].time_us.saturating_sub(first_us);
+            elapsed = elapsed.max(u64::try_from(since).unwrap_or(0));
+            elapsed
+        })
+        .collect();
+    let instants = chosen
+        .iter()
+        .map(|&index| u32::try_from(index + 1).unwrap_or(u32::MAX));
+    columns.add_u32(format!("{prefix}events/time_event"), instants);
+    columns.add_u64(format!("{prefix}events/time_us"), times.into_iter());
+    Some(elapsed)
+}
+
+fn add_annotations(columns: &mut Columns, strings: &mut Strings, prefix: &str, trace: &Trace) {
+    let annotations = || trace.annotations.iter();
+    let name = |name: &str| format!("{prefix}annotations/{name}");
+    let instants = annotations().map(|annotation| {
+        let before = |event: &lowtide_trace::TraceEvent| event.time_us <= annotation.time_us;
+        u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
+    });
+    columns.add_u32(name("event"), instants);
+    let names = annotations().map(|annotation| strings.number(&annotation.name));
+    columns.add_u32(name("name"), names);
+    let stages = annotations().map(|annotation| match annotation.stage {
+        AnnotationStage::Start => 0,
+        AnnotationStage::End => 1,
+    });
+    columns.add_u32(name("stage"), stages);
+}
+
+/// Returns what there is to say of a trace before its columns are made.
+fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
+    let PageTrace { trace, history, .. } = *page;
+    TraceSummary {
+        name: page.name.to_owned(),
+        device: trace.device,
+        events: history.events,
+        duration_us: None,
+        has_stacks: false,
+        settings: trace.settings.conf.clone(),
+        strategy: recorded_strategy(trace),
+        sizes: match history.sizes_are_verified {
+            true => "verified",
+            false => "estimated",
+        },
+        main_stream: stream_number(history, history.main_stream),
+        large_page: large_page(trace).get(),
+        streams: history.streams.iter().copied().map(stream_text).collect(),
+        pools: history.pools.iter().copied().map(pool_text).collect(),
+        tags: history.tags.clone(),
+        regions: history.regions.clone(),
+        bucket_events: history.levels.part_instants(),
+        peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
+        peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
+        peak_paused: peak_paused(history),
+        ooms: ooms(history),
+        instants: Vec::new(),
+        aggregated: None,
+        strategies: page.replayed.iter().map(strategy_summary).collect(),
+        growth: GrowthSummary::default(),
+        initial_blocks: trace.initial.blocks.len(),
+        is_cut_off: page.is_cut_off,
+        skipped_events: trace.skipped_events,
+        contradictions: history.contradictions,
     }
 }
 
@@ -461,4 +582,60 @@ pub fn escape_for_script(json: &str) -> String {
     json.replace('<', "\\u003c")
         .replace('>', "\\u003e")
         .replace('&', "\\u0026")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sizes::BlockSizes;
+
+    #[test]
+    fn what_short_traces_do_not_need_is_for_the_others() {
+        assert_eq!(share(900, &[]), 900);
+        assert_eq!(share(900, &[5000]), 900);
+        assert_eq!(share(900, &[5000, 5000, 5000]), 300);
+        assert_eq!(share(900, &[5000, 100, 5000]), 400);
+        assert_eq!(share(900, &[100, 5000, 5000]), 300);
+        assert_eq!(share(900, &[5000, 100, 20, 5000]), 390);
+        assert_eq!(share(900, &[5000, 4000]), 450);
+    }
+
+    #[test]
+    fn a_trace_takes_no_more_of_the_page_than_it_has_and_lists_what_fits() {
+        let trace = fold::tests::trace(40_000);
+        let history = History::new(&trace, &BlockSizes::estimated(&trace));
+        let leaks = Leaks::find(&trace, &history);
+        let page = PageTrace {
+            name: "made up",
+            trace: &trace,
+            history: &history,
+            replayed: &[],
+            leaks: &leaks,
+            is_cut_off: false,
+            lengths: &[],
+        };
+        let add = |bytes_max: usize| {
+            let mut data = PageData::new("0");
+            let folded = data.add_within(&page, bytes_max);
+            let bytes = data.columns_bytes + data.strings.page_bytes();
+            (folded.map_or(0, |folded| folded.blocks), bytes)
+        };
+        let (folded, all_bytes) = add(usize::MAX);
+        assert_eq!(folded, 0);
+        let mut before = 0;
+        for percent in [100, 95, 90, 80] {
+            let bytes_max = all_bytes * percent / 100 + 1000;
+            let (folded, bytes) = add(bytes_max);
+            assert!(bytes <= bytes_max, "{bytes} of {bytes_max}");
+            // No more is folded than it takes, or not much.
+            assert!(
+                folded == 0 || bytes > bytes_max * 9 / 10,
+                "{bytes} of {bytes_max}"
+            );
+            assert!(folded >= before, "{folded} after {before}");
+            before = folded;
+        }
+        assert!(before > 0 && before < 40_000, "{before}");
+        assert_eq!(add(0).0, 40_000, "less than none cannot be listed");
+    }
 }

@@ -6,7 +6,7 @@ use lowtide_trace::{Frame, StackId, StackTable};
 use super::columns::Columns;
 
 /// Texts by their numbers.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Strings {
     numbers: HashMap<String, u32>,
     texts: Vec<String>,
@@ -22,6 +22,11 @@ impl Strings {
         self.numbers.insert(text.to_owned(), number);
         self.texts.push(text.to_owned());
         number
+    }
+
+    /// Returns about how many bytes of a page the texts are.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.texts.iter().map(|text| text.len() + 3).sum()
     }
 
     /// Returns the texts in the order of their numbers.

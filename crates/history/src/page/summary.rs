@@ -105,7 +105,7 @@ pub(super) struct StrategySummary {
 }
 
 /// What grew over a job's steps.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct GrowthSummary {
     steps: usize,
     /// `annotation`, `period`, or `parts` where the steps were not found.
