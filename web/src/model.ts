@@ -88,20 +88,12 @@ export class Model {
     return this.named(instant)?.stream ?? this.trace.summary.main_stream;
   }
 
-  /** Between how many live bytes an instant has that are in the curves only. */
-  foldedAt(instant: number): { min: number; max: number } {
-    const curve = this.trace.curve("aggregated");
-    if (curve === null) return { min: 0, max: 0 };
-    const bucket = Math.floor(instant / this.trace.summary.bucket_events);
-    return { min: curve.min[bucket], max: curve.max[bucket] };
-  }
-
   gapAt(instant: number): Gap {
     return this.#keepLast("gap", `${this.state.trace} ${instant}`, () => {
       const named = this.named(instant);
       const { aggregated } = this.trace.summary;
       const gap = gapAt(this.trace, instant, this.streamAt(instant));
-      // Where blocks are missing from the columns, named moments still have the whole truth.
+      // What blocks that are not listed are to other streams is known at the named moments only.
       return named === null || aggregated === null ? gap : { ...gap, ...sumsOf(named) };
     });
   }
@@ -188,7 +180,7 @@ function sumsOf({
   requested,
   paused,
   causes,
-}: NamedInstant): Omit<Gap, "blocks" | "segments"> {
+}: NamedInstant): Omit<Gap, "blocks" | "segments" | "folded"> {
   const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
   return { live, reserved, requested, paused, causes, difference };
 }

@@ -200,10 +200,12 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
     let traces: Vec<&Trace> = traces.collect();
     let lengths: Vec<u64> = traces.iter().map(|_| u64::MAX).collect();
     for (index, trace) in traces.iter().enumerate() {
-        let history = History::new(trace, &BlockSizes::of(trace, &()));
+        let sizes = BlockSizes::of(trace, &());
+        let history = History::new(trace, &sizes);
         data.add(&PageTrace {
             name: &trace_name(&name, trace, traces.len()),
             trace,
+            sizes: &sizes,
             history: &history,
             replayed: &[],
             leaks: &Leaks::find(trace, &history),

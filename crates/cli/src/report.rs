@@ -86,11 +86,12 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     for trace in &traces {
         let label = trace_name(&name, trace, traces.len());
         let progress = Progress::new("replaying", trace.events.len() as u64);
-        let ((history, leaks), replayed) = rayon::join(
+        let ((sizes, history, leaks), replayed) = rayon::join(
             || {
-                let history = History::new(trace, &BlockSizes::of(trace, &progress));
+                let sizes = BlockSizes::of(trace, &progress);
+                let history = History::new(trace, &sizes);
                 let leaks = Leaks::find(trace, &history);
-                (history, leaks)
+                (sizes, history, leaks)
             },
             || replay_all(&label, trace, &progress),
         );
@@ -98,6 +99,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         let folded = data.add(&PageTrace {
             name: &label,
             trace,
+            sizes: &sizes,
             history: &history,
             replayed: &replayed,
             leaks: &leaks,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use lowtide_core::{Action, Bytes, Cause, Gap, MempoolId, Stream};
 use lowtide_trace::{StackId, Trace};
 
+use crate::changes::GapChanges;
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -180,6 +181,17 @@ impl History {
     /// If `sizes` is of another recording, or there are 2^32 - 2 events.
     pub fn new(trace: &Trace, sizes: &BlockSizes) -> History {
         Walk::new(trace, sizes).finish()
+    }
+
+    /// Returns by how much the gap of the main stream changes at each instant by the blocks for which `is_listed` says
+    /// no: what the page, which knows of the others only, has to add to what it counts. As costly as
+    /// [`History::new`], whose arguments are to be the same.
+    pub(crate) fn changes_by_unlisted(
+        trace: &Trace,
+        sizes: &BlockSizes,
+        is_listed: &[bool],
+    ) -> GapChanges {
+        Walk::new(trace, sizes).changes_by_unlisted(is_listed)
     }
 
     /// Returns the ranges of addresses that are paused at `instant`, in order.

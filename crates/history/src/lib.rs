@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod changes;
 mod growth;
 mod history;
 mod levels;

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
 use lowtide_trace::{StackId, Trace, TraceEvent};
 
+use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife, main_stream};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
@@ -15,11 +16,22 @@ use crate::space::{Domain, Space};
 /// What has no end yet.
 const NEVER: u32 = u32::MAX;
 
+/// What there is if only some of the blocks are: all of the segments, and by how much the gap is another.
+struct Listed<'a> {
+    /// For each block of the history, whether it is there.
+    is_listed: &'a [bool],
+    space: Space,
+    changes: GapChanges,
+    /// By how much the gap was another at the instant before, live and causes.
+    difference: [i64; GAP_PARTS],
+}
+
 /// A walk under way.
 pub(crate) struct Walk<'a> {
     trace: &'a Trace,
     sizes: &'a BlockSizes,
     space: Space,
+    listed: Option<Listed<'a>>,
     large_page: Bytes,
     /// The number of each block that is there, by address.
     in_use: HashMap<u64, usize>,
@@ -61,6 +73,7 @@ impl<'a> Walk<'a> {
             trace,
             sizes,
             space: Space::new(stream, large_page),
+            listed: None,
             large_page,
             in_use: HashMap::new(),
             in_order: None,
@@ -88,9 +101,20 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub(crate) fn finish(mut self) -> History {
-        let events = u32::try_from(self.trace.events.len()).expect("fewer than 2^32 events");
-        assert!(events < NEVER - 1, "instants are numbered in 32 bits");
+    /// Returns what the blocks that are not listed add to the gap; `is_listed` says of each of the history's.
+    pub(crate) fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
+        self.listed = Some(Listed {
+            is_listed,
+            space: self.space.clone(),
+            changes: GapChanges::default(),
+            difference: [0; GAP_PARTS],
+        });
+        self.take_all();
+        self.listed
+            .map_or_else(GapChanges::default, |listed| listed.changes)
+    }
+
+    fn take_all(&mut self) {
         self.begin();
         for recorded in &self.trace.events {
             self.now.instant += 1;
@@ -98,6 +122,12 @@ impl<'a> Walk<'a> {
             self.note_instant();
         }
         self.levels.finish();
+    }
+
+    pub(crate) fn finish(mut self) -> History {
+        let events = u32::try_from(self.trace.events.len()).expect("fewer than 2^32 events");
+        assert!(events < NEVER - 1, "instants are numbered in 32 bits");
+        self.take_all();
         for block in &mut self.blocks {
             block.freed = block.freed.min(events + 1);
             block.end = block.end.min(events + 1);
@@ -244,8 +274,12 @@ impl<'a> Walk<'a> {
             self.contradictions += 1;
             return false;
         }
-        self.count(&block, true);
-        self.in_use.insert(block.address, self.blocks.len());
+        let index = self.blocks.len();
+        if let Some(listed) = self.listed_with(index) {
+            listed.occupy(block.address, block.size);
+        }
+        self.count(index, &block, true);
+        self.in_use.insert(block.address, index);
         if let Some(in_order) = &mut self.in_order {
             in_order.insert(block.address);
         }
@@ -261,28 +295,28 @@ impl<'a> Walk<'a> {
         if before.freed == NEVER {
             self.blocks[index].freed = self.now.instant;
             if !self.is_away(address) {
-                self.count(&before, false);
+                self.count(index, &before, false);
                 let waiting = self.blocks[index];
-                self.count(&waiting, true);
+                self.count(index, &waiting, true);
             }
         }
     }
 
     /// Counts a block that is on the device for what it is, or no more.
-    fn count(&mut self, block: &Block, is_there: bool) {
-        let change = |bytes: &mut Bytes, by: Bytes| match is_there {
-            true => *bytes += by,
-            false => *bytes -= by,
-        };
-        let gap = self.space.gap_mut();
-        if block.freed == NEVER {
-            let live = block.live_bytes();
-            change(&mut gap.live, live);
-            change(gap.of_cause_mut(Cause::Rounding), block.size - live);
-            change(&mut self.now.requested, block.requested);
-        } else {
-            change(gap.of_cause_mut(Cause::WaitingForEvents), block.size);
+    fn count(&mut self, index: usize, block: &Block, is_there: bool) {
+        count_block(self.space.gap_mut(), block, is_there);
+        if let Some(listed) = self.listed_with(index) {
+            count_block(listed.gap_mut(), block, is_there);
         }
+        if block.freed == NEVER {
+            change(&mut self.now.requested, block.requested, is_there);
+        }
+    }
+
+    /// Returns what there is of what is listed, if the block of that number is.
+    fn listed_with(&mut self, index: usize) -> Option<&mut Space> {
+        let listed = self.listed.as_mut()?;
+        listed.is_listed[index].then_some(&mut listed.space)
     }
 
     fn free_completed(&mut self, address: u64) {
@@ -296,9 +330,12 @@ impl<'a> Walk<'a> {
         self.blocks[index].end = self.now.instant;
         let block = self.blocks[index];
         if !self.is_away(address) {
-            self.count(&block, false);
+            self.count(index, &block, false);
         }
         self.space.vacate(address, block.size);
+        if let Some(listed) = self.listed_with(index) {
+            listed.vacate(address, block.size);
+        }
         if let Some(size) = self.alone.remove(&address) {
             self.remove_segment(address, size);
         }
@@ -339,6 +376,9 @@ impl<'a> Walk<'a> {
         if !self.space.insert(address, size, domain) {
             self.contradictions += 1;
             return;
+        }
+        if let Some(listed) = &mut self.listed {
+            listed.space.insert(address, size, domain);
         }
         self.present.insert(address, self.segments.len());
         self.segments.push(SegmentLife {
@@ -386,6 +426,9 @@ impl<'a> Walk<'a> {
         if !self.space.set_away(pause.address, pause.size, true) {
             return false;
         }
+        if let Some(listed) = &mut self.listed {
+            listed.space.set_away(pause.address, pause.size, true);
+        }
         self.count_inside(&pause, false);
         self.now.paused += pause.size;
         self.paused.insert(pause.address, self.pauses.len());
@@ -400,6 +443,9 @@ impl<'a> Walk<'a> {
         let pause = self.pauses[index];
         let was_away = self.space.set_away(address, pause.size, false);
         debug_assert!(was_away, "a segment at {address:#x}");
+        if let Some(listed) = &mut self.listed {
+            listed.space.set_away(address, pause.size, false);
+        }
         self.now.paused -= pause.size;
         self.count_inside(&pause, true);
         Some(pause)
@@ -416,7 +462,7 @@ impl<'a> Walk<'a> {
         let blocks: Vec<usize> = inside.map(|address| in_use[address]).collect();
         for index in blocks {
             let block = self.blocks[index];
-            self.count(&block, is_there);
+            self.count(index, &block, is_there);
         }
     }
 
@@ -431,6 +477,9 @@ impl<'a> Walk<'a> {
         // It may go back while it is away, or a part of it: only what is there is removed.
         let cut = self.end_pauses(address, end);
         let is_removed = self.space.remove(address, size);
+        if is_removed && let Some(listed) = &mut self.listed {
+            listed.space.remove(address, size);
+        }
         for pause in cut {
             let pause_end = pause.address + pause.size.get();
             let rest = match is_removed {
@@ -515,7 +564,50 @@ impl<'a> Walk<'a> {
         self.peak_requested = self.peak_requested.max(self.now.requested);
         let values = curves(&gap, self.now.paused);
         self.levels.add(u64::from(self.now.instant), &values);
+        if let Some(listed) = &mut self.listed {
+            let difference = difference(&gap, listed.space.gap_mut());
+            let change = std::array::from_fn(|part| difference[part] - listed.difference[part]);
+            listed.changes.add(self.now.instant, change);
+            listed.difference = difference;
+        }
     }
+}
+
+/// Counts a block in a gap for what it is, or no more.
+fn count_block(gap: &mut Gap, block: &Block, is_there: bool) {
+    if block.freed == NEVER {
+        let live = block.live_bytes();
+        change(&mut gap.live, live, is_there);
+        change(
+            gap.of_cause_mut(Cause::Rounding),
+            block.size - live,
+            is_there,
+        );
+    } else {
+        change(
+            gap.of_cause_mut(Cause::WaitingForEvents),
+            block.size,
+            is_there,
+        );
+    }
+}
+
+fn change(bytes: &mut Bytes, by: Bytes, is_more: bool) {
+    match is_more {
+        true => *bytes += by,
+        false => *bytes -= by,
+    }
+}
+
+/// Returns by how much a gap is more than another, live and causes.
+fn difference(gap: &Gap, other: &Gap) -> [i64; GAP_PARTS] {
+    let parts = |gap: &Gap| {
+        let mut parts = [gap.live; GAP_PARTS];
+        parts[1..].copy_from_slice(&gap.causes);
+        parts
+    };
+    let (parts, others) = (parts(gap), parts(other));
+    std::array::from_fn(|part| parts[part].get().cast_signed() - others[part].get().cast_signed())
 }
 
 /// Returns the values of the curves.

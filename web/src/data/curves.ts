@@ -49,36 +49,22 @@ export class Curves {
 
   /** Returns whether narrow steps show the curve's own values, and not those of a bucket. */
   isExact(name: string): boolean {
-    return name === "reserved" || (name === "live" && this.#trace.summary.aggregated === null);
+    return name === "reserved" || name === "live";
   }
 
   envelope(name: string, steps: Steps): Envelope {
     const buckets = this.#trace.curve(name);
     const bucket = Math.max(1, this.#trace.summary.bucket_events);
-    if (buckets !== null && (!this.#isCounted(name) || steps.width % bucket === 0)) {
+    if (buckets !== null && (!this.isExact(name) || steps.width % bucket === 0)) {
       return overBuckets(buckets, bucket, steps);
     }
-    const found = overValues(this.exact(name), steps);
-    const folded = name === "live" ? this.#trace.curve("aggregated") : null;
-    if (folded === null) return found;
-    // What was folded is known by its bucket only.
-    const more = overBuckets(folded, bucket, steps);
-    return {
-      min: found.min.map((value, i) => value + more.min[i]),
-      max: found.max.map((value, i) => value + more.max[i]),
-    };
+    return overValues(this.exact(name), steps);
   }
 
   /** As `envelope`, but by buckets alone, so that a trace's columns need not be read. */
   overview(name: string, steps: Steps): Envelope | null {
     const buckets = this.#trace.curve(name);
     return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
-  }
-
-  /** Returns whether a curve is counted from the columns where steps are narrow. Of blocks that are not listed it is not
-   * known when they were away. */
-  #isCounted(name: string): boolean {
-    return this.isExact(name) || (name === "live" && this.#trace.summary.peak_paused === 0);
   }
 
   /** Returns `live` or `reserved` at every instant, from the columns. */
@@ -117,6 +103,7 @@ function liveCurve(trace: Trace): Float64Array {
     values[start[i]] += bytes;
     values[Math.min(freed[i], trace.end + 1)] -= bytes;
   }
+  trace.folded?.addLiveChanges(values);
   if (trace.pauses.count > 0) leavePausedBlocksOut(trace, values);
   return summed(values);
 }

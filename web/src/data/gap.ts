@@ -13,6 +13,9 @@ const SMALL_UNIT_BYTES = 2 * 2 ** 20;
 export interface Gap {
   reserved: number;
   live: number;
+  /** So much of what is live is in blocks that are not listed one by one. */
+  folded: number;
+  /** What was asked for, of the blocks that are listed. */
   requested: number;
   /** The segments that are off the device. What is in them is not in the other sums. */
   paused: number;
@@ -34,7 +37,7 @@ export interface Run {
 
 /**
  * Returns the causes at an instant as `stream` sees them. Linear in the blocks before it; sorts those that are
- * there. Blocks that are in the curves only are not counted, and their memory is as good as free.
+ * there. What blocks add that are not listed is known as the main stream sees it.
  */
 export function gapAt(trace: Trace, instant: number, stream: number): Gap {
   const { blocks } = trace;
@@ -65,10 +68,18 @@ export function gapAt(trace: Trace, instant: number, stream: number): Gap {
     while (next < alive.length && blocks.address[alive[next]] < run.end) next++;
     addFree(causes, trace, stream, run, alive.subarray(first, next));
   }
+  const folded = trace.folded?.at(instant);
+  if (folded !== undefined) {
+    live += folded[0];
+    CAUSES.forEach((cause, i) => {
+      causes[cause] += folded[1 + i];
+    });
+  }
   const total = CAUSES.reduce((sum, cause) => sum + causes[cause], live);
   return {
     reserved,
     live,
+    folded: folded?.[0] ?? 0,
     requested,
     paused: away.bytes,
     causes,

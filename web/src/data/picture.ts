@@ -25,10 +25,11 @@ export function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Arr
     const isLive = instant < blocks.freed[block] && !away.has(blocks.address[block]);
     if (isLive) own[tree.nodeOfBlock(block)] += liveBytes(blocks, block);
   }
+  if (tree.folded !== null) own[tree.folded] += trace.folded?.at(instant)[0] ?? 0;
   return own;
 }
 
-/** Returns what was allocated after one instant and up to another. */
+/** Returns what was allocated after one instant and up to another, of the blocks that are listed. */
 export function allocatedIn(trace: Trace, tree: Tree, from: number, to: number): Float64Array {
   const own = new Float64Array(tree.parent.length);
   const { count, start } = trace.blocks;

@@ -32,9 +32,6 @@ export interface NamedInstant {
   causes: Record<Cause, number>;
   /** Whose gap it is: other streams' free memory is a cause. An index into `streams`. */
   stream: number;
-  /** The live bytes, and the bytes with rounding, of blocks that are in the curves only. */
-  aggregated: number;
-  aggregated_size: number;
 }
 
 export interface Strategy {
@@ -101,7 +98,7 @@ export interface TraceSummary {
   peak_paused: number;
   ooms: { event: number; requested: number }[];
   instants: NamedInstant[];
-  /** Blocks that are in the curves only. */
+  /** Blocks that are in all sums and curves, but not listed. */
   aggregated: { blocks: number; size_max: number; events_max: number } | null;
   strategies: Strategy[];
   growth: Growth;

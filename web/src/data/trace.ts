@@ -1,6 +1,7 @@
 // One recording: its blocks and segments as columns, and what is read off them directly.
 
 import type { Container } from "./container.ts";
+import { Folded } from "./folded.ts";
 import type { TraceSummary } from "./summary.ts";
 
 /** One life of each block: there at instants `start <= k < end`, and asked back at `freed`. */
@@ -71,6 +72,7 @@ export class Trace {
   #blocks: Blocks | null = null;
   #segments: Segments | null = null;
   #pauses: Pauses | null = null;
+  #folded: Folded | null = null;
 
   constructor(container: Container, index: number, summary: TraceSummary, strings: string[]) {
     this.summary = summary;
@@ -99,6 +101,15 @@ export class Trace {
   get pauses(): Pauses {
     this.#pauses ??= this.#readPauses();
     return this.#pauses;
+  }
+
+  /** What the blocks that are not listed add to the gap; `null` where all are. */
+  get folded(): Folded | null {
+    if (this.summary.aggregated === null) return null;
+    this.#folded ??= new Folded(this.#u32("folded/instant"), this.#u32("folded/change"), (part) =>
+      this.#u64(`folded/changes/${part}`),
+    );
+    return this.#folded;
   }
 
   /** Returns the last instant: how many events there are. */

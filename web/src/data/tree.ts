@@ -5,6 +5,7 @@
 // each node has. A parent's number is below its children's, so one pass backwards sums them.
 
 import * as format from "../format.ts";
+import type { TraceSummary } from "./summary.ts";
 import type { Trace } from "./trace.ts";
 
 export interface Tree {
@@ -15,6 +16,8 @@ export interface Tree {
   labels: Label[];
   /** The node of each block. */
   nodeOfBlock: (block: number) => number;
+  /** The node of all blocks that are not listed one by one; `null` where there are none. */
+  folded: number | null;
 }
 
 export interface Label {
@@ -52,8 +55,10 @@ class Builder {
     return node;
   }
 
-  finish(nodeOfBlock: (block: number) => number): Tree {
+  finish(nodeOfBlock: (block: number) => number, aggregated: TraceSummary["aggregated"] = null): Tree {
+    const about = aggregated && `${format.counted(aggregated.blocks, "block")}, not told apart`;
     return {
+      folded: about === null ? null : this.child(0, this.labelOf("aggregated blocks", about)),
       parent: Uint32Array.from(this.#parent),
       label: Uint32Array.from(this.#label),
       labels: this.labels,
@@ -82,7 +87,7 @@ function treeOfStacks(trace: Trace): Tree {
     nodeOfStack[stack] = node;
   }
   const { stack } = trace.blocks;
-  return builder.finish((block) => nodeOfStack[stack[block]]);
+  return builder.finish((block) => nodeOfStack[stack[block]], trace.summary.aggregated);
 }
 
 function treeOfSizes(trace: Trace): Tree {
@@ -102,7 +107,7 @@ function treeOfSizes(trace: Trace): Tree {
     }
     nodes[block] = node;
   }
-  return builder.finish((block) => nodes[block]);
+  return builder.finish((block) => nodes[block], trace.summary.aggregated);
 }
 
 /** Returns one tree that has the nodes of both, and where each node of either is in it. */

@@ -297,7 +297,12 @@ export class AddressView implements View {
     fill(
       this.#legend,
       ...items,
-      h("li", {}, h("i", { class: "key free" }), "free"),
+      h(
+        "li",
+        {},
+        h("i", { class: "key free" }),
+        this.#model.trace.summary.aggregated ? "free or aggregated" : "free",
+      ),
       paused === 0 ? null : h("li", {}, h("i", { class: "key paused" }), "paused", " ", bytesOf(paused)),
     );
   }

@@ -77,17 +77,18 @@ export class GapView implements View {
     this.#drawTable(gap, before, before === null ? null : second);
   }
 
-  #drawBar(gap: { live: number; reserved: number; causes: Record<Cause, number> }): void {
-    const part = (name: string, bytes: number, variable: string) =>
+  #drawBar(gap: Sums): void {
+    const part = (name: string, bytes: number, variable: string, opacity = 1) =>
       bytes === 0
         ? null
         : h("i", {
-            style: `flex-grow: ${bytes}; background: var(${variable})`,
+            style: `flex-grow: ${bytes}; background: var(${variable}); opacity: ${opacity}`,
             title: `${name}: ${format.bytes(bytes)}`,
           });
     fill(
       this.#bar,
-      part("Live", gap.live, "--live"),
+      part("Live", gap.live - gap.folded, "--live"),
+      part("Live, in aggregated blocks", gap.folded, "--live", 0.6),
       ...CAUSES.map((cause, i) => part(CAUSE_TEXTS[cause].title, gap.causes[cause], `--cause-${i}`)),
     );
     const parts = CAUSES.map((cause) => `${CAUSE_TEXTS[cause].title} ${format.bytes(gap.causes[cause])}`);
@@ -98,6 +99,7 @@ export class GapView implements View {
   }
 
   #drawTable(gap: Sums, before: Sums | null, second: number | null): void {
+    const { aggregated } = this.#model.trace.summary;
     const size = gap.reserved - gap.live;
     const row = (kind: string, key: Child, title: string, meaning: string, value: (sums: Sums) => number) => {
       const bytes = value(gap);
@@ -140,6 +142,15 @@ export class GapView implements View {
             "Requests of allocated blocks, each rounded up to 512 bytes.",
             (sums) => sums.live,
           ),
+          aggregated === null
+            ? null
+            : row(
+                "part",
+                null,
+                "of it aggregated",
+                `${format.counted(aggregated.blocks, "block")} that are shown together: those of them that are live.`,
+                (sums) => sums.folded,
+              ),
           ...causes,
           row("sum", null, "Sum", "Live and all causes.", total),
           row("sum", key("--reserved"), "Reserved", "The sizes of all segments.", (sums) => sums.reserved),
@@ -150,7 +161,7 @@ export class GapView implements View {
   }
 
   #check(gap: Sums): string {
-    const { aggregated, streams } = this.#model.trace.summary;
+    const { streams } = this.#model.trace.summary;
     const stream = this.#model.streamAt(this.#model.instant);
     const seen = streams.length > 1 ? ` Seen from stream ${streams[stream]}.` : "";
     if (gap.difference !== 0) {
@@ -160,20 +171,13 @@ export class GapView implements View {
         seen
       );
     }
-    if (aggregated !== null && this.#model.named(this.#model.instant) === null) {
-      const folded = this.#model.foldedAt(this.#model.instant);
-      return (
-        "The sum is reserved, to the byte. Aggregated blocks are not known at this instant and count as free: " +
-        `between ${format.bytes(folded.min)} and ${format.bytes(folded.max)} of live memory.` +
-        seen
-      );
-    }
     return "The sum is reserved, to the byte." + seen;
   }
 }
 
 interface Sums {
   live: number;
+  folded: number;
   reserved: number;
   causes: Record<Cause, number>;
   difference: number;

@@ -92,7 +92,7 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
     lines.push(
       `Aggregated: ${format.counted(aggregated.blocks, "block")} of up to ${format.bytes(aggregated.size_max)}, ` +
         `each live for at most ${format.counted(aggregated.events_max, "event")}, are in the curves and in the sums ` +
-        "of the named instants, but are not listed or drawn one by one.",
+        "of every instant, to the byte, but are not listed or drawn one by one: their addresses are drawn as free.",
     );
   }
   if (summary.sizes === "estimated") {

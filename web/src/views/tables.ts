@@ -136,7 +136,9 @@ export class Tables implements View {
 
   #foldedText(): string {
     const { aggregated } = this.#model.trace.summary;
-    return aggregated === null ? "" : ` ${format.counted(aggregated.blocks, "aggregated block")} not listed.`;
+    if (aggregated === null) return "";
+    const live = format.bytes(this.#model.gapAt(this.#model.instant).folded);
+    return ` ${format.counted(aggregated.blocks, "aggregated block")} not listed, with ${live} live at the instant.`;
   }
 
   /** Works out what the chosen table has, and returns its rows: blocks, or places in `#groups`. */

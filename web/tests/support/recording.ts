@@ -61,7 +61,7 @@ export interface Recording {
   /** The instants at which steps begin, and where the last ends. */
   steps: number[];
   growth: Growth;
-  /** Blocks of smaller requests are in the curves and the named instants only. */
+  /** Blocks of smaller requests are not listed. */
   folded_below?: number;
 }
 
@@ -105,6 +105,7 @@ export function dataOf(recordings: Recording[]): { summary: Summary; columns: Re
   const traces = recordings.map((recording, i) => {
     addRows(columns, `${i}/`, recording);
     addStacks(columns, `${i}/`, recording, intern);
+    if (recording.folded_below !== undefined) addFolded(columns, `${i}/folded/`, recording);
     const curves = curvesOf(recording);
     for (const [name, { min, max }] of Object.entries(curves)) {
       columns[`${i}/curves/${name}/min`] = u64(min);
@@ -156,6 +157,31 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   }
 }
 
+/** Adds by how much what all blocks come to is more than what those do that are listed. */
+function addFolded(columns: Record<string, Values>, prefix: string, recording: Recording): void {
+  const listed = { ...recording, blocks: recording.blocks.filter((block) => !isFolded(recording, block)) };
+  const [instants, numbers, distinct] = [[], [], []] as [number[], number[], number[][]];
+  const known = new Map<string, number>();
+  let before = new Array<number>(1 + CAUSES.length).fill(0);
+  for (let instant = 0; instant <= recording.events; instant++) {
+    const [all, some] = [recording, listed].map((which) => count(which, instant));
+    const more = [all.live - some.live, ...CAUSES.map((cause) => all.causes[cause] - some.causes[cause])];
+    const change = more.map((bytes, part) => bytes - before[part]);
+    before = more;
+    if (change.every((bytes) => bytes === 0)) continue;
+    const key = change.join();
+    if (!known.has(key)) known.set(key, distinct.push(change) - 1);
+    instants.push(instant);
+    numbers.push(known.get(key) ?? 0);
+  }
+  columns[`${prefix}instant`] = u32(instants);
+  columns[`${prefix}change`] = u32(numbers);
+  ["live", ...CAUSES].slice(0, -1).forEach((name, part) => {
+    const stored = distinct.map((change) => (change[part] < 0 ? -2 * change[part] - 1 : 2 * change[part]));
+    columns[`${prefix}changes/${name}`] = u64(stored);
+  });
+}
+
 function addStacks(
   columns: Record<string, Values>,
   prefix: string,
@@ -184,7 +210,6 @@ function addStacks(
 function summaryOf(recording: Recording): TraceSummary {
   const curves = pointsOf(recording);
   const hidden = recording.blocks.filter((block) => isFolded(recording, block));
-  const folded = pointsOf({ ...recording, blocks: hidden });
   const peak = (name: "live" | "reserved") => {
     const event = curves[name].indexOf(curves[name].reduce((a, b) => Math.max(a, b)));
     return { event, bytes: curves[name][event] };
@@ -194,8 +219,6 @@ function summaryOf(recording: Recording): TraceSummary {
     label,
     ...count(recording, event),
     stream: 0,
-    aggregated: folded.live[event],
-    aggregated_size: folded.live[event],
   });
   return {
     name: recording.name,
@@ -310,10 +333,6 @@ function pointsOf(recording: Recording): { live: number[]; reserved: number[]; p
 function curvesOf(recording: Recording): Record<string, { min: number[]; max: number[] }> {
   const { paused, ...kept } = pointsOf(recording);
   const curves: Record<string, number[]> = recording.pauses === undefined ? kept : { ...kept, paused };
-  if (recording.folded_below !== undefined) {
-    const hidden = recording.blocks.filter((block) => isFolded(recording, block));
-    curves.aggregated = pointsOf({ ...recording, blocks: hidden }).live;
-  }
   return Object.fromEntries(
     Object.entries(curves).map(([name, values]) => {
       const buckets: number[][] = [];

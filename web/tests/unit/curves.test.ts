@@ -72,11 +72,17 @@ test("what is paused is a curve of its own, and in no other", () => {
   }
 });
 
-test("where blocks are not listed, live is exact in no step", () => {
-  const folded = traceOf(made);
-  folded.summary.aggregated = { blocks: 1, size_max: 512, events_max: 1 };
-  assert.ok(!new Curves(folded).isExact("live"));
-  assert.ok(new Curves(folded).isExact("reserved"));
+test("where blocks are not listed, live is exact all the same, and with pauses too", () => {
+  const folded = { ...made, folded_below: 64 * 1024 };
+  const pauses = made.segments.slice(0, 2).map(({ start, end, address, size }) => {
+    return { start: start + 1, end: Math.min(end, start + 60), address, size };
+  });
+  for (const recording of [folded, { ...folded, pauses }]) {
+    const live = new Curves(traceOf(recording)).exact("live");
+    for (let instant = 0; instant <= made.events; instant++) {
+      assert.equal(live[instant], count(recording, instant).live, `at ${instant}`);
+    }
+  }
 });
 
 test("times lie between the recorded ones in proportion", () => {

@@ -147,3 +147,28 @@ test("random jobs whose segments are paused: the same", () => {
   }
   assert.ok(seen.size > 2, "some are, and some are not");
 });
+
+test("random jobs with blocks that are not listed: live and every cause to the byte, at every instant", () => {
+  const made = { ...simulate({ seed: 7, steps: 3, requestsPerStep: 60 }), folded_below: 64 * 1024 };
+  const trace = traceOf(made);
+  const curves = new Curves(trace);
+  const small = made.blocks.filter(({ requested }) => requested < made.folded_below);
+  assert.equal(trace.blocks.count, made.blocks.length - small.length);
+  let most = 0;
+  for (let instant = 0; instant <= made.events; instant++) {
+    const { live, folded, reserved, causes, difference } = gapAt(trace, instant, 0);
+    const counted = count(made, instant);
+    assert.deepEqual(
+      { live, reserved, causes },
+      { live: counted.live, reserved: counted.reserved, causes: counted.causes },
+    );
+    assert.equal(difference, 0);
+    assert.equal(
+      folded,
+      live - count({ ...made, blocks: made.blocks.filter((block) => !small.includes(block)) }, instant).live,
+    );
+    assert.equal(curves.exact("live")[instant], live);
+    most = Math.max(most, folded);
+  }
+  assert.ok(small.length > 10 && most > 0);
+});

@@ -1,31 +1,31 @@
 //! Blocks too many to show one by one.
 
-use lowtide_core::Bytes;
+use lowtide_core::{Bytes, Cause};
 
+use super::PageTrace;
+use super::columns::Columns;
+use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{Block, History};
-use crate::levels::Levels;
 
-/// The blocks that matter least, as two curves: what of them is live, and what they take.
+/// The blocks that matter least, by what they add to the gap from event to event.
 #[derive(Debug)]
 pub(super) struct Folded {
-    /// For each block of the history, whether it is one of them.
-    is_folded: Vec<bool>,
+    /// For each block of the history, whether it is not one of them.
+    is_listed: Vec<bool>,
     /// How many they are.
     pub(super) blocks: usize,
     /// The longest of them.
     pub(super) size_max: Bytes,
     /// The most events that one of them was there for.
     pub(super) events_max: u32,
-    /// Live bytes, and bytes with rounding.
-    pub(super) levels: Levels<2>,
-    /// Both at the instants that were asked for.
-    pub(super) at: Vec<[u64; 2]>,
+    /// What they are to the gap.
+    changes: GapChanges,
 }
 
 impl Folded {
-    /// Returns all but the `kept` blocks that take the most bytes for the longest; `None` where there are
-    /// not more. `instants` are where the exact figures are wanted.
-    pub(super) fn new(history: &History, kept: usize, instants: &[u32]) -> Option<Folded> {
+    /// Returns all but the `kept` blocks that take the most bytes for the longest; `None` where there are not more.
+    pub(super) fn new(page: &PageTrace<'_>, kept: usize) -> Option<Folded> {
+        let history = page.history;
         let excess = history.blocks.len().checked_sub(kept + 1)?;
         let weight = |block: &Block| {
             let instants = u64::from(block.end - block.start);
@@ -34,79 +34,89 @@ impl Folded {
         let mut order: Vec<u32> = (0..).take(history.blocks.len()).collect();
         let key = |&index: &u32| (weight(&history.blocks[index as usize]), index);
         let (least, last, _) = order.select_nth_unstable_by_key(excess, key);
-        let mut is_folded = vec![false; history.blocks.len()];
+        let mut is_listed = vec![true; history.blocks.len()];
         for &mut index in least.iter_mut().chain([last]) {
-            is_folded[index as usize] = true;
+            is_listed[index as usize] = false;
         }
-        let blocks = history.blocks.iter().zip(&is_folded);
-        let folded = || {
-            blocks
-                .clone()
-                .filter(|(_, folded)| **folded)
-                .map(|(block, _)| block)
-        };
-        let (levels, at) = curves(history.events, folded(), instants);
+        let blocks = history.blocks.iter().zip(&is_listed);
+        let folded = blocks
+            .filter(|(_, listed)| !**listed)
+            .map(|(block, _)| block);
         Some(Folded {
             blocks: excess + 1,
-            size_max: folded().map(|block| block.size).max().unwrap_or_default(),
-            events_max: folded()
+            size_max: folded
+                .clone()
+                .map(|block| block.size)
+                .max()
+                .unwrap_or_default(),
+            events_max: folded
                 .map(|block| block.end - block.start)
                 .max()
                 .unwrap_or(0),
-            levels,
-            at,
-            is_folded,
+            changes: History::changes_by_unlisted(page.trace, page.sizes, &is_listed),
+            is_listed,
         })
     }
 
     /// Returns whether the block of that number is folded.
     pub(super) fn contains(&self, block: usize) -> bool {
-        self.is_folded[block]
+        !self.is_listed[block]
+    }
+
+    /// Adds what they are to the gap: the instants at which that changes, the number of the change at each, and of the
+    /// distinct changes each part, twice as far from 0, and one less where it is less. The last part is what makes the
+    /// sum 0: what is reserved is known.
+    pub(super) fn add_to(&self, columns: &mut Columns, prefix: &str) {
+        let changes = &self.changes;
+        let name = |name: &str| format!("{prefix}folded/{name}");
+        columns.add_u32(name("instant"), changes.instants.iter().copied());
+        columns.add_u32(name("change"), changes.numbers.iter().copied());
+        for part in 0..GAP_PARTS - 1 {
+            let what = part
+                .checked_sub(1)
+                .map_or("live", |cause| Cause::ALL[cause].name());
+            let distinct = changes.distinct.iter().map(|change| zigzag(change[part]));
+            columns.add_u64(name(&format!("changes/{what}")), distinct);
+        }
     }
 }
 
-/// Returns what `blocks` come to over time, and at `instants`.
-fn curves<'h>(
-    events: u32,
-    blocks: impl Iterator<Item = &'h Block>,
-    instants: &[u32],
-) -> (Levels<2>, Vec<[u64; 2]>) {
-    // What changes at each instant; sums that wrap come back.
-    let mut changes = vec![[0_u64; 2]; events as usize + 2];
-    for block in blocks {
-        let (live, size) = (block.live_bytes().get(), block.size.get());
-        let change = |at: &mut u64, by: u64| *at = at.wrapping_add(by);
-        change(&mut changes[block.start as usize][0], live);
-        change(&mut changes[block.freed as usize][0], live.wrapping_neg());
-        change(&mut changes[block.start as usize][1], size);
-        change(&mut changes[block.end as usize][1], size.wrapping_neg());
-    }
-    let mut levels = Levels::new(u64::from(events) + 1);
-    let mut values = [0_u64; 2];
-    for instant in 0..=events {
-        let change = &mut changes[instant as usize];
-        for curve in 0..2 {
-            values[curve] = values[curve].wrapping_add(change[curve]);
-        }
-        *change = values;
-        levels.add(u64::from(instant), &values);
-    }
-    levels.finish();
-    let at = instants.iter().map(|&instant| changes[instant as usize]);
-    (levels, at.collect())
+/// Returns 0, 1, 2, 3, 4 for 0, -1, 1, -2, 2.
+fn zigzag(number: i64) -> u64 {
+    (number << 1 ^ number >> 63).cast_unsigned()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::growth::Leaks;
     use crate::sizes::BlockSizes;
     use lowtide_core::{Action, DeviceAddress, Event, MempoolId, Stream};
     use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
 
-    /// Returns the history of 200 such blocks.
-    fn history() -> History {
-        let trace = trace(200);
-        History::new(&trace, &BlockSizes::estimated(&trace))
+    /// Returns what a page is made of.
+    pub(in crate::page) fn page<'a>(
+        trace: &'a Trace,
+        sizes: &'a BlockSizes,
+        history: &'a History,
+        leaks: &'a Leaks,
+    ) -> PageTrace<'a> {
+        PageTrace {
+            name: "made up",
+            trace,
+            sizes,
+            history,
+            replayed: &[],
+            leaks,
+            is_cut_off: false,
+            lengths: &[],
+        }
+    }
+
+    /// Returns a number of 17 bits that is as good as random, another for each that is less than 2^17.
+    fn mixed(number: u64) -> u64 {
+        let number = number * 40_503 % (1 << 17);
+        (number ^ number >> 9) * 77_213 % (1 << 17)
     }
 
     /// Returns a recording of so many blocks of many sizes, each freed after a while or never.
@@ -116,8 +126,7 @@ pub(super) mod tests {
             let event = Event {
                 action,
                 pool: MempoolId::DEFAULT,
-                // As good as random, and no two the same.
-                address: DeviceAddress((address * 40_503 % (1 << 17)) << 30),
+                address: DeviceAddress(mixed(address) << 30),
                 size: Bytes(size),
                 stream: Stream::DEFAULT,
             };
@@ -129,7 +138,7 @@ pub(super) mod tests {
                 note: NoteId::NONE,
             });
         };
-        let size = |block: u64| 1 + block * block * 7919 % 100_003;
+        let size = |block: u64| 1 + mixed(block) % 251 * 401;
         for block in 0..blocks {
             push(Action::Alloc, block, size(block));
             if block % 3 != 0 {
@@ -142,44 +151,124 @@ pub(super) mod tests {
         trace
     }
 
-    #[test]
-    fn what_is_folded_and_what_is_listed_make_up_all() {
-        let history = history();
-        let instants: Vec<u32> = (0..=history.events).collect();
-        for kept in [0, 1, 50, 199] {
-            let folded = Folded::new(&history, kept, &instants).expect("there are more blocks");
-            assert_eq!(folded.blocks, 200 - kept);
-            for &instant in &instants {
-                let listed = history.blocks.iter().enumerate();
-                let listed = listed.filter(|&(index, _)| !folded.contains(index));
-                let mut sums = folded.at[instant as usize];
-                for (_, block) in listed {
-                    if block.is_allocated_at(instant) {
-                        sums[0] += block.live_bytes().get();
-                    }
-                    if (block.start..block.end).contains(&instant) {
-                        sums[1] += block.size.get();
-                    }
+    /// Returns the causes that an instant has if only some blocks are there, counted anew: of recordings without
+    /// expandable segments, private pools and other streams.
+    fn gap_by_hand(
+        history: &History,
+        instant: u32,
+        is_there: &dyn Fn(usize) -> bool,
+    ) -> [u64; GAP_PARTS] {
+        let mut gap = [0; GAP_PARTS];
+        let lives = |start: u32, end: u32| (start..end).contains(&instant);
+        let blocks = history.blocks.iter().enumerate();
+        let blocks: Vec<&Block> = blocks
+            .filter(|&(index, block)| is_there(index) && lives(block.start, block.end))
+            .map(|(_, block)| block)
+            .collect();
+        for block in &blocks {
+            match block.is_allocated_at(instant) {
+                true => {
+                    gap[0] += block.live_bytes().get();
+                    gap[1] += (block.size - block.live_bytes()).get();
                 }
-                let all = |curve: usize| history.levels.most(curve)[instant as usize];
-                // What is reserved and not free is in blocks.
-                let free = all(6) + all(7) + all(8);
-                assert_eq!(sums, [all(1), all(0) - free], "{kept} kept, at {instant}");
+                false => gap[2] += block.size.get(),
             }
         }
-        assert!(Folded::new(&history, 200, &instants).is_none());
+        for segment in history
+            .segments
+            .iter()
+            .filter(|segment| lives(segment.start, segment.end))
+        {
+            let range = segment.address..segment.address + segment.size.get();
+            let inside = blocks.iter().filter(|block| range.contains(&block.address));
+            let used: u64 = inside.map(|block| block.size.get()).sum();
+            gap[if used == 0 { 5 } else { 7 }] += segment.size.get() - used;
+        }
+        gap
+    }
+
+    /// Puts segments of four neighbouring blocks' memory before the events of [`trace`], so that some are empty but
+    /// for blocks that are folded.
+    fn trace_in_segments() -> Trace {
+        let mut trace = trace(200);
+        for recorded in &mut trace.events {
+            // 50 ranges of memory, and in each never two blocks at one place.
+            let number = recorded.event.address.get() >> 30;
+            recorded.event.address = DeviceAddress((number % 64) << 32 | (number / 64) << 20);
+        }
+        let mut starts: Vec<u64> = trace
+            .events
+            .iter()
+            .map(|recorded| recorded.event.address.get() >> 32 << 32)
+            .collect();
+        starts.sort_unstable();
+        starts.dedup();
+        let segment = |start: u64| TraceEvent {
+            event: Event {
+                action: Action::SegmentAlloc,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(start),
+                size: Bytes(1 << 32),
+                stream: Stream::DEFAULT,
+            },
+            ..trace.events[0]
+        };
+        let segments: Vec<TraceEvent> = starts.into_iter().map(segment).collect();
+        trace.events.splice(0..0, segments);
+        trace
+    }
+
+    #[test]
+    fn what_is_listed_and_what_is_folded_add_up_to_the_gap_at_every_instant() {
+        let trace = trace_in_segments();
+        let sizes = BlockSizes::estimated(&trace);
+        let history = History::new(&trace, &sizes);
+        let leaks = Leaks::find(&trace, &history);
+        let page = page(&trace, &sizes, &history, &leaks);
+        for kept in [0, 1, 50, 199] {
+            let folded = Folded::new(&page, kept).expect("there are more blocks");
+            assert_eq!(folded.blocks, 200 - kept);
+            let changes = &folded.changes;
+            let mut by_folded = [0; GAP_PARTS];
+            let mut next = 0;
+            for instant in 0..=history.events {
+                while changes.instants.get(next).is_some_and(|&at| at <= instant) {
+                    let change = changes.distinct[changes.numbers[next] as usize];
+                    by_folded = std::array::from_fn(|part| by_folded[part] + change[part]);
+                    next += 1;
+                }
+                let all = gap_by_hand(&history, instant, &|_| true);
+                let listed = gap_by_hand(&history, instant, &|block| !folded.contains(block));
+                let sums = std::array::from_fn(|part| listed[part].cast_signed() + by_folded[part]);
+                assert_eq!(sums, all.map(u64::cast_signed), "{kept} kept, at {instant}");
+                let exact = |part: usize| history.levels.most(1 + part)[instant as usize];
+                assert_eq!(all, std::array::from_fn(exact), "at {instant}");
+            }
+            assert_eq!(next, changes.instants.len());
+        }
+        assert!(Folded::new(&page, 200).is_none());
+    }
+
+    #[test]
+    fn less_than_nothing_is_stored_as_an_odd_number() {
+        assert_eq!([0, -1, 1, -2, 2].map(zigzag), [0, 1, 2, 3, 4]);
+        assert_eq!(zigzag(-(1 << 50)), (1 << 51) - 1);
     }
 
     #[test]
     fn what_is_listed_takes_more_for_longer() {
-        let history = history();
+        let trace = trace(200);
+        let sizes = BlockSizes::estimated(&trace);
+        let history = History::new(&trace, &sizes);
         let weight = |block: &Block| block.size.get() * u64::from(block.end - block.start);
         let weights = |folded: &Folded, is_folded: bool| {
             let blocks = history.blocks.iter().enumerate();
             let chosen = blocks.filter(|&(index, _)| folded.contains(index) == is_folded);
             chosen.map(|(_, block)| weight(block)).collect::<Vec<u64>>()
         };
-        let folded = Folded::new(&history, 20, &[]).expect("there are more blocks");
+        let leaks = Leaks::find(&trace, &history);
+        let folded = Folded::new(&page(&trace, &sizes, &history, &leaks), 20);
+        let folded = folded.expect("there are more blocks");
         let sizes = history.blocks.iter().enumerate();
         let largest = sizes
             .filter(|&(index, _)| folded.contains(index))

@@ -80,8 +80,6 @@ pub(super) struct Instant {
     paused: u64,
     stream: u32,
     causes: Causes,
-    pub(super) aggregated: u64,
-    pub(super) aggregated_size: u64,
 }
 
 #[derive(Debug)]
@@ -199,8 +197,6 @@ impl Instant {
             paused: moment.paused.get(),
             stream,
             causes: Causes(moment.gap.causes),
-            aggregated: 0,
-            aggregated_size: 0,
         }
     }
 }

@@ -1,0 +1,65 @@
+// What the blocks that are not listed one by one add to the gap, to the byte and at every instant: which changes there
+// are, and when.
+
+import { CAUSES } from "./summary.ts";
+import { upperBound } from "./trace.ts";
+
+/** The parts of a gap: live, and the causes. */
+export const GAP_PARTS = ["live", ...CAUSES] as const;
+
+/** So many changes are summed up at a time, so that finding an instant's sums takes no more than that. */
+const CHECKPOINT_CHANGES = 1024;
+
+export class Folded {
+  /** The instants at which something changes, in order, and the number of the change at each. */
+  readonly #instants: Uint32Array;
+  readonly #numbers: Uint32Array;
+  /** Of each part, by how much it is more after each of the distinct changes. */
+  readonly #changes: Float64Array[];
+  /** The sums of the parts before every so many changes. */
+  readonly #checkpoints: Float64Array;
+
+  /** `columnOf` returns a part's distinct changes as they are stored; of the last part, which makes their sum 0, none. */
+  constructor(instants: Uint32Array, numbers: Uint32Array, columnOf: (part: string) => Float64Array) {
+    this.#instants = instants;
+    this.#numbers = numbers;
+    this.#changes = GAP_PARTS.slice(0, -1).map((part) => columnOf(part).map(signed));
+    const [live] = this.#changes;
+    this.#changes.push(live.map((_, i) => -this.#changes.reduce((sum, part) => sum + part[i], 0)));
+    const count = Math.floor(numbers.length / CHECKPOINT_CHANGES) + 1;
+    this.#checkpoints = new Float64Array(count * GAP_PARTS.length);
+    const sums = new Float64Array(GAP_PARTS.length);
+    for (let i = 0; i < count; i++) {
+      this.#checkpoints.set(sums, i * GAP_PARTS.length);
+      this.#add(sums, i * CHECKPOINT_CHANGES, Math.min(numbers.length, (i + 1) * CHECKPOINT_CHANGES));
+    }
+  }
+
+  /** Returns the bytes of each part at an instant, in the order of `GAP_PARTS`, as the main stream sees them. */
+  at(instant: number): Float64Array {
+    const past = upperBound(this.#instants, instant);
+    const checkpoint = Math.floor(past / CHECKPOINT_CHANGES);
+    const first = checkpoint * GAP_PARTS.length;
+    const sums = this.#checkpoints.slice(first, first + GAP_PARTS.length);
+    this.#add(sums, checkpoint * CHECKPOINT_CHANGES, past);
+    return sums;
+  }
+
+  /** Adds what changes of the live bytes at each instant. */
+  addLiveChanges(values: Float64Array): void {
+    const [live] = this.#changes;
+    for (let i = 0; i < this.#instants.length; i++) values[this.#instants[i]] += live[this.#numbers[i]];
+  }
+
+  #add(sums: Float64Array, from: number, to: number): void {
+    for (let part = 0; part < sums.length; part++) {
+      const changes = this.#changes[part];
+      for (let i = from; i < to; i++) sums[part] += changes[this.#numbers[i]];
+    }
+  }
+}
+
+/** Returns 0, -1, 1, -2, 2 for 0, 1, 2, 3, 4. */
+function signed(stored: number): number {
+  return stored % 2 === 0 ? stored / 2 : -(stored + 1) / 2;
+}
