@@ -57,3 +57,8 @@ export function sizeClass(exponent: number): string {
 export function counted(count: number, noun: string): string {
   return `${whole(count)} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 }
+
+/** Returns a text whose first letter is a capital one. */
+export function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

@@ -3,7 +3,7 @@
 import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
-import { byAddress, type Gap, gapAt } from "./data/gap.ts";
+import { blocksByAddress, type Gap, gapAt } from "./data/gap.ts";
 import { Filter } from "./data/rows.ts";
 import { type Placed, placedOf } from "./data/segments.ts";
 import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
@@ -108,9 +108,13 @@ export class Model {
   /** As `blocksAt`, by address. */
   placedAt(instant: number): Placed {
     return this.#keepLast("placed", `${this.state.trace} ${instant}`, () => {
-      const blocks = byAddress(this.blocksAt(instant).slice(), this.trace.blocks.address);
-      return placedOf(blocks, this.trace);
+      return placedOf(blocksByAddress(this.trace, instant), this.trace);
     });
+  }
+
+  /** What memory is called in which no listed block lies. */
+  get freeName(): string {
+    return this.trace.summary.aggregated ? "free or aggregated" : "free";
   }
 
   /** What of the chosen trace is paused at an instant. */

@@ -1,5 +1,5 @@
-// When views are drawn: those in sight with the next frame, the others when the browser has time. So dragging
-// through instants costs what is seen of it, and everything is right soon after.
+// When views are drawn: those in sight with the next frames, the others when nothing has changed for a moment. So
+// dragging through instants costs what is seen of it, and everything is right soon after.
 
 import type { Key, Store } from "./state.ts";
 
@@ -10,8 +10,10 @@ export interface View {
   draw(): void;
 }
 
-/** How long a view out of sight waits at most. */
+/** How long nothing changes before views out of sight are drawn, and how long each then waits at most. */
 const IDLE_MS = 100;
+/** How long drawing goes on in one frame; what is left then waits for the next. */
+const FRAME_MS = 16;
 /** How far outside the window a view is drawn at once, so that scrolling finds it ready. */
 const MARGIN = "200px";
 
@@ -21,6 +23,8 @@ export class Schedule {
   readonly #views: View[];
   #isFrameAsked = false;
   #isIdleAsked = false;
+  /** When something changed last. */
+  #changedAt = 0;
 
   constructor(views: View[], store: Store) {
     this.#views = views;
@@ -49,6 +53,7 @@ export class Schedule {
       this.#due.add(view);
       view.element.setAttribute("aria-busy", "true");
     }
+    this.#changedAt = performance.now();
     this.#ask();
   }
 
@@ -57,7 +62,16 @@ export class Schedule {
     this.#isFrameAsked = true;
     requestAnimationFrame(() => {
       this.#isFrameAsked = false;
-      for (const view of this.#due) if (this.#visible.has(view.element)) this.#draw(view);
+      const start = performance.now();
+      for (const view of this.#due) {
+        if (!this.#visible.has(view.element)) continue;
+        if (performance.now() - start > FRAME_MS) {
+          // Whoever was drawn goes to the end of the queue, so each has its turn.
+          this.#ask();
+          break;
+        }
+        this.#draw(view);
+      }
       if (this.#due.size > 0) this.#drawWhenIdle();
     });
   }
@@ -68,12 +82,17 @@ export class Schedule {
     const draw = () => {
       this.#isIdleAsked = false;
       const [next] = this.#due;
-      if (next !== undefined) this.#draw(next);
+      if (next !== undefined && this.#isStill()) this.#draw(next);
       if (this.#due.size > 0) this.#drawWhenIdle();
     };
     // On a busy machine a browser may find no time for long, and some browsers have no such call.
-    if (window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
+    if (!this.#isStill() || window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
     else window.requestIdleCallback(draw, { timeout: IDLE_MS });
+  }
+
+  /** Returns whether nothing has changed for a moment. */
+  #isStill(): boolean {
+    return performance.now() - this.#changedAt >= IDLE_MS;
   }
 
   #draw(view: View): void {

@@ -19,7 +19,7 @@ export class Folded {
   /** The sums of the parts before every so many changes. */
   readonly #checkpoints: Float64Array;
 
-  /** `columnOf` returns a part's distinct changes as they are stored; of the last part, which makes their sum 0, none. */
+  /** `columnOf` returns a part's distinct changes as they are stored; not of the last, which makes their sum 0. */
   constructor(instants: Uint32Array, numbers: Uint32Array, columnOf: (part: string) => Float64Array) {
     this.#instants = instants;
     this.#numbers = numbers;

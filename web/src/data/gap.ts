@@ -5,7 +5,7 @@
 
 import { Away } from "./away.ts";
 import { CAUSES, type Cause } from "./summary.ts";
-import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
+import { type Blocks, EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
 
 /** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
 const SMALL_UNIT_BYTES = 2 * 2 ** 20;
@@ -36,14 +36,14 @@ export interface Run {
 }
 
 /**
- * Returns the causes at an instant as `stream` sees them. Linear in the blocks before it; sorts those that are
- * there. What blocks add that are not listed is known as the main stream sees it.
+ * Returns the causes at an instant as `stream` sees them. Linear in the blocks that are there, where it is
+ * near the instant before. What blocks add that are not listed is known as the main stream sees it.
  */
 export function gapAt(trace: Trace, instant: number, stream: number): Gap {
   const { blocks } = trace;
   const away = new Away(trace, instant);
-  const present = rowsAt(blocks, instant).filter((block) => !away.has(blocks.address[block]));
-  const alive = byAddress(present, blocks.address);
+  const present = blocksByAddress(trace, instant);
+  const alive = away.bytes === 0 ? present : present.filter((block) => !away.has(blocks.address[block]));
   const runs = runsAt(trace, instant).filter((run) => !away.has(run.address));
   const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
   let live = 0;
@@ -147,4 +147,39 @@ export function runsAt(trace: Trace, instant: number): Run[] {
 /** Sorts rows by their address, in place. */
 export function byAddress(rows: Uint32Array, address: Float64Array): Uint32Array {
   return rows.sort((a, b) => address[a] - address[b]);
+}
+
+/** By the blocks of a trace: which of them were there at some instant, by address. */
+const sorted = new WeakMap<Blocks, { instant: number; rows: Uint32Array }>();
+
+/**
+ * Returns the blocks that are there at an instant, by address. Sorts those only that were not there at the instant
+ * before for which it was asked: linear in the blocks that are there where that is near.
+ */
+export function blocksByAddress({ blocks }: Trace, instant: number): Uint32Array {
+  const { start, end, address } = blocks;
+  const known = sorted.get(blocks);
+  if (known?.instant === instant) return known.rows;
+  const present = rowsAt(blocks, instant);
+  let rows = present;
+  if (known === undefined) byAddress(present, address);
+  else {
+    const kept = known.rows.filter((row) => start[row] <= instant && instant < end[row]);
+    const isNew = (row: number) => start[row] > known.instant || end[row] <= known.instant;
+    rows = merged(kept, byAddress(present.filter(isNew), address), address);
+  }
+  sorted.set(blocks, { instant, rows });
+  return rows;
+}
+
+/** Returns the rows of two lists that are in order of their address, in that order. */
+function merged(first: Uint32Array, second: Uint32Array, address: Float64Array): Uint32Array {
+  const rows = new Uint32Array(first.length + second.length);
+  for (let i = 0, j = 0; i + j < rows.length; ) {
+    const takesFirst = j === second.length || (i < first.length && address[first[i]] <= address[second[j]]);
+    rows[i + j] = takesFirst ? first[i] : second[j];
+    if (takesFirst) i++;
+    else j++;
+  }
+  return rows;
 }

@@ -59,14 +59,36 @@ export function difference(tree: Tree, first: Float64Array, second: Float64Array
 /** Returns a function to the children of a node that have any width, the widest first. */
 function children(tree: Tree, width: Float64Array): (node: number) => number[] {
   const known = new Map<number, number[]>();
-  for (let node = 1; node < width.length; node++) {
-    if (width[node] === 0) continue;
-    const siblings = known.get(tree.parent[node]);
-    if (siblings === undefined) known.set(tree.parent[node], [node]);
-    else siblings.push(node);
+  return (node) => {
+    let siblings = known.get(node);
+    if (siblings === undefined) {
+      siblings = [];
+      for (const child of childrenOf(tree, node)) if (width[child] > 0) siblings.push(child);
+      siblings.sort((a, b) => width[b] - width[a]);
+      known.set(node, siblings);
+    }
+    return siblings;
+  };
+}
+
+/** By trees: all nodes but the root, those of a parent together and in order, and where each parent's begin. */
+const families = new WeakMap<Tree, { nodes: Uint32Array; first: Uint32Array }>();
+
+/** Returns the children of a node, whatever their width, in order. */
+function childrenOf(tree: Tree, node: number): Uint32Array {
+  let family = families.get(tree);
+  if (family === undefined) {
+    const { parent } = tree;
+    const first = new Uint32Array(parent.length + 1);
+    for (let child = 1; child < parent.length; child++) first[parent[child] + 1]++;
+    for (let i = 1; i < first.length; i++) first[i] += first[i - 1];
+    const next = first.slice();
+    const nodes = new Uint32Array(parent.length - 1);
+    for (let child = 1; child < parent.length; child++) nodes[next[parent[child]]++] = child;
+    family = { nodes, first };
+    families.set(tree, family);
   }
-  for (const siblings of known.values()) siblings.sort((a, b) => width[b] - width[a]);
-  return (node) => known.get(node) ?? [];
+  return family.nodes.subarray(family.first[node], family.first[node + 1]);
 }
 
 /** Returns a node and all above it, the root first. */

@@ -241,15 +241,47 @@ export function liveBytes(blocks: Blocks, block: number): number {
   return Math.min(rounded, blocks.size[block]);
 }
 
-/** Returns the numbers of the rows that are there at an instant, in order of their start. */
-export function rowsAt(rows: { start: Uint32Array; end: Uint32Array }, instant: number): Uint32Array {
-  const last = upperBound(rows.start, instant);
-  const { end } = rows;
+/** Rows that are there from one instant to before another, in order of their start. */
+interface Lives {
+  start: Uint32Array;
+  end: Uint32Array;
+}
+
+/** So many rows are looked at for an instant, besides those that are there. */
+const CHECKPOINT_ROWS = 8192;
+
+/** By rows: those of the first so many, for each multiple of that number, that outlive the first of the others. */
+const checkpoints = new WeakMap<Lives, Map<number, Uint32Array>>();
+
+/** Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are. */
+export function rowsAt(rows: Lives, instant: number): Uint32Array {
+  const { start, end } = rows;
+  const last = upperBound(start, instant);
+  const first = Math.floor(last / CHECKPOINT_ROWS) * CHECKPOINT_ROWS;
+  const before = checkpointAt(rows, first);
+  const found = new Uint32Array(before.length + last - first);
   let count = 0;
-  for (let i = 0; i < last; i++) if (end[i] > instant) count++;
-  const found = new Uint32Array(count);
-  let next = 0;
-  for (let i = 0; i < last; i++) if (end[i] > instant) found[next++] = i;
+  for (const row of before) if (end[row] > instant) found[count++] = row;
+  for (let row = first; row < last; row++) if (end[row] > instant) found[count++] = row;
+  return found.subarray(0, count);
+}
+
+/** Returns the rows before `first` that are there when that one begins, or later. */
+function checkpointAt(rows: Lives, first: number): Uint32Array {
+  let known = checkpoints.get(rows);
+  if (known === undefined) {
+    known = new Map();
+    checkpoints.set(rows, known);
+  }
+  let found = known.get(first);
+  if (found === undefined) {
+    const { start, end } = rows;
+    let count = 0;
+    for (let row = 0; row < first; row++) if (end[row] > start[first - 1]) count++;
+    found = new Uint32Array(count);
+    for (let row = 0, next = 0; row < first; row++) if (end[row] > start[first - 1]) found[next++] = row;
+    known.set(first, found);
+  }
   return found;
 }
 

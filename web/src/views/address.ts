@@ -297,12 +297,7 @@ export class AddressView implements View {
     fill(
       this.#legend,
       ...items,
-      h(
-        "li",
-        {},
-        h("i", { class: "key free" }),
-        this.#model.trace.summary.aggregated ? "free or aggregated" : "free",
-      ),
+      h("li", {}, h("i", { class: "key free" }), this.#model.freeName),
       paused === 0 ? null : h("li", {}, h("i", { class: "key paused" }), "paused", " ", bytesOf(paused)),
     );
   }

@@ -10,7 +10,8 @@ import {
   single,
   weightsAt,
 } from "../data/picture.ts";
-import { merged, type Tree } from "../data/tree.ts";
+import { firstRows } from "../data/rows.ts";
+import { type Label, merged, type Tree } from "../data/tree.ts";
 import {
   bytesOf,
   changeOf,
@@ -206,7 +207,8 @@ export class Icicle implements View {
       for (const node of picture.childrenOf(box.node)) {
         const child = { node, x, y: box.y + ROW_HEIGHT, width: picture.width[node] * scale };
         x += child.width;
-        if (child.width < WIDTH_MIN) continue;
+        // The widest come first.
+        if (child.width < WIDTH_MIN) break;
         this.#boxes.push(child);
         open.push(child);
       }
@@ -377,12 +379,13 @@ export class Icicle implements View {
       for (let node = 1; node < values.length; node++) values[tree.parent[node]] -= total[node];
       return values;
     };
-    const [before, after] = [own(picture.before), own(picture.after)];
+    const after = own(picture.after);
+    const before = picture.isDifference ? own(picture.before) : picture.before;
     const size = (node: number) => Math.abs(after[node] - before[node]);
     const nodes: number[] = [];
     for (let node = 1; node < after.length; node++) if (size(node) > 0) nodes.push(node);
-    nodes.sort((a, b) => size(b) - size(a));
-    const rows = nodes.slice(0, TABLE_ROWS).map((node) => {
+    const largest = firstRows(Uint32Array.from(nodes), size, true, TABLE_ROWS);
+    const rows = Array.from(largest, (node) => {
       const path = pathNodes(tree, node).slice(1).reverse();
       return h(
         "tr",
@@ -435,13 +438,21 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
 }
 
 /** Boxes of the same place in the sources have the same colour. */
+/** The colours of labels, by name. */
+const colors = new WeakMap<Label, string>();
+
 function boxColor(tree: Tree, node: number): string {
   if (node === 0) return color("--box-root");
-  const { text, place } = tree.labels[tree.label[node]];
-  const source = place.replace(/:\d+$/, "").split("/").slice(-2, -1)[0] ?? text;
-  let hash = 0;
-  for (let i = 0; i < source.length; i++) hash = (hash * 31 + source.charCodeAt(i)) >>> 0;
-  return color(`--box-${hash % CATEGORY_COLORS}`);
+  const label = tree.labels[tree.label[node]];
+  let name = colors.get(label);
+  if (name === undefined) {
+    const source = label.place.replace(/:\d+$/, "").split("/").slice(-2, -1)[0] ?? label.text;
+    let hash = 0;
+    for (let i = 0; i < source.length; i++) hash = (hash * 31 + source.charCodeAt(i)) >>> 0;
+    name = `--box-${hash % CATEGORY_COLORS}`;
+    colors.set(label, name);
+  }
+  return color(name);
 }
 
 function changeColor(picture: Picture, node: number): string {

@@ -125,7 +125,7 @@ export class InstantBar implements View {
     const named = this.#model.named(instant);
     const options = trace.summary.instants.map((moment) => {
       const { event, label } = moment;
-      const option = h("option", { value: event }, `${capital(label)} (${format.whole(event)})`);
+      const option = h("option", { value: event }, `${format.capital(label)} (${format.whole(event)})`);
       option.selected = moment === named;
       return option;
     });
@@ -151,8 +151,4 @@ export class InstantBar implements View {
 function centered(span: number, instant: number, end: number): [number, number] {
   const from = Math.max(0, Math.min(end - span, Math.round(instant - span / 2)));
   return [from, from + span];
-}
-
-function capital(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }

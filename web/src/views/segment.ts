@@ -21,7 +21,8 @@ export function segmentLines(model: Model, segment: number): string[] {
   const { live, free } = contentOf(trace, segment, instant, model.placedAt(instant));
   const isKnown = trace.stackFrames(segments.stack[segment]).length > 0;
   return [
-    `in a segment of ${format.bytes(segments.size[segment])}: ${format.bytes(live)} live, ${format.bytes(free)} free`,
+    `in a segment of ${format.bytes(segments.size[segment])}: ${format.bytes(live)} live, ` +
+      `${format.bytes(free)} ${model.freeName}`,
     `stream ${summary.streams[segments.stream[segment]]}, ${summary.pools[segments.pool[segment]]}, ` +
       `there for ${segmentAge(trace, segment, instant)}`,
     ...(isKnown ? [`taken by ${model.stackTitle(segments.stack[segment])}`] : []),
@@ -44,7 +45,7 @@ export function segmentDetails(model: Model, segment: number): Child[] {
       { class: "details" },
       item("Size", bytesOf(size)),
       item("Live in it", bytesOf(content.live)),
-      item("Free in it", bytesOf(content.free)),
+      item(`${format.capital(model.freeName)} in it`, bytesOf(content.free)),
       item("Blocks", countOf(content.blocks)),
       item("Address", copyable(address, address)),
       item("Requests", kindOf(trace, segment) + (pause === null ? "" : "; paused")),

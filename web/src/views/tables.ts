@@ -355,7 +355,7 @@ export class Tables implements View {
     return [
       bytes("Size", (segment) => segments.size[segment]),
       bytes("Live", (segment) => content(segment).live),
-      bytes("Free", (segment) => content(segment).free),
+      bytes(format.capital(this.#model.freeName), (segment) => content(segment).free),
       {
         title: "Blocks",
         key: (segment) => content(segment).blocks,

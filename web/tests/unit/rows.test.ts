@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { blocksByAddress } from "../../src/data/gap.ts";
 import { Filter, firstRows, grouped } from "../../src/data/rows.ts";
 import { filterOf } from "../../src/data/site.ts";
 import { rowsAt, upperBound } from "../../src/data/trace.ts";
@@ -50,6 +51,33 @@ test("rows at an instant are those that have begun and not ended", () => {
     [5, 10, 25, 99].map((address) => upperBound(addresses, address)),
     [0, 1, 2, 3],
   );
+});
+
+test("rows at any instant, forwards, backwards and anywhere, are those of a look at all", () => {
+  // More rows than lie between two checkpoints, some of them long.
+  const random = (bound: number, i: number) => ((i * 2_654_435_761) % 2 ** 32) % bound;
+  const start = Uint32Array.from({ length: 30_000 }, (_, i) => Math.floor(i / 3));
+  const end = start.map((from, i) => from + 1 + random(i % 50 === 0 ? 20_000 : 40, i));
+  const rows = { start, end };
+  const instants = [0, 1, 2, 2730, 2731, 2732, 9999, 10_000, 30_000, 5461, 5462, 5460, 7];
+  for (let i = 0; i < 200; i++) instants.push(random(11_000, i));
+  for (const instant of instants) {
+    const expected: number[] = [];
+    start.forEach((from, row) => {
+      if (from <= instant && instant < end[row]) expected.push(row);
+    });
+    assert.deepEqual([...rowsAt(rows, instant)], expected, `at ${instant}`);
+  }
+});
+
+test("blocks by address, one instant after the other, are those of a whole sort", () => {
+  const { address } = trace.blocks;
+  const instants = [300, 301, 302, 300, 0, made.events, 150, 151, 153, 160, 3];
+  for (let instant = 0; instant <= made.events; instant += 5) instants.push(instant);
+  for (const instant of instants) {
+    const expected = [...rowsAt(trace.blocks, instant)].sort((a, b) => address[a] - address[b]);
+    assert.deepEqual([...blocksByAddress(trace, instant)], expected, `at ${instant}`);
+  }
 });
 
 test("every word of a filter has to be found: in a frame, a tag, a stream or a pool", () => {
