@@ -13,8 +13,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
 RUNTIME = ["device.c", "memory.c", "streams.c", "kernels.c", "entry_points.c"]
-NVIDIA = re.compile(r"lib(cu(?!da\.so)|nccl|nvrtc|nvshmem|nvtx|nvjitlink)", re.IGNORECASE)
-FUNCTION = re.compile(r"cu|nccl|pnccl|nvrtc|nvshmem|__cuda")
+NVIDIA = re.compile(r"lib(cu(?!da\.so)|nccl|nvrtc|nvshmem|nvtx|nvtoolsext|nvjitlink)", re.IGNORECASE)
+FUNCTION = re.compile(r"cu|nccl|pnccl|nvrtc|nvshmem|nvtx|__cuda")
 DOES_NOTHING = re.compile(r"libcublas")
 SUCCESS, NOT_SUPPORTED = 0, 801
 
@@ -51,6 +51,12 @@ class Needed:
         return [
             version for version in self.functions if stem in (version.split(".so")[0], f"lib{version.lower()}_host")
         ]
+
+
+def sources() -> str:
+    """Returns everything that the libraries are made of but PyTorch."""
+    files = [Path(__file__), *sorted(SOURCES.iterdir())]
+    return "".join(file.read_text() for file in files)
 
 
 def make(torch_libraries: Path, headers: Path, target: Path) -> None:

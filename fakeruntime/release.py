@@ -81,14 +81,19 @@ class Release:
         return [f"nvidia-cuda-{part}=={major}.{minor}.*" for part in parts]
 
     def _link(self) -> None:
-        """Makes the libraries, which take seconds, and the driver, as they are now."""
-        driver, made = self.directory / "driver", self.directory / "libraries"
-        for directory in (driver, made):
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir()
-        libraries.make(self.packages / "torch/lib", self.cuda / "include", made)
+        """Makes the driver, and the libraries if those that are there were made of other sources."""
         built = stage.build("--package", "lowtide-fakecuda", name="libfakecuda.so")
-        (driver / "libcuda.so.1").symlink_to(built)
+        driver = self.directory / "driver"
+        driver.mkdir(exist_ok=True)
+        if not (driver / "libcuda.so.1").exists():
+            (driver / "libcuda.so.1").symlink_to(built)
+        made = self.directory / "libraries"
+        sources, known = libraries.sources(), made / "sources"
+        if not known.exists() or known.read_text() != sources:
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            libraries.make(self.packages / "torch/lib", self.cuda / "include", made)
+            known.write_text(sources)
 
     def _pip(self, *arguments: str) -> None:
         subprocess.run([self.python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)

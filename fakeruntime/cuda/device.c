@@ -138,7 +138,7 @@ static cudaError_t get_properties(struct cudaDeviceProp *properties, int device)
     properties->l2CacheSize = 50 << 20;
     properties->unifiedAddressing = 1;
     for (int axis = 0; axis < 3; axis++) {
-        properties->maxGridSize[axis] = 65535;
+        properties->maxGridSize[axis] = axis == 0 ? 0x7fffffff : 65535;
         properties->maxThreadsDim[axis] = 1024;
     }
     return FINISH(result);
@@ -183,7 +183,12 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     WITH_CONTEXT;
-    int device = noted_device;
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaGetDeviceCount(&count);
+    if (peer < 0 || peer >= count || peer >= DEVICES_MAX) {
+        return finish(cudaErrorInvalidDevice);
+    }
     cudaError_t error = enter_device(peer);
     if (error == cudaSuccess) {
         error = enter_device(device);

@@ -32,7 +32,7 @@ export class Model {
   chooseTrace(trace: number): void {
     const other = trace === this.state.other ? this.state.trace : this.state.other;
     // A stack's number means another stack there.
-    const filter = this.state.filter.replaceAll(/-?\bstack:\d+\s*/g, "");
+    const filter = this.state.filter.replaceAll(/-?\bstack:\d+(?:-\d+)?\s*/g, "");
     this.store.set({ trace, other, view: null, filter });
   }
 

@@ -2,9 +2,8 @@
 
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::slice;
 use std::sync::Mutex;
@@ -110,21 +109,18 @@ fn write(directory: &Path) -> Result<String, Error> {
     };
     let (left_out, snapshot) = last_events(snapshot).map_err(|error| no_report(&error))?;
     let report = path.with_extension("html");
-    page(&path, &snapshot, left_out.as_deref())
-        .and_then(|page| create_private(&report)?.write_all(&page))
+    let report = page(&path, &snapshot, left_out.as_deref())
+        .and_then(|page| {
+            let (mut file, report) = record::create_file(&report, false, |_| None)?;
+            file.write_all(&page)?;
+            Ok(report)
+        })
         .map_err(|error| no_report(&error))?;
     let report = report.display();
     Ok(match left_out {
         Some(left_out) => format!("{written} and {report}, which shows {left_out}"),
         None => format!("{written} and {report}"),
     })
-}
-
-/// Returns a file, empty now, that is for this user alone where it is new: stacks name files.
-fn create_private(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    options.mode(0o600).open(path)
 }
 
 /// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.

@@ -1,5 +1,6 @@
 //! `lowtide report`: where the memory of a job went, as one self-contained page.
 
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,8 +33,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
-    // Of what has no length, such as a pipe, nobody knows how much it needs.
-    let length = |path: &PathBuf| std::fs::metadata(path).map_or(u64::MAX, |file| file.len());
+    // Of what is no file, such as a pipe, nobody knows how much it needs.
+    let length = |path: &PathBuf| {
+        let file = fs::metadata(path).ok().filter(Metadata::is_file);
+        file.map_or(u64::MAX, |file| file.len())
+    };
     let lengths: Vec<u64> = args.traces.iter().map(length).collect();
     for (index, path) in args.traces.iter().enumerate() {
         add_recording(&mut data, path, &lengths[index..])?;
@@ -119,11 +123,13 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     Ok(())
 }
 
-/// Returns the parts of the first of some lengths that are the traces' by their events, and then the other lengths.
+/// Returns the parts of the first of some lengths that are the traces' by their events and by what was there before, and
+/// then the other lengths.
 fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
-    let events: u128 = traces.iter().map(|trace| trace.events.len() as u128).sum();
+    let weight = |trace: &Trace| (trace.events.len() + trace.initial.blocks.len()) as u128;
+    let all: u128 = traces.iter().map(|trace| weight(trace)).sum();
     let part = |trace: &&Trace| {
-        let part = u128::from(lengths[0]) * trace.events.len() as u128 / events.max(1);
+        let part = u128::from(lengths[0]) * weight(trace) / all.max(1);
         u64::try_from(part).unwrap_or(u64::MAX)
     };
     let following = lengths[1..].iter().copied();

@@ -278,8 +278,20 @@ fn a_snapshot_without_history_shows_what_is_held() {
     let page = Page::read(&output);
     assert!(live > 0);
     assert_eq!(page.count(0, 0)[0], live);
-    let segment_sizes = page.column("0/segments/size");
-    assert_eq!(page.count(0, 0)[2], segment_sizes.iter().sum::<u64>());
+    let reserved = page.column("0/segments/size").iter().sum::<u64>();
+    assert_eq!(page.count(0, 0)[2], reserved);
+
+    // Also where all of it is cached.
+    let mut segments = snapshot.traces[0].segments.clone();
+    let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
+    blocks.for_each(|block| block.status = BlockStatus::Inactive);
+    snapshot.traces = vec![lowtide_trace::Trace::recovered(0, [], segments).unwrap()];
+    scratch.write_snapshot("state.lowtide", &snapshot);
+    run(&["report".as_ref(), paths[0], paths[1], paths[2]]);
+    let page = Page::read(&output);
+    assert_eq!(page.count(0, 0), [0, 0, reserved]);
+    let peak_live = &page.summary["traces"][0]["instants"][0];
+    assert_eq!(peak_live["reserved"], reserved, "{peak_live}");
 }
 
 #[test]

@@ -555,7 +555,7 @@ impl<'a> Walk<'a> {
         let gap = *self.space.gap_mut();
         self.now.gap = gap;
         debug_assert_eq!(gap.live + gap.causes.iter().copied().sum(), gap.reserved);
-        if gap.live > self.peak_live.gap.live {
+        if gap.live > self.peak_live.gap.live || self.peak_live.gap.reserved.is_zero() {
             self.peak_live = self.now;
         }
         if gap.reserved > self.peak_reserved.gap.reserved {

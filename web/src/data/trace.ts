@@ -250,10 +250,16 @@ interface Lives {
 /** So many rows are looked at for an instant, besides those that are there. */
 const CHECKPOINT_ROWS = 8192;
 
+/** So many checkpoints are kept: each may be as long as there are rows at once. */
+const CHECKPOINTS_MAX = 16;
+
 /** By rows: those of the first so many, for each multiple of that number, that outlive the first of the others. */
 const checkpoints = new WeakMap<Lives, Map<number, Uint32Array>>();
 
-/** Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are. */
+/**
+ * Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are, where it
+ * is near one of the last instants that were asked for; else in the rows before it.
+ */
 export function rowsAt(rows: Lives, instant: number): Uint32Array {
   const { start, end } = rows;
   const last = upperBound(start, instant);
@@ -281,6 +287,8 @@ function checkpointAt(rows: Lives, first: number): Uint32Array {
     found = new Uint32Array(count);
     for (let row = 0, next = 0; row < first; row++) if (end[row] > start[first - 1]) found[next++] = row;
     known.set(first, found);
+    const [oldest] = known.keys();
+    if (known.size > CHECKPOINTS_MAX) known.delete(oldest);
   }
   return found;
 }

@@ -56,9 +56,9 @@ class Builder {
   }
 
   finish(nodeOfBlock: (block: number) => number, aggregated: TraceSummary["aggregated"] = null): Tree {
-    const about = aggregated && `${format.counted(aggregated.blocks, "block")}, not told apart`;
     return {
-      folded: about === null ? null : this.child(0, this.labelOf("aggregated blocks", about)),
+      // Of two traces they are one box, however many they are in each.
+      folded: aggregated && this.child(0, this.labelOf("aggregated blocks", "not told apart")),
       parent: Uint32Array.from(this.#parent),
       label: Uint32Array.from(this.#label),
       labels: this.labels,

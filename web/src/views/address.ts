@@ -339,7 +339,7 @@ export class AddressView implements View {
     if (block === null) {
       const of = segment === null ? [] : segmentLines(this.#model, segment);
       const more = [this.#freeText(address), ...region, ...of];
-      const what = pause === null ? "free" : "free, paused";
+      const what = this.#model.freeName + (pause === null ? "" : ", paused");
       this.#tooltip.show(
         event.clientX,
         event.clientY,

@@ -145,7 +145,8 @@ export class Icicle implements View {
       }
       case "range": {
         const [from, to] = this.#model.range;
-        const title = `Allocated from ${text(from)} to ${text(to)}, freed or not`;
+        const without = trace.summary.aggregated ? ", without aggregated blocks" : "";
+        const title = `Allocated from ${text(from)} to ${text(to)}, freed or not${without}`;
         return single(tree, allocatedIn(trace, tree, from, to), title);
       }
       case "difference": {
@@ -437,10 +438,10 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
   );
 }
 
-/** Boxes of the same place in the sources have the same colour. */
 /** The colours of labels, by name. */
 const colors = new WeakMap<Label, string>();
 
+/** Boxes of the same place in the sources have the same colour. */
 function boxColor(tree: Tree, node: number): string {
   if (node === 0) return color("--box-root");
   const label = tree.labels[tree.label[node]];

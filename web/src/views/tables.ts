@@ -97,7 +97,8 @@ export class Tables implements View {
     const left = state.filter === "" ? [] : this.#leftText(rows);
     fill(this.#about, this.#aboutText(), ...left, this.#foldedText());
     this.#grid.show(rows);
-    if (trace.blocks.count === 0) this.#about.textContent = "The recording has no blocks.";
+    const hasNone = trace.blocks.count === 0 && trace.summary.aggregated === null;
+    if (hasNone) this.#about.textContent = "The recording has no blocks.";
   }
 
   #aboutText(): string {
@@ -127,7 +128,7 @@ export class Tables implements View {
       sizes: ["size", ofGroup, "of requests"],
       lifetimes: ["block", ofBlock, "of requests"],
       blocks: ["block", ofBlock, "of requests"],
-      segments: ["segment", (row) => segments.size[row], "reserved"],
+      segments: ["segment", (row) => (this.#pauseOf(row) === null ? segments.size[row] : 0), "reserved"],
     };
     const [noun, bytesOfRow, what] = texts[this.#model.state.table];
     const bytes = rows.reduce((sum, row) => sum + bytesOfRow(row), 0);
@@ -340,6 +341,11 @@ export class Tables implements View {
       },
       ...this.#whereColumns((block) => block, false),
     ];
+  }
+
+  #pauseOf(segment: number): number | null {
+    const { instant, trace } = this.#model;
+    return this.#model.awayAt(instant).pauseAt(trace.segments.address[segment]);
   }
 
   #segmentColumns(): Column[] {

@@ -31,7 +31,8 @@ use summary::{
     Summary, TraceSummary,
 };
 
-/// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names.
+/// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names, and where folding
+/// every block takes more: some ten million of sizes that hardly repeat.
 const PAGE_BYTES_MAX: usize = 29_500_000;
 
 /// So many times it is measured how many blocks fit.
@@ -110,7 +111,8 @@ impl PageData {
     }
 
     /// Adds a trace, and returns what of it is not listed one by one. Linear time, but for the sorting of
-    /// blocks where there are too many; packs the columns once more than they are written.
+    /// blocks where there are too many; packs the columns once more than they are written, and where there are too many
+    /// up to ten times.
     pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
         let texts = serde_json::to_string(&self.summary).map_or(0, |json| json.len());
         let used = html::PAGE.len() + self.columns_bytes + texts + self.strings.page_bytes();
@@ -127,10 +129,10 @@ impl PageData {
         add_curves(&mut columns, &prefix, history);
         add_replayed(&mut columns, &prefix, history, page.replayed);
         let duration_us = add_times(&mut columns, &prefix, trace);
+        let texts_before = self.strings.page_bytes();
         add_annotations(&mut columns, &mut self.strings, &prefix, trace);
         let mut columns_bytes = columns.page_bytes();
 
-        let texts_before = self.strings.page_bytes();
         let list = |folded: Option<&Folded>| {
             let listing = self.listing(&prefix, page, folded);
             let texts = listing.strings.page_bytes() - texts_before;
@@ -216,7 +218,9 @@ fn fit<L>(
     if whole.1 <= bytes_max {
         return whole.2;
     }
-    let (mut kept_max, mut kept_max_bytes, _) = whole;
+    let (mut kept_max, mut kept_max_bytes) = (whole.0, whole.1);
+    // It may be the largest thing there is.
+    drop(whole);
     let mut best = try_listing(0);
     // Blocks take about as much each, so what is found between two measured numbers of them is soon close. What fits
     // at once is enough nearly full; each time that it does not, less is aimed at.
@@ -228,6 +232,9 @@ fn fit<L>(
         }
         let part = (aim - best.1) as u128 * (kept_max - best.0) as u128;
         let more = part / (kept_max_bytes - best.1) as u128;
+        if more == 0 {
+            break;
+        }
         let tried = try_listing(best.0 + usize::try_from(more).unwrap_or(0));
         if tried.1 <= bytes_max {
             best = tried;

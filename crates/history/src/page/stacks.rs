@@ -26,7 +26,9 @@ impl Strings {
 
     /// Returns about how many bytes of a page the texts are.
     pub(super) fn page_bytes(&self) -> usize {
-        self.texts.iter().map(|text| text.len() + 3).sum()
+        let escaped = |text: &String| text.bytes().filter(|byte| b"<>&".contains(byte)).count() * 5;
+        let texts = self.texts.iter();
+        texts.map(|text| text.len() + 3 + escaped(text)).sum()
     }
 
     /// Returns the texts in the order of their numbers.
