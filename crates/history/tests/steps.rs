@@ -235,3 +235,28 @@ fn a_leak_does_not_hide_the_steps() {
     }
     check_steps(&job.into_trace(), 40, "a leak");
 }
+
+/// A step is two loops over the same operations, whose blocks live longer than one time round.
+#[test]
+fn a_loop_of_like_operations_within_a_step_is_no_step() {
+    for has_stacks in [true, false] {
+        let mut job = Job::new(has_stacks);
+        for _ in 0..30 {
+            for requests in [333, 667] {
+                let mut held: Vec<Held> = Vec::new();
+                for request in 0..requests {
+                    let line = request % 37;
+                    held.push(job.alloc(4096 * (1 + u64::from(line)), "operation", line));
+                    if held.len() > 60 {
+                        let index = usize::try_from(job.random(held.len() as u64)).unwrap();
+                        let block = held.swap_remove(index);
+                        job.free(block);
+                    }
+                }
+                held.into_iter().for_each(|block| job.free(block));
+            }
+            job.alloc(MIB, "kept", 1);
+        }
+        check_steps(&job.into_trace(), 30, "a loop within a step");
+    }
+}

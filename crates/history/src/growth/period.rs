@@ -3,12 +3,15 @@
 //! An *anchor* is a request that is made once a step. With good boundaries each kind of request is made as
 //! often in one step as in the next. Kinds are told apart in two ways: by name, which is the stack, or the
 //! exact size where there is none; and by *shape*, in which sizes have no part, so that it stays the same
-//! where sequences differ in length and caches grow. If a job repeats by both, both have to agree.
+//! where sequences differ in length and caches grow. If a job repeats by both, both have to agree. A step may
+//! have no request that is made once; then what is live rises once, or a few times, and that is an anchor, too.
+//! What is kept for good is none, and no kind: without it a job with a leak repeats as it would without the leak.
 //!
 //! Several steps together repeat as well as one, and what a job does once in a hundred steps repeats best
 //! of all, so of the periods that are about as good as the best, the shortest is taken. Parts of a step
 //! that alternate, as forward and backward, or the two networks of an adversarial job, have little in
-//! common; where they have much, they still repeat less than so many of them taken as one.
+//! common; where they have much, they still repeat less than so many of them taken as one. A loop within a step
+//! may repeat as well as steps do, but what it asks for is in use when it begins again.
 
 use hashbrown::HashMap;
 use lowtide_core::Bytes;
@@ -16,7 +19,7 @@ use lowtide_trace::StackId;
 
 use crate::growth::line::as_float;
 use crate::growth::steps::STEPS_MIN;
-use crate::history::History;
+use crate::history::{Block, History};
 
 /// How many different requests are tried as anchors, and how many others each is tried on.
 const ANCHORS_MAX: usize = 48;
@@ -42,6 +45,12 @@ const SCORE_MIN: f64 = 0.5;
 const COUNT_NEAR: f64 = 2.0;
 const COUNT_NEAR_SHARE: f64 = 0.1;
 
+/// This share of what a step asks for it gives back itself, at least: what gives back less is a loop within one.
+const GIVEN_BACK_MIN: f64 = 0.5;
+
+/// So many requests are looked at for that.
+const REQUESTS_MAX: usize = 4096;
+
 /// Parts of a step are so many at most; taken as one they repeat so many times as well.
 const PARTS_MAX: usize = 8;
 const PARTS_GAIN: f64 = 1.15;
@@ -59,12 +68,14 @@ type Kinds = Vec<Vec<u32>>;
 /// Returns the boundaries of the steps and which share of the kinds repeats from step to step; `None` where
 /// nothing repeats enough. O(n log n) for n blocks.
 pub(super) fn find(history: &History) -> Option<(f64, Vec<u32>)> {
-    let requests = history.blocks.iter().filter(|block| block.start > 0);
-    let boundaries_max = requests.count() / STEP_REQUESTS_MIN;
-    let families = [by_name(history), by_shape(history)];
+    let requests = passing(history);
+    let boundaries_max = requests.len() / STEP_REQUESTS_MIN;
+    let families = [by_name(&requests, history), by_shape(&requests, history)];
+    let rises = rises(&requests, boundaries_max, history);
     let anchors: Vec<&Vec<u32>> = families
         .iter()
         .flat_map(|kinds| anchors(kinds, boundaries_max))
+        .chain(&rises)
         .collect();
     let judges: Vec<Judge<'_>> = families
         .iter()
@@ -77,11 +88,77 @@ pub(super) fn find(history: &History) -> Option<(f64, Vec<u32>)> {
     let good = anchors
         .iter()
         .filter(|anchor| score(anchor, &judges) >= SCORE_MIN);
-    let periods: Vec<(f64, Vec<u32>)> = good.map(|anchor| whole_steps(anchor, &judges)).collect();
+    let live = live_bytes(history);
+    let periods: Vec<(f64, Vec<u32>)> = good
+        .map(|anchor| whole_steps(anchor, &judges))
+        .filter(|(_, boundaries)| {
+            let moved = moved_to_least_live(boundaries, &live);
+            given_back_share(&moved, &requests) >= GIVEN_BACK_MIN
+        })
+        .collect();
     let boundaries = shortest(periods)?;
     let shares = judges.iter().map(|judge| judge.quality(&boundaries));
     let repeated_share = shares.fold(0.0, f64::max);
-    Some((repeated_share, moved_to_least_live(&boundaries, history)))
+    Some((repeated_share, moved_to_least_live(&boundaries, &live)))
+}
+
+/// Returns the requests that came while it was recorded and whose blocks came and went: what is kept says when a
+/// leak or a cache grew, and not when a step began.
+fn passing(history: &History) -> Vec<&Block> {
+    let kept_from = history.events / u32::try_from(STEPS_MIN).unwrap_or(1);
+    let blocks = history.blocks.iter().filter(|block| block.start > 0);
+    let passing = blocks
+        .filter(|block| block.freed <= history.events && block.freed - block.start <= kept_from);
+    passing.collect()
+}
+
+/// Returns when so many of the `requests` were live that it was a half, a quarter or an eighth of the most ever,
+/// each time after it had been less than half of that; also several taken as one, whose parts may be unlike.
+fn rises(requests: &[&Block], rises_max: usize, history: &History) -> Vec<Vec<u32>> {
+    let mut changes = vec![0_i64; history.events as usize + 2];
+    for block in requests {
+        changes[block.start as usize] += 1;
+        changes[block.freed as usize] -= 1;
+    }
+    let live = || {
+        changes.iter().scan(0, |live, change| {
+            *live += change;
+            Some(*live)
+        })
+    };
+    let most = live().max().unwrap_or(0);
+    let rises_to = |level: i64| {
+        let mut is_low = true;
+        let rises = (0..).zip(live()).filter(move |&(_, live)| {
+            let rises = is_low && live >= level;
+            is_low = !rises && (is_low || 2 * live < level);
+            rises
+        });
+        rises.map(|(instant, _)| instant).collect()
+    };
+    let mut rises = Vec::from([2, 4, 8].map(|part| rises_to((most / part).max(1))));
+    rises.retain(|rises: &Vec<u32>| rises.len() <= rises_max);
+    let taken_as_one = rises.iter().flat_map(|rises| {
+        (1..=PARTS_MAX).map(|parts| rises.iter().copied().step_by(parts).collect())
+    });
+    taken_as_one
+        .filter(|rises: &Vec<u32>| rises.len() > STEPS_MIN && covers(rises, history))
+        .collect()
+}
+
+/// Returns which share of the requests is given back within the step in which it was made.
+fn given_back_share(boundaries: &[u32], requests: &[&Block]) -> f64 {
+    let looked_at = requests.len().min(REQUESTS_MAX);
+    let step_of = |instant: u32| boundaries.partition_point(|&boundary| boundary <= instant);
+    let inside = |step: usize| (1..boundaries.len()).contains(&step);
+    let steps = (0..looked_at)
+        .map(|number| requests[number * requests.len() / looked_at])
+        .map(|block| (step_of(block.start), step_of(block.freed - 1)))
+        .filter(|&(step, _)| inside(step));
+    let (all, given_back) = steps.fold((0, 0), |(all, given_back), (start, end)| {
+        (all + 1, given_back + u64::from(start == end))
+    });
+    as_float(given_back) / as_float(all.max(1))
 }
 
 /// Kinds of requests that tell how good boundaries are.
@@ -156,7 +233,11 @@ fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
 
 /// Returns the boundaries of the shortest period, and of its many possible ones those that fit best.
 fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
-    let steps = |boundaries: &[u32]| as_float(boundaries.len() as u64);
+    // What a first step does many times makes a few short ones: the length of most is the period.
+    let steps = |boundaries: &[u32]| {
+        let covered = boundaries[boundaries.len() - 1] - boundaries[0];
+        f64::from(covered) / f64::from(typical_length(boundaries))
+    };
     let all_steps = periods.iter().map(|(_, boundaries)| steps(boundaries));
     let steps_max = all_steps.fold(0.0, f64::max);
     let steps_min = (steps_max - COUNT_NEAR).min((1.0 - COUNT_NEAR_SHARE) * steps_max);
@@ -173,11 +254,20 @@ fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
     best.map(|(_, boundaries)| boundaries)
 }
 
+/// Returns how long most steps are.
+fn typical_length(boundaries: &[u32]) -> u32 {
+    let mut lengths: Vec<u32> = boundaries
+        .windows(2)
+        .map(|step| step[1] - step[0])
+        .collect();
+    let middle = lengths.len() / 2;
+    *lengths.select_nth_unstable(middle).1
+}
+
 /// Moves the boundaries, all by about the same share of a step, to where the least is live: between steps
 /// a job holds what it keeps, and least of what comes and goes.
-fn moved_to_least_live(boundaries: &[u32], history: &History) -> Vec<u32> {
-    let live = live_bytes(history);
-    let last = i64::from(history.events);
+fn moved_to_least_live(boundaries: &[u32], live: &[u64]) -> Vec<u32> {
+    let last = i64::try_from(live.len()).unwrap_or(i64::MAX) - 2;
     // Of equals, the last.
     let least = |from: i64, to: i64| {
         let instants = from.clamp(0, last)..=to.clamp(0, last);
@@ -283,9 +373,8 @@ fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
 }
 
 /// Returns the requests by stack, and by exact size and stream where there is no stack.
-fn by_name(history: &History) -> Kinds {
-    let requests = history.blocks.iter().filter(|block| block.start > 0);
-    let named = requests.map(|block| {
+fn by_name(requests: &[&Block], history: &History) -> Kinds {
+    let named = requests.iter().map(|block| {
         let name = match block.stack {
             StackId::NONE => (StackId::NONE, block.requested, block.stream),
             stack => (stack, Bytes::ZERO, 0),
@@ -296,15 +385,14 @@ fn by_name(history: &History) -> Kinds {
 }
 
 /// Returns the requests by their shape: how many requests each of the last few in their stream outlived.
-fn by_shape(history: &History) -> Kinds {
+fn by_shape(requests: &[&Block], history: &History) -> Kinds {
     let mut streams: Vec<Vec<u32>> = vec![Vec::new(); history.streams.len()];
-    let requests = || history.blocks.iter().filter(|block| block.start > 0);
-    for block in requests() {
+    for block in requests {
         streams[block.stream as usize].push(block.start);
     }
     let mut done = vec![0; streams.len()];
     let mut shapes = vec![[0; SHAPE_REQUESTS]; streams.len()];
-    let shaped = requests().map(|block| {
+    let shaped = requests.iter().map(|block| {
         let stream = block.stream as usize;
         let until = streams[stream].partition_point(|&start| start < block.freed);
         let life = until.saturating_sub(done[stream]).min(LIFE_MAX);
