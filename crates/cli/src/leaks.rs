@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
-use lowtide_history::{BlockSizes, Growth, History, Leaks, Trend};
+use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, Trend};
 use lowtide_trace::{StackTable, Trace};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
     };
     let named = leaks.leaks().count();
     for growth in leaks.leaks().take(LEAKS_MAX) {
-        text += &growth_text(growth, leaks.span_steps, &trace.stacks);
+        text += &growth_text(growth, leaks, &trace.stacks);
     }
     if let Some(spread) = &leaks.spread {
         text += &spread_text(spread, leaks, &trace.stacks);
@@ -67,8 +67,8 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
     text
 }
 
-fn growth_text(growth: &Growth, span_steps: usize, stacks: &StackTable) -> String {
-    let trend = trend_text(&growth.trend, span_steps);
+fn growth_text(growth: &Growth, leaks: &Leaks, stacks: &StackTable) -> String {
+    let trend = trend_text(&growth.trend, leaks);
     format!("{trend}\n{}\n", site_text(growth.site, stacks))
 }
 
@@ -77,21 +77,24 @@ fn spread_text(spread: &Trend, leaks: &Leaks, stacks: &StackTable) -> String {
     let places = format::counted(leaks.growths.len() as u64, "place");
     let mut text = format!(
         "no place grows steadily, but all that is live does:\n{}\nspread over {places}, of which grew most:\n\n",
-        trend_text(spread, leaks.span_steps),
+        trend_text(spread, leaks),
     );
     for growth in leaks.growths.iter().take(SPREAD_PLACES) {
-        text += &growth_text(growth, leaks.span_steps, stacks);
+        text += &growth_text(growth, leaks, stacks);
     }
     text
 }
 
-fn trend_text(trend: &Trend, span_steps: usize) -> String {
-    let what = if span_steps == 1 {
-        "steps"
-    } else {
-        "spans of steps"
+fn trend_text(trend: &Trend, leaks: &Leaks) -> String {
+    let (step, what) = match leaks.steps.source {
+        StepSource::Parts => (
+            format!("in 1/{} of the recording", leaks.steps.len()),
+            "parts",
+        ),
+        _ if leaks.span_steps == 1 => ("a step".to_owned(), "steps"),
+        _ => ("a step".to_owned(), "spans of steps"),
     };
-    let headline = format!("{} a step", bytes_text(trend.bytes_per_step));
+    let headline = format!("{} {step}", bytes_text(trend.bytes_per_step));
     format!(
         "{}: {} in all, grew in {} of {} {what}, confidence {:.2}; {} in {} at the end",
         style(headline).bold(),

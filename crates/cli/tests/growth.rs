@@ -71,6 +71,39 @@ fn a_leak_is_named_with_its_stack() {
     assert_eq!(json["others"], serde_json::json!([]));
 }
 
+/// Each part of the recording makes other requests, and none comes back: what is no step is not called one.
+#[test]
+fn growth_where_no_steps_are_found_is_told_for_a_part() {
+    let scratch = Scratch::new("leaks-parts");
+    let mut trace = Trace::default();
+    trace
+        .events
+        .push(recorded(Action::SegmentAlloc, MIB, 1 << 40, StackId::NONE));
+    for request in 0..400 {
+        let address = (1 + 1000 * request) * MIB;
+        let size = if request % 10 == 0 {
+            MIB
+        } else {
+            2 * MIB + 512 * request
+        };
+        let work = |action| recorded(action, address, size, StackId::NONE);
+        trace.events.push(work(Action::Alloc));
+        if request % 10 != 0 {
+            trace.events.push(work(Action::FreeRequested));
+            trace.events.push(work(Action::FreeCompleted));
+        }
+    }
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    let path = scratch.write_snapshot("parts.lowtide", &snapshot);
+    let text = run(&["leaks".as_ref(), path.as_os_str()]);
+    assert!(text.contains("steps were not found"), "{text}");
+    let expected = "1.00 MiB in 1/40 of the recording: 29.00 MiB in all, grew in 29 of 29 parts";
+    assert!(text.contains(expected), "{text}");
+}
+
 #[test]
 fn the_page_names_the_leak_too() {
     let scratch = Scratch::new("leaks-page");

@@ -268,6 +268,71 @@ fn a_rare_leak_is_no_step() {
     );
 }
 
+#[test]
+fn a_cache_that_had_its_fill_before_the_end_is_no_leak() {
+    for filled_at in [20, 30, 34, 35] {
+        let trace = train_layers(40, 6, |job, step| {
+            if step < filled_at {
+                job.alloc(3 * MIB, "cache", 1);
+            }
+        });
+        let (_, leaks) = find(&trace);
+        let found = leaks.steps.len();
+        assert!((38..=40).contains(&found), "{found} steps, {filled_at}");
+        assert_eq!(leaks.leaks().next(), None, "{filled_at}");
+    }
+    let mut cache = std::collections::VecDeque::new();
+    let trace = train_layers(40, 6, |job, _| {
+        cache.push_back(job.alloc(3 * MIB, "cache", 1));
+        if cache.len() > 34 {
+            job.free(cache.pop_front().unwrap());
+        }
+    });
+    assert_eq!(find(&trace).1.leaks().next(), None);
+}
+
+/// Requests of a few sizes, among which are those of the leak, come and go as chance has it; how many, too.
+fn work_at_random(job: &mut Job, requests: u64) {
+    let mut held: Vec<Held> = Vec::new();
+    for _ in 0..requests {
+        let size = [512, 32_768, 307_200, MIB, 2_048_000][usize::try_from(job.random(5)).unwrap()];
+        held.push(job.alloc(size, "work", 1));
+        if held.len() > 100 {
+            let index = usize::try_from(job.random(held.len() as u64)).unwrap();
+            job.free(held.swap_remove(index));
+        }
+    }
+    held.into_iter().for_each(|block| job.free(block));
+}
+
+#[test]
+fn a_leak_among_requests_of_its_size_is_named_though_no_step_is_found() {
+    for leaks in [true, false] {
+        let mut job = Job::new(false);
+        for _ in 0..30 {
+            let requests = 1_000 + job.random(1_000);
+            work_at_random(&mut job, requests);
+            if leaks {
+                job.alloc(MIB, "keep", 1);
+            }
+        }
+        let (_, found) = find(&job.into_trace());
+        assert_eq!(found.steps.source, StepSource::Parts);
+        let named: Vec<Site> = found.leaks().map(|growth| growth.site).collect();
+        assert_eq!(named.len(), usize::from(leaks), "{:?}", found.growths);
+        let is_its_size = |site: &Site| {
+            matches!(
+                site,
+                Site::Size {
+                    size_max: Bytes(MIB),
+                    ..
+                }
+            )
+        };
+        assert!(named.iter().all(is_its_size), "{named:?}");
+    }
+}
+
 /// Returns a sample, and its optimizer's steps.
 fn sample(name: &str) -> (Trace, Vec<u32>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -293,6 +358,22 @@ fn recorded_jobs_are_not_accused() {
             let named: Vec<&Growth> = leaks.leaks().collect();
             assert_eq!(named, Vec::<&Growth>::new(), "{name}");
             assert_eq!(leaks.spread, None, "{name}");
+        }
+    }
+}
+
+/// The smaller recordings, of which some hold what chance has them hold, and more at the end than before.
+#[test]
+fn what_goes_up_and_down_is_no_leak() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data");
+    for entry in std::fs::read_dir(data).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "gz") {
+            continue;
+        }
+        for trace in lowtide_trace::read(&path).unwrap().traces {
+            let (_, leaks) = find(&trace);
+            assert_eq!(leaks.leaks().next(), None, "{}", path.display());
         }
     }
 }

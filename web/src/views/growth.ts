@@ -39,7 +39,7 @@ export class GrowthView implements View {
   draw(): void {
     const { growth } = this.#model.trace.summary;
     const { leaks } = growth;
-    fill(this.#verdict, ...verdict(leaks));
+    fill(this.#verdict, ...verdict(growth));
     this.#about.textContent = `${stepsText(growth)} ${MEANING}`;
     this.#compare.hidden = leaks.length === 0;
     this.#grid.element.hidden = leaks.length === 0;
@@ -71,8 +71,9 @@ export class GrowthView implements View {
   }
 
   #seenText({ grown_steps, steps }: Leak): HTMLElement {
-    const { span_steps } = this.#model.trace.summary.growth;
-    const what = span_steps === 1 ? "steps" : `spans of ${format.whole(span_steps)} steps`;
+    const { found_by, span_steps } = this.#model.trace.summary.growth;
+    const whole = found_by === "parts" ? "parts" : "steps";
+    const what = span_steps === 1 ? whole : `spans of ${format.whole(span_steps)} ${whole}`;
     const text = `${format.whole(grown_steps)} of ${format.whole(steps)} ${what}`;
     return copyable(text, text);
   }
@@ -112,15 +113,15 @@ function perStep(bytes: number): HTMLElement {
   return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step`);
 }
 
-function verdict(leaks: Leak[]): Child[] {
+function verdict({ leaks, found_by, steps }: Growth): Child[] {
   if (leaks.length === 0) return ["Nothing that looks like a leak."];
   const grown = leaks.reduce((sum, { bytes_per_step }) => sum + bytes_per_step, 0);
   const verb = leaks.length === 1 ? "grows" : "grow";
-  return [
-    `${format.counted(leaks.length, "place")} ${verb} from step to step, by `,
-    perStep(grown),
-    " a step.",
-  ];
+  const [from, step] =
+    found_by === "parts"
+      ? ["from part to part of the recording", `in 1/${format.whole(steps)} of it`]
+      : ["from step to step", "a step"];
+  return [`${format.counted(leaks.length, "place")} ${verb} ${from}, by `, perStep(grown), ` ${step}.`];
 }
 
 /** Says how the steps were found, and which of them were looked at. */

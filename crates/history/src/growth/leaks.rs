@@ -2,12 +2,18 @@
 
 use crate::growth::line::{Fit, as_float};
 use crate::growth::sites::{Site, Sites};
-use crate::growth::steps::Steps;
+use crate::growth::steps::{StepSource, Steps};
 use crate::history::History;
 use lowtide_trace::Trace;
 
 /// The first steps fill caches: so many are left out, one in four.
 const WARM_UP_SHARE: usize = 4;
+
+/// So many parts of a recording are likelier to have the end of a step in them than one, if steps are not known.
+const PARTS_TOGETHER: usize = 4;
+
+/// What paused for so many times as long as it does between growth and growth has stopped.
+const PAUSES_MAX: f64 = 2.0;
 
 /// What grew over the steps of a recording.
 #[derive(Clone, Debug)]
@@ -67,6 +73,14 @@ impl Trend {
     pub fn is_steady(&self) -> bool {
         self.confidence >= Trend::LEAK_CONFIDENCE
     }
+
+    /// Returns it for one step, if it is over spans of so many.
+    fn over_spans_of(self, steps: usize) -> Trend {
+        Trend {
+            bytes_per_step: self.bytes_per_step / as_float(steps as u64),
+            ..self
+        }
+    }
 }
 
 impl Leaks {
@@ -78,29 +92,42 @@ impl Leaks {
         let steps = Steps::find(trace, history);
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1).min(steps.len());
         let (boundaries, span_steps) = steps.spans(warm_up_steps);
+        let unseen_steps = steps_behind(&steps, &boundaries, history);
         let sites = Sites::new(history);
-        let trend_of = |sites: &Sites, number: usize| {
+        let floors_of = |sites: &Sites, number: usize| -> Vec<u64> {
             let extremes = sites.extremes(history, number, &boundaries);
-            let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
-            // What is paused is kept all the same.
-            let at_end = sites.live_at(history, number, history.events, &[]);
-            let mut trend = trend(&floors, at_end)?;
-            trend.bytes_per_step /= as_float(span_steps as u64);
-            Some(trend)
+            extremes.iter().map(|extremes| extremes.least).collect()
         };
-        let mut growths: Vec<Growth> = (0..sites.sites.len())
-            .filter_map(|number| {
-                let (site, trend) = (sites.sites[number], trend_of(&sites, number)?);
-                Some(Growth { site, trend })
+        // What is paused is kept all the same.
+        let at_end = |sites: &Sites, number| sites.live_at(history, number, history.events, &[]);
+        let growth_of = |number: usize| {
+            let (floors, at_end) = (floors_of(&sites, number), at_end(&sites, number));
+            let trend = trend(&floors, at_end, unseen_steps);
+            let is_told =
+                steps.source != StepSource::Parts || trend.as_ref().is_some_and(Trend::is_steady);
+            let of_together = match is_told {
+                true => None,
+                false => {
+                    of_parts_together(&floors, &sites.kept(history, number, &boundaries), at_end)
+                }
+            };
+            Some(Growth {
+                site: sites.sites[number],
+                trend: of_together.or(trend)?.over_spans_of(span_steps),
             })
-            .collect();
+        };
+        let mut growths: Vec<Growth> = (0..sites.sites.len()).filter_map(growth_of).collect();
         growths.sort_by_key(|growth| {
             let rank = (growth.is_leak(), growth.trend.bytes, growth.site);
             std::cmp::Reverse(rank)
         });
         // What grows in one place now and in another then grows steadily in none.
         let is_spread = !growths.is_empty() && !growths.iter().any(Growth::is_leak);
-        let spread = is_spread.then(|| trend_of(&Sites::together(history), 0));
+        let spread = is_spread.then(|| {
+            let all = Sites::together(history);
+            let trend = trend(&floors_of(&all, 0), at_end(&all, 0), unseen_steps)?;
+            Some(trend.over_spans_of(span_steps))
+        });
         // Of many caches one or another has not had its fill for long, but few grow in most steps.
         let is_steady = |trend: &Trend| trend.is_steady() && 2 * trend.grown_steps >= trend.steps;
         Leaks {
@@ -118,9 +145,32 @@ impl Leaks {
     }
 }
 
-/// Returns how the least bytes of the steps grew, given how many bytes and blocks there are `at_end`; `None` where they
-/// did not.
-fn trend(floors: &[u64], at_end: (u64, u64)) -> Option<Trend> {
+/// Returns how many spans of steps the recording goes on for behind the last of `boundaries`.
+fn steps_behind(steps: &Steps, boundaries: &[u32], history: &History) -> usize {
+    let (StepSource::Period(_), [first, .., last]) = (&steps.source, boundaries) else {
+        // What is behind a program's last mark is no step, and behind the last part there is nothing.
+        return 0;
+    };
+    let length = ((last - first) as usize / (boundaries.len() - 1)).max(1);
+    ((history.events - last) as usize + length / 2) / length
+}
+
+/// Returns how the least bytes of several parts at a time grew, if that is steady and is in blocks that were kept: a
+/// part may lie within a step, and its least be what the step uses, which goes up and down as chance has it.
+fn of_parts_together(floors: &[u64], kept: &[u64], at_end: (u64, u64)) -> Option<Trend> {
+    let least = |parts: &[u64]| parts.iter().copied().min();
+    let floors: Vec<u64> = floors.windows(PARTS_TOGETHER).filter_map(least).collect();
+    // What came in the last parts may be what is in use.
+    let kept = &kept[..floors.len()];
+    let mut trend = trend(&floors, at_end, PARTS_TOGETHER - 1)?;
+    let kept_share = as_float(kept[kept.len() - 1] - kept[0]) / as_float(trend.bytes);
+    trend.confidence *= kept_share.min(1.0) * Fit::of(kept).straightness();
+    Some(trend).filter(Trend::is_steady)
+}
+
+/// Returns how the least bytes of the steps grew, given how many bytes and blocks there are `at_end`, `unseen_steps`
+/// behind the last; `None` where they did not.
+fn trend(floors: &[u64], at_end: (u64, u64), unseen_steps: usize) -> Option<Trend> {
     let (end_bytes, end_blocks) = at_end;
     let (&first, &last) = (floors.first()?, floors.last()?);
     let bytes = last.checked_sub(first).filter(|&bytes| bytes > 0)?;
@@ -139,6 +189,11 @@ fn trend(floors: &[u64], at_end: (u64, u64)) -> Option<Trend> {
     let late = as_float(last.saturating_sub(before_late)) / as_float(late_steps as u64);
     let average = as_float(bytes) / as_float(steps as u64);
     let goes_on = (late / average).min(1.0);
+    let grown_until = 1 + floors.windows(2).rposition(|pair| pair[1] > pair[0])?;
+    let unseen = if end_bytes == last { unseen_steps } else { 0 };
+    let pause = as_float((steps - grown_until + unseen) as u64);
+    let pause_max = PAUSES_MAX * as_float(grown_until as u64) / as_float(grown_steps as u64);
+    let goes_on = goes_on.min(pause_max / pause);
     Some(Trend {
         bytes,
         bytes_per_step: average,
@@ -157,7 +212,7 @@ mod tests {
     /// Returns the confidence that `floors` go on growing.
     fn confidence(floors: impl IntoIterator<Item = u64>) -> f64 {
         let floors: Vec<u64> = floors.into_iter().collect();
-        trend(&floors, (0, 0)).map_or(0.0, |trend| trend.confidence)
+        trend(&floors, (0, 0), 0).map_or(0.0, |trend| trend.confidence)
     }
 
     #[test]

@@ -163,6 +163,22 @@ impl Sites {
         extremes
     }
 
+    /// Returns how many bytes of site `number` came before each of the `boundaries` and are live at the last.
+    pub(super) fn kept(&self, history: &History, number: usize, boundaries: &[u32]) -> Vec<u64> {
+        let last = boundaries.last().copied().unwrap_or(0);
+        let mut kept = vec![0; boundaries.len()];
+        let blocks = self.blocks_of(history, number);
+        // One that came at the last boundary is live there, and came before none.
+        for block in blocks.filter(|block| block.start < last && last < block.freed) {
+            kept[boundaries.partition_point(|&boundary| boundary <= block.start)] +=
+                block.live_bytes().get();
+        }
+        for index in 1..kept.len() {
+            kept[index] += kept[index - 1];
+        }
+        kept
+    }
+
     pub(super) fn blocks_of<'h>(
         &self,
         history: &'h History,
