@@ -106,7 +106,8 @@ def test_a_report_may_have_any_name(gpu: Machine) -> None:
 def test_the_command_makes_a_page_of_what_a_process_holds(gpu: Machine) -> None:
     program = """
         kept = allocate(3 * MIB)
-        page = lowtide.report().path.read_text()
+        report = lowtide.report()
+        page = report.path.read_text()
         print("lowtide-summary" in page, '"now.pickle"' in page)
     """
     assert gpu.code(MEMORY, program) == "True True\n"

@@ -50,7 +50,7 @@ export class GrowthView implements View {
     const leak = (row: number) => this.#model.trace.summary.growth.leaks[row];
     return [
       {
-        title: "Bytes a step",
+        title: "Bytes a step or part",
         key: (row) => leak(row).bytes_per_step,
         cell: (row) => perStep(leak(row).bytes_per_step),
       },
@@ -110,7 +110,7 @@ const MEANING =
   "what no step gives back.";
 
 function perStep(bytes: number): HTMLElement {
-  return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step`);
+  return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step or part`);
 }
 
 function verdict({ leaks, found_by, steps }: Growth): Child[] {
