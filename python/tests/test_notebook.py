@@ -108,7 +108,7 @@ def test_the_command_makes_a_page_of_what_a_process_holds(gpu: Machine) -> None:
         kept = allocate(3 * MIB)
         report = lowtide.report()
         page = report.path.read_text()
-        print("lowtide-summary" in page, '"now.pickle"' in page)
+        print("lowtide-summary" in page, "now.pickle" in page)
     """
     assert gpu.code(MEMORY, program) == "True True\n"
 
