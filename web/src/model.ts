@@ -122,6 +122,11 @@ export class Model {
     return this.#keepLast("away", `${this.state.trace} ${instant}`, () => new Away(this.trace, instant));
   }
 
+  /** The number of the pause that has an address at the chosen instant; `null` if none has. */
+  pauseAt(address: number): number | null {
+    return this.awayAt(this.instant).pauseAt(address);
+  }
+
   get filter(): Filter {
     const { trace, filter } = this.state;
     return this.#keepLast("filter", `${trace} ${filter}`, () => {

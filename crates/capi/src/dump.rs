@@ -194,7 +194,8 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
-    let lengths: Vec<u64> = traces.iter().map(|_| u64::MAX).collect();
+    // How much of the page each needs is not known.
+    let lengths = vec![u64::MAX; traces.len()];
     for (index, trace) in traces.iter().enumerate() {
         let sizes = BlockSizes::of(trace, &());
         let history = History::new(trace, &sizes);

@@ -32,4 +32,12 @@ impl GapChanges {
         self.instants.push(instant);
         self.numbers.push(number);
     }
+
+    /// Lets go of what it takes to add more, which may be several times what there is.
+    pub(crate) fn finished(self) -> GapChanges {
+        GapChanges {
+            known: HashMap::new(),
+            ..self
+        }
+    }
 }

@@ -110,8 +110,8 @@ impl<'a> Walk<'a> {
             difference: [0; GAP_PARTS],
         });
         self.take_all();
-        self.listed
-            .map_or_else(GapChanges::default, |listed| listed.changes)
+        let changes = self.listed.map(|listed| listed.changes.finished());
+        changes.unwrap_or_default()
     }
 
     fn take_all(&mut self) {

@@ -333,7 +333,7 @@ export class AddressView implements View {
     }
     const { trace, instant } = this.#model;
     const { blocks, summary } = trace;
-    const pause = this.#model.awayAt(instant).pauseAt(address);
+    const pause = this.#model.pauseAt(address);
     const region = pause === null ? [] : [`paused with region ${regionOf(trace, pause)}`];
     const segment = segmentAt(trace, address, instant);
     if (block === null) {

@@ -62,7 +62,7 @@ export function blockDetails(model: Model, block: number, instant: number): Chil
     copyable(`${word} event ${format.whole(event)}`, String(event));
   const address = format.address(blocks.address[block]);
   const freed = blocks.freed[block];
-  const pause = model.awayAt(instant).pauseAt(blocks.address[block]);
+  const pause = model.pauseAt(blocks.address[block]);
   return [
     h(
       "dl",

@@ -14,6 +14,12 @@ export function segmentAge(trace: Trace, segment: number, instant: number): stri
   return spanText(trace, made, instant, made === 0);
 }
 
+/** Returns which requests a segment serves, and whether it is paused. */
+export function requestsText(model: Model, segment: number): string {
+  const isPaused = model.pauseAt(model.trace.segments.address[segment]) !== null;
+  return kindOf(model.trace, segment) + (isPaused ? "; paused" : "");
+}
+
 /** Returns a segment in a few lines. */
 export function segmentLines(model: Model, segment: number): string[] {
   const { trace, instant } = model;
@@ -37,7 +43,6 @@ export function segmentDetails(model: Model, segment: number): Child[] {
   const size = segments.size[segment];
   const address = format.address(segments.address[segment]);
   const made = segments.made[segment];
-  const pause = model.awayAt(instant).pauseAt(segments.address[segment]);
   return [
     h("h3", {}, "Segment"),
     h(
@@ -48,7 +53,7 @@ export function segmentDetails(model: Model, segment: number): Child[] {
       item(`${format.capital(model.freeName)} in it`, bytesOf(content.free)),
       item("Blocks", countOf(content.blocks)),
       item("Address", copyable(address, address)),
-      item("Requests", kindOf(trace, segment) + (pause === null ? "" : "; paused")),
+      item("Requests", requestsText(model, segment)),
       item("Age", segmentAge(trace, segment, instant)),
       item(
         "Taken",

@@ -1,7 +1,7 @@
 // The largest holders, the most frequent sizes, the longest-lived blocks and the blocks at the instant.
 
 import { type Group, grouped } from "../data/rows.ts";
-import { type Content, contentOf, kindOf, placedOf } from "../data/segments.ts";
+import { type Content, contentOf, placedOf } from "../data/segments.ts";
 import { rowsAt } from "../data/trace.ts";
 import {
   bytesOf,
@@ -22,7 +22,7 @@ import type { View } from "../schedule.ts";
 import type { TableName } from "../state.ts";
 import { spanText, stackCell, stateAt } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
-import { segmentAge } from "./segment.ts";
+import { requestsText, segmentAge } from "./segment.ts";
 
 const TABLE_TEXTS: readonly (readonly [TableName, string])[] = [
   ["holders", "Largest holders"],
@@ -128,7 +128,11 @@ export class Tables implements View {
       sizes: ["size", ofGroup, "of requests"],
       lifetimes: ["block", ofBlock, "of requests"],
       blocks: ["block", ofBlock, "of requests"],
-      segments: ["segment", (row) => (this.#pauseOf(row) === null ? segments.size[row] : 0), "reserved"],
+      segments: [
+        "segment",
+        (row) => (this.#model.pauseAt(segments.address[row]) === null ? segments.size[row] : 0),
+        "reserved",
+      ],
     };
     const [noun, bytesOfRow, what] = texts[this.#model.state.table];
     const bytes = rows.reduce((sum, row) => sum + bytesOfRow(row), 0);
@@ -343,11 +347,6 @@ export class Tables implements View {
     ];
   }
 
-  #pauseOf(segment: number): number | null {
-    const { instant, trace } = this.#model;
-    return this.#model.awayAt(instant).pauseAt(trace.segments.address[segment]);
-  }
-
   #segmentColumns(): Column[] {
     const { trace } = this.#model;
     const { segments } = trace;
@@ -380,7 +379,7 @@ export class Tables implements View {
       {
         title: "Requests",
         key: (segment) => segments.flags[segment],
-        cell: (segment) => kindOf(trace, segment),
+        cell: (segment) => requestsText(this.#model, segment),
         isText: true,
       },
       ...this.#ownerColumns(segments, (segment) => segment),
