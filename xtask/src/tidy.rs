@@ -4,6 +4,7 @@
 //! example beside it; `the_tree_is_tidy` applies them all to the project.
 
 mod documents;
+mod links;
 mod manifests;
 mod mask;
 mod rust;
@@ -16,11 +17,12 @@ use std::path::Path;
 use crate::command::Stop;
 use tree::Tree;
 
-const RULES: [fn(&Tree) -> Vec<Finding>; 15] = [
+const RULES: [fn(&Tree) -> Vec<Finding>; 16] = [
     documents::changes_are_listed,
     documents::life_of_one_allocation_is_short,
     documents::licences_are_here,
     documents::paths_exist,
+    links::links_lead_somewhere,
     manifests::crates_are_described,
     manifests::dependencies_point_down,
     manifests::lints_are_inherited,

@@ -1,25 +1,28 @@
 //! Rules for the project's documents: README.md, ARCHITECTURE.md and their like.
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{Tree, extension};
 
-/// The documents that name files of the project.
+/// The documents that have to be there.
 const GUIDES: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
 
 const LIFE: &str = "Life of one allocation";
 const LIFE_STEPS_MAX: usize = 8;
 
-/// A file or directory that a guide names in backticks exists.
+/// A file or directory that a guide, or a document in `docs`, names in backticks exists.
 ///
 /// A crate's file may be named from the crate on: `core/allocator.rs` is
 /// `crates/core/src/allocator.rs`, and what follows `::` is not looked at.
 pub(super) fn paths_exist(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for guide in GUIDES {
-        let Some(text) = tree.text(guide) else {
-            findings.push(Finding::in_file(guide, "is missing"));
-            continue;
-        };
+    let missing = GUIDES.iter().filter(|guide| tree.text(guide).is_none());
+    let mut findings: Vec<Finding> = missing
+        .map(|guide| Finding::in_file(guide, "is missing"))
+        .collect();
+    let is_guide = |path: &str| GUIDES.contains(&path) || path.starts_with("docs/");
+    for (guide, text) in tree
+        .texts()
+        .filter(|(path, _)| is_guide(path) && extension(path) == "md")
+    {
         for (index, line) in prose(text) {
             // Between an odd and an even backtick.
             for span in line.split('`').skip(1).step_by(2) {
@@ -84,7 +87,7 @@ pub(super) fn licences_are_here(tree: &Tree) -> Vec<Finding> {
 
 /// Returns the lines outside fenced blocks, with their index. A command in a fenced block may name
 /// the reader's files.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_fenced = false;
     text.lines().enumerate().filter(move |(_, line)| {
         let is_fence = line.trim_start().starts_with("```");
@@ -94,7 +97,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// Returns the number of `#` that a heading starts with; 0 for another line.
-fn heading_level(line: &str) -> usize {
+pub(super) fn heading_level(line: &str) -> usize {
     let level = line.bytes().take_while(|&byte| byte == b'#').count();
     if line[level..].starts_with(' ') {
         level
@@ -153,6 +156,7 @@ mod tests {
             ("ARCHITECTURE.md", ""),
             ("CONTRIBUTING.md", ""),
             ("README.md", readme),
+            ("docs/guide.md", readme),
             (".ci/run", ""),
             ("crates/core/src/allocator.rs", ""),
             ("crates/capi/include/lowtide.h", ""),
@@ -186,6 +190,10 @@ mod tests {
                 "README.md:4: `core/gone.rs` does not exist",
                 "README.md:4: `gone.rs` does not exist",
                 "README.md:4: `crate/core/lib.rs` does not exist",
+                "docs/guide.md:1: `.ci/gone` does not exist",
+                "docs/guide.md:4: `core/gone.rs` does not exist",
+                "docs/guide.md:4: `gone.rs` does not exist",
+                "docs/guide.md:4: `crate/core/lib.rs` does not exist",
             ]
         );
     }
