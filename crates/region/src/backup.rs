@@ -9,8 +9,8 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 /// What keeps the contents of one device's memory while that memory is away.
 ///
 /// Each call is all or nothing: after an error of [`save`](Backups::save) nothing is held, after one of
-/// [`restore`](Backups::restore) the backup is as whole as before and the call may be made again. A panic
-/// or the end of the process leaves no file behind.
+/// [`restore`](Backups::restore) the backup is as whole as before and the call may be made again. So it is after a
+/// panic of either, which the region takes for an error. A panic or the end of the process leaves no file behind.
 pub trait Backups {
     /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
     type Backup;
@@ -134,6 +134,11 @@ pub enum BackupError {
         /// The system's words.
         message: String,
     },
+    /// What was to copy panicked, which is a bug of its own.
+    Panicked {
+        /// The panic's words.
+        message: String,
+    },
 }
 
 impl BackupError {
@@ -197,6 +202,9 @@ impl fmt::Display for BackupError {
                 f,
                 "no thread could be started for a backup ({message}): raise the limit on processes"
             ),
+            BackupError::Panicked { message } => {
+                write!(f, "the copy panicked, which is a bug of lowtide: {message}")
+            }
         }
     }
 }

@@ -21,13 +21,14 @@
 
 use std::fmt;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, SegmentSource, Stream};
 
 use crate::backing::Backing;
-use crate::backup::{BackupKind, Backups, MemoryRange};
+use crate::backup::{BackupError, BackupKind, Backups, MemoryRange};
 use crate::device::{Device, Pools};
 use crate::error::RegionError;
 use crate::figures::RegionFigures;
@@ -379,7 +380,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
             return Ok(None);
         };
-        let backup = backups.save(&ranges, kind)?;
+        let backup = caught(|| backups.save(&ranges, kind))?;
         Ok(Some(Saved {
             backup,
             ranges,
@@ -446,9 +447,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         {
             let ranges = saved.of_blocks(&held);
             restored = ranges.iter().map(|range| range.size).sum();
-            outcome = backups
-                .restore(&mut saved.backup, &ranges)
-                .map_err(RegionError::from);
+            outcome =
+                caught(|| backups.restore(&mut saved.backup, &ranges)).map_err(RegionError::from);
         }
         if outcome.is_err() {
             // What was there before may be all that is left of contents that were never saved.
@@ -693,6 +693,18 @@ fn supply_all(
 ) -> Result<(), RegionError> {
     let mut all = backings.iter_mut().zip(needed);
     Ok(all.try_for_each(|(backing, needed)| backing.supply(device, needed))?)
+}
+
+/// Returns what a copy says, and an error where it panics: the region is then as before it, where it would have
+/// stayed on its way for good.
+fn caught<T>(copy: impl FnOnce() -> Result<T, BackupError>) -> Result<T, BackupError> {
+    // What a panic leaves half done is behind `Backups`, which is to be as after an error.
+    catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|panic| {
+        let owned = panic.downcast_ref::<String>().cloned();
+        let text = || panic.downcast_ref::<&str>().map(ToString::to_string);
+        let message = owned.or_else(text).unwrap_or_default();
+        Err(BackupError::Panicked { message })
+    })
 }
 
 /// Gives everything back, or as much as the driver takes.

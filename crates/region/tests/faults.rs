@@ -195,25 +195,28 @@ fn a_call_that_fails_while_resuming_loses_nothing() {
 #[test]
 fn a_backup_that_fails_loses_nothing() {
     for kind in [BackupKind::Host, BackupKind::Disk] {
-        let mut world = World::new(Some(kind));
-        let mapped = world.mapped();
-        world.backups.fails_in = Some(0);
-        assert!(matches!(world.pause(), Err(RegionError::Backup(_))));
-        assert_eq!(
-            (world.state(), world.mapped()),
-            (RegionState::Mapped, mapped)
-        );
-        world.check_contents(false);
-        world.pause().expect("nothing fails any more");
-        world.backups.fails_in = Some(0);
-        assert!(matches!(world.resume(), Err(RegionError::Backup(_))));
-        assert_eq!(
-            (world.state(), world.mapped()),
-            (RegionState::Paused, Bytes::ZERO)
-        );
-        world.resume().expect("nothing fails any more");
-        world.check_contents(true);
-        world.end();
+        for panics in [false, true] {
+            let mut world = World::new(Some(kind));
+            let mapped = world.mapped();
+            world.backups.panics = panics;
+            world.backups.fails_in = Some(0);
+            assert!(matches!(world.pause(), Err(RegionError::Backup(_))));
+            assert_eq!(
+                (world.state(), world.mapped()),
+                (RegionState::Mapped, mapped)
+            );
+            world.check_contents(false);
+            world.pause().expect("nothing fails any more");
+            world.backups.fails_in = Some(0);
+            assert!(matches!(world.resume(), Err(RegionError::Backup(_))));
+            assert_eq!(
+                (world.state(), world.mapped()),
+                (RegionState::Paused, Bytes::ZERO)
+            );
+            world.resume().expect("nothing fails any more");
+            world.check_contents(true);
+            world.end();
+        }
     }
 }
 

@@ -331,6 +331,8 @@ pub(crate) struct TestBackups {
     pub(crate) retains: bool,
     /// How many of the next calls work before one fails.
     pub(crate) fails_in: Option<u64>,
+    /// Whether that one panics.
+    pub(crate) panics: bool,
     pub(crate) failures: u64,
     /// How many came back.
     pub(crate) discards: usize,
@@ -351,6 +353,7 @@ impl TestBackups {
             there: Arc::default(),
             retains: false,
             fails_in: None,
+            panics: false,
             failures: 0,
             discards: 0,
         }
@@ -366,6 +369,7 @@ impl TestBackups {
             Some(0) => {
                 self.fails_in = None;
                 self.failures += 1;
+                assert!(!self.panics, "it was to panic");
                 let message = "it was to fail".to_owned();
                 Err(BackupError::NoThread { message })
             }
