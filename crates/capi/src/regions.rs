@@ -473,6 +473,23 @@ pub(crate) fn figures() -> Result<Vec<(String, Region)>, Error> {
     shown.collect()
 }
 
+/// Returns how many bytes of a device's paused segments are in no block: they count as reserved and not as active, and
+/// are not on the device.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
+    let mut sum = Bytes::ZERO;
+    for region in table::on_devices()? {
+        let paused = region.memory.figures().map_err(change::error)?.paused;
+        if region.device == device && !paused.is_zero() {
+            sum += paused.saturating_sub(change::live_bytes(&region)?);
+        }
+    }
+    Ok(sum)
+}
+
 /// Has the requests of all threads that have entered nothing served from a region, for good.
 pub(crate) fn enter_process(tag: &str, backup: Backup) -> Result<(), Error> {
     table::enter_process(tag, kind_of(backup as c_int)?)

@@ -12,7 +12,7 @@ use crate::boundary::{Told, run, tell_once};
 use crate::error::{Error, Status};
 use crate::pluggable::{host_size, stream_of};
 use crate::record::stacks;
-use crate::registry;
+use crate::{regions, registry};
 
 /// By device: whether its primary context was reset, and all of lowtide's memory with it.
 static LOST: [AtomicBool; registry::DEVICES_MAX] =
@@ -152,7 +152,11 @@ pub(super) fn add_kept(free: *mut usize) {
         let allocator = registry::in_use_or_none(number(device)).ok()??;
         let stats = allocator.stats().ok().filter(|_| !is_lost(device))?;
         let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
-        u64::try_from(kept).ok().map(Bytes)
+        // The driver has the memory of paused regions already, and counts it.
+        let away = regions::free_bytes_away(number(device)).ok()?;
+        u64::try_from(kept)
+            .ok()
+            .map(|kept| Bytes(kept).saturating_sub(away))
     };
     if let Some(kept) = kept() {
         // SAFETY: the driver has just written to it.

@@ -349,6 +349,30 @@ static void free_memory(void) {
     CHECK(after == before && calls("cuMemFree_v2") == 0);
 }
 
+/* What of a region's memory is in no block is not counted twice while the region is paused. */
+static void free_memory_of_regions(void) {
+    int (*enter)(const char *, int), (*leave)(void), (*pause)(const char *), (*resume)(const char *);
+    *(void **)&enter = dlsym(RTLD_DEFAULT, "lowtide_region_enter");
+    *(void **)&leave = dlsym(RTLD_DEFAULT, "lowtide_region_leave");
+    *(void **)&pause = dlsym(RTLD_DEFAULT, "lowtide_pause");
+    *(void **)&resume = dlsym(RTLD_DEFAULT, "lowtide_resume");
+    size_t at_start, free, total;
+    CHECK(cudaFree(memory(MIB)) == SUCCESS);
+    CHECK(cudaMemGetInfo(&at_start, &total) == SUCCESS && at_start == total);
+    CHECK(enter("region", 1) == SUCCESS);
+    void *blocks[16];
+    for (int index = 0; index < 16; index++)
+        blocks[index] = memory(MIB / 2);
+    CHECK(leave() == SUCCESS);
+    for (int index = 1; index < 8; index++)
+        CHECK(cudaFree(blocks[index]) == SUCCESS);
+    CHECK(pause("region") == SUCCESS && cudaMemGetInfo(&free, &total) == SUCCESS && free == total);
+    for (int index = 9; index < 15; index++)
+        CHECK(cudaFree(blocks[index]) == SUCCESS);
+    CHECK(cudaMemGetInfo(&free, &total) == SUCCESS && free == total);
+    CHECK(resume("region") == SUCCESS && cudaMemGetInfo(&free, &total) == SUCCESS && free < total);
+}
+
 static void other_processes(void) {
     char handle[64];
     char *first = memory(4096), *second = memory(4096);
@@ -493,7 +517,7 @@ int main(int count, char **arguments) {
         {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
         {"failed_work", failed_work}, {"looks_up_nowhere", looks_up_nowhere}, {"other_needs", other_needs},
-        {"captures_when_full", captures_when_full},
+        {"captures_when_full", captures_when_full}, {"free_memory_of_regions", free_memory_of_regions},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {
         children(arguments[0]);

@@ -331,6 +331,11 @@ fn what_is_kept_counts_as_free() {
 }
 
 #[test]
+fn what_a_paused_region_keeps_counts_once() {
+    check("free_memory_of_regions", &[]);
+}
+
+#[test]
 fn an_inner_allocation_is_not_shared_with_processes() {
     check("other_processes", &[]);
 }
