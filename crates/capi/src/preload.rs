@@ -105,6 +105,9 @@ fn find_mode() -> u8 {
         Some(b"quiet") if is_preloaded => SERVED,
         _ => LEFT_ALONE,
     };
+    if mode == SERVED_AND_TOLD {
+        summary::look_at_standard_error();
+    }
     MODE.store(mode, Ordering::Relaxed);
     mode
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt::Write as _;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use lowtide_core::Bytes;
@@ -15,6 +16,8 @@ static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
 static MANAGED: AtomicU64 = AtomicU64::new(0);
 /// The process that is to be told of.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
+/// What standard error was when the process began: the device and the number of its file, zero for none.
+static STANDARD_ERROR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 pub(super) fn count_left_to_driver() {
     LEFT_TO_DRIVER.fetch_add(1, Ordering::Relaxed);
@@ -22,6 +25,13 @@ pub(super) fn count_left_to_driver() {
 
 pub(super) fn count_managed() {
     MANAGED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Notes what standard error is. Takes no memory of the host.
+pub(super) fn look_at_standard_error() {
+    for (noted, number) in STANDARD_ERROR.iter().zip(standard_error()) {
+        noted.store(number, Ordering::Relaxed);
+    }
 }
 
 /// Has the summary written when the process ends by `exit` or by the end of `main`.
@@ -43,11 +53,30 @@ extern "C" fn tell() {
     if is_thread_served() {
         return;
     }
+    // A program that closed it may have a file of its own by that number, or a connection.
+    let noted = STANDARD_ERROR
+        .each_ref()
+        .map(|noted| noted.load(Ordering::Relaxed));
+    if noted == [0; 2] || noted != standard_error() {
+        return;
+    }
     let text = text();
     let bytes = text.as_bytes();
     // In one piece, and past every buffer: the program may have closed its own already.
     // SAFETY: the bytes are there.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Returns the device and the number of the file that standard error is now; zero for none.
+fn standard_error() -> [u64; 2] {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the call writes to `found`, which outlives it.
+    if unsafe { libc::fstat(libc::STDERR_FILENO, found.as_mut_ptr()) } != 0 {
+        return [0; 2];
+    }
+    // SAFETY: the call above has succeeded, and written all of it.
+    let found = unsafe { found.assume_init() };
+    [found.st_dev, found.st_ino]
 }
 
 /// Returns the summary, from figures alone: the driver may be gone.

@@ -2,6 +2,7 @@
  * and checks what CUDA promises. The argument names a check. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -496,6 +497,12 @@ static void passes_on(void) {
     CHECK(calls("cuMemAlloc_v2") == before + 100);
 }
 
+/* A file by the number of standard error is the program's. */
+static void closes_standard_error(void) {
+    memory(MIB);
+    CHECK(close(2) == 0 && open(getenv("TEST_FILE"), O_CREAT | O_RDWR, 0600) == 2);
+}
+
 /* Libraries allocate before `main`, and free after it. */
 static void *early;
 __attribute__((constructor)) static void before_main(void) {
@@ -518,6 +525,7 @@ int main(int count, char **arguments) {
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
         {"failed_work", failed_work}, {"looks_up_nowhere", looks_up_nowhere}, {"other_needs", other_needs},
         {"captures_when_full", captures_when_full}, {"free_memory_of_regions", free_memory_of_regions},
+        {"closes_standard_error", closes_standard_error},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {
         children(arguments[0]);

@@ -407,6 +407,20 @@ fn calls_before_and_after_main_are_served() {
 }
 
 #[test]
+fn the_summary_is_for_standard_error_alone() {
+    let name = format!("standard-error-{}", std::process::id());
+    let file = env::temp_dir().join(name);
+    for told in check(
+        "closes_standard_error",
+        &[("TEST_FILE", file.to_str().unwrap())],
+    ) {
+        assert_eq!(told, "");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "");
+    }
+    fs::remove_file(&file).unwrap();
+}
+
+#[test]
 fn without_preloading_everything_is_passed_on() {
     let machine = Machine::new("passed", Form::Shared);
     let mut command = machine.command("passes_on", false);
