@@ -80,7 +80,7 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
 
     A region is a tag and where contents are kept while it is paused: nowhere, in the host's memory, or in
     a file. Blocks of two regions share no page. Regions nest, and the innermost counts. A `MemPool` or a
-    capture that begins inside goes before it.
+    capture goes before it, whichever began first.
 
     Other threads are not in the region, and PyTorch's threads of a backward pass are others, too: what they
     allocate on a GPU, like gradients, comes from no region. Nor is the body of a generator or a coroutine
@@ -190,11 +190,17 @@ def find_backup(tensor: Any) -> Any | None:
     if status in (Status.INVALID_ARGUMENT, Status.NOT_ALLOCATED):
         return None
     check(status)
+    if storage.nbytes() > size.value:
+        # It goes on behind the block, as memory that another library describes may.
+        return None
     assert copy.value is not None
     bytes_of_host = (ctypes.c_uint8 * storage.nbytes()).from_address(copy.value)
     kept = torch.frombuffer(bytes_of_host, dtype=torch.uint8).untyped_storage()
     empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
+    found = empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
+    # Views of which PyTorch notes the sign, and leaves the memory as it is.
+    found = found.conj() if tensor.is_conj() else found
+    return torch._neg_view(found) if tensor.is_neg() else found
 
 
 def set_backup_directory(path: str | os.PathLike[str]) -> None:

@@ -325,7 +325,7 @@ TENSOR = """
         storage = SimpleNamespace(data_ptr=lambda: memory, nbytes=lambda: of_bytes)
         return SimpleNamespace(
             untyped_storage=lambda: storage, dtype=like.dtype, size=like.size, stride=like.stride,
-            storage_offset=like.storage_offset,
+            storage_offset=like.storage_offset, is_conj=like.is_conj, is_neg=like.is_neg,
         )
 """
 

@@ -995,15 +995,16 @@ enum lowtide_status lowtide_resume(const char *tag);
 
 /**
  * Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
- * region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
- * valid until the region is resumed.
+ * region is paused with a backup in the host's memory; of an address within a block, where that lies in the copy,
+ * and how many bytes are left from there. The copy is lowtide's, may be read and written, and is valid until the
+ * region is resumed.
  *
  * Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
  * paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
  * was paused. A block that was handed out since then has none.
  *
- * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
- * hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
+ * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no block of the program's, `LOWTIDE_STATUS_INVALID_ARGUMENT` where
+ * there is no copy. Takes time in proportion to the blocks for an address within one.
  *
  * The caller promises:
  *

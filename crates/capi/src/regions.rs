@@ -189,15 +189,16 @@ pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
 }
 
 /// Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
-/// region is paused with a backup in the host's memory. The copy is lowtide's, may be read and written, and is
-/// valid until the region is resumed.
+/// region is paused with a backup in the host's memory; of an address within a block, where that lies in the copy,
+/// and how many bytes are left from there. The copy is lowtide's, may be read and written, and is valid until the
+/// region is resumed.
 ///
 /// Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
 /// paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
 /// was paused. A block that was handed out since then has none.
 ///
-/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
-/// hold, `LOWTIDE_STATUS_INVALID_ARGUMENT` where there is no copy.
+/// `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no block of the program's, `LOWTIDE_STATUS_INVALID_ARGUMENT` where
+/// there is no copy. Takes time in proportion to the blocks for an address within one.
 ///
 /// # Safety
 ///
@@ -212,14 +213,17 @@ pub unsafe extern "C" fn lowtide_backup_find(
         if copy.is_null() {
             return Err(Error::null("copy"));
         }
-        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let start = address_of(memory.cast_mut());
+        let (device, block) = find_around(start)?;
+        let distance = start.offset_from(block.address);
         let found = copy_of(device, &block)?.ok_or_else(|| {
             let text = "the host has no copy of this block: its region has no backup there, or is not paused \
                         and retained none of this block";
             Error::new(Status::InvalidArgument, text)
         })?;
+        let found = found + host_size(distance);
         // SAFETY: it may be written to, by the contract of this function.
-        unsafe { write_to_c("size", size, host_size(block.requested)) }?;
+        unsafe { write_to_c("size", size, host_size(block.requested - distance)) }?;
         // SAFETY: as above.
         unsafe { write_to_c("copy", copy, ptr::with_exposed_provenance(found)) }
     })
@@ -263,18 +267,27 @@ pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error
 ///
 /// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks for an address within one.
 pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
-    let (device, block) = match registry::find_allocation(start) {
-        Ok(found) => found,
-        Err(_) => match find_block_around(start)? {
-            Some(found) => found,
-            None => return Ok(None),
-        },
+    let Ok((device, block)) = find_around(start) else {
+        return Ok(None);
     };
     let distance = start.offset_from(block.address);
     if block.requested.saturating_sub(distance) < size {
         return Ok(None);
     }
     Ok(copy_of(device, &block)?.map(|copy| copy + host_size(distance)))
+}
+
+/// Returns the block that an address lies in, which is one of a region's if it does not begin there.
+///
+/// # Errors
+///
+/// If it lies in none. Linear in the blocks for an address within one.
+fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
+    registry::find_allocation(address).or_else(|missed| {
+        let around = find_block_around(address).ok().flatten();
+        let is_inside = |block: &Allocation| address.offset_from(block.address) < block.requested;
+        around.filter(|(_, block)| is_inside(block)).ok_or(missed)
+    })
 }
 
 /// Returns the last block of a region that begins at or before an address in its segment. Linear in the blocks.

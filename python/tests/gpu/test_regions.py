@@ -386,6 +386,25 @@ def test_a_backup_is_a_tensor_without_a_copy() -> None:
         lowtide.get_backup(torch.empty(MIB, device="cuda"))
 
 
+def test_a_backup_is_of_views_and_of_memory_that_was_imported() -> None:
+    with lowtide.region("views", "host"):
+        real, pairs = torch.empty(3000, device="cuda"), torch.empty(100, dtype=torch.complex64, device="cuda")
+    content = torch.arange(3000.0)
+    real.copy_(content)
+    pairs.copy_(torch.complex(content[:100], content[100:200]))
+    # Its storage begins within the block.
+    imported = torch.from_dlpack(torch.to_dlpack(real[512:600]))
+    assert imported.untyped_storage().data_ptr() != real.data_ptr()
+    views = [imported, real[512:600], pairs.conj(), pairs.conj().imag, pairs.imag]
+    expected = [content[512:600], content[512:600], torch.complex(content[:100], -content[100:200])]
+    expected += [-content[100:200], content[100:200]]
+    lowtide.pause("views")
+    backups = [lowtide.get_backup(view) for view in views]
+    for backup, values in zip(backups, expected, strict=True):
+        assert torch.equal(backup.resolve_conj().resolve_neg(), values)
+    lowtide.resume("views")
+
+
 # ---- graphs ----
 
 

@@ -1,10 +1,11 @@
 //! Copies that are retained after a resume, and of which block each is.
 
+use std::ffi::c_void;
 use std::ptr;
 
 use lowtide::*;
 
-use crate::common::{check, fill, isolated};
+use crate::common::{allocate, check, fill, isolated};
 use crate::{MIB, allocate_in, host_copy, pause, pause_all, region, resume, resume_all};
 
 #[test]
@@ -77,6 +78,29 @@ fn a_copy_is_of_its_block_alone() {
         assert_eq!(resume("kv"), Status::Ok);
         let (copy, size) = host_copy(second).unwrap();
         check(copy, size, 3);
+    });
+}
+
+/// A tensor may begin anywhere in a block: one that was imported from another library does.
+#[test]
+fn a_copy_is_found_from_within_its_block() {
+    let test = "copies::a_copy_is_found_from_within_its_block";
+    isolated(test, &[], |_| {
+        let [first, second] = [1, 2].map(|seed| allocate_in("kv", Backup::Host, 3000, 0, seed));
+        let within = |memory: *mut c_void, distance| memory.wrapping_byte_add(distance);
+        assert_eq!(pause("kv"), Status::Ok);
+        for memory in [first, second] {
+            let (copy, size) = host_copy(memory).unwrap();
+            assert_eq!(size, 3000);
+            let inner = host_copy(within(memory, 1030)).unwrap();
+            assert_eq!(inner, (within(copy, 1030), 1970));
+            // What rounding added to the block is nobody's.
+            assert_eq!(host_copy(within(memory, 3000)), Err(Status::NotAllocated));
+        }
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(host_copy(within(first, 1030)), Err(Status::InvalidArgument));
+        let outside = allocate(MIB, 0).unwrap();
+        assert_eq!(host_copy(within(outside, 512)), Err(Status::NotAllocated));
     });
 }
 
