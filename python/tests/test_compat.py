@@ -474,7 +474,8 @@ def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
         THREADS,
         """
         import torch
-        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool: nullcontext()
+        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool, device: nullcontext()
+        torch.cuda.current_device = lambda: 0
         from torch_memory_saver import torch_memory_saver as saver
         with saver.region("a"):
             with lowtide.region("r"):
@@ -544,7 +545,8 @@ def test_a_whole_process_can_be_in_a_region(machine: Machine) -> None:
         THREADS,
         """
         import torch
-        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool: nullcontext()
+        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: None, lambda pool, device: nullcontext()
+        torch.cuda.current_device = lambda: 0
         from torch_memory_saver import torch_memory_saver as saver
         allocate(512)
         in_thread(lambda: allocate(1024))

@@ -9,6 +9,9 @@ of lowtide. What is different from the package whose interface this is:
 - What other libraries take by `cudaMalloc` is in a region only in a program that `lowtide run --preload` started.
   `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
 - Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
+- Graphs that name one pool share its memory where they are of one region: each region has a pool of its own there,
+  which `graph.pool()` says.
+- A `torch.cuda.MemPool` goes before a region even where the region begins inside of it, but for that of `disable`.
 - A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
 - A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
 - lowtide always copies through page-locked memory into ordinary memory, which is page-locked beside the program.

@@ -9,7 +9,7 @@ from ... import _regions
 from ..._install import install
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase
-from .pools import Key, MemPool
+from .pools import GraphPools, Key, MemPool, Route
 from .process import ProcessRegion
 
 CpuBackupBackend = Literal["mmap", "pinned"]
@@ -54,9 +54,10 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Captures as `torch.cuda.graph` does, into memory that can be paused."""
         _check_backend(enable_cpu_backup, cpu_backup_backend)
-        self._started()
+        graph_pools = self._started().graph_pools
         backup: _regions.Backup | None = "host" if enable_cpu_backup else None
-        with _regions.cuda_graph(cuda_graph, pool, stream, capture_error_mode, tag=tag, backup=backup):
+        own = graph_pools.find(pool, tag, backup)
+        with _regions.cuda_graph(cuda_graph, own, stream, capture_error_mode, tag=tag, backup=backup):
             yield
 
     @contextmanager
@@ -159,6 +160,8 @@ class _TorchMemorySaverImpl:
         self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
         # What a program looks at that ends a pool of the other's.
         self._mem_pools: dict[Key, MemPool] = {}
+        self.graph_pools = GraphPools()
+        self._route = Route()
         # Whether any backup was to be in memory that goes back at each resume, and whether any in page-locked memory.
         self._gives_host_memory_back = self._process is not None and self._uses_mmap()
         self._page_locks_backups = self._process is not None and not self._uses_mmap()
@@ -173,7 +176,7 @@ class _TorchMemorySaverImpl:
         key = (tag, cpu, disk, (backend or self._backend()) if cpu else "", device)
         if key not in self._mem_pools:
             self._mem_pools[key] = MemPool(tag, _backup(cpu, disk), device)
-        with self._with_region_config(tag, cpu, backend, disk):
+        with self._route.to(None), self._with_region_config(tag, cpu, backend, disk):
             yield
 
     @contextmanager
@@ -210,7 +213,7 @@ class _TorchMemorySaverImpl:
         try:
             # Its memory goes back when the pool ends, and not into a cache.
             pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(pool):
+            with self._route.to((pool, torch.cuda.current_device())):
                 yield
             del pool
         finally:
