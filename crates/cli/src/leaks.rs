@@ -47,15 +47,17 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
     for growth in leaks.leaks().take(LEAKS_MAX) {
         text += &growth_text(growth, leaks, &trace.stacks);
     }
-    if let Some(spread) = &leaks.spread {
-        text += &spread_text(spread, leaks, &trace.stacks);
-    } else if named == 0 {
+    let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
+    if named == 0 && !is_told {
         let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
     } else if named > LEAKS_MAX {
         let others = format::counted((named - LEAKS_MAX) as u64, "smaller leak");
-        let _ = writeln!(text, "and {others}, which --json lists");
+        let _ = writeln!(text, "and {others}, which --json lists\n");
     }
-    let others = (leaks.growths.len() - named) as u64;
+    if let Some(spread) = &leaks.spread {
+        text += &spread_text(spread, leaks, &trace.stacks);
+    }
+    let others = leaks.others().count() as u64;
     if others > 0 {
         let places = format::counted(others, "place");
         let verb = if others == 1 { "has" } else { "have" };
@@ -72,17 +74,40 @@ fn growth_text(growth: &Growth, leaks: &Leaks, stacks: &StackTable) -> String {
     format!("{trend}\n{}\n", site_text(growth.site, stacks))
 }
 
-/// Returns what there is to say of what grows in no place steadily, and in all of them together.
+/// Returns what there is to say of all that is in no leak, which grew together.
 fn spread_text(spread: &Trend, leaks: &Leaks, stacks: &StackTable) -> String {
-    let places = format::counted(leaks.growths.len() as u64, "place");
+    let verdict = match (spread.is_steady(), leaks.leaks().next()) {
+        (true, None) => "no place grows steadily, but all that is live does",
+        (true, Some(_)) => "all else that is live grows steadily, too, though no other place does",
+        (false, None) => "all that is live grew, but not steadily",
+        (false, Some(_)) => "all else that is live grew, too, but not steadily",
+    };
     let mut text = format!(
-        "no place grows steadily, but all that is live does:\n{}\nspread over {places}, of which grew most:\n\n",
-        trend_text(spread, leaks),
+        "{verdict}, {}:\n{}\n",
+        looked_at_text(leaks),
+        trend_text(spread, leaks)
     );
-    for growth in leaks.growths.iter().take(SPREAD_PLACES) {
+    let places = leaks.others().count();
+    if places > 1 {
+        let places = format::counted(places as u64, "place");
+        let _ = writeln!(text, "spread over {places}, of which grew most:");
+    }
+    text.push('\n');
+    for growth in leaks.others().take(SPREAD_PLACES) {
         text += &growth_text(growth, leaks, stacks);
     }
     text
+}
+
+/// Returns from which step to which growth is looked at.
+fn looked_at_text(leaks: &Leaks) -> String {
+    let what = match leaks.steps.source {
+        StepSource::Parts => "part",
+        _ => "step",
+    };
+    let first = format::count(leaks.warm_up_steps as u64 + 1);
+    let last = format::count(leaks.steps.len() as u64);
+    format!("from {what} {first} to {what} {last}")
 }
 
 fn trend_text(trend: &Trend, leaks: &Leaks) -> String {
@@ -126,7 +151,7 @@ struct LeaksReport<'a> {
     /// So many steps are looked at as one.
     span_steps: usize,
     leaks: Vec<GrowthRow<'a>>,
-    /// How all that is live grew, where that is steady and there is no leak.
+    /// How all that is in no leak grew together, where that is steady or much.
     spread: Option<TrendRow>,
     /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
     others: Vec<GrowthRow<'a>>,
@@ -153,21 +178,15 @@ struct TrendRow {
 
 impl<'a> LeaksReport<'a> {
     fn new(job: &'a Job, leaks: &'a Leaks, trace: &'a Trace) -> LeaksReport<'a> {
-        let rows = |is_leak: bool| {
-            let growths = leaks.growths.iter();
-            let chosen = growths.filter(move |growth| growth.is_leak() == is_leak);
-            chosen
-                .map(|growth| GrowthRow::new(growth, &trace.stacks))
-                .collect()
-        };
+        let row = |growth| GrowthRow::new(growth, &trace.stacks);
         LeaksReport {
             trace: job,
             steps: StepsRow::new(&leaks.steps),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
-            leaks: rows(true),
+            leaks: leaks.leaks().map(row).collect(),
             spread: leaks.spread.as_ref().map(TrendRow::new),
-            others: rows(false),
+            others: leaks.others().map(row).collect(),
         }
     }
 }

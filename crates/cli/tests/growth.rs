@@ -148,7 +148,7 @@ fn growth_in_many_places_is_told_with_those_that_grew_most() {
     }
     let path = scratch.write_snapshot("spread.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "no place grows steadily, but all that is live does:\n\
+    let expected = "no place grows steadily, but all that is live does, from step 5 to step 19:\n\
                     1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n\
                     spread over 14 places, of which grew most:\n\n";
@@ -159,6 +159,15 @@ fn growth_in_many_places_is_told_with_those_that_grew_most() {
     assert_eq!(json["leaks"], serde_json::json!([]));
     assert_eq!(json["spread"]["bytes"], 14 * MIB);
     assert_eq!(json["others"].as_array().unwrap().len(), 14);
+    let paths = ["report".as_ref(), path.as_os_str(), "-o".as_ref()];
+    let page = run(&[&paths[..], &["-".as_ref()]].concat());
+    let (_, spread) = page.split_once(r#""leaks":[],"spread":"#).unwrap();
+    assert!(
+        spread.starts_with(r#"{"bytes":14680064,"#),
+        "{}",
+        &spread[..200]
+    );
+    assert!(spread.contains(r#""is_steady":true,"places":14,"most":[{"bytes":1048576,"#));
 }
 
 #[test]

@@ -44,16 +44,28 @@ export interface Strategy {
 /** Somewhere that no step gives everything back to: a stack, or requests of about one size in one stream. */
 export type Site = { stack: number } | { size_max: number; stream: number };
 
-/** What grows from step to step. */
-export type Leak = Site & {
+/** How live bytes grew from step to step. */
+export interface Trend {
   bytes: number;
   bytes_per_step: number;
-  /** It grew in so many of `steps`. */
+  /** They grew in so many of `steps`. */
   grown_steps: number;
   steps: number;
-  /** How sure it is that it goes on growing: at most 1. */
+  /** How sure it is that they go on growing: at most 1. */
   confidence: number;
-};
+}
+
+/** A place that has more in the last step than after the first ones. */
+export type Grown = Site & Trend;
+
+/** Growth of no place that can be named alone. */
+export interface Spread extends Trend {
+  is_steady: boolean;
+  /** In so many places. */
+  places: number;
+  /** Of those, the ones that grew most, that first. */
+  most: Grown[];
+}
 
 export interface Growth {
   steps: number;
@@ -65,7 +77,9 @@ export interface Growth {
   /** So many were looked at as one. */
   span_steps: number;
   /** What grew most comes first. */
-  leaks: Leak[];
+  leaks: Grown[];
+  /** How all that is in no leak grew together, where that is steady or much. */
+  spread: Spread | null;
 }
 
 export interface TraceSummary {

@@ -1,7 +1,7 @@
 // What grows from step to step, as `lowtide leaks` tells it.
 
 import { filterOf, sizesText } from "../data/site.ts";
-import type { Growth, Leak } from "../data/summary.ts";
+import type { Grown, Growth, Trend } from "../data/summary.ts";
 import { bytesOf, type Child, copyable, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -38,39 +38,45 @@ export class GrowthView implements View {
 
   draw(): void {
     const { growth } = this.#model.trace.summary;
-    const { leaks } = growth;
+    const { length } = this.#places();
     fill(this.#verdict, ...verdict(growth));
     this.#about.textContent = `${stepsText(growth)} ${MEANING}`;
-    this.#compare.hidden = leaks.length === 0;
-    this.#grid.element.hidden = leaks.length === 0;
-    this.#grid.show(Uint32Array.from(leaks.keys()));
+    this.#compare.hidden = length === 0;
+    this.#grid.element.hidden = length === 0;
+    this.#grid.show(Uint32Array.from({ length }, (_, row) => row));
+  }
+
+  /** The leaks, and the other places that are told because they grew together. */
+  #places(): Grown[] {
+    const { leaks, spread } = this.#model.trace.summary.growth;
+    return [...leaks, ...(spread?.most ?? [])];
   }
 
   #columns(): Column[] {
-    const leak = (row: number) => this.#model.trace.summary.growth.leaks[row];
+    const place = (row: number) => this.#places()[row];
     return [
       {
         title: "Bytes a step or part",
-        key: (row) => leak(row).bytes_per_step,
-        cell: (row) => perStep(leak(row).bytes_per_step),
+        key: (row) => place(row).bytes_per_step,
+        cell: (row) => perStep(place(row).bytes_per_step),
       },
-      { title: "In all", key: (row) => leak(row).bytes, cell: (row) => bytesOf(leak(row).bytes) },
+      { title: "In all", key: (row) => place(row).bytes, cell: (row) => bytesOf(place(row).bytes) },
       {
         title: "Grew in",
-        key: (row) => leak(row).grown_steps,
-        cell: (row) => this.#seenText(leak(row)),
+        key: (row) => place(row).grown_steps,
+        cell: (row) => this.#seenText(place(row)),
       },
       {
         title: "Confidence",
-        key: (row) => leak(row).confidence,
-        cell: (row) => copyable(leak(row).confidence.toFixed(2), String(leak(row).confidence)),
+        key: (row) => place(row).confidence,
+        cell: (row) => copyable(place(row).confidence.toFixed(2), String(place(row).confidence)),
       },
-      { title: "Place", key: (row) => row, cell: (row) => this.#placeOf(leak(row)), isText: true },
-      { title: "Other views", key: (row) => row, cell: (row) => this.#onlyButton(leak(row)), isText: true },
+      { title: "Place", key: (row) => row, cell: (row) => this.#placeOf(place(row)), isText: true },
+      { title: "Other views", key: (row) => row, cell: (row) => this.#onlyButton(place(row)), isText: true },
     ];
   }
 
-  #seenText({ grown_steps, steps }: Leak): HTMLElement {
+  #seenText({ grown_steps, steps }: Trend): HTMLElement {
     const { found_by, span_steps } = this.#model.trace.summary.growth;
     const whole = found_by === "parts" ? "parts" : "steps";
     const what = span_steps === 1 ? whole : `spans of ${format.whole(span_steps)} ${whole}`;
@@ -78,14 +84,16 @@ export class GrowthView implements View {
     return copyable(text, text);
   }
 
-  #placeOf(leak: Leak): Child {
-    return "stack" in leak ? stackCell(this.#model, leak.stack) : sizesText(leak, this.#model.trace.summary);
+  #placeOf(place: Grown): Child {
+    return "stack" in place
+      ? stackCell(this.#model, place.stack)
+      : sizesText(place, this.#model.trace.summary);
   }
 
   /** A button that has every other view show one place only, and all again. */
-  #onlyButton(leak: Leak): HTMLElement {
+  #onlyButton(place: Grown): HTMLElement {
     const { store, state, trace } = this.#model;
-    const filter = filterOf(leak, trace.summary);
+    const filter = filterOf(place, trace.summary);
     const isShown = state.filter === filter;
     const click = () => store.set({ filter: isShown ? "" : filter });
     const attributes = { type: "button", class: "link", "aria-pressed": String(isShown), click };
@@ -113,15 +121,46 @@ function perStep(bytes: number): HTMLElement {
   return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step or part`);
 }
 
-function verdict({ leaks, found_by, steps }: Growth): Child[] {
-  if (leaks.length === 0) return ["Nothing that looks like a leak."];
+function verdict(growth: Growth): Child[] {
+  return [...leaksText(growth), ...spreadText(growth)];
+}
+
+function leaksText({ leaks, spread, found_by, steps }: Growth): Child[] {
+  if (leaks.length === 0) return spread?.is_steady === true ? [] : ["Nothing that looks like a leak. "];
   const grown = leaks.reduce((sum, { bytes_per_step }) => sum + bytes_per_step, 0);
   const verb = leaks.length === 1 ? "grows" : "grow";
-  const [from, step] =
-    found_by === "parts"
-      ? ["from part to part of the recording", `in 1/${format.whole(steps)} of it`]
-      : ["from step to step", "a step"];
-  return [`${format.counted(leaks.length, "place")} ${verb} ${from}, by `, perStep(grown), ` ${step}.`];
+  const from = found_by === "parts" ? "from part to part of the recording" : "from step to step";
+  return [
+    `${format.counted(leaks.length, "place")} ${verb} ${from}, by `,
+    perStep(grown),
+    ` ${stepText(found_by, steps)}. `,
+  ];
+}
+
+/** Says how all else grew, where that is told. */
+function spreadText({ leaks, spread, found_by, steps, warm_up_steps }: Growth): Child[] {
+  if (spread === null) return [];
+  const [what, too, other] =
+    leaks.length === 0 ? ["All that is live", "", ""] : ["All else", ", too", "other "];
+  const how = spread.is_steady
+    ? `${what} grows steadily${too}, though no ${other}place does`
+    : `${what} grew${too}, but not steadily`;
+  const part = found_by === "parts" ? "part" : "step";
+  const from = `${part} ${format.whole(warm_up_steps + 1)}`;
+  const to = `${part} ${format.whole(steps)}`;
+  const places = format.counted(spread.places, "place");
+  const most = spread.places > spread.most.length ? ", of which those that grew most are listed" : "";
+  return [
+    `${how}: by `,
+    perStep(spread.bytes_per_step),
+    ` ${stepText(found_by, steps)} from ${from} to ${to}, with confidence `,
+    copyable(spread.confidence.toFixed(2), String(spread.confidence)),
+    `, in ${places}${most}.`,
+  ];
+}
+
+function stepText(found_by: Growth["found_by"], parts: number): string {
+  return found_by === "parts" ? `in 1/${format.whole(parts)} of the recording` : "a step";
 }
 
 /** Says how the steps were found, and which of them were looked at. */

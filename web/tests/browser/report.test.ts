@@ -310,8 +310,33 @@ test("what grows is named, and a click shows nothing else", async () => {
   assertQuiet();
 });
 
+test("growth that many places share is said, with those that grew most", async () => {
+  const [place] = first.growth.leaks;
+  const most = [{ ...place, confidence: 0.25, grown_steps: 1 }];
+  const spread = { ...place, is_steady: true, places: 51, most };
+  const check = async (growth: Partial<typeof first.growth>, expected: RegExp, rows: number) => {
+    const page = await session.open([{ ...first, growth: { ...first.growth, ...growth } }]);
+    assert.match(await page.locator("#growth .verdict").innerText(), expected);
+    const told = await rowsOf(page, "#growth");
+    assert.deepEqual([told.length, told[told.length - 1][3]], [rows, "0.25"]);
+    await page.close();
+    assertQuiet();
+  };
+  const by =
+    "by 1 MiB a step from step 2 to step 12, with confidence 0.98, in 51 places, of which those that";
+  const steady = `^All that is live grows steadily, though no place does: ${by} grew most are listed\\.$`;
+  await check({ leaks: [], spread }, new RegExp(steady), 1);
+  const more =
+    "^1 place grows from step to step, by 1 MiB a step\\. All else grows steadily, too, though no other";
+  await check({ spread }, new RegExp(more), 2);
+  const unsteady = "^Nothing that looks like a leak\\. All that is live grew, but not steadily: by 1 MiB";
+  await check({ leaks: [], spread: { ...spread, is_steady: false } }, new RegExp(unsteady), 1);
+});
+
 test("where nothing grows, that is said", async () => {
-  const page = await session.open([{ ...first, growth: { ...first.growth, found_by: "parts", leaks: [] } }]);
+  const page = await session.open([
+    { ...first, growth: { ...first.growth, found_by: "parts", leaks: [], spread: null } },
+  ]);
   const text = await page.locator("#growth").innerText();
   assert.match(text, /Nothing that looks like a leak\.\s+Steps were not found; 12 equal parts/);
   assert.equal(await page.locator("#growth table").isVisible(), false);

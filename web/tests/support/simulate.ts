@@ -135,6 +135,7 @@ function growthOf({ steps, leakBytes = MIB, hasStacks }: Job): Growth {
     warm_up_steps: 1,
     span_steps: 1,
     leaks: [{ ...found, confidence: 0.98, ...site }],
+    spread: null,
   };
 }
 

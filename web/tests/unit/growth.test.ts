@@ -11,6 +11,7 @@ test("how the steps were found is said in one sentence, of one or of many", () =
     warm_up_steps: 1,
     span_steps: 1,
     leaks: [],
+    spread: null,
   };
   assert.equal(
     stepsText(growth),

@@ -1,5 +1,7 @@
 //! What grows from step to step and is never given back.
 
+use std::collections::BTreeSet;
+
 use crate::growth::line::{Fit, as_float};
 use crate::growth::sites::{Site, Sites};
 use crate::growth::steps::{StepSource, Steps};
@@ -11,6 +13,10 @@ const WARM_UP_SHARE: usize = 4;
 
 /// So many parts of a recording are likelier to have the end of a step in them than one, if steps are not known.
 const PARTS_TOGETHER: usize = 4;
+
+/// Growth that is not steady is much where it is this share of what there is at the end, and beside leaks any is where it
+/// is this share of theirs.
+const MUCH: f64 = 0.05;
 
 /// What paused for so many times as long as it does between growth and growth has stopped.
 const PAUSES_MAX: f64 = 2.0;
@@ -26,7 +32,7 @@ pub struct Leaks {
     pub span_steps: usize,
     /// What grew, leaks first, and of those the one that grew most.
     pub growths: Vec<Growth>,
-    /// How all that is live grew, where that is as steady as a leak, in most steps, and the growth of no site is.
+    /// How all that is in no leak grew together, if that is steady or much.
     pub spread: Option<Trend>,
 }
 
@@ -92,28 +98,18 @@ impl Leaks {
         let steps = Steps::find(trace, history);
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1).min(steps.len());
         let (boundaries, span_steps) = steps.spans(warm_up_steps);
-        let unseen_steps = steps_behind(&steps, &boundaries, history);
-        let sites = Sites::new(history);
-        let floors_of = |sites: &Sites, number: usize| -> Vec<u64> {
-            let extremes = sites.extremes(history, number, &boundaries);
-            extremes.iter().map(|extremes| extremes.least).collect()
+        let watch = Watch {
+            history,
+            unseen_steps: steps_behind(&steps, &boundaries, history),
+            are_parts: steps.source == StepSource::Parts,
+            boundaries,
+            span_steps,
         };
-        // What is paused is kept all the same.
-        let at_end = |sites: &Sites, number| sites.live_at(history, number, history.events, &[]);
+        let sites = Sites::new(history);
         let growth_of = |number: usize| {
-            let (floors, at_end) = (floors_of(&sites, number), at_end(&sites, number));
-            let trend = trend(&floors, at_end, unseen_steps);
-            let is_told =
-                steps.source != StepSource::Parts || trend.as_ref().is_some_and(Trend::is_steady);
-            let of_together = match is_told {
-                true => None,
-                false => {
-                    of_parts_together(&floors, &sites.kept(history, number, &boundaries), at_end)
-                }
-            };
             Some(Growth {
                 site: sites.sites[number],
-                trend: of_together.or(trend)?.over_spans_of(span_steps),
+                trend: watch.trend_of(&sites, number)?,
             })
         };
         let mut growths: Vec<Growth> = (0..sites.sites.len()).filter_map(growth_of).collect();
@@ -121,27 +117,71 @@ impl Leaks {
             let rank = (growth.is_leak(), growth.trend.bytes, growth.site);
             std::cmp::Reverse(rank)
         });
-        // What grows in one place now and in another then grows steadily in none.
-        let is_spread = !growths.is_empty() && !growths.iter().any(Growth::is_leak);
-        let spread = is_spread.then(|| {
-            let all = Sites::together(history);
-            let trend = trend(&floors_of(&all, 0), at_end(&all, 0), unseen_steps)?;
-            Some(trend.over_spans_of(span_steps))
-        });
-        // Of many caches one or another has not had its fill for long, but few grow in most steps.
-        let is_steady = |trend: &Trend| trend.is_steady() && 2 * trend.grown_steps >= trend.steps;
+        let spread = watch.spread(&growths);
         Leaks {
             steps,
             warm_up_steps,
             span_steps,
             growths,
-            spread: spread.flatten().filter(is_steady),
+            spread,
         }
     }
 
     /// Returns what is called a leak.
     pub fn leaks(&self) -> impl Iterator<Item = &Growth> {
         self.growths.iter().filter(|growth| growth.is_leak())
+    }
+
+    /// Returns what is not, what grew most first.
+    pub fn others(&self) -> impl Iterator<Item = &Growth> {
+        self.growths.iter().filter(|growth| !growth.is_leak())
+    }
+}
+
+/// The steps that are looked at, of a recording.
+struct Watch<'h> {
+    history: &'h History,
+    boundaries: Vec<u32>,
+    span_steps: usize,
+    /// How many spans of steps the recording goes on for behind the last boundary.
+    unseen_steps: usize,
+    /// Whether these are no steps but equal parts of the recording.
+    are_parts: bool,
+}
+
+impl Watch<'_> {
+    /// Returns how a site grew; `None` if it did not.
+    fn trend_of(&self, sites: &Sites, number: usize) -> Option<Trend> {
+        let extremes = sites.extremes(self.history, number, &self.boundaries);
+        let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
+        // What is paused is kept all the same.
+        let at_end = sites.live_at(self.history, number, self.history.events, &[]);
+        let step_by_step = trend(&floors, at_end, self.unseen_steps);
+        let is_told = !self.are_parts || step_by_step.as_ref().is_some_and(Trend::is_steady);
+        let of_together = match is_told {
+            true => None,
+            false => {
+                let kept = sites.kept(self.history, number, &self.boundaries);
+                of_parts_together(&floors, &kept, at_end)
+            }
+        };
+        let trend = of_together.or(step_by_step)?;
+        Some(trend.over_spans_of(self.span_steps))
+    }
+
+    /// Returns how all that is in no leak grew together, if that is worth telling: what grows in one place now and in
+    /// another then grows steadily in none.
+    fn spread(&self, growths: &[Growth]) -> Option<Trend> {
+        let leaks = || growths.iter().filter(|growth| growth.is_leak());
+        let leak_sites: BTreeSet<Site> = leaks().map(|leak| leak.site).collect();
+        let others = Sites::together(self.history, |site| !leak_sites.contains(&site));
+        let trend = self.trend_of(&others, 0)?;
+        let leaked: u64 = leaks().map(|leak| leak.trend.bytes).sum();
+        let least = match trend.is_steady() {
+            true => leaked,
+            false => leaked.max(trend.end_bytes),
+        };
+        Some(trend).filter(|trend| as_float(trend.bytes) >= MUCH * as_float(least))
     }
 }
 

@@ -66,9 +66,14 @@ impl Sites {
         Sites::by(Site::of_size, history)
     }
 
-    /// Returns the blocks of `history` as if all came from one place. Linear time.
-    pub(super) fn together(history: &History) -> Sites {
-        Sites::by(|_, _| Site::Stack(StackId::NONE), history)
+    /// Returns the blocks of `history` whose sites are `chosen`, as if all came from one place. Linear time.
+    pub(super) fn together(history: &History, chosen: impl Fn(Site) -> bool) -> Sites {
+        let is_chosen = |(_, block): &(u32, &Block)| chosen(Site::of(block, history));
+        let blocks = (0..).zip(&history.blocks).filter(is_chosen);
+        Sites {
+            sites: vec![Site::Stack(StackId::NONE)],
+            blocks: vec![blocks.map(|(index, _)| index).collect()],
+        }
     }
 
     fn by(site_of: impl Fn(&Block, &History) -> Site, history: &History) -> Sites {

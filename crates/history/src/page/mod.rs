@@ -27,8 +27,8 @@ use columns::Columns;
 use fold::Folded;
 use stacks::{Stacks, Strings};
 use summary::{
-    Aggregated, GrowthSummary, Instant, LeakSummary, Oom, Peak, SiteSummary, StrategySummary,
-    Summary, TraceSummary,
+    Aggregated, GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary,
+    TraceSummary,
 };
 
 /// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names, and where folding
@@ -310,19 +310,15 @@ fn add_growth(
 ) -> GrowthSummary {
     let boundaries = leaks.steps.boundaries.iter().copied();
     columns.add_u32(format!("{prefix}steps/boundaries"), boundaries);
-    let sites = leaks.leaks().map(|growth| {
-        let site = match growth.site {
-            Site::Stack(stack) => SiteSummary::Stack {
-                stack: stacks.number(stack),
-            },
-            Site::Size { size_max, stream } => SiteSummary::Size {
-                size_max: size_max.get(),
-                stream: stream_number(history, stream),
-            },
-        };
-        LeakSummary::new(growth, site)
-    });
-    GrowthSummary::new(leaks, sites.collect())
+    GrowthSummary::new(leaks, |site| match site {
+        Site::Stack(stack) => SiteSummary::Stack {
+            stack: stacks.number(stack),
+        },
+        Site::Size { size_max, stream } => SiteSummary::Size {
+            size_max: size_max.get(),
+            stream: stream_number(history, stream),
+        },
+    })
 }
 
 fn add_segments(columns: &mut Columns, prefix: &str, history: &History, stacks: &mut Stacks<'_>) {

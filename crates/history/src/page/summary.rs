@@ -4,9 +4,12 @@ use lowtide_core::{Bytes, Cause};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use crate::growth::{Growth, Leaks, StepSource};
+use crate::growth::{Growth, Leaks, Site, StepSource, Trend};
 use crate::history::Moment;
 use crate::page::fold::Folded;
+
+/// So many of the places that share growth are listed.
+const SPREAD_PLACES: usize = 10;
 
 /// What the page reads first. The names of the keys are an interface between it and the page.
 #[derive(Debug, Serialize)]
@@ -112,19 +115,38 @@ pub(super) struct GrowthSummary {
     warm_up_steps: usize,
     /// So many steps are looked at as one.
     span_steps: usize,
-    leaks: Vec<LeakSummary>,
+    leaks: Vec<GrownSummary>,
+    spread: Option<SpreadSummary>,
 }
 
-/// A place that no step gives everything back to.
+/// A place that has more in the last step than after the first ones.
 #[derive(Debug, Serialize)]
-pub(super) struct LeakSummary {
+pub(super) struct GrownSummary {
+    #[serde(flatten)]
+    trend: TrendSummary,
+    #[serde(flatten)]
+    site: SiteSummary,
+}
+
+/// What grew in no place that can be named alone.
+#[derive(Debug, Serialize)]
+pub(super) struct SpreadSummary {
+    #[serde(flatten)]
+    trend: TrendSummary,
+    is_steady: bool,
+    /// In so many places.
+    places: usize,
+    /// Of those, the ones that grew most.
+    most: Vec<GrownSummary>,
+}
+
+#[derive(Debug, Serialize)]
+struct TrendSummary {
     bytes: u64,
     bytes_per_step: f64,
     grown_steps: usize,
     steps: usize,
     confidence: f64,
-    #[serde(flatten)]
-    site: SiteSummary,
 }
 
 /// Which place: the number of a stack, or a size and the number of a stream.
@@ -146,11 +168,19 @@ impl Aggregated {
 }
 
 impl GrowthSummary {
-    pub(super) fn new(found: &Leaks, leaks: Vec<LeakSummary>) -> GrowthSummary {
+    /// `site_of` returns how the page names a place.
+    pub(super) fn new(
+        found: &Leaks,
+        mut site_of: impl FnMut(Site) -> SiteSummary,
+    ) -> GrowthSummary {
         let (found_by, annotation) = match &found.steps.source {
             StepSource::Annotation(name) => ("annotation", Some(name.clone())),
             StepSource::Period(_) => ("period", None),
             StepSource::Parts => ("parts", None),
+        };
+        let mut grown = |growth: &Growth| GrownSummary {
+            trend: TrendSummary::new(&growth.trend),
+            site: site_of(growth.site),
         };
         GrowthSummary {
             steps: found.steps.len(),
@@ -158,21 +188,25 @@ impl GrowthSummary {
             annotation,
             warm_up_steps: found.warm_up_steps,
             span_steps: found.span_steps,
-            leaks,
+            leaks: found.leaks().map(&mut grown).collect(),
+            spread: found.spread.as_ref().map(|trend| SpreadSummary {
+                trend: TrendSummary::new(trend),
+                is_steady: trend.is_steady(),
+                places: found.others().count(),
+                most: found.others().take(SPREAD_PLACES).map(grown).collect(),
+            }),
         }
     }
 }
 
-impl LeakSummary {
-    pub(super) fn new(growth: &Growth, site: SiteSummary) -> LeakSummary {
-        let trend = &growth.trend;
-        LeakSummary {
+impl TrendSummary {
+    fn new(trend: &Trend) -> TrendSummary {
+        TrendSummary {
             bytes: trend.bytes,
             bytes_per_step: trend.bytes_per_step,
             grown_steps: trend.grown_steps,
             steps: trend.steps,
             confidence: trend.confidence,
-            site,
         }
     }
 }
