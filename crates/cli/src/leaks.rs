@@ -120,8 +120,12 @@ fn trend_text(trend: &Trend, leaks: &Leaks) -> String {
         _ => ("a step".to_owned(), "spans of steps"),
     };
     let headline = format!("{} {step}", bytes_text(trend.bytes_per_step));
+    let given_back = match trend.times_given_back {
+        0 => String::new(),
+        times => format!(", was given back {}", format::counted(times as u64, "time")),
+    };
     format!(
-        "{}: {} in all, grew in {} of {} {what}, confidence {:.2}; {} in {} at the end",
+        "{}: {} in all, grew in {} of {} {what}{given_back}, confidence {:.2}; {} in {} at the end",
         style(headline).bold(),
         Bytes(trend.bytes),
         format::count(trend.grown_steps as u64),
@@ -171,6 +175,8 @@ struct TrendRow {
     bytes_per_step: f64,
     grown_steps: usize,
     steps: usize,
+    /// How many times most of what had grown was given back.
+    times_given_back: usize,
     confidence: f64,
     end_bytes: u64,
     end_blocks: u64,
@@ -207,6 +213,7 @@ impl TrendRow {
             bytes_per_step: trend.bytes_per_step,
             grown_steps: trend.grown_steps,
             steps: trend.steps,
+            times_given_back: trend.times_given_back,
             confidence: trend.confidence,
             end_bytes: trend.end_bytes,
             end_blocks: trend.end_blocks,

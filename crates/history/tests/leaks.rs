@@ -191,8 +191,9 @@ fn growth_in_many_places_is_growth_of_all() {
         let (_, leaks) = find(&trace);
         assert_eq!(leaks.leaks().count(), 0, "{:?}", leaks.growths);
         let spread = leaks.spread.unwrap();
-        assert!(spread.is_steady(), "{spread:?}");
-        assert_eq!(spread.confidence > 0.99, every == 1, "{spread:?}");
+        // By chance it came in few of the last steps.
+        assert!(spread.confidence > 0.5, "{every}: {spread:?}");
+        assert_eq!(spread.is_steady(), every == 1, "{spread:?}");
         assert_eq!(spread.grown_steps == spread.steps, every == 1);
         assert_eq!(spread.end_bytes == 60 * MIB, every == 1);
     }
@@ -331,6 +332,110 @@ fn a_cache_that_had_its_fill_before_the_end_is_no_leak() {
         }
     });
     assert_eq!(find(&trace).1.leaks().next(), None);
+}
+
+/// Two steps that do not grow behind 68 that do may be the end of it, or not.
+#[test]
+fn a_cache_that_had_its_fill_just_before_the_end_may_be_a_leak() {
+    let trace = train_layers(70, 6, |job, step| {
+        if step < 68 {
+            job.alloc(3 * MIB, "cache", 1);
+        }
+    });
+    let (_, leaks) = find(&trace);
+    let growth = leaks.growths[0];
+    assert!((0.4..0.6).contains(&growth.trend.confidence), "{growth:?}");
+    assert_eq!(leaks.spread.unwrap().bytes, growth.trend.bytes);
+}
+
+/// What Python's garbage collector has to find is kept until it runs, which may be once, or again and again.
+#[test]
+fn what_was_given_back_before_may_be_given_back_again() {
+    for collects_at in [
+        &[24][..],
+        &[8],
+        &[9, 19, 29, 39, 49, 59],
+        &[19, 39, 59],
+        &[32, 64],
+    ] {
+        let mut cycles = Vec::new();
+        let trace = train_layers(70, 6, |job, step| {
+            cycles.push(job.alloc(4 * MIB, "cycle", 1));
+            if collects_at.contains(&step) {
+                cycles.drain(..).for_each(|block| job.free(block));
+            }
+        });
+        let (_, leaks) = find(&trace);
+        let trend = leaks.growths.first().map(|growth| growth.trend);
+        match collects_at {
+            // 61 steps of growth after nine are another matter than 45 after 25.
+            [8] => assert!(leaks.growths[0].is_leak(), "{trend:?}"),
+            _ => assert_eq!(leaks.leaks().next(), None, "{collects_at:?}"),
+        }
+        let times = trend.map_or(collects_at.len(), |trend| trend.times_given_back);
+        assert_eq!(times, collects_at.len(), "{collects_at:?}: {trend:?}");
+    }
+}
+
+/// Every second block of a place is kept, and the others until the garbage collector runs.
+#[test]
+fn a_leak_is_named_though_most_of_its_place_is_given_back() {
+    let mut cycles = Vec::new();
+    let trace = train_layers(100, 6, |job, step| {
+        cycles.push(job.alloc(2 * MIB, "keep", 1));
+        job.alloc(2 * MIB, "keep", 1);
+        if step % 10 == 9 {
+            cycles.drain(..).for_each(|block| job.free(block));
+        }
+    });
+    let (_, leaks) = find(&trace);
+    assert_eq!(leaks.leaks().count(), 1, "{:?}", leaks.growths);
+    let trend = leaks.growths[0].trend;
+    assert_eq!(trend.grown_steps, trend.steps, "{trend:?}");
+}
+
+#[test]
+fn a_leak_every_tenth_step_is_named() {
+    for offset in 0..10 {
+        let trace = train_layers(100, 6, |job, step| {
+            if step % 10 == offset {
+                job.alloc(5 * MIB, "evaluate", 1);
+            }
+        });
+        let (_, leaks) = find(&trace);
+        assert_eq!(leaks.leaks().count(), 1, "{offset}: {:?}", leaks.growths);
+    }
+}
+
+/// A hundred blocks are in use at any time, each for long, and none of them in a step of its own.
+#[test]
+fn a_leak_among_blocks_that_live_long_is_named_by_what_is_kept() {
+    for leaks in [true, false] {
+        let mut job = Job::new(false);
+        let mut held: Vec<Held> = Vec::new();
+        for _ in 0..40 {
+            for _ in 0..800 + job.random(400) {
+                let sizes = [512, 32_768, 307_200, MIB, 2_048_000];
+                let size = sizes[usize::try_from(job.random(5)).unwrap()];
+                held.push(job.alloc(size, "work", 1));
+                if held.len() > 100 {
+                    let index = usize::try_from(job.random(held.len() as u64)).unwrap();
+                    job.free(held.swap_remove(index));
+                }
+            }
+            if leaks {
+                job.alloc(MIB, "keep", 1);
+            }
+        }
+        let (_, found) = find(&job.into_trace());
+        let named: Vec<Site> = found.leaks().map(|growth| growth.site).collect();
+        let expected = Site::Size {
+            size_max: Bytes(MIB),
+            stream: lowtide_core::Stream::DEFAULT,
+        };
+        let expected = if leaks { vec![expected] } else { Vec::new() };
+        assert_eq!(named, expected, "{:?}", found.growths);
+    }
 }
 
 /// Requests of a few sizes, among which are those of the leak, come and go as chance has it; how many, too.

@@ -51,6 +51,8 @@ export interface Trend {
   /** They grew in so many of `steps`. */
   grown_steps: number;
   steps: number;
+  /** So many times most of what had grown was given back. */
+  times_given_back: number;
   /** How sure it is that they go on growing: at most 1. */
   confidence: number;
 }

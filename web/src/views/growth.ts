@@ -76,11 +76,12 @@ export class GrowthView implements View {
     ];
   }
 
-  #seenText({ grown_steps, steps }: Trend): HTMLElement {
+  #seenText({ grown_steps, steps, times_given_back }: Trend): HTMLElement {
     const { found_by, span_steps } = this.#model.trace.summary.growth;
     const whole = found_by === "parts" ? "parts" : "steps";
     const what = span_steps === 1 ? whole : `spans of ${format.whole(span_steps)} ${whole}`;
-    const text = `${format.whole(grown_steps)} of ${format.whole(steps)} ${what}`;
+    const back = times_given_back === 0 ? "" : `; given back ${format.counted(times_given_back, "time")}`;
+    const text = `${format.whole(grown_steps)} of ${format.whole(steps)} ${what}${back}`;
     return copyable(text, text);
   }
 

@@ -126,7 +126,13 @@ export function simulate(job: Job): Recording {
 /** The planted leak, as it is found: the steps are looked at from the second on. */
 function growthOf({ steps, leakBytes = MIB, hasStacks }: Job): Growth {
   const grown = Math.max(0, steps - 2);
-  const found = { bytes: grown * leakBytes, bytes_per_step: leakBytes, grown_steps: grown, steps: grown };
+  const found = {
+    bytes: grown * leakBytes,
+    bytes_per_step: leakBytes,
+    grown_steps: grown,
+    steps: grown,
+    times_given_back: 0,
+  };
   const site = hasStacks === false ? { size_max: leakBytes, stream: 0 } : { stack: 1 };
   return {
     steps,

@@ -141,7 +141,7 @@ impl<'a> Side<'a> {
     }
 
     fn extremes(&self, number: Option<usize>) -> Vec<Extremes> {
-        let (boundaries, _) = self.steps.spans(0);
+        let (boundaries, _) = self.steps.spans();
         match number {
             Some(number) => self.sites.extremes(self.history, number, &boundaries),
             None => vec![Extremes { least: 0, most: 0 }; boundaries.len().saturating_sub(1)],

@@ -7,6 +7,8 @@ pub(super) struct Fit {
     around_mean: f64,
     /// The same from the line.
     around_line: f64,
+    /// By how much the line rises from the first figure to the last.
+    rise: f64,
 }
 
 impl Fit {
@@ -22,15 +24,21 @@ impl Fit {
             of_indices += index * index;
             around_mean += value * value;
         }
-        let explained = if of_indices > 0.0 {
-            both * both / of_indices
+        let slope = if of_indices > 0.0 {
+            both / of_indices
         } else {
             0.0
         };
         Fit {
             around_mean,
-            around_line: (around_mean - explained).max(0.0),
+            around_line: (around_mean - slope * both).max(0.0),
+            rise: slope * (count - 1.0),
         }
+    }
+
+    /// Returns by how much the line rises from the first figure to the last.
+    pub(super) fn rise(self) -> f64 {
+        self.rise
     }
 
     /// Returns how much of the change is change at one rate: the coefficient of determination, in [0, 1];
@@ -58,17 +66,21 @@ mod tests {
 
     #[test]
     fn a_line_fits_itself_and_what_stays_has_none() {
-        let check = |values: &[u64], straightness: f64| {
+        let check = |values: &[u64], straightness: f64, rise: f64| {
             let fit = Fit::of(values);
-            let is_near = (fit.straightness() - straightness).abs() < 1e-9;
-            assert!(is_near, "{values:?}: {fit:?}");
+            let is_near = |left: f64, right: f64| (left - right).abs() < 1e-9;
+            assert!(
+                is_near(fit.straightness(), straightness),
+                "{values:?}: {fit:?}"
+            );
+            assert!(is_near(fit.rise(), rise), "{values:?}: {fit:?}");
         };
-        check(&[5, 7, 9, 11], 1.0);
-        check(&[9, 6, 3, 0], 1.0);
-        check(&[4, 4, 4], 0.0);
+        check(&[5, 7, 9, 11], 1.0, 6.0);
+        check(&[9, 6, 3, 0], 1.0, -9.0);
+        check(&[4, 4, 4], 0.0, 0.0);
         // Least squares by hand: the line stays at the mean.
-        check(&[1, 3, 3, 1], 0.0);
-        check(&[7], 0.0);
-        check(&[], 0.0);
+        check(&[1, 3, 3, 1], 0.0, 0.0);
+        check(&[7], 0.0, 0.0);
+        check(&[], 0.0, 0.0);
     }
 }

@@ -7,8 +7,10 @@ mod matching;
 mod period;
 mod sites;
 mod steps;
+mod trend;
 
 pub use difference::{Difference, SiteDifference};
-pub use leaks::{Growth, Leaks, Trend};
+pub use leaks::{Growth, Leaks};
 pub use sites::Site;
 pub use steps::{StepSource, Steps};
+pub use trend::Trend;

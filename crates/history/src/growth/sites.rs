@@ -159,7 +159,8 @@ impl Sites {
                 at_start = live;
             }
             let (mut least, mut most) = (at_start, at_start);
-            while let Some(live) = next(step[1] - 1) {
+            // Where nothing was recorded but what there is, the only step has no instant.
+            while let Some(live) = next(step[1].saturating_sub(1)) {
                 (least, most) = (least.min(live), most.max(live));
                 at_start = live;
             }

@@ -47,11 +47,11 @@ impl Steps {
             .unwrap_or_else(|| equal_parts(history))
     }
 
-    /// Returns the boundaries of the steps behind the first `skipped`, or of spans of several steps if there
-    /// are very many; and how many steps a span has.
-    pub(super) fn spans(&self, skipped: usize) -> (Vec<u32>, usize) {
+    /// Returns the boundaries of the steps, or of spans of several steps if there are very many; and how many steps a
+    /// span has.
+    pub(super) fn spans(&self) -> (Vec<u32>, usize) {
         let span_steps = self.len().div_ceil(SPANS_MAX).max(1);
-        let boundaries = self.boundaries.iter().copied().skip(skipped);
+        let boundaries = self.boundaries.iter().copied();
         (boundaries.step_by(span_steps).collect(), span_steps)
     }
 

@@ -146,6 +146,7 @@ struct TrendSummary {
     bytes_per_step: f64,
     grown_steps: usize,
     steps: usize,
+    times_given_back: usize,
     confidence: f64,
 }
 
@@ -206,6 +207,7 @@ impl TrendSummary {
             bytes_per_step: trend.bytes_per_step,
             grown_steps: trend.grown_steps,
             steps: trend.steps,
+            times_given_back: trend.times_given_back,
             confidence: trend.confidence,
         }
     }
