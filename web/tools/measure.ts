@@ -1,14 +1,26 @@
 // Measures how a page behaves: `node tools/run.mjs tools/measure.ts PAGE.html`. Prints when it shows itself, how
-// long a key takes until the next frame, and how many frames a second there are while it is panned and zoomed.
+// long a key takes until the next frame, how many frames a second there are while it is panned and zoomed, and how
+// often each view shows another instant while an arrow key is held, with the time that the page's thread works for it.
 
 import { performance } from "node:perf_hooks";
+import { pathToFileURL } from "node:url";
 import type { Page } from "playwright-core";
-import { Session } from "../tests/support/browser.ts";
+import { Session, settled } from "../tests/support/browser.ts";
 
 const KEYS = [
   ["pan, zoomed in", "PageDown"],
   ["one instant on", "ArrowRight"],
 ] as const;
+
+/** The views that show an instant, by their sections. */
+const VIEWS = ["gap", "address", "stacks", "tables"];
+/** How far the chart is zoomed in, by how often `+` is pressed: an arrow key goes on by a 200th of what it shows. */
+const ZOOMS = [
+  ["all of the recording shown", 0],
+  ["some of it", 8],
+  ["single events", 30],
+] as const;
+const SECONDS = 3;
 
 /** Returns milliseconds from a key to the next frame, in the middle of so many. */
 function costOf(page: Page, key: string, times: number): Promise<number> {
@@ -53,12 +65,74 @@ function framesWhileMoving(page: Page): Promise<number> {
   });
 }
 
+/** Holds an arrow key, and returns how many frames showed another instant in a view, and in how many seconds. */
+function stepThrough(page: Page, view: string): Promise<[number, number]> {
+  return page.evaluate(
+    async ([id, seconds]) => {
+      const plot = document.querySelector<HTMLElement>(".plot");
+      const section = document.getElementById(String(id)) as HTMLElement;
+      const frame = () => new Promise((done) => requestAnimationFrame(done));
+      window.scrollBy(0, section.getBoundingClientRect().top - 80);
+      await new Promise((done) => setTimeout(done, 500));
+      let isShown = false;
+      const changes = new MutationObserver((records) => {
+        isShown ||= records.some(({ attributeName }) => attributeName !== "aria-busy");
+      });
+      changes.observe(section, { subtree: true, childList: true, characterData: true, attributes: true });
+      const start = performance.now();
+      let shown = 0;
+      for (let frames = 0; performance.now() - start < Number(seconds) * 1000; frames++) {
+        const key = frames % 120 < 60 ? "ArrowRight" : "ArrowLeft";
+        plot?.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        isShown = false;
+        // What was asked for before the frame is drawn in it.
+        await frame();
+        if (isShown) shown++;
+      }
+      changes.disconnect();
+      return [shown, (performance.now() - start) / 1000] as [number, number];
+    },
+    [view, SECONDS] as const,
+  );
+}
+
+/** Prints for each view how many frames a second show another instant, and what each costs the page's thread. */
+async function measureStepping(page: Page): Promise<void> {
+  const client = await page.context().newCDPSession(page);
+  await client.send("Performance.enable", { timeDomain: "threadTicks" });
+  const threadSeconds = async () => {
+    const { metrics } = await client.send("Performance.getMetrics");
+    return metrics.find(({ name }) => name === "ThreadTime")?.value ?? Number.NaN;
+  };
+  for (const view of VIEWS) {
+    for (const [how, zoom] of ZOOMS) {
+      await page.locator(".plot").focus();
+      await page.keyboard.press("0");
+      for (let i = 0; i < zoom; i++) await page.keyboard.press("+");
+      await settled(page);
+      const before = await threadSeconds();
+      const [shown, seconds] = await stepThrough(page, view);
+      const cost = (((await threadSeconds()) - before) * 1000) / shown;
+      console.log(
+        `${(shown / seconds).toFixed(0)} frames a second, ${cost.toFixed(0)} ms of work each: ${view}, ${how}`,
+      );
+    }
+  }
+}
+
 const [path] = process.argv.slice(2);
 const session = await Session.start();
+const page = await session.newPage();
 const start = performance.now();
-const page = await session.openFile(path);
-console.log(`${((performance.now() - start) / 1000).toFixed(2)} s until everything is shown`);
+const since = () => `${((performance.now() - start) / 1000).toFixed(2)} s until`;
+await page.goto(pathToFileURL(path).href);
+await page.waitForFunction(() => document.querySelector("#timeline:not([aria-busy]) canvas"));
+console.log(`${since()} the chart is shown`);
+await settled(page);
+console.log(`${since()} everything is shown`);
+await measureStepping(page);
 await page.locator(".plot").focus();
+await page.keyboard.press("0");
 for (let i = 0; i < 6; i++) await page.keyboard.press("+");
 for (const [what, key] of KEYS) console.log(`${(await costOf(page, key, 30)).toFixed(0)} ms a key: ${what}`);
 console.log(`${(await framesWhileMoving(page)).toFixed(0)} frames a second while panned and zoomed`);
