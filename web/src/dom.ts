@@ -28,14 +28,22 @@ export function fill(element: Element, ...children: Child[]): void {
 
 /** Returns bytes as people read them; a click copies them to the byte. */
 export function bytesOf(value: number, text = format.bytes(value)): HTMLElement {
-  return copyable(text, String(value), `${format.whole(value)} bytes`);
+  return copyable(text, String(value), bytesTitle(value));
 }
 
 /** Returns a change of bytes with its sign; a click copies it to the byte. */
 export function changeOf(value: number): HTMLElement {
   const element = bytesOf(value, format.change(value));
-  element.classList.add(value > 0 ? "grown" : value < 0 ? "shrunk" : "same");
+  element.classList.add(changeClass(value));
   return element;
+}
+
+function bytesTitle(value: number): string {
+  return `${format.whole(value)} bytes`;
+}
+
+function changeClass(value: number): string {
+  return value > 0 ? "grown" : value < 0 ? "shrunk" : "same";
 }
 
 export function countOf(value: number): HTMLElement {
@@ -51,19 +59,55 @@ export function ratioOf(value: number): HTMLElement {
   return copyable(format.ratio(value), String(value));
 }
 
+/** A number in its place: what shows another with each instant is not made anew. */
+export interface Figure {
+  element: HTMLElement;
+  show(value: number): void;
+}
+
+/** As `bytesOf`, of numbers that follow each other. */
+export function bytesFigure(): Figure {
+  return figure((element, value) => write(element, format.bytes(value), String(value), bytesTitle(value)));
+}
+
+/** As `changeOf`. */
+export function changeFigure(): Figure {
+  return figure((element, value) => {
+    write(element, format.change(value), String(value), bytesTitle(value));
+    element.className = changeClass(value);
+  });
+}
+
+/** As `percentOf`. */
+export function percentFigure(): Figure {
+  return figure((element, value) => write(element, format.percent(value), String(value)));
+}
+
+function figure(show: (element: HTMLElement, value: number) => void): Figure {
+  const element = copyable("", "");
+  let shown: number | null = null;
+  return {
+    element,
+    show(value) {
+      if (value === shown) return;
+      shown = value;
+      show(element, value);
+    },
+  };
+}
+
 /** Returns a text that has a place in the order of focus, of which a click or Enter copies `copied`. */
 export function copyable(text: string, copied: string, title?: string): HTMLElement {
-  return h(
-    "data",
-    {
-      value: copied,
-      "data-copy": copied,
-      tabindex: 0,
-      role: "button",
-      title: title === undefined ? "copy" : `${title} · click to copy`,
-    },
-    text,
-  );
+  const element = h("data", { tabindex: 0, role: "button" });
+  write(element, text, copied, title);
+  return element;
+}
+
+function write(element: HTMLElement, text: string, copied: string, title?: string): void {
+  element.textContent = text;
+  element.setAttribute("value", copied);
+  element.setAttribute("data-copy", copied);
+  element.title = title === undefined ? "copy" : `${title} · click to copy`;
 }
 
 /** Makes every element with `data-copy` copy it by click or Enter, and says so to everyone. */
@@ -72,7 +116,7 @@ export function installCopying(root: HTMLElement, spoken: HTMLElement): void {
     const element = target instanceof Element ? target.closest<HTMLElement>("[data-copy]") : null;
     const text = element?.dataset.copy;
     if (element === null || text === undefined) return false;
-    await write(text);
+    await putInClipboard(text);
     spoken.textContent = `Copied ${text}`;
     element.classList.add("copied");
     setTimeout(() => element.classList.remove("copied"), 900);
@@ -91,7 +135,7 @@ export function installCopying(root: HTMLElement, spoken: HTMLElement): void {
   });
 }
 
-async function write(text: string): Promise<void> {
+async function putInClipboard(text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -139,6 +183,40 @@ export function section(id: string, title: string, tools: Child[], ...children: 
   );
 }
 
+/**
+ * How much room an element has, known without asking the browser, which would lay out the whole page for the answer
+ * where something has been drawn just before.
+ */
+export class Room {
+  readonly #element: HTMLElement;
+  #size: [number, number] | null = null;
+
+  constructor(element: HTMLElement) {
+    this.#element = element;
+    new ResizeObserver(() => this.#measure()).observe(element);
+    // What is drawn for it is drawn before the observer is told.
+    window.addEventListener("resize", () => {
+      this.#size = null;
+    });
+  }
+
+  /** The width within its borders, and its scroll bar. */
+  get width(): number {
+    return (this.#size ?? this.#measure())[0];
+  }
+
+  get height(): number {
+    return (this.#size ?? this.#measure())[1];
+  }
+
+  #measure(): [number, number] {
+    this.#size = [this.#element.clientWidth, this.#element.clientHeight];
+    return this.#size;
+  }
+}
+
+const CANVAS_FONT = "12px system-ui, sans-serif";
+
 /** A canvas as wide as its place, sharp on every screen. */
 export function fitCanvas(
   canvas: HTMLCanvasElement,
@@ -156,6 +234,8 @@ export function fitCanvas(
   const context = canvas.getContext("2d");
   if (context === null) throw new Error("this browser draws no canvas");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  // To set it, even to what it is, has the browser work out the page's styles first.
+  if (context.font !== CANVAS_FONT) context.font = CANVAS_FONT;
   context.clearRect(0, 0, width, height);
   return context;
 }

@@ -3,7 +3,7 @@
 import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
-import { blocksByAddress, type Gap, gapAt } from "./data/gap.ts";
+import { type Gap, gapAt, type Run, rowsByAddress, runsAt } from "./data/gap.ts";
 import { Filter } from "./data/rows.ts";
 import { type Placed, placedOf } from "./data/segments.ts";
 import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
@@ -92,7 +92,13 @@ export class Model {
     return this.#keepLast("gap", `${this.state.trace} ${instant}`, () => {
       const named = this.named(instant);
       const { aggregated } = this.trace.summary;
-      const gap = gapAt(this.trace, instant, this.streamAt(instant));
+      const gap = gapAt(
+        this.trace,
+        instant,
+        this.streamAt(instant),
+        this.awayAt(instant),
+        this.runsAt(instant),
+      );
       // What blocks that are not listed are to other streams is known at the named moments only.
       return named === null || aggregated === null ? gap : { ...gap, ...sumsOf(named) };
     });
@@ -108,8 +114,13 @@ export class Model {
   /** As `blocksAt`, by address. */
   placedAt(instant: number): Placed {
     return this.#keepLast("placed", `${this.state.trace} ${instant}`, () => {
-      return placedOf(blocksByAddress(this.trace, instant), this.trace);
+      return placedOf(rowsByAddress(this.trace.blocks, instant), this.trace);
     });
+  }
+
+  /** The runs of the chosen trace at an instant, by address. */
+  runsAt(instant: number): readonly Run[] {
+    return this.#keepLast("runs", `${this.state.trace} ${instant}`, () => runsAt(this.trace, instant));
   }
 
   /** What memory is called in which no listed block lies. */
@@ -122,9 +133,14 @@ export class Model {
     return this.#keepLast("away", `${this.state.trace} ${instant}`, () => new Away(this.trace, instant));
   }
 
+  /** What of it is paused at the chosen instant. */
+  get away(): Away {
+    return this.awayAt(this.instant);
+  }
+
   /** The number of the pause that has an address at the chosen instant; `null` if none has. */
   pauseAt(address: number): number | null {
-    return this.awayAt(this.instant).pauseAt(address);
+    return this.away.pauseAt(address);
   }
 
   get filter(): Filter {

@@ -8,17 +8,19 @@ export interface View {
   /** What of the state it shows. */
   shows: readonly Key[];
   draw(): void;
+  /** Draws what takes long and is not looked at while instants pass: it says itself which instant it is of. */
+  drawRest?(): void;
 }
 
 /** How long nothing changes before views out of sight are drawn, and how long each then waits at most. */
 const IDLE_MS = 100;
 /** How long drawing goes on in one frame; what is left then waits for the next. */
 const FRAME_MS = 16;
-/** How far outside the window a view is drawn at once, so that scrolling finds it ready. */
-const MARGIN = "200px";
 
 export class Schedule {
   readonly #due = new Set<View>();
+  /** Views whose rest has still to be drawn. */
+  readonly #unfinished = new Set<View>();
   readonly #visible = new Set<Element>();
   readonly #views: View[];
   #isFrameAsked = false;
@@ -28,16 +30,13 @@ export class Schedule {
 
   constructor(views: View[], store: Store) {
     this.#views = views;
-    const observer = new IntersectionObserver(
-      (entries) => {
-        for (const { target, isIntersecting } of entries) {
-          if (isIntersecting) this.#visible.add(target);
-          else this.#visible.delete(target);
-        }
-        this.#ask();
-      },
-      { rootMargin: MARGIN },
-    );
+    const observer = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) this.#visible.add(target);
+        else this.#visible.delete(target);
+      }
+      this.#ask();
+    });
     for (const view of views) observer.observe(view.element);
     store.listen((changed) => this.#mark(views.filter(({ shows }) => shows.some((key) => changed.has(key)))));
     window.addEventListener("resize", () => this.all());
@@ -72,7 +71,7 @@ export class Schedule {
         }
         this.#draw(view);
       }
-      if (this.#due.size > 0) this.#drawWhenIdle();
+      if (this.#due.size + this.#unfinished.size > 0) this.#drawWhenIdle();
     });
   }
 
@@ -81,9 +80,8 @@ export class Schedule {
     this.#isIdleAsked = true;
     const draw = () => {
       this.#isIdleAsked = false;
-      const [next] = this.#due;
-      if (next !== undefined && this.#isStill()) this.#draw(next);
-      if (this.#due.size > 0) this.#drawWhenIdle();
+      if (this.#isStill()) this.#drawNext();
+      if (this.#due.size + this.#unfinished.size > 0) this.#drawWhenIdle();
     };
     // On a busy machine a browser may find no time for long, and some browsers have no such call.
     if (!this.#isStill() || window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
@@ -95,9 +93,25 @@ export class Schedule {
     return performance.now() - this.#changedAt >= IDLE_MS;
   }
 
+  #drawNext(): void {
+    const [due] = this.#due;
+    const [unfinished] = this.#unfinished;
+    if (due !== undefined) this.#draw(due);
+    else if (unfinished !== undefined) {
+      unfinished.drawRest?.();
+      this.#finish(unfinished);
+    }
+  }
+
   #draw(view: View): void {
     this.#due.delete(view);
     view.draw();
+    if (view.drawRest === undefined) this.#finish(view);
+    else this.#unfinished.add(view);
+  }
+
+  #finish(view: View): void {
+    this.#unfinished.delete(view);
     view.element.removeAttribute("aria-busy");
   }
 }

@@ -5,7 +5,7 @@
 
 import { Away } from "./away.ts";
 import { CAUSES, type Cause } from "./summary.ts";
-import { type Blocks, EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
+import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
 
 /** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
 const SMALL_UNIT_BYTES = 2 * 2 ** 20;
@@ -39,12 +39,17 @@ export interface Run {
  * Returns the causes at an instant as `stream` sees them. Linear in the blocks that are there, where it is
  * near the instant before. What blocks add that are not listed is known as the main stream sees it.
  */
-export function gapAt(trace: Trace, instant: number, stream: number): Gap {
+export function gapAt(
+  trace: Trace,
+  instant: number,
+  stream: number,
+  away = new Away(trace, instant),
+  allRuns: readonly Run[] = runsAt(trace, instant),
+): Gap {
   const { blocks } = trace;
-  const away = new Away(trace, instant);
-  const present = blocksByAddress(trace, instant);
+  const present = rowsByAddress(trace.blocks, instant);
   const alive = away.bytes === 0 ? present : present.filter((block) => !away.has(blocks.address[block]));
-  const runs = runsAt(trace, instant).filter((run) => !away.has(run.address));
+  const runs = away.bytes === 0 ? allRuns : allRuns.filter((run) => !away.has(run.address));
   const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
   let live = 0;
   let requested = 0;
@@ -85,7 +90,7 @@ export function gapAt(trace: Trace, instant: number, stream: number): Gap {
     causes,
     difference: reserved - total,
     blocks: alive.length,
-    segments: rowsAt(trace.segments, instant).length,
+    segments: rowsByAddress(trace.segments, instant).length,
   };
 }
 
@@ -122,11 +127,27 @@ function addFree(
   add(from, run.end);
 }
 
-/** Returns the runs at an instant, by address; those that are paused are there, too. */
-export function runsAt(trace: Trace, instant: number): Run[] {
-  const { segments } = trace;
+/** By segments: the runs at the last instant that was asked for. */
+const lastRuns = new WeakMap<Trace["segments"], { rows: Uint32Array; runs: readonly Run[] }>();
+
+/**
+ * Returns the runs at an instant, by address; those that are paused are there, too. As long as the segments stay, they
+ * are the same object.
+ */
+export function runsAt({ segments }: Trace, instant: number): readonly Run[] {
+  const rows = rowsByAddress(segments, instant);
+  const last = lastRuns.get(segments);
+  const isSame = last?.rows.length === rows.length && last.rows.every((row, i) => row === rows[i]);
+  if (last !== undefined && isSame) return last.runs;
+  const runs = runsOf(segments, rows);
+  lastRuns.set(segments, { rows, runs });
+  return runs;
+}
+
+/** Returns the runs that segments make, which are in order of their address. */
+function runsOf(segments: Trace["segments"], rows: Uint32Array): Run[] {
   const runs: Run[] = [];
-  for (const row of byAddress(rowsAt(segments, instant), segments.address)) {
+  for (const row of rows) {
     const address = segments.address[row];
     const end = address + segments.size[row];
     const [stream, pool, flags] = [segments.stream[row], segments.pool[row], segments.flags[row]];
@@ -149,18 +170,25 @@ export function byAddress(rows: Uint32Array, address: Float64Array): Uint32Array
   return rows.sort((a, b) => address[a] - address[b]);
 }
 
-/** By the blocks of a trace: which of them were there at some instant, by address. */
-const sorted = new WeakMap<Blocks, { instant: number; rows: Uint32Array }>();
+/** Blocks or segments: lives of rows that have addresses. */
+interface Placeable {
+  start: Uint32Array;
+  end: Uint32Array;
+  address: Float64Array;
+}
+
+/** Which rows were there at the last instant that was asked for, by address. */
+const sorted = new WeakMap<Placeable, { instant: number; rows: Uint32Array }>();
 
 /**
- * Returns the blocks that are there at an instant, by address. Sorts those only that were not there at the instant
- * before for which it was asked: linear in the blocks that are there where that is near.
+ * Returns the rows that are there at an instant, by address. Sorts those only that were not there at the instant
+ * before for which it was asked: linear in those that are there where that is near.
  */
-export function blocksByAddress({ blocks }: Trace, instant: number): Uint32Array {
-  const { start, end, address } = blocks;
-  const known = sorted.get(blocks);
+export function rowsByAddress(lives: Placeable, instant: number): Uint32Array {
+  const { start, end, address } = lives;
+  const known = sorted.get(lives);
   if (known?.instant === instant) return known.rows;
-  const present = rowsAt(blocks, instant);
+  const present = rowsAt(lives, instant);
   let rows = present;
   if (known === undefined) byAddress(present, address);
   else {
@@ -168,7 +196,7 @@ export function blocksByAddress({ blocks }: Trace, instant: number): Uint32Array
     const isNew = (row: number) => start[row] > known.instant || end[row] <= known.instant;
     rows = merged(kept, byAddress(present.filter(isNew), address), address);
   }
-  sorted.set(blocks, { instant, rows });
+  sorted.set(lives, { instant, rows });
   return rows;
 }
 

@@ -21,8 +21,9 @@ export function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Arr
   const { blocks } = trace;
   const own = new Float64Array(tree.parent.length);
   const away = new Away(trace, instant);
+  const isAllThere = away.bytes === 0;
   for (const block of rowsAt(blocks, instant)) {
-    const isLive = instant < blocks.freed[block] && !away.has(blocks.address[block]);
+    const isLive = instant < blocks.freed[block] && (isAllThere || !away.has(blocks.address[block]));
     if (isLive) own[tree.nodeOfBlock(block)] += liveBytes(blocks, block);
   }
   if (tree.folded !== null) own[tree.folded] += trace.folded?.at(instant)[0] ?? 0;

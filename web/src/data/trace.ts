@@ -247,50 +247,62 @@ interface Lives {
   end: Uint32Array;
 }
 
-/** So many rows are looked at for an instant, besides those that are there. */
+/** So many rows at least lie between two checkpoints. */
 const CHECKPOINT_ROWS = 8192;
 
-/** So many checkpoints are kept: each may be as long as there are rows at once. */
-const CHECKPOINTS_MAX = 16;
+/** The rows before `first` that are there when that one begins, or later. */
+interface Checkpoint {
+  first: number;
+  rows: Uint32Array;
+}
 
-/** By rows: those of the first so many, for each multiple of that number, that outlive the first of the others. */
-const checkpoints = new WeakMap<Lives, Map<number, Uint32Array>>();
+/** By rows: their checkpoints in order, as far as one was asked for. */
+const checkpoints = new WeakMap<Lives, Checkpoint[]>();
 
 /**
- * Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are, where it
- * is near one of the last instants that were asked for; else in the rows before it.
+ * Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are, besides
+ * those of one stretch between checkpoints, and once in the rows before it.
  */
 export function rowsAt(rows: Lives, instant: number): Uint32Array {
   const { start, end } = rows;
   const last = upperBound(start, instant);
-  const first = Math.floor(last / CHECKPOINT_ROWS) * CHECKPOINT_ROWS;
-  const before = checkpointAt(rows, first);
-  const found = new Uint32Array(before.length + last - first);
+  const before = checkpointAt(rows, last);
+  const found = new Uint32Array(before.rows.length + last - before.first);
   let count = 0;
-  for (const row of before) if (end[row] > instant) found[count++] = row;
-  for (let row = first; row < last; row++) if (end[row] > instant) found[count++] = row;
+  for (const row of before.rows) if (end[row] > instant) found[count++] = row;
+  for (let row = before.first; row < last; row++) if (end[row] > instant) found[count++] = row;
   return found.subarray(0, count);
 }
 
-/** Returns the rows before `first` that are there when that one begins, or later. */
-function checkpointAt(rows: Lives, first: number): Uint32Array {
+/** Returns the last checkpoint at or before a row. */
+function checkpointAt(rows: Lives, row: number): Checkpoint {
   let known = checkpoints.get(rows);
   if (known === undefined) {
-    known = new Map();
+    known = [{ first: 0, rows: new Uint32Array(0) }];
     checkpoints.set(rows, known);
   }
-  let found = known.get(first);
-  if (found === undefined) {
-    const { start, end } = rows;
-    let count = 0;
-    for (let row = 0; row < first; row++) if (end[row] > start[first - 1]) count++;
-    found = new Uint32Array(count);
-    for (let row = 0, next = 0; row < first; row++) if (end[row] > start[first - 1]) found[next++] = row;
-    known.set(first, found);
-    const [oldest] = known.keys();
-    if (known.size > CHECKPOINTS_MAX) known.delete(oldest);
+  let newest = known[known.length - 1];
+  for (let next = nextFirst(newest); next <= row; next = nextFirst(newest)) {
+    newest = checkpointAfter(rows, newest, next);
+    known.push(newest);
   }
-  return found;
+  let place = known.length - 1;
+  while (known[place].first > row) place--;
+  return known[place];
+}
+
+/** A checkpoint is followed by as many rows as it holds, so that all of them hold no more rows than there are. */
+function nextFirst({ first, rows }: Checkpoint): number {
+  return first + Math.max(CHECKPOINT_ROWS, rows.length);
+}
+
+function checkpointAfter({ start, end }: Lives, before: Checkpoint, first: number): Checkpoint {
+  const begun = start[first - 1];
+  const rows = new Uint32Array(before.rows.length + first - before.first);
+  let count = 0;
+  for (const row of before.rows) if (end[row] > begun) rows[count++] = row;
+  for (let row = before.first; row < first; row++) if (end[row] > begun) rows[count++] = row;
+  return { first, rows: rows.slice(0, count) };
 }
 
 /** Returns how many of the sorted values are at most `value`. */

@@ -2,7 +2,7 @@
 
 import { type Palette, paletteOf } from "../coloring.ts";
 import type { Away, Part } from "../data/away.ts";
-import { type Run, runsAt } from "../data/gap.ts";
+import type { Run } from "../data/gap.ts";
 import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../data/layout.ts";
 import type { Filter } from "../data/rows.ts";
 import { segmentAt } from "../data/segments.ts";
@@ -112,7 +112,7 @@ export class AddressView implements View {
     const place = `${state.trace} ${instant}`;
     if (place !== this.#place) {
       this.#place = place;
-      this.#runs = runsAt(trace, instant).sort(
+      this.#runs = [...this.#model.runsAt(instant)].sort(
         (a, b) => a.pool - b.pool || a.stream - b.stream || a.address - b.address,
       );
       const placed = this.#model.placedAt(instant);

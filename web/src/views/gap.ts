@@ -2,7 +2,7 @@
 // adds up.
 
 import { CAUSES, type Cause } from "../data/summary.ts";
-import { bytesOf, type Child, changeOf, fill, h, percentOf, section } from "../dom.ts";
+import { bytesFigure, type Child, changeFigure, fill, h, percentFigure, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -46,6 +46,15 @@ export class GapView implements View {
   readonly #verdict = h("p", { class: "verdict" });
   readonly #bar = h("div", { class: "stack", role: "img" });
   readonly #table = h("div", { class: "scroll" });
+  readonly #gap = bytesFigure();
+  readonly #reserved = bytesFigure();
+  readonly #share = percentFigure();
+  readonly #check = h("p");
+  /** What is made once for a trace, and then shows one instant after the other. */
+  #parts: Part[] = [];
+  #heads: HTMLElement[] = [];
+  #rows: Row[] = [];
+  #made = "";
 
   constructor(model: Model) {
     this.#model = model;
@@ -53,44 +62,66 @@ export class GapView implements View {
   }
 
   draw(): void {
-    const { instant, second } = this.#model;
+    const { instant, second, state } = this.#model;
     const gap = this.#model.gapAt(instant);
-    const size = gap.reserved - gap.live;
-    const largest = CAUSES.reduce((most, cause) => (gap.causes[cause] > gap.causes[most] ? cause : most));
-    fill(
-      this.#verdict,
-      `At event ${format.whole(instant)}, `,
-      bytesOf(size),
-      " of the ",
-      bytesOf(gap.reserved),
-      " reserved are not live",
-      ...(size > 0
-        ? [
-            "; the largest part, ",
-            percentOf(gap.causes[largest] / size),
-            `, is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`,
-          ]
-        : ["."]),
-    );
-    this.#drawBar(gap);
+    const made = `${state.trace} ${second !== null}`;
+    if (made !== this.#made) {
+      this.#made = made;
+      this.#makeBar();
+      this.#makeTable(second !== null);
+    }
+    this.#showVerdict(gap);
+    this.#showBar(gap);
+    this.#heads[2].textContent = `Bytes at ${format.whole(instant)}`;
+    if (second !== null) this.#heads[4].textContent = `Change at ${format.whole(second)}`;
     const before = second === null ? null : this.#model.gapAt(second);
-    this.#drawTable(gap, before, before === null ? null : second);
+    for (const row of this.#rows) row.show(gap, before);
+    this.#check.className = gap.difference === 0 ? "adds-up" : "adds-up bad";
+    this.#check.textContent = this.#checkText(gap);
   }
 
-  #drawBar(gap: Sums): void {
-    const part = (name: string, bytes: number, variable: string, opacity = 1) =>
-      bytes === 0
-        ? null
-        : h("i", {
-            style: `flex-grow: ${bytes}; background: var(${variable}); opacity: ${opacity}`,
-            title: `${name}: ${format.bytes(bytes)}`,
-          });
+  #showVerdict(gap: Sums): void {
+    const size = gap.reserved - gap.live;
+    const largest = CAUSES.reduce((most, cause) => (gap.causes[cause] > gap.causes[most] ? cause : most));
+    this.#gap.show(size);
+    this.#reserved.show(gap.reserved);
+    this.#share.show(gap.causes[largest] / size);
     fill(
-      this.#bar,
-      part("Live", gap.live - gap.folded, "--live"),
-      part("Live, in aggregated blocks", gap.folded, "--live", 0.6),
-      ...CAUSES.map((cause, i) => part(CAUSE_TEXTS[cause].title, gap.causes[cause], `--cause-${i}`)),
+      this.#verdict,
+      `At event ${format.whole(this.#model.instant)}, `,
+      this.#gap.element,
+      " of the ",
+      this.#reserved.element,
+      " reserved are not live",
+      ...(size > 0
+        ? ["; the largest part, ", this.#share.element, `, is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`]
+        : ["."]),
     );
+  }
+
+  #makeBar(): void {
+    const part = (title: string, color: string, value: Part["value"], opacity = 1): Part => ({
+      element: h("i", { style: `background: var(${color}); opacity: ${opacity}` }),
+      title,
+      value,
+    });
+    this.#parts = [
+      part("Live", "--live", ({ live, folded }) => live - folded),
+      part("Live, in aggregated blocks", "--live", ({ folded }) => folded, 0.6),
+      ...CAUSES.map((cause, i) =>
+        part(CAUSE_TEXTS[cause].title, `--cause-${i}`, ({ causes }) => causes[cause]),
+      ),
+    ];
+  }
+
+  #showBar(gap: Sums): void {
+    const shown = this.#parts.filter(({ element, title, value }) => {
+      const bytes = value(gap);
+      element.style.flexGrow = String(bytes);
+      element.title = `${title}: ${format.bytes(bytes)}`;
+      return bytes > 0;
+    });
+    fill(this.#bar, ...shown.map(({ element }) => element));
     const parts = CAUSES.map((cause) => `${CAUSE_TEXTS[cause].title} ${format.bytes(gap.causes[cause])}`);
     this.#bar.setAttribute(
       "aria-label",
@@ -98,69 +129,44 @@ export class GapView implements View {
     );
   }
 
-  #drawTable(gap: Sums, before: Sums | null, second: number | null): void {
+  #makeTable(hasSecond: boolean): void {
     const { aggregated } = this.#model.trace.summary;
-    const size = gap.reserved - gap.live;
-    const row = (kind: string, key: Child, title: string, meaning: string, value: (sums: Sums) => number) => {
-      const bytes = value(gap);
-      return h(
-        "tr",
-        { class: bytes === 0 ? `${kind} none` : kind },
-        h("th", { scope: "row" }, key, title),
-        h("td", { class: "text" }, meaning),
-        h("td", { "data-cell": title }, bytesOf(bytes), exact(bytes)),
-        h("td", {}, kind === "cause" && size > 0 ? percentOf(bytes / size) : ""),
-        before === null ? null : h("td", {}, changeOf(value(before) - bytes)),
-      );
-    };
+    const row = (kind: string, key: Child, title: string, meaning: string, value: (sums: Sums) => number) =>
+      rowOf({ kind, key, title, meaning, value, hasSecond });
     const key = (variable: string) => h("i", { class: "key", style: `background: var(${variable})` });
-    const head = ["Part", "What it is", `Bytes at ${format.whole(this.#model.instant)}`, "Of the gap"];
-    if (second !== null) head.push(`Change at ${format.whole(second)}`);
-    const causes = CAUSES.map((cause, i) =>
-      row(
-        "cause",
-        key(`--cause-${i}`),
-        CAUSE_TEXTS[cause].title,
-        CAUSE_TEXTS[cause].meaning,
-        (sums) => sums.causes[cause],
-      ),
-    );
+    const folded =
+      aggregated === null
+        ? []
+        : [
+            row(
+              "part",
+              null,
+              "of it aggregated",
+              `${format.counted(aggregated.blocks, "block")} that are shown together: those of them that are live.`,
+              (sums) => sums.folded,
+            ),
+          ];
+    const causes = CAUSES.map((cause, i) => {
+      const { title, meaning } = CAUSE_TEXTS[cause];
+      return row("cause", key(`--cause-${i}`), title, meaning, (sums) => sums.causes[cause]);
+    });
     const total = (sums: Sums) => CAUSES.reduce((sum, cause) => sum + sums.causes[cause], sums.live);
-    fill(
-      this.#table,
-      h(
-        "table",
-        { class: "sums" },
-        h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-        h(
-          "tbody",
-          {},
-          row(
-            "live",
-            key("--live"),
-            "Live",
-            "Requests of allocated blocks, each rounded up to 512 bytes.",
-            (sums) => sums.live,
-          ),
-          aggregated === null
-            ? null
-            : row(
-                "part",
-                null,
-                "of it aggregated",
-                `${format.counted(aggregated.blocks, "block")} that are shown together: those of them that are live.`,
-                (sums) => sums.folded,
-              ),
-          ...causes,
-          row("sum", null, "Sum", "Live and all causes.", total),
-          row("sum", key("--reserved"), "Reserved", "The sizes of all segments.", (sums) => sums.reserved),
-        ),
-      ),
-      h("p", { class: gap.difference === 0 ? "adds-up" : "adds-up bad" }, this.#check(gap)),
-    );
+    const live = "Requests of allocated blocks, each rounded up to 512 bytes.";
+    this.#rows = [
+      row("live", key("--live"), "Live", live, (sums) => sums.live),
+      ...folded,
+      ...causes,
+      row("sum", null, "Sum", "Live and all causes.", total),
+      row("sum", key("--reserved"), "Reserved", "The sizes of all segments.", (sums) => sums.reserved),
+    ];
+    const heads = ["Part", "What it is", "Bytes", "Of the gap", ...(hasSecond ? ["Change"] : [])];
+    this.#heads = heads.map((text) => h("th", { scope: "col" }, text));
+    const body = h("tbody", {}, ...this.#rows.map(({ element }) => element));
+    const table = h("table", { class: "sums" }, h("thead", {}, h("tr", {}, ...this.#heads)), body);
+    fill(this.#table, table, this.#check);
   }
 
-  #check(gap: Sums): string {
+  #checkText(gap: Sums): string {
     const { streams } = this.#model.trace.summary;
     const stream = this.#model.streamAt(this.#model.instant);
     const seen = streams.length > 1 ? ` Seen from stream ${streams[stream]}.` : "";
@@ -183,7 +189,56 @@ interface Sums {
   difference: number;
 }
 
-/** The number itself beside its short form, where there is room. */
-function exact(bytes: number): HTMLElement {
-  return h("span", { class: "exact" }, format.whole(bytes));
+/** A part of the bar. */
+interface Part {
+  element: HTMLElement;
+  title: string;
+  value: (sums: Sums) => number;
+}
+
+/** A row of the table. */
+interface Row {
+  element: HTMLElement;
+  show(gap: Sums, before: Sums | null): void;
+}
+
+interface RowTexts {
+  kind: string;
+  key: Child;
+  title: string;
+  meaning: string;
+  value: (sums: Sums) => number;
+  hasSecond: boolean;
+}
+
+function rowOf({ kind, key, title, meaning, value, hasSecond }: RowTexts): Row {
+  const bytes = bytesFigure();
+  // The number itself beside its short form, where there is room.
+  const exact = h("span", { class: "exact" });
+  const share = percentFigure();
+  const shareCell = h("td");
+  const change = changeFigure();
+  const element = h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, key, title),
+    h("td", { class: "text" }, meaning),
+    h("td", { "data-cell": title }, bytes.element, exact),
+    shareCell,
+    hasSecond ? h("td", {}, change.element) : null,
+  );
+  return {
+    element,
+    show(gap, before) {
+      const shown = value(gap);
+      const size = gap.reserved - gap.live;
+      const hasShare = kind === "cause" && size > 0;
+      element.className = shown === 0 ? `${kind} none` : kind;
+      bytes.show(shown);
+      exact.textContent = format.whole(shown);
+      if (hasShare) share.show(shown / size);
+      if (hasShare !== (shareCell.firstChild !== null)) fill(shareCell, hasShare ? share.element : null);
+      if (before !== null) change.show(value(before) - shown);
+    },
+  };
 }

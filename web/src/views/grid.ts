@@ -9,12 +9,20 @@ export interface Column {
   /** What rows are sorted by. */
   key: (row: number) => number;
   cell: (row: number) => Child;
+  /** What tells one cell from another; the key, if that alone does. */
+  content?: (row: number) => number | string;
   isText?: boolean;
 }
 
 export interface Sorting {
   column: number;
   isDescending: boolean;
+}
+
+/** A row as it is drawn, with what tells its cells from others. */
+interface DrawnRow {
+  element: HTMLTableRowElement;
+  contents: (number | string)[];
 }
 
 const ROWS_FIRST = 25;
@@ -31,8 +39,24 @@ export class Grid {
   #sorting: Sorting;
   #limit = ROWS_FIRST;
   #rows: Uint32Array = new Uint32Array(0);
+  readonly #identityOf: ((row: number) => number) | null;
+  /** The rows as drawn last, by what they are of. */
+  #drawn = new Map<number, DrawnRow>();
+  /** The cell in the page's order of focus. */
+  #stop: HTMLElement | undefined;
 
-  constructor(caption: string, noun: string, columns: Column[], sorting: Sorting) {
+  /**
+   * `identityOf` returns the same number for a row that is of the same thing as one that was shown before, of which
+   * then the cells with the same content are kept. Without it, all is drawn anew.
+   */
+  constructor(
+    caption: string,
+    noun: string,
+    columns: Column[],
+    sorting: Sorting,
+    identityOf: ((row: number) => number) | null = null,
+  ) {
+    this.#identityOf = identityOf;
     this.#caption = caption;
     this.#noun = noun;
     this.#columns = columns;
@@ -82,23 +106,49 @@ export class Grid {
   #draw(): void {
     const { column, isDescending } = this.#sorting;
     const shown = firstRows(this.#rows, this.#columns[column].key, isDescending, this.#limit);
-    const rows = Array.from(shown, (row) =>
-      h(
-        "tr",
-        {},
-        ...this.#columns.map(({ cell, isText }) =>
-          h("td", { tabindex: -1, class: isText === true ? "text" : "" }, cell(row)),
-        ),
-      ),
-    );
     const [x, y] = this.#focused();
-    fill(this.#body, ...rows);
+    this.#drawRows(shown);
     // The table is one stop in the order of focus; in it, arrows go on.
-    for (const number of this.#body.querySelectorAll("[data-copy]")) number.setAttribute("tabindex", "-1");
     const cell = this.#body.rows[Math.max(0, y)]?.cells[Math.max(0, x)];
-    cell?.setAttribute("tabindex", "0");
+    if (cell !== this.#stop) this.#stopAt(cell);
     if (y >= 0) cell?.focus();
     this.#drawMore(this.#rows.length - shown.length);
+  }
+
+  /** Draws rows in their order; those that were there before are kept, with the cells that are still right. */
+  #drawRows(rows: Uint32Array): void {
+    const before = this.#drawn;
+    this.#drawn = new Map();
+    let next = this.#body.firstElementChild;
+    for (const row of rows) {
+      const identity = this.#identityOf?.(row) ?? row;
+      const known = this.#identityOf === null ? undefined : before.get(identity);
+      const drawn = known ?? { element: h("tr"), contents: [] };
+      if (known !== undefined) before.delete(identity);
+      this.#drawn.set(identity, drawn);
+      this.#drawCells(drawn, row);
+      if (drawn.element === next) next = next.nextElementSibling;
+      else this.#body.insertBefore(drawn.element, next);
+    }
+    for (const { element } of before.values()) element.remove();
+  }
+
+  #drawCells({ element, contents }: DrawnRow, row: number): void {
+    this.#columns.forEach(({ key, content = key, cell, isText }, i) => {
+      const wanted = content(row);
+      if (contents[i] === wanted) return;
+      contents[i] = wanted;
+      const place =
+        element.cells[i] ?? element.appendChild(h("td", { tabindex: -1, class: isText ? "text" : "" }));
+      fill(place, cell(row));
+      for (const number of place.querySelectorAll("[data-copy]")) number.setAttribute("tabindex", "-1");
+    });
+  }
+
+  #stopAt(cell: HTMLElement | undefined): void {
+    this.#stop?.setAttribute("tabindex", "-1");
+    cell?.setAttribute("tabindex", "0");
+    this.#stop = cell;
   }
 
   /** Returns the place of the cell that has the focus; -1 if none has. */
@@ -146,8 +196,7 @@ export class Grid {
     event.preventDefault();
     const next = body.rows[target[1]]?.cells[target[0]];
     if (next === undefined) return;
-    cell.tabIndex = -1;
-    next.tabIndex = 0;
+    this.#stopAt(next);
     next.focus();
   }
 }

@@ -21,6 +21,7 @@ import {
   fitCanvas,
   h,
   percentOf,
+  Room,
   section,
   type Tooltip,
 } from "../dom.ts";
@@ -71,9 +72,14 @@ export class Icicle implements View {
     "aria-roledescription": "icicle graph",
     "aria-describedby": "stacks-keys",
   });
+  readonly #room = new Room(this.#scroll);
   readonly #path = h("p", { class: "path", "aria-live": "polite" });
-  readonly #table = h("div", { class: "scroll" });
+  readonly #table = h("div", { class: "rest" });
+  readonly #tableTitle = h("summary");
+  readonly #details = h("details", {}, this.#tableTitle, this.#table);
   #picture: Picture | null = null;
+  /** The picture that is in the table. */
+  #listed: Picture | null = null;
   #boxes: Box[] = [];
   #root = 0;
   #focus = 0;
@@ -96,8 +102,9 @@ export class Icicle implements View {
         "Click a box to widen it, and once more to go up. Keys: arrows, Enter widens, Escape comes back. The filter of " +
           "the tables dims what it does not find.",
       ),
-      this.#table,
+      h("div", { class: "scroll" }, this.#details),
     );
+    this.#details.addEventListener("toggle", () => this.drawRest());
     this.#scroll.append(this.#canvas);
     this.#scroll.addEventListener("pointermove", (event) => this.#hover(event));
     this.#scroll.addEventListener("pointerleave", () => tooltip.hide());
@@ -124,9 +131,17 @@ export class Icicle implements View {
       // The same box stays wide from instant to instant, if it is still there.
       this.#root = find(this.#picture, labels);
       this.#focus = this.#root;
-      this.#drawTable(this.#picture);
+      this.#drawTitle(this.#picture);
     }
     this.#lay();
+  }
+
+  /** The table is read, not watched: it is made where somebody has opened it, and not for instants that pass. */
+  drawRest(): void {
+    const picture = this.#picture;
+    if (picture === null || !this.#details.open || picture === this.#listed) return;
+    this.#listed = picture;
+    this.#drawTable(picture);
   }
 
   // ---- what is drawn ----
@@ -182,6 +197,7 @@ export class Icicle implements View {
   #drawOther(): void {
     const { state, summary } = this.#model;
     this.#other.hidden = state.stackView !== "traces";
+    if (this.#other.hidden) return;
     const options = summary.traces.map((_, i) => {
       const option = h("option", { value: i }, this.#model.nameOf(i));
       option.selected = i === state.other;
@@ -195,7 +211,7 @@ export class Icicle implements View {
   #lay(): void {
     const picture = this.#picture;
     if (picture === null) return;
-    const width = this.#scroll.clientWidth - 2;
+    const width = this.#room.width - 2;
     this.#boxes = [];
     const ancestors = pathNodes(picture.tree, this.#root);
     ancestors.forEach((node, depth) => {
@@ -221,11 +237,10 @@ export class Icicle implements View {
 
   #paint(): void {
     const picture = this.#picture;
-    if (picture === null || this.#scroll.clientWidth === 0) return;
+    if (picture === null || this.#room.width === 0) return;
     const height = this.#boxes.reduce((most, { y }) => Math.max(most, y + ROW_HEIGHT), ROW_HEIGHT);
     this.#scroll.style.height = `${Math.min(HEIGHT_MAX, height + 2)}px`;
-    const context = fitCanvas(this.#canvas, this.#scroll.clientWidth - 2, height);
-    context.font = "12px system-ui, sans-serif";
+    const context = fitCanvas(this.#canvas, this.#room.width - 2, height);
     context.textBaseline = "middle";
     const isFound = this.#finder(picture.tree);
     const rootY = (pathNodes(picture.tree, this.#root).length - 1) * ROW_HEIGHT;
@@ -274,14 +289,14 @@ export class Icicle implements View {
     if (node === 0) return;
     // Where there is room, also where that is, and how much.
     context.globalAlpha *= 0.65;
-    let room = width - context.measureText(text).width - 30;
-    const needed = context.measureText(bytes).width;
+    let room = width - widthOf(context, text) - 30;
+    const needed = widthOf(context, bytes);
     if (needed > room) return;
     context.fillText(bytes, x + width - needed - 6, y + ROW_HEIGHT / 2);
     room -= needed + 12;
     const place = shown(label.place.split("/").slice(-1)[0]);
-    if (place === "" || context.measureText(place).width > room) return;
-    context.fillText(place, x + 13 + context.measureText(text).width, y + ROW_HEIGHT / 2);
+    if (place === "" || widthOf(context, place) > room) return;
+    context.fillText(place, x + 13 + widthOf(context, text), y + ROW_HEIGHT / 2);
   }
 
   #boxUnder(event: MouseEvent): Box | null {
@@ -365,15 +380,14 @@ export class Icicle implements View {
 
   // ---- the table beside it ----
 
+  #drawTitle(picture: Picture): void {
+    const { title, isDifference, before, after } = picture;
+    fill(this.#title, title, ": ", isDifference ? changeOf(after[0] - before[0]) : bytesOf(after[0]), ".");
+    this.#tableTitle.textContent = isDifference ? "The largest changes as a table" : "The largest as a table";
+  }
+
   /** The leaves with most bytes, or with the largest change: what the picture says, in words. */
   #drawTable(picture: Picture): void {
-    fill(
-      this.#title,
-      picture.title,
-      ": ",
-      picture.isDifference ? this.#netOf(picture) : bytesOf(picture.after[0]),
-      ".",
-    );
     const { tree } = picture;
     const own = (total: Float64Array) => {
       const values = total.slice();
@@ -402,22 +416,14 @@ export class Icicle implements View {
     fill(
       this.#table,
       h(
-        "details",
+        "table",
         {},
-        h("summary", {}, picture.isDifference ? "The largest changes as a table" : "The largest as a table"),
-        h(
-          "table",
-          {},
-          h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-          h("tbody", {}, ...rows),
-        ),
-        rest > 0 ? h("p", { class: "quiet" }, `${format.whole(rest)} more with less`) : null,
+        h("caption", { class: "quiet" }, picture.title),
+        h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, ...rows),
       ),
+      rest > 0 ? h("p", { class: "quiet" }, `${format.whole(rest)} more with less`) : null,
     );
-  }
-
-  #netOf(picture: Picture): HTMLElement {
-    return changeOf(picture.after[0] - picture.before[0]);
   }
 }
 
@@ -464,8 +470,23 @@ function changeColor(picture: Picture, node: number): string {
 }
 
 function shortened(context: CanvasRenderingContext2D, text: string, width: number): string {
-  if (context.measureText(text).width <= width) return text;
-  let length = Math.max(1, Math.floor(text.length * (width / context.measureText(text).width)));
-  while (length > 1 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;
+  if (widthOf(context, text) <= width) return text;
+  let length = Math.max(1, Math.floor(text.length * (width / widthOf(context, text))));
+  while (length > 1 && widthOf(context, `${text.slice(0, length)}…`) > width) length--;
   return `${text.slice(0, length)}…`;
+}
+
+/** How wide texts are in the one font of boxes. */
+const widths = new Map<string, number>();
+/** So many are remembered: names stay the same from instant to instant, bytes do not. */
+const WIDTHS_MAX = 10_000;
+
+function widthOf(context: CanvasRenderingContext2D, text: string): number {
+  let width = widths.get(text);
+  if (width === undefined) {
+    width = context.measureText(text).width;
+    if (widths.size === WIDTHS_MAX) widths.clear();
+    widths.set(text, width);
+  }
+  return width;
 }

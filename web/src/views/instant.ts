@@ -1,6 +1,6 @@
 // The bar that stays at the top: which instant everything shows, and which it is compared with.
 
-import { bytesOf, changeOf, fill, h } from "../dom.ts";
+import { bytesFigure, changeFigure, type Figure, fill, h } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -25,6 +25,10 @@ export class InstantBar implements View {
     },
   });
   readonly #readout = h("dl", { class: "readout", "aria-live": "polite" });
+  readonly #live = bytesFigure();
+  readonly #reserved = bytesFigure();
+  readonly #gap = bytesFigure();
+  readonly #paused = bytesFigure();
   readonly #set = h(
     "button",
     { type: "button", title: "Choose a second instant", click: () => this.#openSecond() },
@@ -36,14 +40,14 @@ export class InstantBar implements View {
     min: 0,
     change: () => this.chooseSecond(Number(this.#secondInput.value)),
   });
-  readonly #grown = h("span");
+  readonly #grown = changeFigure();
   readonly #second = h(
     "div",
     { class: "second" },
     h("label", { for: "second" }, "Second"),
     this.#secondInput,
     h("span", { class: "quiet" }, "live"),
-    this.#grown,
+    h("span", {}, this.#grown.element),
     h("button", { type: "button", "aria-label": "Swap the two instants", click: () => this.#swap() }, "⇄"),
     h(
       "button",
@@ -51,6 +55,8 @@ export class InstantBar implements View {
       "×",
     ),
   );
+
+  #drawnTrace: number | null = null;
 
   constructor(model: Model) {
     this.#model = model;
@@ -95,43 +101,56 @@ export class InstantBar implements View {
   }
 
   draw(): void {
-    const { trace, instant, second } = this.#model;
+    const { trace, instant, second, state } = this.#model;
     const gap = this.#model.gapAt(instant);
+    if (state.trace !== this.#drawnTrace) {
+      this.#drawnTrace = state.trace;
+      this.#drawJumps();
+      this.#drawReadout();
+    }
     this.#input.max = String(trace.end);
     this.#input.value = String(instant);
     const time = trace.timeAt(instant);
     this.#of.textContent =
       `of ${format.whole(trace.end)}` + (time === null ? "" : ` · ${format.duration(time)}`);
-    this.#drawJumps();
-    const figure = (name: string, value: number) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, bytesOf(value)));
-    fill(
-      this.#readout,
-      figure("Live", gap.live),
-      figure("Reserved", gap.reserved),
-      figure("Gap", gap.reserved - gap.live),
-      trace.summary.peak_paused > 0 ? figure("Paused", gap.paused) : null,
-    );
+    this.#showJump();
+    this.#live.show(gap.live);
+    this.#reserved.show(gap.reserved);
+    this.#gap.show(gap.reserved - gap.live);
+    this.#paused.show(gap.paused);
     this.#set.hidden = second !== null;
     this.#second.hidden = second === null;
     if (second === null) return;
     this.#secondInput.max = String(trace.end);
     this.#secondInput.value = String(second);
-    fill(this.#grown, changeOf(this.#model.gapAt(second).live - gap.live));
+    this.#grown.show(this.#model.gapAt(second).live - gap.live);
+  }
+
+  #drawReadout(): void {
+    const figure = (name: string, { element }: Figure) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, element));
+    const { peak_paused } = this.#model.trace.summary;
+    fill(
+      this.#readout,
+      figure("Live", this.#live),
+      figure("Reserved", this.#reserved),
+      figure("Gap", this.#gap),
+      peak_paused > 0 ? figure("Paused", this.#paused) : null,
+    );
   }
 
   #drawJumps(): void {
+    const options = this.#model.trace.summary.instants.map(({ event, label }) =>
+      h("option", { value: event }, `${format.capital(label)} (${format.whole(event)})`),
+    );
+    fill(this.#jump, h("option", { value: "" }, "Go to…"), ...options);
+  }
+
+  #showJump(): void {
     const { trace, instant } = this.#model;
     const named = this.#model.named(instant);
-    const options = trace.summary.instants.map((moment) => {
-      const { event, label } = moment;
-      const option = h("option", { value: event }, `${format.capital(label)} (${format.whole(event)})`);
-      option.selected = moment === named;
-      return option;
-    });
-    const none = h("option", { value: "" }, "Go to…");
-    fill(this.#jump, none, ...options);
-    if (!options.some((option) => option.selected)) none.selected = true;
+    const place = named === null ? -1 : trace.summary.instants.indexOf(named);
+    if (this.#jump.selectedIndex !== place + 1) this.#jump.selectedIndex = place + 1;
   }
 
   #openSecond(): void {

@@ -223,30 +223,60 @@ export class Tables implements View {
   #gridOf(table: TableName): Grid {
     switch (table) {
       case "holders":
-        return new Grid("Largest holders", "holder", this.#holderColumns(), {
-          column: this.#model.second === null ? 0 : 1,
-          isDescending: true,
-        });
+        return new Grid(
+          "Largest holders",
+          "holder",
+          this.#holderColumns(),
+          {
+            column: this.#model.second === null ? 0 : 1,
+            isDescending: true,
+          },
+          (row) => this.#groups[row].key,
+        );
       case "sizes":
-        return new Grid("Most frequent sizes", "size", this.#sizeColumns(), {
-          column: 1,
-          isDescending: true,
-        });
+        return new Grid(
+          "Most frequent sizes",
+          "size",
+          this.#sizeColumns(),
+          {
+            column: 1,
+            isDescending: true,
+          },
+          (row) => this.#groups[row].key,
+        );
       case "lifetimes":
-        return new Grid("Longest-lived blocks", "block", this.#lifetimeColumns(), {
-          column: 0,
-          isDescending: true,
-        });
+        return new Grid(
+          "Longest-lived blocks",
+          "block",
+          this.#lifetimeColumns(),
+          {
+            column: 0,
+            isDescending: true,
+          },
+          (block) => block,
+        );
       case "blocks":
-        return new Grid("Blocks at the instant", "block", this.#blockColumns(), {
-          column: 0,
-          isDescending: true,
-        });
+        return new Grid(
+          "Blocks at the instant",
+          "block",
+          this.#blockColumns(),
+          {
+            column: 0,
+            isDescending: true,
+          },
+          (block) => block,
+        );
       case "segments":
-        return new Grid("Segments at the instant", "segment", this.#segmentColumns(), {
-          column: 2,
-          isDescending: true,
-        });
+        return new Grid(
+          "Segments at the instant",
+          "segment",
+          this.#segmentColumns(),
+          {
+            column: 2,
+            isDescending: true,
+          },
+          (segment) => segment,
+        );
     }
   }
 
@@ -259,10 +289,13 @@ export class Tables implements View {
       key: (row) => group(row).largest,
       cell: (row) => bytesOf(group(row).largest),
     };
+    const shareOf = (row: number) =>
+      group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live);
     const share: Column = {
       title: "Of all live",
       key: (row) => group(row).live,
-      cell: (row) => percentOf(group(row).live / Math.max(1, this.#model.gapAt(this.#model.instant).live)),
+      cell: (row) => percentOf(shareOf(row)),
+      content: shareOf,
     };
     const change: Column = { title: "Change", key: grown, cell: (row) => changeOf(grown(row)) };
     const paused: Column = {
@@ -306,6 +339,7 @@ export class Tables implements View {
         title: "Held for",
         key: held,
         cell: (block) => spanText(trace, start[block], Math.min(freed[block], trace.end), isOpen(block)),
+        content: (block) => block,
       },
       this.#requestColumn(),
       {
@@ -334,6 +368,7 @@ export class Tables implements View {
         title: "Age",
         key: (block) => -blocks.start[block],
         cell: (block) => spanText(trace, blocks.start[block], this.#model.instant, blocks.start[block] === 0),
+        content: (block) => `${blocks.start[block]} ${this.#model.instant}`,
       },
       {
         title: "State",
@@ -375,11 +410,13 @@ export class Tables implements View {
         title: "Age",
         key: (segment) => -segments.made[segment],
         cell: (segment) => segmentAge(trace, segment, this.#model.instant),
+        content: (segment) => `${segment} ${this.#model.instant}`,
       },
       {
         title: "Requests",
         key: (segment) => segments.flags[segment],
         cell: (segment) => requestsText(this.#model, segment),
+        content: (segment) => requestsText(this.#model, segment),
         isText: true,
       },
       ...this.#ownerColumns(segments, (segment) => segment),

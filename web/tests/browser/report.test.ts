@@ -270,6 +270,7 @@ test("a leak is what grew most between two instants", async () => {
   const change = count(first, first.events).live - count(first, from).live;
   assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), change);
   const leaked = first.blocks.filter(({ start, stack }) => start > from && stack === 1).length * MIB;
+  await page.locator("#stacks summary").first().click();
   const largest = (await rowsOf(page, "#stacks")).filter((row) => Number(row[0]) > 0);
   assert.equal(Number(largest[0][0]), leaked);
   assert.match(largest[0][3], /append history\.py:17/);

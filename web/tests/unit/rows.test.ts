@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { blocksByAddress } from "../../src/data/gap.ts";
+import { rowsByAddress } from "../../src/data/gap.ts";
 import { Filter, firstRows, grouped } from "../../src/data/rows.ts";
 import { filterOf } from "../../src/data/site.ts";
 import { rowsAt, upperBound } from "../../src/data/trace.ts";
@@ -76,7 +76,7 @@ test("blocks by address, one instant after the other, are those of a whole sort"
   for (let instant = 0; instant <= made.events; instant += 5) instants.push(instant);
   for (const instant of instants) {
     const expected = [...rowsAt(trace.blocks, instant)].sort((a, b) => address[a] - address[b]);
-    assert.deepEqual([...blocksByAddress(trace, instant)], expected, `at ${instant}`);
+    assert.deepEqual([...rowsByAddress(trace.blocks, instant)], expected, `at ${instant}`);
   }
 });
 
