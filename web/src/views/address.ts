@@ -7,7 +7,7 @@ import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../d
 import type { Filter } from "../data/rows.ts";
 import { segmentAt } from "../data/segments.ts";
 import { liveBytes, type Trace, upperBound } from "../data/trace.ts";
-import { bytesOf, choice, fill, fitCanvas, h, section, type Tooltip } from "../dom.ts";
+import { bytesFigure, choice, type Figure, fill, fitCanvas, h, Room, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -15,11 +15,10 @@ import type { View } from "../schedule.ts";
 import type { Coloring } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
 import { ageText, blockDetails, regionOf, stateAt } from "./block.ts";
+import { hatchOf, Ink } from "./ink.ts";
 import { segmentDetails, segmentLines } from "./segment.ts";
 
 const HEIGHT_MAX = 420;
-/** How far apart the lines are that what is paused is hatched with. */
-const HATCH_STEP = 6;
 const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
   ["size", "Size"],
   ["age", "Age"],
@@ -29,14 +28,12 @@ const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
   ["stack", "Stack"],
 ];
 
-/** What a picture is painted with, and what of it is the same for every block. */
+/** What decides how a block looks, and what of it is the same for every block. */
 interface Brush {
-  context: CanvasRenderingContext2D;
-  colors: string[];
   filter: Filter;
   away: Away;
   instant: number;
-  hatch: CanvasPattern | string;
+  ink: Ink;
 }
 
 export class AddressView implements View {
@@ -54,10 +51,30 @@ export class AddressView implements View {
     "aria-roledescription": "map of memory",
     "aria-describedby": "address-keys",
   });
+  readonly #room = new Room(this.#scroll);
   readonly #legend = h("ul", { class: "legend still", "aria-label": "Colours" });
+  /** The legend's entry for each colour, made once for a palette. */
+  #keys: { element: HTMLElement; bytes: Figure }[] = [];
+  readonly #freeKey = h("li");
+  readonly #pausedBytes = bytesFigure();
+  readonly #pausedKey = h(
+    "li",
+    {},
+    h("i", { class: "key paused" }),
+    "paused",
+    " ",
+    this.#pausedBytes.element,
+  );
   readonly #details = h("div", { class: "picked", "aria-live": "polite" });
   #zoom = 1;
   #layout: Layout = { lines: [], height: 0 };
+  /** How high its place is, and how far that is scrolled; `null` where the browser has to be asked. */
+  #height = 0;
+  #scrollTop: number | null = null;
+  /** What the layout was made for. */
+  #laid: readonly unknown[] = [];
+  #placedRuns: readonly Run[] = [];
+  /** The same runs in the order in which they are drawn. */
   #runs: Run[] = [];
   /** The blocks at the instant by address, and their addresses. */
   #blocks: Uint32Array = new Uint32Array(0);
@@ -95,7 +112,10 @@ export class AddressView implements View {
     );
     this.#space.append(this.#canvas);
     this.#scroll.append(this.#space);
-    this.#scroll.addEventListener("scroll", () => requestAnimationFrame(() => this.#paint()));
+    this.#scroll.addEventListener("scroll", () => {
+      this.#scrollTop = null;
+      requestAnimationFrame(() => this.#paint());
+    });
     this.#scroll.addEventListener("pointermove", (event) => this.#hover(event));
     this.#scroll.addEventListener("pointerleave", () => tooltip.hide());
     this.#scroll.addEventListener("click", (event) => this.#click(event));
@@ -112,9 +132,7 @@ export class AddressView implements View {
     const place = `${state.trace} ${instant}`;
     if (place !== this.#place) {
       this.#place = place;
-      this.#runs = [...this.#model.runsAt(instant)].sort(
-        (a, b) => a.pool - b.pool || a.stream - b.stream || a.address - b.address,
-      );
+      this.#orderRuns(this.#model.runsAt(instant));
       const placed = this.#model.placedAt(instant);
       this.#blocks = placed.blocks;
       this.#addresses = placed.addresses;
@@ -127,11 +145,13 @@ export class AddressView implements View {
     if (colored !== this.#colored) {
       this.#colored = colored;
       this.#palette = paletteOf(this.#model, state.coloring);
+      this.#makeLegend();
     }
     this.#lay();
-    this.#drawLegend();
+    this.#showLegend();
     this.#drawPicked();
-    const paused = this.#runs.filter((run) => this.#pausedParts(run).length > 0).length;
+    const isPaused = this.#model.away.bytes > 0;
+    const paused = isPaused ? this.#runs.filter((run) => this.#pausedParts(run).length > 0).length : 0;
     this.#scroll.setAttribute(
       "aria-label",
       `Address space at event ${format.whole(instant)}: ${format.counted(this.#runs.length, "segment")}, ` +
@@ -141,16 +161,29 @@ export class AddressView implements View {
   }
 
   #pausedParts({ address, end }: Run): Part[] {
-    return this.#model.awayAt(this.#model.instant).within(address, end);
+    return this.#model.away.within(address, end);
+  }
+
+  #orderRuns(runs: readonly Run[]): void {
+    if (runs === this.#placedRuns) return;
+    this.#placedRuns = runs;
+    this.#runs = [...runs].sort((a, b) => a.pool - b.pool || a.stream - b.stream || a.address - b.address);
   }
 
   #lay(): void {
-    const width = this.#scroll.clientWidth - 2;
-    const headings = this.#headings();
-    const scale = fittingScale(this.#runs, headings.size, width, HEIGHT_MAX - 40) / this.#zoom;
-    this.#layout = layOut(this.#runs, (run) => headings.get(groupOf(run)) ?? "", width, scale);
-    this.#scroll.style.height = `${Math.min(HEIGHT_MAX, this.#layout.height + 4)}px`;
-    this.#space.style.height = `${this.#layout.height}px`;
+    const width = this.#room.width - 2;
+    const { away, trace } = this.#model;
+    // From instant to instant, blocks come and go and segments mostly stay.
+    const laid = [trace, this.#runs, width, this.#zoom, away.bytes === 0 ? null : away];
+    if (laid.some((value, i) => value !== this.#laid[i])) {
+      this.#laid = laid;
+      const headings = this.#headings();
+      const scale = fittingScale(this.#runs, headings.size, width, HEIGHT_MAX - 40) / this.#zoom;
+      this.#layout = layOut(this.#runs, (run) => headings.get(groupOf(run)) ?? "", width, scale);
+      this.#height = Math.min(HEIGHT_MAX, this.#layout.height + 4);
+      this.#scroll.style.height = `${this.#height}px`;
+      this.#space.style.height = `${this.#layout.height}px`;
+    }
     this.#paint();
   }
 
@@ -176,46 +209,37 @@ export class AddressView implements View {
   }
 
   #paint(): void {
-    const { clientWidth, clientHeight, scrollTop } = this.#scroll;
-    if (clientWidth === 0) return;
-    const context = fitCanvas(this.#canvas, clientWidth, clientHeight);
+    const { width } = this.#room;
+    if (width === 0) return;
+    this.#scrollTop ??= this.#scroll.scrollTop;
+    const scrollTop = Math.min(this.#scrollTop, Math.max(0, this.#layout.height - this.#height));
+    const context = fitCanvas(this.#canvas, width, this.#height);
     this.#canvas.style.transform = `translateY(${scrollTop}px)`;
-    context.font = "12px system-ui, sans-serif";
-    const { instant, filter } = this.#model;
-    const brush = {
-      context,
-      colors: this.#palette.colors.map(color),
-      filter,
-      away: this.#model.awayAt(instant),
-      instant,
-      hatch: hatchOf(context, scrollTop),
-    };
+    context.fillStyle = color("--ink-2");
+    const { instant, filter, away } = this.#model;
+    const brush = { filter, away, instant, ink: new Ink(this.#palette.colors) };
     for (const line of this.#layout.lines) {
       const y = line.y - scrollTop;
-      if (y > clientHeight + LINE_HEIGHT || y < -2 * LINE_HEIGHT) continue;
-      if (line.heading !== null) {
-        context.globalAlpha = 1;
-        context.fillStyle = color("--ink-2");
-        context.fillText(line.heading, 0, y - 7);
-      }
+      if (y > this.#height + LINE_HEIGHT || y < -2 * LINE_HEIGHT) continue;
+      if (line.heading !== null) context.fillText(line.heading, 0, y - 7);
       for (const piece of line.pieces) this.#paintPiece(brush, piece, y);
     }
+    brush.ink.paint(context, () => hatchOf(context, scrollTop));
   }
 
   #paintPiece(brush: Brush, piece: Piece, y: number): void {
     const { blocks } = this.#model.trace;
-    const { context, away, hatch } = brush;
-    context.globalAlpha = 1;
-    context.fillStyle = color("--free");
-    context.fillRect(piece.x, y, piece.width, LINE_HEIGHT);
+    const { away, ink } = brush;
+    ink.free(piece.x, y, piece.width);
     const scale = piece.width / (piece.to - piece.from);
     const xOf = (address: number) => piece.x + (address - piece.from) * scale;
     let drawnTo = Number.NEGATIVE_INFINITY;
     let outline: { x: number; width: number } | null = null;
     for (let i = Math.max(0, upperBound(this.#addresses, piece.from) - 1); i < this.#blocks.length; i++) {
       const block = this.#blocks[i];
-      const start = Math.max(piece.from, blocks.address[block]);
-      const end = Math.min(piece.to, blocks.address[block] + blocks.size[block]);
+      const start = Math.max(piece.from, this.#addresses[i]);
+      const blockEnd = this.#addresses[i] + blocks.size[block];
+      const end = Math.min(piece.to, blockEnd);
       if (start >= piece.to) break;
       if (end <= start) continue;
       const [x, right] = [xOf(start), xOf(end)];
@@ -224,23 +248,15 @@ export class AddressView implements View {
       drawnTo = right;
       // A hair of the segment's colour between neighbours, where there is room for one.
       const width = Math.max(0.75, right - x - (right - x > 3 ? 0.75 : 0));
-      const rounding = end === blocks.address[block] + blocks.size[block] ? scale : 0;
-      this.#paintBlock(brush, block, { x, y, width }, rounding);
+      this.#paintBlock(brush, block, x, y, width, end === blockEnd ? scale : 0);
       if (block === this.#picked) outline = { x, width };
     }
-    // Lines are seen without colours, too.
-    context.globalAlpha = 0.7;
-    context.fillStyle = hatch;
-    for (const { from, to } of away.within(piece.from, piece.to)) {
-      context.fillRect(xOf(from), y, (to - from) * scale, LINE_HEIGHT);
+    if (away.bytes > 0) {
+      for (const { from, to } of away.within(piece.from, piece.to))
+        ink.hatched(xOf(from), y, (to - from) * scale);
     }
     outline ??= this.#outlineOf(piece, xOf);
-    if (outline !== null) {
-      context.globalAlpha = 1;
-      context.strokeStyle = color("--ink");
-      context.lineWidth = 2;
-      context.strokeRect(outline.x + 1, y + 1, Math.max(1, outline.width - 2), LINE_HEIGHT - 2);
-    }
+    if (outline !== null) ink.outlined(outline.x, y, outline.width);
   }
 
   /** Returns where the chosen segment lies on a piece, if it does. */
@@ -254,52 +270,45 @@ export class AddressView implements View {
 
   /** Paints a block; the end of it that its request left, where a byte of that is so many pixels wide. */
   #paintBlock(
-    { context, colors, filter, away, instant }: Brush,
+    { filter, away, instant, ink }: Brush,
     block: number,
-    { x, y, width }: { x: number; y: number; width: number },
+    x: number,
+    y: number,
+    width: number,
     roundingScale: number,
   ): void {
     const { blocks } = this.#model.trace;
-    const isPicked = block === this.#picked;
-    const isPaused = away.has(blocks.address[block]);
+    const isPaused = away.bytes > 0 && away.has(blocks.address[block]);
     const isWaiting = instant >= blocks.freed[block];
-    context.globalAlpha = filter.isEmpty || filter.has(block) || isPicked ? 1 : 0.15;
-    if (isWaiting || isPaused) context.globalAlpha *= 0.4;
-    context.fillStyle = colors[this.#palette.of(block)];
-    context.fillRect(x, y, width, LINE_HEIGHT);
+    const isFound = filter.isEmpty || filter.has(block) || block === this.#picked;
+    ink.block(this.#palette.of(block), isFound, isWaiting || isPaused, x, y, width);
     const rounding = (blocks.size[block] - liveBytes(blocks, block)) * roundingScale;
-    if (rounding > 1 && !isWaiting) {
-      context.globalAlpha = 0.55;
-      context.fillStyle = color("--free");
-      context.fillRect(x + width - rounding, y, rounding, LINE_HEIGHT);
-    }
+    if (rounding > 1 && !isWaiting) ink.rounding(x + width - rounding, y, rounding);
   }
 
-  #drawLegend(): void {
-    const bytes = this.#palette.names.map(() => 0);
+  #makeLegend(): void {
+    const { names, colors } = this.#palette;
+    this.#keys = names.map((name, i) => {
+      const bytes = bytesFigure();
+      const key = h("i", { class: "key", style: `background: var(${colors[i]})` });
+      return { element: h("li", {}, key, name, " ", bytes.element), bytes };
+    });
+    fill(this.#freeKey, h("i", { class: "key free" }), this.#model.freeName);
+    fill(this.#legend, ...this.#keys.map(({ element }) => element), this.#freeKey);
+  }
+
+  #showLegend(): void {
+    const sums = new Float64Array(this.#keys.length);
     const { blocks } = this.#model.trace;
-    for (const block of this.#blocks) bytes[this.#palette.of(block)] += blocks.size[block];
-    const items = this.#palette.names.flatMap((name, i) =>
-      bytes[i] === 0
-        ? []
-        : [
-            h(
-              "li",
-              {},
-              h("i", { class: "key", style: `background: var(${this.#palette.colors[i]})` }),
-              name,
-              " ",
-              bytesOf(bytes[i]),
-            ),
-          ],
-    );
-    const { bytes: paused } = this.#model.awayAt(this.#model.instant);
-    fill(
-      this.#legend,
-      ...items,
-      h("li", {}, h("i", { class: "key free" }), this.#model.freeName),
-      paused === 0 ? null : h("li", {}, h("i", { class: "key paused" }), "paused", " ", bytesOf(paused)),
-    );
+    for (const block of this.#blocks) sums[this.#palette.of(block)] += blocks.size[block];
+    this.#keys.forEach(({ element, bytes }, i) => {
+      element.hidden = sums[i] === 0;
+      bytes.show(sums[i]);
+    });
+    const paused = this.#model.away.bytes;
+    this.#pausedBytes.show(paused);
+    if (paused === 0) this.#pausedKey.remove();
+    else if (!this.#pausedKey.isConnected) this.#legend.append(this.#pausedKey);
   }
 
   // ---- hover, pick, keys ----
@@ -483,29 +492,9 @@ export class AddressView implements View {
     this.#zoom = Math.max(1 / 4, Math.min(256, this.#zoom * factor));
     this.#lay();
     this.#scroll.scrollTop = middle * this.#layout.height - this.#scroll.clientHeight / 2;
+    this.#scrollTop = null;
     this.#paint();
   }
-}
-
-/** Returns the lines that what is paused is hatched with: they go with the picture when it is scrolled. */
-function hatchOf(context: CanvasRenderingContext2D, scrollTop: number): CanvasPattern | string {
-  const ratio = window.devicePixelRatio || 1;
-  const size = Math.round(HATCH_STEP * ratio);
-  const tile = h("canvas", { width: size, height: size });
-  const pen = tile.getContext("2d");
-  if (pen !== null) {
-    pen.strokeStyle = color("--ink");
-    pen.lineWidth = ratio;
-    // Once through the middle, and the corners of the lines beside it.
-    for (const shift of [-size, 0, size]) {
-      pen.moveTo(shift - 1, size + 1);
-      pen.lineTo(shift + size + 1, -1);
-    }
-    pen.stroke();
-  }
-  const pattern = context.createPattern(tile, "repeat");
-  pattern?.setTransform(new DOMMatrix().translate(0, -scrollTop).scale(1 / ratio));
-  return pattern ?? "transparent";
 }
 
 /** Returns what of a group's bytes is paused, and with which regions, as the end of a line. */
