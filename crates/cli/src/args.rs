@@ -11,6 +11,7 @@ use lowtide_core::{Bytes, CachingConfig, Config, StrategyName};
 
 use crate::capacity::Capacity;
 use crate::output;
+use crate::record::watch;
 use crate::recording::Job;
 
 /// Finds out from a recording of a PyTorch job, without a GPU, what its GPU memory goes to and which
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     Run(RunArgs),
     Record(RecordArgs),
+    #[command(name = watch::NAME, hide = true)]
+    Watch(WatchArgs),
     Top(TopArgs),
     Doctor(DoctorArgs),
 }
@@ -217,7 +220,8 @@ pub(crate) struct RunArgs {
 /// of its own: FILE, or with its rank (`.rank3`) or, for further processes, its number (`.pid1234`) before
 /// the extension. `lowtide replay`, `advise` and `convert` read it, also while it is written and after the process
 /// was killed. The command is one that runs on lowtide: `lowtide record python -m lowtide run train.py`,
-/// `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's.
+/// `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's. One line says so at its end if nothing
+/// was recorded.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The file to write; what an earlier recording of this name has left is removed, in a rank of several what that
@@ -238,6 +242,24 @@ pub(crate) struct RecordArgs {
         allow_hyphen_values = true
     )]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Say when a recorded command has ended that nothing was recorded
+#[derive(Args, Clone, Debug)]
+pub(crate) struct WatchArgs {
+    /// Watch in this process, and not in one that it starts
+    #[arg(long)]
+    pub(crate) is_alone: bool,
+
+    pub(crate) process: i32,
+
+    pub(crate) program: PathBuf,
+
+    /// The file to which it records
+    pub(crate) file: PathBuf,
+
+    /// What its user calls the file
+    pub(crate) name: PathBuf,
 }
 
 /// Show the processes of this machine that run on lowtide, and what they hold
@@ -477,7 +499,11 @@ mod tests {
         let usage = std::fs::read_to_string(usage).unwrap();
         let (_, named) = usage.split_once("The `lowtide` command has").unwrap();
         let (named, _) = named.split_once("\"\"\"").unwrap();
-        for command in CommandLine::command().get_subcommands() {
+        let commands = CommandLine::command();
+        for command in commands
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+        {
             let name = command.get_name();
             assert!(named.contains(name), "{name}");
         }

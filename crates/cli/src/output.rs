@@ -27,8 +27,9 @@ pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
 
 /// Writes one line to standard error, in the command's name.
 pub(crate) fn note(line: &str) {
-    // Where nobody can be told, there is nobody to tell that.
-    let _ = writeln!(io::stderr(), "lowtide: {}", OneLine(line));
+    // At once, as others may write there. Where nobody can be told, there is nobody to tell that.
+    let line = format!("lowtide: {}\n", OneLine(line));
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and

@@ -1,9 +1,11 @@
 //! `lowtide record`: a program that runs on lowtide, recorded as it runs.
 
+pub(crate) mod watch;
+
 use std::env;
 use std::fs::{self, File};
 use std::io;
-use std::path::{self, Path};
+use std::path::{self, Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
@@ -45,6 +47,7 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(program);
     command.args(arguments).env(FILE, &file);
     command.env(STACKS, if args.stacks { "1" } else { "0" });
+    watch::begin(program.as_ref(), &own, &args.output);
     Ok(run::become_program(&mut command))
 }
 
@@ -56,13 +59,8 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
 /// If something else has the name, and then nothing is removed; or if no file can be there.
 fn make_way(file: &Path) -> io::Result<()> {
     file_names::check_replaceable(file)?;
-    let directory = file.parent().unwrap_or(Path::new("/"));
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let is_earlier = || path.is_file() && file_names::check_replaceable(&path).is_ok();
-        if file_names::is_of(file, &path) && is_earlier() {
-            fs::remove_file(path)?;
-        }
+    for earlier in files_of(file)? {
+        fs::remove_file(earlier)?;
     }
     // What is no file, as a pipe, is written to as it is.
     if !file.exists() {
@@ -71,4 +69,22 @@ fn make_way(file: &Path) -> io::Result<()> {
         fs::remove_file(file)?;
     }
     Ok(())
+}
+
+/// Returns the recordings that are there of this name, of its processes and ranks.
+///
+/// # Errors
+///
+/// If the directory cannot be read.
+fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_recording = || path.is_file() && file_names::check_replaceable(&path).is_ok();
+        if file_names::is_of(file, &path) && is_recording() {
+            files.push(path);
+        }
+    }
+    Ok(files)
 }

@@ -119,14 +119,13 @@ fn a_program_is_told_the_path_as_it_is() {
         fs::write(path(name), "").unwrap();
     }
     let new = path("new.lowtide");
-    let arguments = [
-        "record".as_ref(),
-        "-o".as_ref(),
-        new.as_os_str(),
-        "printenv".as_ref(),
-    ];
-    let printed = place.run(&[&arguments[..], &["LOWTIDE_RECORD".as_ref()]].concat());
-    assert_eq!(printed, [new.as_os_str().as_bytes(), b"\n"].concat());
+    let mut command = lowtide();
+    command.args(["record".as_ref(), "-o".as_ref(), new.as_os_str()]);
+    let output = command.args(["printenv", "LOWTIDE_RECORD"]).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stdout, [new.as_os_str().as_bytes(), b"\n"].concat());
+    assert!(stderr(&output).contains("ew.lowtide: nothing was recorded: `printenv` "));
     place.check_files(&[]);
 }
 

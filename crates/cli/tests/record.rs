@@ -6,22 +6,128 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use common::{GPT2, Scratch, fail, failure, lowtide, run, sample, stderr};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 fn record(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = lowtide();
     command.current_dir(directory).env_remove("LOWTIDE_RECORD");
     command.env_remove("RANK").arg("record").args(arguments);
     command.output().unwrap()
+}
+
+/// Returns what is said at the end of a `program` that never came to use lowtide.
+fn nothing_recorded(file: &str, program: &str) -> String {
+    format!(
+        "lowtide: {file}: nothing was recorded: `{program}` used no GPU, or does not run on lowtide, as \
+         `python -m lowtide run SCRIPT` and `lowtide run --preload PROGRAM` do\n"
+    )
+}
+
+/// Returns a command that is recorded to `a.lowtide` in `directory`, and told to `sh`.
+fn recorded_shell(directory: &Path, script: &str) -> Command {
+    let mut command = lowtide();
+    command.current_dir(directory).env_remove("LOWTIDE_RECORD");
+    command.env_remove("RANK");
+    command.args(["record", "-o", "a.lowtide", "sh", "-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn what_is_recorded_or_empty_is_said_at_the_end() {
+    let scratch = Scratch::new("record_said");
+    recording(&scratch.path("full.lowtide"), "caching");
+    let mut writer =
+        StreamWriter::new(File::create(scratch.path("empty.lowtide")).unwrap()).unwrap();
+    let settings = AllocatorSettings::default();
+    writer
+        .begin_device(0, &settings, &[], &[], &StackTable::new())
+        .unwrap();
+    writer.finish().unwrap();
+    let copy = |name: &str, to: &str| {
+        let script = format!("cp {name}.lowtide {to}");
+        let output = recorded_shell(&scratch.path(""), &script).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        stderr(&output)
+    };
+    assert_eq!(copy("full", "$LOWTIDE_RECORD"), "");
+    assert_eq!(copy("full", "a.rank3.lowtide"), "");
+    let expected = "lowtide: a.lowtide: nothing was recorded: `sh` asked for no GPU memory\n";
+    assert_eq!(copy("empty", "a.lowtide"), expected);
+    // Where it goes to a device, nobody knows what went there.
+    let output = record(&scratch.path(""), &["-o", "/dev/null", "true"]);
+    assert_eq!(stderr(&output), "");
+}
+
+/// The command is the process that was started, with no child that is not its own.
+#[test]
+fn the_command_is_the_process_that_was_started() {
+    let scratch = Scratch::new("record_process");
+    let script = "read -r children < /proc/$$/task/$$/children; echo $$ \"[$children]\"";
+    let started = recorded_shell(&scratch.path(""), script).spawn().unwrap();
+    let expected = format!("{} []\n", started.id());
+    let output = started.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
+#[test]
+fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
+    let scratch = Scratch::new("record_signals");
+    for (signal, to_group) in [
+        (Signal::TERM, false),
+        (Signal::TERM, true),
+        (Signal::INT, true),
+        (Signal::HUP, true),
+        (Signal::KILL, false),
+    ] {
+        let mut command = recorded_shell(&scratch.path(""), "echo; exec sleep 600");
+        let mut started = command.process_group(0).spawn().unwrap();
+        started
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut [0])
+            .unwrap();
+        let process = Pid::from_child(&started);
+        match to_group {
+            true => kill_process_group(process, signal).unwrap(),
+            false => kill_process(process, signal).unwrap(),
+        }
+        let output = started.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(signal.as_raw()));
+        assert_eq!(stderr(&output), nothing_recorded("a.lowtide", "sh"));
+    }
+}
+
+/// Who reads what a command prints is told by its end, though the command goes on.
+#[test]
+fn nothing_but_standard_error_is_held() {
+    let scratch = Scratch::new("record_pipes");
+    let mut command = recorded_shell(&scratch.path(""), "exec >&-; read -r line");
+    let mut started = command.spawn().unwrap();
+    let mut printed = String::new();
+    started
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut printed)
+        .unwrap();
+    assert_eq!(printed, "");
+    assert_eq!(started.try_wait().unwrap(), None);
+    drop(started.stdin.take());
+    assert_eq!(started.wait_with_output().unwrap().status.code(), Some(1));
 }
 
 #[test]
@@ -33,7 +139,7 @@ fn the_command_finds_the_file_in_its_environment() {
         &directory,
         &["-o", "a.lowtide", "sh", "-c", script, "-", "-o", "x"],
     );
-    assert_eq!(stderr(&output), "");
+    assert_eq!(stderr(&output), nothing_recorded("a.lowtide", "sh"));
     assert_eq!(output.status.code(), Some(7));
     let expected = format!("{} -o x\n", directory.join("a.lowtide").display());
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
