@@ -14,6 +14,9 @@ import stage
 # What PyTorch imports, and what its tests are run by.
 PACKAGES = ["typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock", "numpy", "setuptools", "pytest"]
 
+# Tells backups, and `cargo xtask tidy`, that a directory can be made again: https://bford.info/cachedir.
+CACHE = "Signature: 8a477f597d28d172789f06886806bc55\n"
+
 
 @dataclass
 class Release:
@@ -43,6 +46,7 @@ class Release:
         if not done.exists():
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory.mkdir(parents=True)
+            (self.directory / "CACHEDIR.TAG").write_text(CACHE)
             self._install()
             done.touch()
         self._link()
