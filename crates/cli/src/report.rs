@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use lowtide_core::Config;
-use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_name};
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageSize, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 use rayon::prelude::*;
@@ -41,6 +41,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let lengths: Vec<u64> = args.traces.iter().map(length).collect();
     for (index, path) in args.traces.iter().enumerate() {
         add_recording(&mut data, path, &lengths[index..])?;
+    }
+    if let Some(size) = data.too_large() {
+        output::note(&format!("{}: {}", target.display(), too_large_text(size)));
     }
     if prints_page {
         let mut page = Vec::new();
@@ -123,6 +126,26 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     Ok(())
 }
 
+/// Returns what there is to say of a page that no folding of blocks makes small enough.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn too_large_text(size: PageSize) -> String {
+    let cause = match size.traces {
+        _ if 2 * size.texts_bytes > size.bytes => {
+            "most is names, of annotations, functions and files".to_owned()
+        }
+        1 => "its requests are of ever other sizes, of which a shorter recording has fewer"
+            .to_owned(),
+        traces => format!(
+            "{traces} recorded devices share it; put fewer recordings in a page, or one device of a recording, \
+             by `lowtide convert --device`"
+        ),
+    };
+    format!(
+        "the page has {:.0} MB, which browsers are slow to show: {cause}",
+        size.bytes as f64 / 1e6
+    )
+}
+
 /// Returns the parts of the first of some lengths that are the traces' by their events and by what was there before, and
 /// then the other lengths.
 fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
@@ -197,5 +220,21 @@ mod tests {
         check("job.expandable.pickle", "job.expandable.html");
         check("job.lowtide.gz", "job.html");
         check("-", "report.html");
+    }
+
+    #[test]
+    fn why_a_page_is_too_large_is_said() {
+        let check = |texts_bytes, traces, expected: &str| {
+            let text = too_large_text(PageSize {
+                bytes: 41_200_000,
+                texts_bytes,
+                traces,
+            });
+            assert!(text.starts_with("the page has 41 MB, "), "{text}");
+            assert!(text.contains(expected), "{text}");
+        };
+        check(30_000_000, 100, "most is names");
+        check(1_000_000, 100, "100 recorded devices share it");
+        check(1_000_000, 1, "a shorter recording has fewer");
     }
 }

@@ -294,6 +294,30 @@ fn a_snapshot_without_history_shows_what_is_held() {
     assert_eq!(peak_live["reserved"], reserved, "{peak_live}");
 }
 
+/// Names of annotations are in the page as they are.
+#[test]
+fn a_page_that_is_too_large_is_said_to_be() {
+    let scratch = Scratch::new("report-large");
+    let output = scratch.path("large.html");
+    let mut snapshot = lowtide_trace::read(&sample(GPT2)).unwrap();
+    for (number, annotation) in (0..).zip(&mut snapshot.traces[0].annotations) {
+        annotation.name = format!("{number} ").repeat(300_000).into();
+    }
+    let input = scratch.write_snapshot("names.lowtide", &snapshot);
+    let paths = [input.as_os_str(), "-o".as_ref(), output.as_os_str()];
+    let done = lowtide().arg("report").args(paths).output().unwrap();
+    assert_eq!(done.status.code(), Some(0));
+    let length = fs::metadata(&output).unwrap().len();
+    assert!(length > 30_000_000, "{length}");
+    let expected = format!(
+        "lowtide: {}: the page has {} MB, which browsers are slow to show: most is names, of annotations, functions \
+         and files\n",
+        output.display(),
+        (length + 500_000) / 1_000_000
+    );
+    assert!(stderr(&done).ends_with(&expected), "{}", stderr(&done));
+}
+
 #[test]
 fn what_cannot_be_shown_is_said_in_one_line() {
     let check = |arguments: &[&str], expected: &str| assert_eq!(fail(arguments), expected);

@@ -31,5 +31,7 @@ mod walk;
 pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps, Trend};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
-pub use page::{FoldedBlocks, PageData, PageTrace, escape_for_script, stream_text, trace_name};
+pub use page::{
+    FoldedBlocks, PageData, PageSize, PageTrace, escape_for_script, stream_text, trace_name,
+};
 pub use sizes::BlockSizes;

@@ -84,6 +84,17 @@ pub struct PageTrace<'a> {
     pub lengths: &'a [u64],
 }
 
+/// How long a page is, as far as that is known before it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageSize {
+    /// All of it.
+    pub bytes: usize,
+    /// The names of functions and files, and other texts of recordings.
+    pub texts_bytes: usize,
+    /// How many devices of recordings are in it.
+    pub traces: usize,
+}
+
 /// What is not listed one by one, and has to be said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FoldedBlocks {
@@ -114,11 +125,24 @@ impl PageData {
     /// blocks where there are too many; packs the columns once more than they are written, and where there are too many
     /// up to ten times.
     pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
-        let texts = serde_json::to_string(&self.summary).map_or(0, |json| json.len());
-        let used = html::PAGE.len() + self.columns_bytes + texts + self.strings.page_bytes();
-        let left = PAGE_BYTES_MAX.saturating_sub(used);
+        let left = PAGE_BYTES_MAX.saturating_sub(self.size().bytes);
         let bytes_max = share(left, page.lengths);
         self.add_within(page, bytes_max)
+    }
+
+    /// Returns how long the page is if that is more than a page should be, which folding blocks could not help.
+    pub fn too_large(&self) -> Option<PageSize> {
+        Some(self.size()).filter(|size| size.bytes > PAGE_BYTES_MAX)
+    }
+
+    fn size(&self) -> PageSize {
+        let summary = serde_json::to_string(&self.summary).map_or(0, |json| json.len());
+        let texts_bytes = summary + self.strings.page_bytes();
+        PageSize {
+            bytes: html::PAGE.len() + self.columns_bytes + texts_bytes,
+            texts_bytes,
+            traces: self.summary.traces.len(),
+        }
     }
 
     /// As [`add`](PageData::add), in so many bytes of the page if listing no block can do that.
