@@ -2,7 +2,7 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
-import { unpack } from "./data/container.ts";
+import { type Container, unpack } from "./data/container.ts";
 import type { Summary } from "./data/summary.ts";
 import { fill, h, installCopying, Tooltip } from "./dom.ts";
 import { initialState, Model } from "./model.ts";
@@ -26,7 +26,14 @@ const place = document.getElementById("page") ?? document.body;
 async function start(): Promise<void> {
   try {
     const summary = JSON.parse(textOf("lowtide-summary")) as Summary;
-    show(await modelOf(summary));
+    const { container, rest } = await unpack(textOf("lowtide-data"));
+    const schedule = show(modelOf(summary, container));
+    if (!container.isWhole) {
+      schedule.drawEarly();
+      await painted();
+      await rest();
+    }
+    schedule.allowAll();
   } catch (error) {
     const line = error instanceof Error ? error.message : String(error);
     fill(place, h("p", { class: "failed", role: "alert" }, `This report cannot be shown: ${line}`));
@@ -42,8 +49,16 @@ function textOf(id: string): string {
   return text;
 }
 
-async function modelOf(summary: Summary): Promise<Model> {
-  const container = await unpack(textOf("lowtide-data"));
+/** Waits until what was drawn is on the screen. */
+function painted(): Promise<void> {
+  // In a page that is hidden there are no frames.
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100);
+  });
+}
+
+function modelOf(summary: Summary, container: Container): Model {
   const initial = initialState(summary.traces);
   const ends = summary.traces.map(({ events }) => events);
   const store = new Store(fromFragment(location.hash, initial, ends));
@@ -63,7 +78,8 @@ async function modelOf(summary: Summary): Promise<Model> {
   return new Model(summary, container, store);
 }
 
-function show(model: Model): void {
+/** Puts the views in their places, and returns what draws them. */
+function show(model: Model): Schedule {
   const spoken = h("p", { class: "spoken", role: "status" });
   const tooltip = new Tooltip();
   const bar = new InstantBar(model);
@@ -98,7 +114,9 @@ function show(model: Model): void {
     spoken,
   );
   installCopying(place, spoken);
-  new Schedule(views, model.store).all();
+  const schedule = new Schedule(views, model.store);
+  schedule.all();
+  return schedule;
 }
 
 /** The address's fragment holds the state, so a link within the page would lose it. */

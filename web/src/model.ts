@@ -24,6 +24,11 @@ export class Model {
     this.#container = container;
   }
 
+  /** Whether the blocks have been read; until then, whoever asks for one fails. */
+  get isWhole(): boolean {
+    return this.#container.isWhole;
+  }
+
   get state(): Readonly<State> {
     return this.store.state;
   }

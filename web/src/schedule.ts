@@ -7,6 +7,8 @@ export interface View {
   element: HTMLElement;
   /** What of the state it shows. */
   shows: readonly Key[];
+  /** Whether it can be drawn before the blocks are read. */
+  readonly isEarly?: boolean;
   draw(): void;
   /** Draws what takes long and is not looked at while instants pass: it says itself which instant it is of. */
   drawRest?(): void;
@@ -23,6 +25,7 @@ export class Schedule {
   readonly #unfinished = new Set<View>();
   readonly #visible = new Set<Element>();
   readonly #views: View[];
+  #isWhole = false;
   #isFrameAsked = false;
   #isIdleAsked = false;
   /** When something changed last. */
@@ -47,6 +50,21 @@ export class Schedule {
     this.#mark(this.#views);
   }
 
+  /** Draws at once what needs no blocks, for the first picture. */
+  drawEarly(): void {
+    for (const view of this.#views) if (view.isEarly) this.#draw(view);
+  }
+
+  /** Has every other view drawn, too: the blocks are there. */
+  allowAll(): void {
+    this.#isWhole = true;
+    this.#ask();
+  }
+
+  #canDraw(view: View): boolean {
+    return this.#isWhole || view.isEarly === true;
+  }
+
   #mark(views: View[]): void {
     for (const view of views) {
       this.#due.add(view);
@@ -63,7 +81,7 @@ export class Schedule {
       this.#isFrameAsked = false;
       const start = performance.now();
       for (const view of this.#due) {
-        if (!this.#visible.has(view.element)) continue;
+        if (!this.#visible.has(view.element) || !this.#canDraw(view)) continue;
         if (performance.now() - start > FRAME_MS) {
           // Whoever was drawn goes to the end of the queue, so each has its turn.
           this.#ask();
@@ -71,17 +89,18 @@ export class Schedule {
         }
         this.#draw(view);
       }
-      if (this.#due.size + this.#unfinished.size > 0) this.#drawWhenIdle();
+      this.#drawWhenIdle();
     });
   }
 
   #drawWhenIdle(): void {
-    if (this.#isIdleAsked) return;
+    const isWanted = this.#unfinished.size > 0 || this.#nextDue() !== undefined;
+    if (this.#isIdleAsked || !isWanted) return;
     this.#isIdleAsked = true;
     const draw = () => {
       this.#isIdleAsked = false;
       if (this.#isStill()) this.#drawNext();
-      if (this.#due.size + this.#unfinished.size > 0) this.#drawWhenIdle();
+      this.#drawWhenIdle();
     };
     // On a busy machine a browser may find no time for long, and some browsers have no such call.
     if (!this.#isStill() || window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
@@ -93,8 +112,12 @@ export class Schedule {
     return performance.now() - this.#changedAt >= IDLE_MS;
   }
 
+  #nextDue(): View | undefined {
+    return [...this.#due].find((view) => this.#canDraw(view));
+  }
+
   #drawNext(): void {
-    const [due] = this.#due;
+    const due = this.#nextDue();
     const [unfinished] = this.#unfinished;
     if (due !== undefined) this.#draw(due);
     else if (unfinished !== undefined) {

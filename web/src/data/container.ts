@@ -2,6 +2,8 @@
 //
 // A column holds the differences of its values, wrapping, the first against 0, and these lie in planes: the
 // lowest byte of each, then the second byte of each, and so on. That is what makes gzip good at them.
+//
+// Columns with a number for each block are nearly all of it, and come last: curves are drawn before they are unpacked.
 
 interface Entry {
   name: string;
@@ -12,23 +14,48 @@ interface Entry {
   length: number;
 }
 
+/** What has a number for each block, or for each change of those that are not listed. */
+const OF_BLOCKS = /^\d+\/(blocks|folded)\//;
+
 /** Columns by name, each decoded when it is first asked for. */
 export class Container {
   readonly #entries: Map<string, Entry>;
   readonly #bytes: Uint8Array;
+  /** So many of the bytes are there. */
+  #arrived: number;
   readonly #decoded = new Map<string, Uint32Array | Float64Array>();
 
-  /** Reads the directory. Throws where the bytes are no container. */
-  constructor(bytes: Uint8Array) {
-    const start = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
-    const directory = JSON.parse(new TextDecoder().decode(bytes.subarray(4, start))) as { columns: Entry[] };
-    this.#entries = new Map(directory.columns.map((entry) => [entry.name, entry]));
-    this.#bytes = bytes.subarray(start);
-    for (const { name, kind, count, offset, length } of directory.columns) {
-      if (length !== count * (kind === "u32" ? 4 : 8) || offset + length > this.#bytes.length) {
+  /** Reads the directory. Of all bytes, which are as many as it says, the first may be enough for a beginning. */
+  constructor(directory: Entry[], bytes: Uint8Array, arrived = bytes.length) {
+    this.#entries = new Map(directory.map((entry) => [entry.name, entry]));
+    this.#bytes = bytes;
+    this.#arrived = arrived;
+    for (const { name, kind, count, offset, length } of directory) {
+      if (length !== count * (kind === "u32" ? 4 : 8) || offset + length > bytes.length) {
         throw new Error(`the report's data is cut off or damaged: column ${name}`);
       }
     }
+  }
+
+  get isWhole(): boolean {
+    return this.#arrived === this.#bytes.length;
+  }
+
+  /** Returns whether all columns are there but those of blocks. */
+  get hasCurves(): boolean {
+    const curves = [...this.#entries.values()].filter(({ name }) => !OF_BLOCKS.test(name));
+    return curves.every(({ offset, length }) => offset + length <= this.#arrived);
+  }
+
+  /** Takes the bytes that follow. */
+  add(bytes: Uint8Array): void {
+    this.#bytes.set(bytes, this.#arrived);
+    this.#arrived += bytes.length;
+  }
+
+  /** Returns how many numbers a column has, whether they are there or not. */
+  count(name: string): number {
+    return this.#entries.get(name)?.count ?? 0;
   }
 
   has(name: string): boolean {
@@ -56,17 +83,58 @@ export class Container {
     const entry = this.#entries.get(name);
     if (entry === undefined) return empty;
     if (entry.kind !== kind) throw new Error(`column ${name} is ${entry.kind}, expected ${kind}`);
+    if (entry.offset + entry.length > this.#arrived) throw new Error(`column ${name} is not there yet`);
     const column = decode(this.#bytes.subarray(entry.offset, entry.offset + entry.length), entry.count);
     this.#decoded.set(name, column);
     return column;
   }
 }
 
-/** Returns the container that the text of the page's data element holds. */
-export async function unpack(base64: string): Promise<Container> {
+/** Data that is being unpacked: `rest` does so with what is left of it. */
+export interface Unpacking {
+  container: Container;
+  rest: () => Promise<void>;
+}
+
+/** Unpacks as much of the text of the page's data element as curves need, or all of it. */
+export async function unpack(base64: string): Promise<Unpacking> {
   const packed = new Blob([bytesOfBase64(base64)]);
-  const stream = packed.stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Container(new Uint8Array(await new Response(stream).arrayBuffer()));
+  const reader = packed.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
+  const container = await beginning(reader);
+  const readUntil = async (isEnough: () => boolean) => {
+    while (!isEnough()) container.add(await next(reader));
+  };
+  await readUntil(() => container.hasCurves);
+  return { container, rest: () => readUntil(() => container.isWhole) };
+}
+
+/** Reads the length of the directory, the directory, and whatever comes with them. */
+async function beginning(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<Container> {
+  let bytes = new Uint8Array(0);
+  const readTo = async (length: number) => {
+    while (bytes.length < length) {
+      const more = await next(reader);
+      const longer = new Uint8Array(bytes.length + more.length);
+      longer.set(bytes);
+      longer.set(more, bytes.length);
+      bytes = longer;
+    }
+  };
+  await readTo(4);
+  const start = 4 + new DataView(bytes.buffer).getUint32(0, true);
+  await readTo(start);
+  const text = new TextDecoder().decode(bytes.subarray(4, start));
+  const { columns } = JSON.parse(text) as { columns: Entry[] };
+  const length = columns.reduce((most, { offset, length }) => Math.max(most, offset + length), 0);
+  const container = new Container(columns, new Uint8Array(length), 0);
+  container.add(bytes.subarray(start));
+  return container;
+}
+
+async function next(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<Uint8Array> {
+  const { done, value } = await reader.read();
+  if (done) throw new Error("the report's data is cut off");
+  return value;
 }
 
 function bytesOfBase64(text: string): Uint8Array<ArrayBuffer> {

@@ -39,7 +39,7 @@ export class Curves {
     const end = this.#trace.end;
     const low = Math.max(0, Math.floor(from));
     const high = Math.min(end, Math.ceil(to));
-    const bucket = Math.max(1, this.#trace.summary.bucket_events);
+    const bucket = this.#bucket;
     let width = Math.max(1, Math.ceil((high - low + 1) / wanted));
     // Steps that are whole buckets are read off the buckets.
     if (width > bucket) width = Math.ceil(width / bucket) * bucket;
@@ -54,17 +54,28 @@ export class Curves {
 
   envelope(name: string, steps: Steps): Envelope {
     const buckets = this.#trace.curve(name);
-    const bucket = Math.max(1, this.#trace.summary.bucket_events);
-    if (buckets !== null && (!this.isExact(name) || steps.width % bucket === 0)) {
-      return overBuckets(buckets, bucket, steps);
-    }
-    return overValues(this.exact(name), steps);
+    return buckets !== null && this.#isByBuckets(name, steps)
+      ? overBuckets(buckets, this.#bucket, steps)
+      : overValues(this.exact(name), steps);
+  }
+
+  /** Returns whether the envelope is known before blocks are read. */
+  isEarly(name: string, steps: Steps): boolean {
+    return this.#trace.curve(name) !== null && this.#isByBuckets(name, steps);
+  }
+
+  #isByBuckets(name: string, steps: Steps): boolean {
+    return !this.isExact(name) || steps.width % this.#bucket === 0;
+  }
+
+  get #bucket(): number {
+    return Math.max(1, this.#trace.summary.bucket_events);
   }
 
   /** As `envelope`, but by buckets alone, so that a trace's columns need not be read. */
   overview(name: string, steps: Steps): Envelope | null {
     const buckets = this.#trace.curve(name);
-    return buckets && overBuckets(buckets, Math.max(1, this.#trace.summary.bucket_events), steps);
+    return buckets && overBuckets(buckets, this.#bucket, steps);
   }
 
   /** Returns `live` or `reserved` at every instant, from the columns. */

@@ -93,6 +93,11 @@ export class Trace {
     return this.#blocks;
   }
 
+  /** How many blocks are listed, which is known before they are read. */
+  get blockCount(): number {
+    return this.#container.count(`${this.#prefix}blocks/start`);
+  }
+
   get segments(): Segments {
     this.#segments ??= this.#readSegments();
     return this.#segments;
@@ -182,14 +187,14 @@ export class Trace {
     const held = this.#u32("blocks/held");
     const pending = this.#u32("blocks/pending");
     const padding = this.#u64("blocks/padding");
-    const freed = start.map((value, i) => value + held[i]);
+    const freed = sums(new Uint32Array(start.length), start, held);
     return {
       count: start.length,
       start,
       freed,
-      end: freed.map((value, i) => value + pending[i]),
+      end: sums(new Uint32Array(start.length), freed, pending),
       address: this.#u64("blocks/address"),
-      size: requested.map((value, i) => value + padding[i]),
+      size: sums(new Float64Array(start.length), requested, padding),
       requested,
       stream: this.#u32("blocks/stream"),
       pool: this.#u32("blocks/pool"),
@@ -233,6 +238,12 @@ export class Trace {
   #u64(name: string): Float64Array {
     return this.#container.u64(this.#prefix + name);
   }
+}
+
+/** Returns the sums of two columns, number by number, in a third: `map` would take twice as long. */
+function sums<T extends Uint32Array | Float64Array>(into: T, first: T, second: T): T {
+  for (let i = 0; i < into.length; i++) into[i] = first[i] + second[i];
+  return into;
 }
 
 /** Returns a block's request as live bytes count it: rounded up, but to no more than the block has. */

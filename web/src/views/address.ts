@@ -210,7 +210,7 @@ export class AddressView implements View {
 
   #paint(): void {
     const { width } = this.#room;
-    if (width === 0) return;
+    if (width === 0 || this.#place === "") return;
     this.#scrollTop ??= this.#scroll.scrollTop;
     const scrollTop = Math.min(this.#scrollTop, Math.max(0, this.#layout.height - this.#height));
     const context = fitCanvas(this.#canvas, width, this.#height);

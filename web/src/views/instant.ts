@@ -154,6 +154,7 @@ export class InstantBar implements View {
   }
 
   #openSecond(): void {
+    if (!this.#model.isWhole) return;
     this.chooseSecond(this.#model.instant);
     this.draw();
     this.#secondInput.focus();

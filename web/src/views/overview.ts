@@ -11,6 +11,7 @@ import type { InstantBar } from "./instant.ts";
 export class Overview implements View {
   readonly element = h("section", { id: "overview", class: "plain", "aria-label": "Overview" });
   readonly shows = ["trace"] as const;
+  readonly isEarly = true;
   readonly #model: Model;
   readonly #bar: InstantBar;
 
@@ -31,7 +32,7 @@ export class Overview implements View {
   }
 
   #facts(): Child[] {
-    const { summary, blocks } = this.#model.trace;
+    const { summary, blockCount } = this.#model.trace;
     const { peak_live, peak_reserved, ooms } = summary;
     const ratio = peak_reserved.bytes / peak_live.bytes;
     const at = this.#model.named(peak_live.event);
@@ -56,7 +57,7 @@ export class Overview implements View {
           ),
       fact(
         "Blocks",
-        countOf(blocks.count + (summary.aggregated?.blocks ?? 0)),
+        countOf(blockCount + (summary.aggregated?.blocks ?? 0)),
         h("span", {}, countOf(summary.initial_blocks), " from before it began"),
       ),
       ooms.length === 0

@@ -87,6 +87,12 @@ export class Timeline implements View, Gestures {
     });
   }
 
+  /** Where it is not zoomed in, the chart needs no blocks. */
+  get isEarly(): boolean {
+    const steps = this.#steps();
+    return !this.#details.open && this.#shown().every((name) => this.#model.curves.isEarly(name, steps));
+  }
+
   draw(): void {
     const { state, trace } = this.#model;
     const curves = `${state.trace} ${state.curves.join(" ")}`;
@@ -104,7 +110,7 @@ export class Timeline implements View, Gestures {
     if (data !== this.#drawnData) {
       this.#drawnData = data;
       if (plot.width !== width) plot.setSize({ width, height: HEIGHT });
-      const steps = this.#model.curves.steps(from, to, Math.max(200, width));
+      const steps = this.#steps();
       plot.batch(() => {
         plot.setData(this.#dataOf(steps), false);
         plot.setScale("x", { min: from, max: to });
@@ -118,6 +124,10 @@ export class Timeline implements View, Gestures {
       "aria-label",
       `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
     );
+  }
+
+  #steps(): Steps {
+    return this.#model.curves.steps(...this.view, Math.max(200, this.#plotPlace.clientWidth));
   }
 
   // ---- what gestures and keys ask for ----
@@ -176,6 +186,7 @@ export class Timeline implements View, Gestures {
   }
 
   hover(x: number, pointerX: number, pointerY: number): void {
+    if (!this.#model.isWhole) return;
     const instant = Math.max(0, Math.min(this.#model.trace.end, Math.floor(this.instantAt(x))));
     const time = this.#model.trace.timeAt(instant);
     const here = this.#model.curves.steps(instant, instant, 1);
@@ -428,7 +439,7 @@ export class Timeline implements View, Gestures {
 
   /** The same as numbers: every curve at the chosen instant and at the highest point of what is shown. */
   #drawTable(): void {
-    if (!this.#details.open) return;
+    if (!this.#details.open || !this.#model.isWhole) return;
     const { curves, instant } = this.#model;
     const [from, to] = this.view;
     const here = curves.steps(instant, instant, 1);

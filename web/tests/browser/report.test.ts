@@ -271,6 +271,7 @@ test("a leak is what grew most between two instants", async () => {
   assert.equal(Number(await page.locator("#stacks .verdict data").getAttribute("value")), change);
   const leaked = first.blocks.filter(({ start, stack }) => start > from && stack === 1).length * MIB;
   await page.locator("#stacks summary").first().click();
+  await page.locator("#stacks caption").waitFor();
   const largest = (await rowsOf(page, "#stacks")).filter((row) => Number(row[0]) > 0);
   assert.equal(Number(largest[0][0]), leaked);
   assert.match(largest[0][3], /append history\.py:17/);
@@ -867,6 +868,41 @@ test("a name that turns the direction leaves its line where it is", async () => 
     return all.right - range.getBoundingClientRect().right;
   });
   assert.ok(Math.abs(distance) < 1, `the last bracket is ${distance} pixels from the end`);
+  assertQuiet();
+});
+
+test("the chart is there before the blocks are read, and everything when they are", async () => {
+  const long = simulate({ ...job, name: "long", steps: 400, requestsPerStep: 300 });
+  const { summary, columns } = dataOf([long]);
+  const packed = pack(columns);
+  const text = fillPage(template(), summary, packed);
+  // Notes, when the chart has been drawn, which views have not.
+  const watch = `<script>
+    const isBusy = (id) => document.getElementById(id)?.getAttribute("aria-busy") !== null;
+    const noted = new MutationObserver(() => {
+      if (document.getElementById("timeline") === null || isBusy("timeline")) return;
+      noted.disconnect();
+      window.waiting = ["overview", "gap", "address", "stacks", "tables"].filter(isBusy);
+      window.curves = document.querySelectorAll("#timeline canvas").length;
+    });
+    noted.observe(document, { subtree: true, childList: true, attributeFilter: ["aria-busy"] });
+  </script>`;
+  // Blocks that never come: the chart has been there when that is found out.
+  const cut = fillPage(template(), summary, packed.slice(0, 4 * Math.floor(packed.length / 5)));
+  for (const [page, isWhole] of [
+    [text, true],
+    [cut, false],
+  ] as const) {
+    const shown = await session.openText(page.replace("<body>", () => `<body>${watch}`));
+    const [waiting, curves] = await shown.evaluate<unknown[]>("[window.waiting, window.curves]");
+    assert.deepEqual(waiting, ["gap", "address", "stacks", "tables"]);
+    assert.equal(curves, 1);
+    if (isWhole) await assertSums(shown, long);
+    else assert.match(await shown.locator("#page .failed").innerText(), /cannot be shown/);
+  }
+  // Zoomed in, the chart needs the blocks.
+  const zoomed = await session.openText(text, "#view=5000-5400");
+  assert.match(await zoomed.locator(".level").innerText(), /Every event by itself/);
   assertQuiet();
 });
 

@@ -43,6 +43,12 @@ async function said(page: Page): Promise<string[]> {
   });
 }
 
+/** Opens the table of stacks, and waits until it is there. */
+async function openTable(page: Page): Promise<void> {
+  await page.locator("#stacks summary").first().click();
+  await page.locator("#stacks caption").waitFor();
+}
+
 async function step(page: Page, key: string, times: number): Promise<void> {
   await page.locator(".plot").focus();
   for (let i = 0; i < times; i++) await page.keyboard.press(key);
@@ -52,7 +58,7 @@ for (const table of TABLES) {
   test(`an instant is the same however it is come to: ${table}`, async () => {
     const fragment = (instant: number) => `#at=0%3A${instant}&to=0%3A900&table=${table}`;
     const page = await session.open([paused], fragment(380));
-    await page.locator("#stacks summary").first().click();
+    await openTable(page);
     for (const [key, times, instant] of [
       ["Shift+ArrowRight", 25, 405],
       ["Shift+ArrowRight", 30, 435],
@@ -60,7 +66,7 @@ for (const table of TABLES) {
     ] as const) {
       await step(page, key, times);
       const fresh = await session.open([paused], fragment(instant));
-      await fresh.locator("#stacks summary").first().click();
+      await openTable(fresh);
       assert.deepEqual(await said(page), await said(fresh), `${times} times ${key}`);
       await fresh.close();
     }
@@ -70,7 +76,7 @@ for (const table of TABLES) {
 
 test("the table of stacks stays open and says which instant it is of, while others pass and when they rest", async () => {
   const page = await session.open([recording], "#at=0%3A300");
-  await page.locator("#stacks summary").first().click();
+  await openTable(page);
   await settled(page);
   await page.locator("#stacks").scrollIntoViewIfNeeded();
   const seen = await page.evaluate(async () => {

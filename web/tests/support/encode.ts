@@ -2,6 +2,7 @@
 // description and not from that file.
 
 import { gzipSync } from "node:zlib";
+import { Container } from "../../src/data/container.ts";
 
 export type Values = { kind: "u32" | "u64"; values: ArrayLike<number> };
 
@@ -20,6 +21,13 @@ export function container(columns: Record<string, Values>): Uint8Array {
   const length = new Uint8Array(4);
   new DataView(length.buffer).setUint32(0, text.length, true);
   return Buffer.concat([length, text, ...parts]);
+}
+
+/** Returns what the page reads such bytes as, of which all or only the first may be there. */
+export function opened(bytes: Uint8Array, arrived?: number): Container {
+  const start = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+  const { columns } = JSON.parse(new TextDecoder().decode(bytes.subarray(4, start)));
+  return new Container(columns, bytes.slice(start), arrived);
 }
 
 /** Returns what stands in the page: base64 of gzip of the container. */

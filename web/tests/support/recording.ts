@@ -1,9 +1,8 @@
 // Recordings made by hand or at random, as objects, and the page's data of them.
 
-import { Container } from "../../src/data/container.ts";
 import { CAUSES, type Cause, type Growth, type Summary, type TraceSummary } from "../../src/data/summary.ts";
 import { Trace } from "../../src/data/trace.ts";
-import { container, type Values } from "./encode.ts";
+import { container, opened, type Values } from "./encode.ts";
 
 export interface Block {
   start: number;
@@ -113,13 +112,21 @@ export function dataOf(recordings: Recording[]): { summary: Summary; columns: Re
     }
     return summaryOf(recording);
   });
-  return { summary: { version: "0.0.0", traces, strings }, columns };
+  return { summary: { version: "0.0.0", traces, strings }, columns: withBlocksLast(columns) };
 }
 
 /** Returns a recording as the page reads it. */
 export function traceOf(recording: Recording): Trace {
   const { summary, columns } = dataOf([recording]);
-  return new Trace(new Container(container(columns)), 0, summary.traces[0], summary.strings);
+  return new Trace(opened(container(columns)), 0, summary.traces[0], summary.strings);
+}
+
+/** Returns columns in the order in which a page has them. */
+function withBlocksLast(columns: Record<string, Values>): Record<string, Values> {
+  const isOfBlocks = ([name]: [string, Values]) => /\/(blocks|folded)\//.test(name);
+  const entries = Object.entries(columns);
+  const others = entries.filter((entry) => !isOfBlocks(entry));
+  return Object.fromEntries([...others, ...entries.filter(isOfBlocks)]);
 }
 
 function addRows(columns: Record<string, Values>, prefix: string, recording: Recording): void {

@@ -4,7 +4,8 @@
 //! ([`History`](crate::History)); a block was freed at `start + held` and gone at `start + held +
 //! pending`, and took `requested + padding` bytes. A curve has the least and the most of each
 //! `bucket_events` instants. Texts are numbers in the summary's `strings`, which all traces share.
-//! While a segment is paused, it and its blocks are in no curve but `paused`.
+//! While a segment is paused, it and its blocks are in no curve but `paused`. Columns with a number for each
+//! block come last, so that a page can draw its curves before it unpacks those.
 
 mod base64;
 mod columns;
@@ -14,6 +15,7 @@ mod stacks;
 mod summary;
 
 use std::io::{self, Write};
+use std::mem;
 
 use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_replay::Outcome;
@@ -50,13 +52,16 @@ pub struct PageData {
     summary: Summary,
     strings: Strings,
     columns: Columns,
-    /// How many bytes of the page the columns are.
+    /// Those with a number for each block or change, which come last: a page draws its curves before it reads them.
+    block_columns: Columns,
+    /// How many bytes of the page all columns are.
     columns_bytes: usize,
 }
 
 /// The part of a trace's data that is the longer, the more blocks are listed one by one.
 struct Listing {
     columns: Columns,
+    block_columns: Columns,
     strings: Strings,
     has_stacks: bool,
     growth: GrowthSummary,
@@ -117,6 +122,7 @@ impl PageData {
             },
             strings: Strings::default(),
             columns: Columns::default(),
+            block_columns: Columns::default(),
             columns_bytes: 0,
         }
     }
@@ -160,7 +166,7 @@ impl PageData {
         let list = |folded: Option<&Folded>| {
             let listing = self.listing(&prefix, page, folded);
             let texts = listing.strings.page_bytes() - texts_before;
-            let bytes = listing.columns.page_bytes();
+            let bytes = listing.columns.page_bytes() + listing.block_columns.page_bytes();
             ((listing, bytes), bytes + texts)
         };
         let listing_max = bytes_max.saturating_sub(columns_bytes);
@@ -168,6 +174,7 @@ impl PageData {
         columns_bytes += bytes;
         columns.append(listing.columns);
         self.columns.append(columns);
+        self.block_columns.append(listing.block_columns);
         self.columns_bytes += columns_bytes;
         self.strings = listing.strings;
         self.summary.traces.push(TraceSummary {
@@ -199,7 +206,8 @@ impl PageData {
     /// # Errors
     ///
     /// If `out` fails.
-    fn write_columns(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn write_columns(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.columns.append(mem::take(&mut self.block_columns));
         self.columns.write(out)
     }
 
@@ -209,9 +217,10 @@ impl PageData {
         let mut columns = Columns::default();
         let mut strings = self.strings.clone();
         let mut stacks = Stacks::new(&trace.stacks);
-        add_blocks(&mut columns, prefix, history, folded, &mut stacks);
+        let mut block_columns = Columns::default();
+        add_blocks(&mut block_columns, prefix, history, folded, &mut stacks);
         if let Some(folded) = folded {
-            folded.add_to(&mut columns, prefix);
+            folded.add_to(&mut block_columns, prefix);
         }
         let growth = add_growth(&mut columns, prefix, history, page.leaks, &mut stacks);
         // Blocks alone tell whether there are stacks: by those they are told apart.
@@ -220,6 +229,7 @@ impl PageData {
         stacks.add_to(prefix, &mut columns, &mut strings);
         Listing {
             columns,
+            block_columns,
             strings,
             has_stacks,
             growth,
