@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::growth::line::as_float;
 use crate::growth::sites::{Site, Sites};
-use crate::growth::steps::{StepSource, Steps};
+use crate::growth::steps::{SPANS_MAX, StepSource, Steps};
 use crate::growth::trend::{Course, Trend};
 use crate::history::History;
 use lowtide_trace::Trace;
@@ -163,13 +163,14 @@ fn steps_behind(steps: &Steps, boundaries: &[u32], history: &History) -> usize {
 }
 
 /// Returns more boundaries, of what is before the first and as long as what is behind: what was given back then may be
-/// given back again.
+/// given back again. At most [`SPANS_MAX`].
 fn boundaries_before(boundaries: &[u32]) -> Vec<u32> {
     let [first, _, ..] = boundaries else {
         return Vec::new();
     };
     let length = length_of(boundaries);
-    let spans = first / length;
+    // Steps may be few, short and late.
+    let spans = (first / length).min(SPANS_MAX);
     (0..spans)
         .map(|span| first - (spans - span) * length)
         .collect()

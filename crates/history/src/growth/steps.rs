@@ -13,7 +13,7 @@ use crate::history::History;
 pub(super) const STEPS_MIN: usize = 4;
 
 /// More steps than this are looked at several at a time.
-const SPANS_MAX: usize = 1024;
+pub(super) const SPANS_MAX: u32 = 1024;
 
 /// Into so many parts a recording is cut whose steps are not found.
 const PARTS: u32 = 40;
@@ -50,7 +50,7 @@ impl Steps {
     /// Returns the boundaries of the steps, or of spans of several steps if there are very many; and how many steps a
     /// span has.
     pub(super) fn spans(&self) -> (Vec<u32>, usize) {
-        let span_steps = self.len().div_ceil(SPANS_MAX).max(1);
+        let span_steps = self.len().div_ceil(SPANS_MAX as usize).max(1);
         let boundaries = self.boundaries.iter().copied();
         (boundaries.step_by(span_steps).collect(), span_steps)
     }
