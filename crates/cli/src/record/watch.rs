@@ -2,7 +2,8 @@
 //!
 //! `lowtide record` becomes the command, so that exit code, signals and terminal are the command's own. What watches
 //! it is a process beside it: no child of it, which it might wait for, and in a group of its own, so that what ends the
-//! command's group leaves it. It holds nothing of the command's but standard error.
+//! command's group leaves it. It holds the command's standard error, and what the command inherited above that, until
+//! the command ends.
 
 use std::env;
 use std::fs::{self, File};
