@@ -185,15 +185,20 @@ export function section(id: string, title: string, tools: Child[], ...children: 
 
 /**
  * How much room an element has, known without asking the browser, which would lay out the whole page for the answer
- * where something has been drawn just before.
+ * where something has been drawn just before. `redraw` is called where something was drawn for another width: a scroll
+ * bar, for one, comes with what the page has grown to.
  */
 export class Room {
   readonly #element: HTMLElement;
   #size: [number, number] | null = null;
 
-  constructor(element: HTMLElement) {
+  constructor(element: HTMLElement, redraw: () => void) {
     this.#element = element;
-    new ResizeObserver(() => this.#measure()).observe(element);
+    new ResizeObserver(() => {
+      const before = this.#size?.[0];
+      // Not here: what is drawn may change the height, of which the observer would be told in vain.
+      if (this.#measure()[0] !== before && before !== undefined) requestAnimationFrame(redraw);
+    }).observe(element);
     // What is drawn for it is drawn before the observer is told.
     window.addEventListener("resize", () => {
       this.#size = null;

@@ -51,7 +51,7 @@ export class AddressView implements View {
     "aria-roledescription": "map of memory",
     "aria-describedby": "address-keys",
   });
-  readonly #room = new Room(this.#scroll);
+  readonly #room = new Room(this.#scroll, () => this.#lay());
   readonly #legend = h("ul", { class: "legend still", "aria-label": "Colours" });
   /** The legend's entry for each colour, made once for a palette. */
   #keys: { element: HTMLElement; bytes: Figure }[] = [];

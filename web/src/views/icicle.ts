@@ -72,7 +72,7 @@ export class Icicle implements View {
     "aria-roledescription": "icicle graph",
     "aria-describedby": "stacks-keys",
   });
-  readonly #room = new Room(this.#scroll);
+  readonly #room = new Room(this.#scroll, () => this.#lay());
   readonly #path = h("p", { class: "path", "aria-live": "polite" });
   readonly #table = h("div", { class: "rest" });
   readonly #tableTitle = h("summary");

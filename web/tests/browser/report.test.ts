@@ -378,6 +378,25 @@ test("a narrow window has no more than its width, with what allocators are calle
   assertQuiet();
 });
 
+test("pictures follow the width of their place without a change of the window's", async () => {
+  const page = await session.open([first]);
+  await settled(page);
+  const widths = () =>
+    page
+      .locator("#address .canvas-scroll, #stacks .canvas-scroll")
+      .evaluateAll((places) =>
+        places.map((place) => place.clientWidth - (place.querySelector("canvas")?.offsetWidth ?? 0)),
+      );
+  const around = await widths();
+  await page.addStyleTag({ content: "body { padding-right: 120px }" });
+  // As long as a picture is wider than its place, it scrolls sideways.
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll(".canvas-scroll")].every((place) => place.scrollWidth <= place.clientWidth),
+  );
+  assert.deepEqual(await widths(), around);
+  assertQuiet();
+});
+
 test("two traces are chosen from, and compared", async () => {
   const page = await session.open(
     [first, second],
