@@ -18,7 +18,7 @@ mod table;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{Allocation, Bytes, DeviceAddress};
+use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, Copies, RegionFigures};
 
 use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
@@ -267,8 +267,9 @@ pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error
 ///
 /// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks for an address within one.
 pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
-    let Ok((device, block)) = find_around(start) else {
-        return Ok(None);
+    let (device, block) = match find_around(start) {
+        Err(error) if error.status == Status::NotAllocated => return Ok(None),
+        found => found?,
     };
     let distance = start.offset_from(block.address);
     if block.requested.saturating_sub(distance) < size {
@@ -281,26 +282,34 @@ pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usiz
 ///
 /// # Errors
 ///
-/// If it lies in none. Linear in the blocks for an address within one.
+/// If it lies in none, and as [`registry::with_block`]. Linear in the blocks for an address within one.
 fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
-    registry::find_allocation(address).or_else(|missed| {
-        let around = find_block_around(address).ok().flatten();
-        let is_inside = |block: &Allocation| address.offset_from(block.address) < block.requested;
-        around.filter(|(_, block)| is_inside(block)).ok_or(missed)
-    })
+    match registry::find_allocation(address) {
+        Err(missed) if missed.status == Status::NotAllocated => {
+            let (device, block) = find_block_around(address)?;
+            let is_inside = address.offset_from(block.address) < block.requested;
+            is_inside.then_some((device, block)).ok_or(missed)
+        }
+        found => found,
+    }
 }
 
 /// Returns the last block of a region that begins at or before an address in its segment. Linear in the blocks.
-fn find_block_around(address: DeviceAddress) -> Result<Option<(c_int, Allocation)>, Error> {
+///
+/// # Errors
+///
+/// If the address lies in no region or before its blocks, and as [`registry::with_block`].
+fn find_block_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
+    let missed = || Error::from(AllocError::NotAllocated { address });
     let (device, segment) = registry::find_segment(address)?;
     if table::memory_of(device, segment.pool)?.is_none() {
-        return Ok(None);
+        return Err(missed());
     }
     let allocator = registry::known(device).expect("it has a segment");
     let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
     let before = held.partition_point(|block| block.address <= address);
     let block = before.checked_sub(1).map(|last| held[last]);
-    Ok(block.map(|block| (device, block)))
+    Ok((device, block.ok_or_else(missed)?))
 }
 
 /// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.

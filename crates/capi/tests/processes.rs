@@ -272,8 +272,16 @@ fn refuses_new_functions(memory: *mut c_void) {
     let mut taken = ptr::null_mut();
     // SAFETY: `taken` may be written to.
     let checkpoint = unsafe { lowtide_checkpoint_pool(0, pool, &raw mut taken) };
-    let all = [observed, shortage, settings, checkpoint];
-    assert_eq!(all, [Status::Forked; 4]);
+    let mut address = ptr::null();
+    // SAFETY: `address` may be written to.
+    let copy = unsafe { lowtide_backup_find(memory, &raw mut address, ptr::null_mut()) };
+    let all = [observed, shortage, settings, checkpoint, copy];
+    assert_eq!(all, [Status::Forked; 5]);
+    // SAFETY: there is nothing to write to.
+    let other = unsafe { lowtide_backup_find(memory, ptr::null_mut(), ptr::null_mut()) };
+    assert_eq!(other, Status::InvalidArgument, "in whose place the next is");
+    assert!(tms_get_cpu_backup_pointer(memory.cast(), 1).is_null());
+    assert!(last_error().contains("'spawn'"), "{}", last_error());
 }
 
 #[test]
