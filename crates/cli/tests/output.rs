@@ -176,7 +176,10 @@ fn a_file_that_is_not_for_writing_stays() {
     }
     // Nor does root write to a program that runs.
     let program = scratch.path("runs.lowtide");
-    fs::copy("/bin/sleep", &program).unwrap();
+    // Copied by another process: what another test starts would inherit the file, open for writing, from this one,
+    // and a program that somebody writes to does not start.
+    let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status();
+    assert!(copied.unwrap().success());
     let mut running = Command::new(&program).arg("600").spawn().unwrap();
     let message = fail(&["convert", GPT2, program.to_str().unwrap()]);
     running.kill().unwrap();
