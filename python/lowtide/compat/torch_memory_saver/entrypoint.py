@@ -250,7 +250,7 @@ class _TorchMemorySaverImpl:
 
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
     if backend is not None and not enable_cpu_backup:
-        raise ValueError("cpu_backup_backend is an option of enable_cpu_backup=True")
+        raise ValueError("the option cpu_backup_backend requires enable_cpu_backup=True")
 
 
 def _backup(cpu: bool, disk: bool) -> _regions.Backup | None:
