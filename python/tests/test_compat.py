@@ -726,6 +726,15 @@ def test_memory_of_vllm_sleeps_and_wakes_up(machine: Machine) -> None:
             print(sorted(seen["tag"] for seen in lowtide.regions() if seen["state"] == "paused"))
             allocator.wake_up()
         print(allocator.get_current_usage())
+        for discarded in ("kv_cache", ("weights", "never used")):
+            allocator.discard(discarded)
+            print(saved(), sorted(seen["tag"] for seen in lowtide.regions() if seen["state"] == "paused"))
+        allocator.wake_up()
+        write(weights, b"kept")
+        allocator.sleep("weights")
+        allocator.discard("weights")
+        allocator.wake_up()
+        print(read(weights, 4))
         """,
     )
     all_blocks = (70 << 20) + 512
@@ -743,4 +752,7 @@ def test_memory_of_vllm_sleeps_and_wakes_up(machine: Machine) -> None:
         *(saved(0, 0, 1), awake),
         *(saved(0, 0, 0), awake),
         f"{all_blocks}",
+        f"{dict.fromkeys(('weights', 'kv_cache', 'default'), 0)} ['kv_cache']",
+        f"{dict.fromkeys(('weights', 'kv_cache', 'default'), 0)} ['kv_cache', 'weights']",
+        "b'kept'",
     ]

@@ -58,6 +58,14 @@ class CuMemAllocator:
 
         torch.cuda.empty_cache()
 
+    def discard(self, tags: tuple[str, ...] | str) -> None:
+        """Takes the memory of these tags off the devices and keeps none of its contents.
+
+        What is asleep already stays as it is, with what was kept of it.
+        """
+        for tag in sorted(self._tags & ({tags} if isinstance(tags, str) else set(tags))):
+            _regions.pause(tag, keep=False)
+
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings memory of these tags back, or all, at the addresses that it had."""
         for tag in sorted(self._tags):
