@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, Event, MempoolId};
+use lowtide_core::{Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
@@ -22,8 +22,9 @@ pub(crate) struct Survey {
     pub(crate) limit_min: Bytes,
     /// Whether memory went back somewhere although no request can have asked for that.
     pub(crate) empties_cache: bool,
-    /// The requests and frees before which some memory went back and not all that an emptied cache would have given
-    /// back. Where requests let all go or nothing, there are none.
+    /// The requests and frees before which some memory went back without a call of `empty_cache`, which waits for
+    /// other streams first and then gives all back: some stayed, or freed blocks were still used by other streams.
+    /// Where requests let all go or nothing, there are none.
     pub(crate) partial_releases: HashSet<usize>,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
@@ -43,6 +44,40 @@ pub(crate) struct Traffic {
     /// Where the blocks end that became free meanwhile and were not when their program let go of them, by where they
     /// start.
     finished: BTreeMap<DeviceAddress, DeviceAddress>,
+    /// Whether one of them did after memory had gone back.
+    finished_late: bool,
+}
+
+/// The blocks that their program let go of, and that other streams still use.
+struct Waiting {
+    /// By which event each was freed, by address.
+    freed_by: HashMap<DeviceAddress, usize>,
+    /// How many there are that were freed before the first event.
+    from_before: usize,
+}
+
+impl Waiting {
+    fn new(trace: &Trace) -> Waiting {
+        let initial = trace.initial.blocks.iter();
+        let pending = initial.filter(|block| block.status == BlockStatus::PendingFree);
+        Waiting {
+            freed_by: HashMap::new(),
+            from_before: pending.count(),
+        }
+    }
+
+    /// Returns the event that freed the block at `address`, which waits no more, if any did.
+    fn finish(&mut self, address: DeviceAddress) -> Option<usize> {
+        let freed_by = self.freed_by.remove(&address);
+        if freed_by.is_none() {
+            self.from_before = self.from_before.saturating_sub(1);
+        }
+        freed_by
+    }
+
+    fn is_empty(&self) -> bool {
+        self.freed_by.is_empty() && self.from_before == 0
+    }
 }
 
 impl Traffic {
@@ -67,6 +102,7 @@ impl Traffic {
 
     /// Notes a block that became free by an event of its own.
     pub(crate) fn finish(&mut self, completed: Event) {
+        self.finished_late |= !self.releases.is_empty();
         self.finished
             .insert(completed.address, completed.address + completed.size);
     }
@@ -163,7 +199,7 @@ impl Survey {
             limit_min: reserved,
             ..Survey::default()
         };
-        let mut waiting: HashMap<DeviceAddress, usize> = HashMap::new();
+        let mut waiting = Waiting::new(trace);
         let mut traffic = Traffic::default();
         let mut occupancy = survey
             .gives_back_some()
@@ -172,15 +208,13 @@ impl Survey {
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
             let event = recorded.event;
-            if event.action == Action::OutOfMemory {
-                // Its address says what the card had left.
-                let card_size = Bytes(event.address.get()).saturating_add(reserved);
-                survey.card_size_min = survey.card_size_min.max(Some(card_size));
-            }
+            survey.note_card_size(event, reserved);
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let stayed = occupancy.as_ref().map_or(0, Occupancy::vacant);
-                    if stayed > 0 && !traffic.releases.is_empty() {
+                    let is_some = |occupancy: &Occupancy| {
+                        occupancy.vacant() > 0 || traffic.finished_late || !waiting.is_empty()
+                    };
+                    if !traffic.releases.is_empty() && occupancy.as_ref().is_some_and(is_some) {
                         survey.partial_releases.insert(index);
                     }
                     let needed = survey.end_traffic(&traffic, pools, index);
@@ -202,7 +236,7 @@ impl Survey {
                 }
                 Action::FreeCompleted => {
                     traffic.finish(event);
-                    match waiting.remove(&event.address) {
+                    match waiting.finish(event.address) {
                         Some(freed) => drop(survey.completions.insert(freed, index)),
                         None => drop(survey.initial_completions.insert(event.address, index)),
                     }
@@ -219,13 +253,22 @@ impl Survey {
                         occupancy.apply(trace.events[index].event, MempoolId::DEFAULT);
                     }
                 } else {
-                    waiting.insert(event.address, index);
+                    waiting.freed_by.insert(event.address, index);
                 }
             }
             index += 1;
         }
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
+    }
+
+    /// Takes into account what a refusal, with `reserved` bytes held, says of the card.
+    fn note_card_size(&mut self, event: Event, reserved: Bytes) {
+        if event.action == Action::OutOfMemory {
+            // Its address says what the card had left.
+            let card_size = Bytes(event.address.get()).saturating_add(reserved);
+            self.card_size_min = self.card_size_min.max(Some(card_size));
+        }
     }
 
     /// Takes into account what passed between allocator and driver before the event at `index`, and returns what

@@ -636,3 +636,66 @@ fn pages_of_a_block_that_was_waited_for_are_the_requests() {
     );
     assert_eq!(verify(&trace).retries, 1);
 }
+
+/// A recording with `max_split_size_mb`, whose program empties its cache once; then there are 90 MiB free, and beside
+/// a block in use one that other streams use after it was freed.
+fn recording_with_a_use(mut then: Vec<Event>) -> Trace {
+    let in_use = Event {
+        stream: Stream(1),
+        ..event(Action::Alloc, THIRD, 8)
+    };
+    let mut events = vec![
+        event(Action::SegmentAlloc, THERE, 90),
+        event(Action::Alloc, THERE, 90),
+        event(Action::FreeRequested, THERE, 90),
+        event(Action::FreeCompleted, THERE, 90),
+        event(Action::SegmentFree, THERE, 90),
+        Event {
+            action: Action::SegmentAlloc,
+            size: Bytes::mib(20),
+            ..in_use
+        },
+        in_use,
+        Event {
+            address: in_use.address + in_use.size,
+            ..in_use
+        },
+        event(Action::SegmentAlloc, THERE, 90),
+        event(Action::Alloc, THERE, 90),
+        event(Action::FreeRequested, THERE, 90),
+        event(Action::FreeCompleted, THERE, 90),
+        Event {
+            action: Action::FreeRequested,
+            ..in_use
+        },
+        event(Action::SegmentFree, THERE, 90),
+    ];
+    events.append(&mut then);
+    let mut trace = recording(events);
+    trace.settings.conf = "max_split_size_mb:64".into();
+    trace
+}
+
+/// An emptied cache would have waited for them, before anything went back.
+#[test]
+fn memory_that_goes_back_while_other_streams_use_some_is_the_requests() {
+    let completed = Event {
+        stream: Stream(1),
+        ..event(Action::FreeCompleted, THIRD, 8)
+    };
+    // What went back is enough for the first, which does not count as a retry; the second waits for the rest.
+    let served = recording_with_a_use(vec![
+        event(Action::SegmentAlloc, HERE, 66),
+        event(Action::Alloc, HERE, 66),
+        completed,
+        event(Action::FreeRequested, HERE, 66),
+        event(Action::FreeCompleted, HERE, 66),
+    ]);
+    assert_eq!(verify(&served).retries, 0);
+    let waited = recording_with_a_use(vec![
+        completed,
+        event(Action::SegmentAlloc, HERE, 100),
+        event(Action::Alloc, HERE, 100),
+    ]);
+    assert_eq!(verify(&waited).retries, 1);
+}
