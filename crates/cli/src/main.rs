@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     match result {
         Ok(exit_code) => exit_code,
         Err(error) => {
-            output::note(&format!("{error:#}"));
+            output::note(&output::line(&error));
             ExitCode::from(2)
         }
     }

@@ -5,7 +5,7 @@ use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow};
 use lowtide_trace::OneLine;
 
 use crate::recording;
@@ -32,6 +32,16 @@ pub(crate) fn note(line: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
+/// Returns what went wrong, and what of it each cause adds: some already say what caused them.
+pub(crate) fn line(error: &Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    causes.fold(String::new(), |line, cause| match line.as_str() {
+        "" => cause,
+        _ if line.ends_with(&cause) => line,
+        _ => format!("{line}: {cause}"),
+    })
+}
+
 /// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and
 /// renamed, through symbolic links. What is no file (a pipe, a terminal) is written to as it is, and so
 /// is what this process has open already: another in its place would lose the rest of what goes there.
@@ -44,6 +54,23 @@ pub(crate) fn write_file(
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     write_to(path, write).with_context(|| recording::name(path))
+}
+
+/// Fails if `path`, where a page is to go, is one of the recordings that the page is made from.
+///
+/// # Errors
+///
+/// If it is: the recording would be lost.
+pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf]) -> Result<()> {
+    let (Ok(there), Ok(target)) = (fs::metadata(path), path.canonicalize()) else {
+        return Ok(());
+    };
+    let is_target = |recording: &PathBuf| recording.canonicalize().is_ok_and(|it| it == target);
+    if there.is_file() && recordings.iter().any(is_target) {
+        let error = anyhow!("is the recording itself; choose another name for the page");
+        return Err(error.context(recording::name(path)));
+    }
+    Ok(())
 }
 
 fn write_to(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {

@@ -1,6 +1,7 @@
 //! `lowtide replay`: what each strategy makes of a job.
 
 use std::path::Path;
+use std::slice;
 
 use anyhow::{Context, Result, bail};
 use lowtide_core::Config;
@@ -27,6 +28,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let prints_page = args.html.as_deref() == Some(Path::new("-"));
     if prints_page && args.json {
         bail!("--html - and --json both print in place of the table; name a file for the page");
+    }
+    if let Some(path) = &args.html {
+        output::refuse_recordings(path, slice::from_ref(&source.trace))?;
     }
     let trace = recording::read_device(&source.trace, source.device)?;
     recording::note_pauses(&source.trace, &trace);

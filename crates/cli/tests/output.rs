@@ -163,6 +163,38 @@ fn a_dash_is_standard_output_where_that_can_be() {
     );
 }
 
+/// Also by another name of it.
+#[test]
+fn a_page_does_not_take_the_place_of_its_recording() {
+    let scratch = Scratch::new("own-place");
+    let recording = scratch.path("job.pickle.zst");
+    fs::copy(common::sample(GPT2), &recording).unwrap();
+    let link = scratch.path("link.html");
+    symlink(&recording, &link).unwrap();
+    let job = recording.to_str().unwrap();
+    for target in [job, link.to_str().unwrap()] {
+        let commands = [
+            ["replay", job, "--html", target],
+            ["report", job, "--output", target],
+        ];
+        for command in commands {
+            let expected =
+                format!("{target}: is the recording itself; choose another name for the page");
+            assert_eq!(fail(&command), expected);
+        }
+    }
+    assert_eq!(events(&recording), 116_097);
+}
+
+#[test]
+fn what_went_wrong_with_a_file_is_said_once() {
+    let scratch = Scratch::new("full");
+    let full = scratch.path("full.pickle");
+    symlink("/dev/full", &full).unwrap();
+    let expected = format!("{}: No space left on device (os error 28)", full.display());
+    assert_eq!(fail(&["convert", GPT2, full.to_str().unwrap()]), expected);
+}
+
 #[test]
 fn a_file_that_is_not_for_writing_stays() {
     let scratch = Scratch::new("read-only");
