@@ -149,6 +149,10 @@ fn a_window_of_frees_says_that_its_beginning_is_lost() {
 const NO_HISTORY: &[u8] =
     b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces](]eu.";
 
+/// The same with a text for the segments.
+const TEXT_FOR_LIST: &[u8] =
+    b"\x80\x02}(X\x08\x00\x00\x00segmentsX\x01\x00\x00\x00xX\x0d\x00\x00\x00device_traces](]eu.";
+
 #[test]
 fn each_bad_file_has_its_line() {
     let scratch = Scratch::new("bad-files");
@@ -174,6 +178,10 @@ fn each_bad_file_has_its_line() {
         (
             scratch.write("number.pickle", b"\x80\x02K\x01."),
             "other than a memory snapshot",
+        ),
+        (
+            scratch.write("text_for_list.pickle", TEXT_FOR_LIST),
+            "`segments` is not a list",
         ),
         // os.system, which no snapshot refers to.
         (

@@ -184,14 +184,29 @@ impl Past {
             Action::Alloc => self.undo_alloc(event),
             Action::FreeRequested => self.undo_free_requested(index, event),
             Action::FreeCompleted => self.undo_free_completed(index, event),
-            Action::SegmentAlloc => self.segments.undo_alloc(event, self.knows_end),
+            Action::SegmentAlloc => {
+                self.check_unused(event.event)?;
+                self.segments.undo_alloc(event, self.knows_end)
+            }
             Action::SegmentFree => self.segments.undo_free(event),
-            Action::SegmentMap => self.segments.undo_map(event, self.knows_end),
+            Action::SegmentMap => {
+                self.check_unused(event.event)?;
+                self.segments.undo_map(event, self.knows_end)
+            }
             Action::SegmentUnmap => self.segments.undo_unmap(event),
             Action::Snapshot
             | Action::OutOfMemory
             | Action::SegmentPaused
             | Action::SegmentResumed => Ok(()),
+        }
+    }
+
+    /// Fails where a block is in use in memory that only comes: it was freed, or is there at the end, and was never
+    /// allocated.
+    fn check_unused(&self, event: Event) -> Result<(), TraceError> {
+        match self.occupant(event.address, event.size) {
+            Some((other, block)) => Err(overlap("takes a segment of", event, other, block)),
+            None => Ok(()),
         }
     }
 

@@ -159,6 +159,32 @@ fn free_of_a_block_that_is_free() {
     );
 }
 
+/// Of memory that came before, a block may have been there before the first event; not of what comes only then.
+#[test]
+fn free_of_a_block_that_was_never_allocated() {
+    let free = [
+        event(FreeRequested, SEGMENT + 512, 512),
+        event(FreeCompleted, SEGMENT + 512, 512),
+    ];
+    run(&[segment(&[])], &free).expect("it was there before");
+    check_contradiction(
+        &[segment(&[])],
+        &[event(SegmentAlloc, SEGMENT, 2 << 20), free[0], free[1]],
+        "device 0, event 0: takes a segment of 2.00 MiB at 0x100000, where a block of 512 bytes at 0x100200 is in use \
+         until event 2",
+    );
+    let expandable = SegmentSnapshot {
+        is_expandable: true,
+        ..segment(&[Inactive, Allocated])
+    };
+    check_contradiction(
+        &[expandable],
+        &[event(SegmentMap, SEGMENT, 2 << 20)],
+        "device 0, event 0: takes a segment of 2.00 MiB at 0x100000, where a block of 512 bytes at 0x100200 is in use \
+         to the end",
+    );
+}
+
 #[test]
 fn segments_that_overlap() {
     check_contradiction(

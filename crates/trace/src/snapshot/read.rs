@@ -67,6 +67,11 @@ impl Reader {
                         it has neither `segments` nor `device_traces`";
             return Err(TraceError::new(ErrorKind::Foreign, what));
         }
+        for (key, list) in [("segments", segments), ("device_traces", traces)] {
+            if list != Value::None && self.heap.items(list).is_none() {
+                return Err(TraceError::malformed(format!("`{key}` is not a list")));
+            }
+        }
         let settings = self.get(root, "allocator_settings");
         let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
         self.read_segments(segments, &mut devices)?;
