@@ -281,8 +281,11 @@ impl<'a> Compiler<'a> {
             return;
         }
         let mut group = std::mem::take(&mut self.group);
-        if before_request && self.let_go_first(&group, end) {
-            if self.survey.collects_garbage() || self.survey.partial_releases.contains(&end) {
+        if before_request && (self.let_go_first(&group, end) || self.waits_in_vain(&group, end)) {
+            let gave_back = !group.released_from.is_empty();
+            if gave_back && self.survey.collects_garbage()
+                || self.survey.partial_releases.contains(&end)
+            {
                 // Some of it goes back without a wait, once it was seen what other streams are done with.
                 let first = group.finished.drain(..group.finished_first);
                 self.silent
@@ -349,6 +352,15 @@ impl<'a> Compiler<'a> {
         self.survey.collects_garbage() && group.traffic.may_be_garbage(self.trace)
             || self.survey.partial_releases.contains(&index)
             || !self.survey.empties_cache && needed > self.survey.limit_min
+    }
+
+    /// Returns whether the request at event `index` was refused and nothing went back for it: what became free before
+    /// did so while it waited, and PyTorch does not look for a free block after that.
+    fn waits_in_vain(&self, group: &Group, index: usize) -> bool {
+        let event = self.event_at(index);
+        group.released_from.is_empty()
+            && event.is_some_and(|event| event.action == Action::OutOfMemory)
+            && self.event_pools.of(index).is_default()
     }
 
     /// Returns whether the request at event `index` is one of those that restore a segment of a private

@@ -595,6 +595,27 @@ fn what_one_wait_ends_is_free_after_the_request_has_looked() {
     assert_eq!(verify(&events).retries, 1);
 }
 
+/// A request that is refused has waited for all blocks that other streams used, and does not look at them then.
+#[test]
+fn what_a_refused_request_waited_for_does_not_serve_it() {
+    for conf in ["", "garbage_collection_threshold:0.5"] {
+        let mut trace = recording_of(&[
+            (Action::SegmentAlloc, HERE, 20),
+            (Action::Alloc, HERE, 2),
+            (Action::Alloc, HERE + (2 << 20), 2),
+            (Action::Alloc, HERE + (4 << 20), 4),
+            (Action::FreeRequested, HERE + (4 << 20), 4),
+            (Action::FreeRequested, HERE + (2 << 20), 2),
+            (Action::FreeCompleted, HERE + (2 << 20), 2),
+            (Action::FreeCompleted, HERE + (4 << 20), 4),
+            (Action::OutOfMemory, 0, 18),
+            (Action::Alloc, HERE + (2 << 20), 3),
+        ]);
+        trace.settings.conf = conf.into();
+        verify(&trace);
+    }
+}
+
 /// The block that was waited for lies elsewhere: it does not keep the cache from having been emptied.
 #[test]
 fn an_empty_cache_that_waits_is_the_programs() {
