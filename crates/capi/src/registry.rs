@@ -420,11 +420,12 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
     let _in_order = lock(&CHANGES)?;
     let mut setup = setup()?;
     let order = setup.order;
-    let in_force = setup.config()?.clone().in_order(order);
-    let config = in_force.reconfigured(settings)?;
+    // What nobody asked for is not told to be asked for.
+    let config = setup.config()?.reconfigured(settings, order)?;
     setup.config = Some(config.clone());
     drop(setup);
-    for_each_in_use(|_, allocator| Ok(allocator.reconfigure(&config)?))
+    let ordered = config.in_order(order);
+    for_each_in_use(|_, allocator| Ok(allocator.reconfigure(&ordered)?))
 }
 
 /// Sets what the program asks for, where a device is not in use yet.

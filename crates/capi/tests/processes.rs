@@ -54,10 +54,12 @@ fn blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them() {
         assert_eq!(allocate(512 << 10, 0), Ok(quarters[3]));
         assert_eq!(lowtide_set_torch_version(2, 13), Status::Started);
         // SAFETY: the text is valid for ever.
-        let config = unsafe { CStr::from_ptr(lowtide_config()) };
-        assert_eq!(config, c"caching", "nobody asked for an order");
+        let config = || unsafe { CStr::from_ptr(lowtide_config()) };
+        assert_eq!(config(), c"caching", "nobody asked for an order");
         // SAFETY: the texts end with a zero byte.
         let reconfigure = |text: &CStr| unsafe { lowtide_reconfigure(text.as_ptr()) };
+        assert_eq!(reconfigure(c""), Status::Ok);
+        assert_eq!(config(), c"caching", "nor did these settings");
         assert_eq!(reconfigure(c"free_block_order:block_age"), Status::Ok);
         assert_eq!(reconfigure(c"max_split_size_mb:64"), Status::Ok);
         assert_eq!(reconfigure(c"free_block_order:address"), Status::Config);

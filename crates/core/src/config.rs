@@ -75,13 +75,17 @@ impl Config {
 
     /// Returns what a text that is given while the strategy runs makes of these options, as PyTorch reads
     /// one then: `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go back
-    /// to their defaults first, the others keep what they were.
+    /// to their defaults first, the others keep what they were. `order` is that of free blocks where no option says.
     ///
     /// # Errors
     ///
     /// The first thing wrong, as [`Config::parse`]; that the strategy is not `caching`, the only one whose options
     /// can be changed; or another `free_block_order`.
-    pub fn reconfigured(&self, conf: &str) -> Result<Config, ConfigError> {
+    pub fn reconfigured(
+        &self,
+        conf: &str,
+        order: Option<FreeBlockOrder>,
+    ) -> Result<Config, ConfigError> {
         let Config::Caching(options) = self else {
             let text = format!(
                 "the options of {} cannot be changed while it runs",
@@ -91,8 +95,9 @@ impl Config {
         };
         let tokens = tokens::split(conf);
         let changed = options.reread(&mut Reader::new(&tokens))?;
-        let order = |options: &CachingConfig| options.free_block_order.unwrap_or_default();
-        if order(&changed) != order(options) {
+        let in_force =
+            |options: &CachingConfig| options.free_block_order.or(order).unwrap_or_default();
+        if in_force(&changed) != in_force(options) {
             let text = "free_block_order cannot be changed while memory is allocated in another";
             return Err(ConfigError::new(text));
         }

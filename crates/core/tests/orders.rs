@@ -195,12 +195,14 @@ fn the_order_of_blocks_that_are_listed_is_not_changed() {
     let config: Config = "caching:free_block_order:segment_age".parse().unwrap();
     assert_eq!(
         config
-            .reconfigured("max_split_size_mb:64")
+            .reconfigured("max_split_size_mb:64", None)
             .unwrap()
             .to_conf(),
         "max_split_size_mb:64,free_block_order:segment_age"
     );
-    let error = config.reconfigured("free_block_order:address").unwrap_err();
+    let error = config
+        .reconfigured("free_block_order:address", None)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "free_block_order cannot be changed while memory is allocated in another"

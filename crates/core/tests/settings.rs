@@ -33,7 +33,7 @@ fn segments_of_both_kinds_coexist() -> Outcome {
     // Each is too large for what the ones before it left.
     for (conf, mib) in [("True", 3), ("False", 18), ("True", 19), ("False", 19)] {
         let text = format!("expandable_segments:{conf}");
-        config = config.reconfigured(&text).expect("an option");
+        config = config.reconfigured(&text, None).expect("an option");
         allocator.reconfigure(&config)?;
         let block = take(&mut allocator, mib)?;
         assert_eq!(allocator.allocation(block)?.is_expandable, conf == "True");
@@ -62,7 +62,7 @@ fn what_is_oversize_is_counted_anew() -> Outcome {
     assert_eq!(allocator.stats().oversize_allocations.current, 0);
     allocator.reconfigure(
         &config
-            .reconfigured("max_split_size_mb:50")
+            .reconfigured("max_split_size_mb:50", None)
             .expect("an option"),
     )?;
     let stats = allocator.stats();
@@ -107,11 +107,11 @@ fn a_fraction_is_told_before_it_is_a_limit() -> Outcome {
 /// One of them cannot go back alone; PyTorch then looks at the smaller ones.
 #[test]
 fn what_is_oversize_goes_back_beside_expandable_segments() -> Outcome {
-    let config = Config::default().reconfigured("max_split_size_mb:20");
+    let config = Config::default().reconfigured("max_split_size_mb:20", None);
     let config = config.expect("an option");
     let mut allocator = allocator(&config);
     let mut blocks = vec![take(&mut allocator, 300)?, take(&mut allocator, 200)?];
-    let expandable = config.reconfigured("expandable_segments:True,max_split_size_mb:20");
+    let expandable = config.reconfigured("expandable_segments:True,max_split_size_mb:20", None);
     allocator.reconfigure(&expandable.expect("options"))?;
     blocks.push(take(&mut allocator, 500)?);
     allocator.reconfigure(&config)?;

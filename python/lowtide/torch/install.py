@@ -33,20 +33,20 @@ def install_shim() -> ctypes.CDLL:
     return shim
 
 
-def _and_reconfigure(setter: Callable[[str], Any]) -> Callable[[str], Any]:
+def _and_reconfigure(setter: Callable[[str | bytes], Any]) -> Callable[[str | bytes], Any]:
     """Returns a setter after which lowtide has the settings too. What PyTorch refuses, lowtide never sees."""
 
     @functools.wraps(setter)
-    def change(settings: str) -> Any:
+    def change(settings: str | bytes) -> Any:
         result = setter(settings)
-        _reconfigure(settings)
+        _reconfigure(settings if isinstance(settings, bytes) else settings.encode())
         return result
 
     return change
 
 
-def _reconfigure(settings: str) -> None:
-    if library().lowtide_reconfigure(settings.encode()) == Status.OK:
+def _reconfigure(settings: bytes) -> None:
+    if library().lowtide_reconfigure(settings) == Status.OK:
         return
     describe = library().lowtide_config
     describe.restype = ctypes.c_char_p
@@ -54,4 +54,4 @@ def _reconfigure(settings: str) -> None:
     if (describe() or b"").startswith(b"caching"):
         raise ValueError(reason)
     # The settings are for PyTorch's strategy. A script that makes them runs all the same with another.
-    warnings.warn(f"lowtide goes on without `{settings}`: {reason}", stacklevel=4)
+    warnings.warn(f"lowtide goes on without `{settings.decode(errors='replace')}`: {reason}", stacklevel=4)

@@ -40,6 +40,8 @@ def test_settings_that_were_not_given_are_empty() -> None:
     program = """
 import torch
 print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]))
+torch.cuda.memory._set_allocator_settings("")
+print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]))
 """
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_STRATEGY", "LOWTIDE_CONF")
     environment = {name: value for name, value in os.environ.items() if name not in names}
@@ -47,7 +49,7 @@ print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALL
     done = subprocess.run(
         [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "''\n"
+    assert done.stdout == "''\n''\n"
 
 
 def test_of_blocks_of_a_size_the_one_of_this_release_is_taken() -> None:
@@ -658,6 +660,8 @@ def test_settings_at_run_time_reach_lowtide() -> None:
         # The next of four steps between 1 MiB and 2 MiB.
         assert torch.cuda.memory_allocated() - before == 3 * MIB // 2
         del held
+    torch.cuda.memory._set_allocator_settings(b"max_split_size_mb:64")
+    assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 64 * MIB
     with (
         pytest.raises((ValueError, RuntimeError), match="no_such_setting"),
         settings("no_such_setting:1", ""),

@@ -493,7 +493,7 @@ fn three_options_go_back_to_their_defaults_while_it_runs() {
                  garbage_collection_threshold:0.5,max_non_split_rounding_mb:30,\
                  expandable_segments:True,per_process_memory_fraction:0.5";
     let config: Config = start.parse().unwrap();
-    let after = |conf: &str| config.reconfigured(conf).unwrap().to_string();
+    let after = |conf: &str| config.reconfigured(conf, None).unwrap().to_string();
     let kept = "max_non_split_rounding_mb:30,expandable_segments:True,\
                 per_process_memory_fraction:0.5";
     assert_eq!(after(""), format!("caching:{kept}"));
@@ -515,12 +515,17 @@ fn three_options_go_back_to_their_defaults_while_it_runs() {
 #[test]
 fn a_refusal_while_it_runs_has_the_same_words() {
     let config = Config::default();
-    let refused = config.reconfigured("max_split_size_mb:1").unwrap_err();
+    let refused = config
+        .reconfigured("max_split_size_mb:1", None)
+        .unwrap_err();
     assert_eq!(
         refused.to_string(),
         refusal("caching", "max_split_size_mb:1")
     );
     let bfc: Config = "bfc".parse().unwrap();
-    let refused = bfc.reconfigured("retry_ms:5").unwrap_err().to_string();
+    let refused = bfc
+        .reconfigured("retry_ms:5", None)
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("bfc"), "{refused}");
 }
