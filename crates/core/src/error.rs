@@ -163,7 +163,7 @@ impl fmt::Display for AllocError {
             AllocError::TooLarge { requested } => {
                 write!(
                     f,
-                    "CUDA out of memory. Tried to allocate more than 1EB memory: {} bytes",
+                    "CUDA out of memory. Tried to allocate more than 1EB memory. {} bytes were asked for",
                     requested.get()
                 )
             }
@@ -270,7 +270,8 @@ impl fmt::Display for OutOfMemory {
             "and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory \
              is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid \
              fragmentation.  See documentation for Memory Management  \
-             (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+             (https://docs.pytorch.org/docs/stable/notes/cuda.html\
+             #optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )?;
         write!(f, " The largest free block has {}.", self.largest_free)?;
         for (index, (region, size)) in self.paused.iter().enumerate() {

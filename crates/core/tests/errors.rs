@@ -32,7 +32,8 @@ fn out_of_memory(result: Result<DeviceAddress, AllocError>) -> OutOfMemory {
 /// What PyTorch's message ends with.
 const ADVICE: &str = "If reserved but unallocated memory is large try setting \
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for \
-    Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)";
+    Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html\
+    #optimizing-memory-usage-with-pytorch-cuda-alloc-conf)";
 
 #[test]
 fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
@@ -142,7 +143,7 @@ fn more_than_there_can_be_is_refused_before_anything_else() {
             let error = allocator.allocate(requested, Stream::DEFAULT).unwrap_err();
             assert_eq!(error, AllocError::TooLarge { requested });
             let text = format!(
-                "CUDA out of memory. Tried to allocate more than 1EB memory: {} bytes",
+                "CUDA out of memory. Tried to allocate more than 1EB memory. {} bytes were asked for",
                 requested.get()
             );
             assert_eq!(error.to_string(), text);

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -219,8 +220,50 @@ def test_out_of_memory_is_pytorch_s_error_and_the_next_request_works() -> None:
     assert torch.cuda.memory_stats()["num_ooms"] == before + 1
     bytes_of(MIB).fill_(1)
     torch.cuda.synchronize()
-    with pytest.raises(torch.OutOfMemoryError, match="more than 1EB"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate more than 1EB memory\."):
         bytes_of(1 << 61)
+
+
+# NVIDIA's management library, as far as PyTorch looks for it.
+MANAGEMENT = """
+#include <unistd.h>
+typedef struct { unsigned int number; unsigned long long bytes; } process;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) { *device = (void *)address; return 0; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return 3; }
+int nvmlDeviceGetGpuFabricInfoV(void) { return 3; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return 0; }
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned int *count, process *processes) {
+    unsigned int room = *count;
+    *count = 10;
+    for (unsigned int i = 0; i < room && i < 10; i++) {
+        processes[i] = (process){i + 1, (unsigned long long)(i + 1) << 29};
+    }
+    if (room >= 10) processes[9].number = getpid();
+    return room < 10 ? 7 : 0;
+}
+"""
+
+
+def test_running_out_says_what_other_processes_have_in_use(tmp_path: Path) -> None:
+    source = tmp_path / "management.c"
+    source.write_text(MANAGEMENT)
+    library = tmp_path / "libnvidia-ml.so.1"
+    linked = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["cc", *linked, "-o", library, source], check=True)
+    program = "import torch; torch.empty(1 << 50, dtype=torch.uint8, device='cuda')"
+    how = [] if IS_NATIVE else ["-m", "lowtide", "run"]
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    done = subprocess.run(
+        [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    told = re.search(r"is free\. (.*?)Of the allocated memory", done.stderr)
+    assert told is not None, done.stderr
+    others = "".join(f"Process {i} has {i * 0.5:.2f} GiB memory in use. " for i in range(3, 10))
+    first = "Process 1 has 512.00 MiB memory in use. Process 2 has 1024.00 MiB memory in use. "
+    this = "Including non-PyTorch memory, this process has 5.00 GiB memory in use. "
+    assert told[1] == first + others + this
 
 
 def hold_weights() -> Any:

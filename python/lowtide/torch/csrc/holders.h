@@ -6,7 +6,6 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <string>
 #include <string_view>
@@ -72,17 +71,6 @@ inline std::string place_of(const std::vector<torch::unwind::Frame>& frames, con
     add(frames.at(stack.front()));
   }
   return place;
-}
-
-inline std::string in_words(uint64_t bytes) {
-  const double mebibytes = static_cast<double>(bytes) / (1 << 20);
-  char text[32];
-  std::snprintf(
-      text,
-      sizeof(text),
-      mebibytes < 1024 ? "%.2f MiB" : "%.2f GiB",
-      mebibytes < 1024 ? mebibytes : mebibytes / 1024);
-  return text;
 }
 
 // The line, with a line break before it; nothing where no call stack is known. Takes Python's lock.

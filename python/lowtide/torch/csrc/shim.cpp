@@ -11,6 +11,7 @@
 //   statistics.h   figures
 //   pools.h        memory pools and checkpoints of them
 //   holders.h      who holds the most memory
+//   processes.h    who else has memory of the device
 //   shortage.h     memory that runs out
 //   workspaces.h   what PyTorch keeps for cuBLAS
 //   status.h       lowtide's answers as exceptions

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "holders.h"
+#include "processes.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,7 +44,7 @@ class Shortage {
       fail(status);
     }
     // Whoever is told may use lowtide, and the text is only kept until a call fails.
-    std::string text = lowtide_last_error();
+    std::string text = with_processes(lowtide_last_error(), device);
     text.insert(std::min(text.find('\n'), text.size()), known_holders(history, device));
     C10_CUDA_CLEAR_ERROR();
     c10::reportOutOfMemoryToProfiler(
@@ -52,6 +54,16 @@ class Shortage {
   }
 
  private:
+  // Puts what each process has in use where PyTorch has it: after what is free of the device.
+  static std::string with_processes(std::string text, DeviceIndex device) {
+    constexpr std::string_view before = " is free. ";
+    const size_t found = text.find(before);
+    if (found != std::string::npos) {
+      text.insert(found + before.size(), memory_by_process(device));
+    }
+    return text;
+  }
+
   // What the call stacks say, while they are gathered. The error is what matters: nothing may come in its way.
   static std::string known_holders(History& history, DeviceIndex device) noexcept {
     try {

@@ -8,7 +8,9 @@
 #include <cuda_runtime_api.h>
 #include <lowtide.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <string>
 
 namespace lowtide {
@@ -55,6 +57,22 @@ inline std::string pointer_text(const void* memory) {
   char address[2 + 2 * sizeof(void*) + 1];
   std::snprintf(address, sizeof address, "%p", memory);
   return address;
+}
+
+// A size as PyTorch writes it.
+inline std::string in_words(uint64_t bytes) {
+  constexpr const char* units[] = {"KiB", "MiB", "GiB"};
+  if (bytes <= 1024) {
+    return std::to_string(bytes) + " bytes";
+  }
+  double size = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  for (; size > 1024 && unit + 1 < std::size(units); ++unit) {
+    size /= 1024;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f %s", size, units[unit]);
+  return text;
 }
 
 // Says that there is no block at `memory`, in PyTorch's words.
