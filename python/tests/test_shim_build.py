@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lowtide._library import PATH
 from lowtide.torch import build
 
 
@@ -95,6 +96,41 @@ def test_is_built_once(cache: Path) -> None:
     build.build()
     assert shim.stat().st_mtime_ns == made
     assert [path.name for path in cache.iterdir()] == [shim.parent.name]
+
+
+def test_a_shim_that_is_cut_short_is_built_anew(cache: Path) -> None:
+    build.build()
+    (shim,) = cache.glob("*/shim.so")
+    whole = shim.read_bytes()
+    # A new file: this process has the old one loaded.
+    shim.unlink()
+    shim.write_bytes(whole[: len(whole) // 2])
+    assert build.find() is None
+    build.build()
+    assert shim.read_bytes() == whole
+
+
+def test_what_is_no_whole_shared_object_is_told_apart(tmp_path: Path) -> None:
+    whole = PATH.read_bytes()
+    file = tmp_path / "shim.so"
+    assert not build.is_whole(file)
+    for contents in (b"", b"no shared object", whole[:64], whole[: len(whole) // 2], whole[:-1]):
+        file.write_bytes(contents)
+        assert not build.is_whole(file), len(contents)
+    assert build.is_whole(PATH)
+
+
+def test_a_cache_that_would_be_another_in_each_directory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    for named in ("", "cache", "./cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert build.cache_directory() == Path("/nonexistent/.cache/lowtide")
+
+
+def test_a_compiler_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-m64")
+    with pytest.raises(build.BuildError, match=r"^CXX names no C\+\+ compiler \(No closing quotation\): g\+\+ '-m64$"):
+        build.compiler()
 
 
 def test_a_compiler_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def build() -> ctypes.CDLL:
     # Its functions are what the shim looks for when it is loaded.
     library()
     arguments, shim = _plan()
-    if not shim.exists():
+    if not is_whole(shim):
         _build_once(arguments, shim)
     try:
         loaded = ctypes.CDLL(str(shim))
@@ -59,7 +60,26 @@ def find() -> Path | None:
     Raises `BuildError` where headers are missing, or there is no place for it.
     """
     _, shim = _plan()
-    return shim if shim.exists() else None
+    return shim if is_whole(shim) else None
+
+
+def is_whole(shim: Path) -> bool:
+    """Returns whether there is a shared object, up to where its header says that it ends.
+
+    A machine that lost its power, or a disk that was full, leaves less, and to load that may end the process.
+    """
+    try:
+        with shim.open("rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    # What linkers write last: where the table of sections begins, the size of an entry, and how many there are.
+    (start,) = struct.unpack_from("=Q", header, 40)
+    entry_size, count = struct.unpack_from("=HH", header, 58)
+    return bool(start + entry_size * count <= size)
 
 
 def cache_directory() -> Path:
@@ -67,16 +87,20 @@ def cache_directory() -> Path:
 
     Raises `BuildError` for a user without a home directory, as some containers have.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "lowtide"
+        # By its specification one that is not absolute, which would be another in each directory, is none.
+        return (base if base.is_absolute() else Path.home() / ".cache") / "lowtide"
     except RuntimeError as error:
         raise BuildError(f"there is no place for the shim ({error}): set XDG_CACHE_HOME to one") from None
 
 
 def compiler() -> list[str]:
     """Returns the command of the C++ compiler: `$CXX`, or the first of the usual ones that is there."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX names no C++ compiler ({error}): {os.environ['CXX']}") from None
     for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(command[0]) is not None:
             return command
@@ -160,7 +184,7 @@ def _build_once(arguments: list[str], shim: Path) -> None:
     try:
         shim.parent.mkdir(parents=True, exist_ok=True)
         with _locked(shim.parent / "lock"):
-            if not shim.exists():
+            if not is_whole(shim):
                 _compile(arguments, shim)
     except OSError as error:
         raise BuildError(f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it") from None
