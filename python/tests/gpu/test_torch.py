@@ -376,6 +376,30 @@ def test_a_block_remembers_who_allocated_it() -> None:
     del held
 
 
+def test_who_allocated_what_is_held_stays_known_once_history_is_off() -> None:
+    def known(*tensors: Any) -> list[bool]:
+        blocks = {b["address"]: b for s in torch.cuda.memory._snapshot()["segments"] for b in s["blocks"]}
+        return [bool(blocks[tensor.data_ptr()].get("frames")) for tensor in tensors]
+
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    first, second, third = (bytes_of(MIB) for _ in range(3))
+    stream = torch.cuda.Stream()
+    third.record_stream(stream)
+    del third
+    torch.cuda.memory._record_memory_history(enabled=None)
+    unknown = bytes_of(MIB // 2)
+    assert known(first, second, unknown) == [True, True, False]
+    # Whoever comes to have an address is not who had it before.
+    torch.cuda.synchronize()
+    address = first.data_ptr()
+    del first
+    others = [bytes_of(MIB) for _ in range(4)]
+    assert address in [other.data_ptr() for other in others]
+    assert known(second, *others) == [True, False, False, False, False]
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    assert known(second, bytes_of(MIB)) == [True, True]
+
+
 def test_only_the_latest_entries_are_kept() -> None:
     torch.cuda.memory._record_memory_history(max_entries=3, stacks="python")
     for _ in range(10):

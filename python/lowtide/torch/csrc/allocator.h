@@ -441,6 +441,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const auto blocks = checkpoint->restore(device);
     native::CheckpointDelta delta;
     for (const auto& [memory, size] : blocks.freed) {
+      history_.forget(memory);
       report(memory, device, -static_cast<int64_t>(size));
       delta.ptrs_freed.push_back(memory);
     }
@@ -534,7 +535,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(trace != nullptr)) {
       (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
     }
-    if (C10_LIKELY(!history_.is_watching() && !c10::memoryProfilingEnabled())) {
+    if (C10_LIKELY(!history_.follows_frees() && !c10::memoryProfilingEnabled())) {
       return lowtide_deallocate(memory);
     }
     return release_observed(memory);
@@ -648,6 +649,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     lowtide_allocation held{};
     const bool is_profiled =
         c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
+    history_.forget(memory);
     History::Cause cause(history_.gather(RecordContext::ALL));
     const auto status = lowtide_deallocate(memory);
     if (is_profiled && status == LOWTIDE_STATUS_OK) {

@@ -8,11 +8,13 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -45,7 +47,8 @@ void visit_segments(DeviceIndex device, Visit visit) {
 }
 
 // lowtide tells its events to this while history is recorded or somebody tracks them, and never else: a program
-// that asks for neither pays nothing.
+// that asks for neither pays nothing. Once neither is so any more, those who allocated what is still held stay known,
+// as they do to PyTorch, and each free is looked at until nothing of that is left.
 //
 // Locks. lowtide calls `observe` under its own locks, so what holds `events_` here must not call lowtide.
 // `control_`, which is taken before lowtide's locks, keeps those apart who turn the recording on and off.
@@ -101,6 +104,23 @@ class History {
 
   bool is_recording() const {
     return is_recording_.load(std::memory_order_relaxed);
+  }
+
+  // Whether what is given back may concern this: while events are told, or contexts are left from when they were.
+  bool follows_frees() const {
+    return follows_frees_.load(std::memory_order_relaxed);
+  }
+
+  // Drops who allocated a block that is about to be given back, if no event will tell of that.
+  void forget(const void* memory) {
+    if (is_watching() || !follows_frees()) {
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(events_);
+    for (auto& [index, device] : devices_) {
+      device.blocks.erase(reinterpret_cast<uint64_t>(memory));
+    }
+    settle_frees();
   }
 
   // Calls the recorder where contexts are wanted of what `level` names; null elsewhere.
@@ -295,14 +315,41 @@ class History {
         });
       }
     } else {
-      // Addresses will be given to others unseen.
-      const std::lock_guard<std::mutex> lock(events_);
-      for (auto& [index, device] : devices_) {
-        device.blocks.clear();
-        device.segments.clear();
-        device.paused.clear();
-      }
+      keep_held();
     }
+    const std::lock_guard<std::mutex> lock(events_);
+    settle_frees();
+  }
+
+  // Keeps the contexts of what the program holds, and nothing else: addresses will be given to others unseen.
+  // `control_` is held.
+  void keep_held() {
+    for (DeviceIndex index = 0; index < device_count; ++index) {
+      std::unordered_set<uint64_t> held;
+      visit_segments(index, [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
+        for (size_t number = 0; number < count; ++number) {
+          if (blocks[number].state == LOWTIDE_BLOCK_STATE_ALLOCATED) {
+            held.insert(blocks[number].address);
+          }
+        }
+      });
+      const std::lock_guard<std::mutex> lock(events_);
+      PerDevice& device = devices_[index];
+      for (auto block = device.blocks.begin(); block != device.blocks.end();) {
+        block = held.count(block->first) == 0 ? device.blocks.erase(block) : std::next(block);
+      }
+      device.segments.clear();
+      device.paused.clear();
+    }
+  }
+
+  // Says whether frees are still looked at. `events_` is held.
+  void settle_frees() {
+    bool has_contexts = false;
+    for (const auto& [index, device] : devices_) {
+      has_contexts |= !device.blocks.empty();
+    }
+    follows_frees_ = is_watching_ || has_contexts;
   }
 
   static void observe(void* self, const lowtide_event* event) noexcept {
@@ -417,6 +464,7 @@ class History {
 
   std::atomic<bool> is_watching_{false};
   std::atomic<bool> is_recording_{false};
+  std::atomic<bool> follows_frees_{false};
   std::atomic<RecordContext> when_{RecordContext::NEVER};
   std::atomic<CreateContextFn> recorder_{nullptr};
 
