@@ -3,6 +3,7 @@
 import ctypes
 import enum
 import functools
+import os
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -170,6 +171,14 @@ def check(status: int) -> None:
     if status != Status.OK:
         text = library().lowtide_last_error().decode()
         raise _ERRORS.get(status, Error)(text)
+
+
+def path_to_c(path: str | os.PathLike[str]) -> bytes:
+    """Returns a path for a function of the library. Raises `ValueError` for one with a zero byte, as `open` does."""
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise ValueError(f"a zero byte in the path {path!r}")
+    return encoded
 
 
 def address(name: str) -> int:

@@ -73,13 +73,19 @@ def _snapshot_pickle() -> bytes:
 
 def _number(device: Device | None) -> int:
     if isinstance(device, int):
+        # Of a number that is too large C would see a part.
+        if device.bit_length() >= 8 * ctypes.sizeof(ctypes.c_int):
+            raise ValueError(f"there is no device {device}")
         return device
     torch = sys.modules.get("torch")
     if torch is None:
         if device is None:
             return 0
         raise TypeError(f"a device is a number while PyTorch is not imported, not {device!r}")
-    index = None if device is None else torch.device(device).index
-    if index is not None:
-        return int(index)
+    if device is not None:
+        named = torch.device(device)
+        if named.type != "cuda":
+            raise ValueError(f"a device of CUDA is expected, and this is {named}")
+        if named.index is not None:
+            return int(named.index)
     return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0

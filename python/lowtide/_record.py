@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 
 from ._errors import Error
-from ._library import check, library
+from ._library import check, library, path_to_c
 
 
 class Recording:
@@ -65,5 +65,5 @@ def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = Fa
     if whole := os.environ.get("LOWTIDE_RECORD"):
         print(f"lowtide: {name} is not written: {whole} (LOWTIDE_RECORD) has it all", file=sys.stderr, flush=True)
         return Recording(name, is_made=False)
-    check(library().lowtide_record_start(os.fsencode(name), stacks))
+    check(library().lowtide_record_start(path_to_c(name), stacks))
     return Recording(name)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ._errors import Error
 from ._install import is_installed, release_workspaces
-from ._library import Mempool, Region, RegionVisitor, Status, check, library
+from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
 """Where the contents of a region are kept while it is paused."""
@@ -208,7 +208,7 @@ def set_backup_directory(path: str | os.PathLike[str]) -> None:
 
     Without it, it is `LOWTIDE_BACKUP_DIR`, or the system's directory for temporary files.
     """
-    check(library().lowtide_set_backup_directory(os.fsencode(path)))
+    check(library().lowtide_set_backup_directory(path_to_c(path)))
 
 
 def retain_backups(retain: bool = True) -> None:

@@ -52,6 +52,20 @@ def test_a_device_may_be_named_as_pytorch_does(machine: Machine) -> None:
     assert printed.strip() == "[1024, 0, 1024, 1024, 1024, 1024]"
 
 
+def test_what_is_no_device_of_cuda_is_refused(machine: Machine) -> None:
+    code = """
+        import torch
+        for device in ("cpu", torch.device("cpu"), 1 << 40, -(1 << 40)):
+            try:
+                print(len(lowtide.memory_stats(device)))
+            except ValueError as error:
+                print(str(error).split(",")[0])
+    """
+    large = 1 << 40
+    refused = ["a device of CUDA is expected"] * 2 + [f"there is no device {large}", f"there is no device {-large}"]
+    assert machine.code(ALLOCATE, code).splitlines() == refused
+
+
 def test_a_snapshot_is_read_by_the_command(gpu: Machine) -> None:
     gpu.code(
         ALLOCATE,

@@ -62,8 +62,15 @@ def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:
         full = lowtide.record("/dev/full")
         churn(100)
         print(refusal(full.stop))
+        for named in (lowtide.record, lowtide.set_backup_directory):
+            try:
+                named("cut\\0short")
+            except ValueError as error:
+                print(error)
+        print(os.path.exists("cut"))
     """
-    first, second, third = gpu.code(MEMORY, CHURN, program).splitlines()
+    first, second, third, *rest = gpu.code(MEMORY, CHURN, program).splitlines()
+    assert rest == ["a zero byte in the path 'cut\\x00short'"] * 2 + ["False"]
     assert first == "Error nothing is recorded: no/such/file: No such file or directory (os error 2)"
     assert second == "StartedError a recording is being made already: stop it first"
     assert third.startswith("Error the recording to /dev/full ended: No space left on device")

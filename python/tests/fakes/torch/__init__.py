@@ -21,5 +21,5 @@ def compiled_with_cxx11_abi() -> bool:
 def device(named: "str | SimpleNamespace") -> SimpleNamespace:
     if isinstance(named, SimpleNamespace):
         return named
-    _, _, index = named.partition(":")
-    return SimpleNamespace(index=int(index) if index else None)
+    kind, _, index = named.partition(":")
+    return SimpleNamespace(type=kind, index=int(index) if index else None)
