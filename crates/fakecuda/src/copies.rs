@@ -1,6 +1,6 @@
 //! Copies and fills, in the order of a stream and waiting.
 
-use std::ffi::c_uchar;
+use std::ffi::{c_uchar, c_uint};
 
 use crate::calls::{Outcome, driver_calls};
 use crate::capture;
@@ -84,7 +84,7 @@ driver_calls! {
         state.current()?;
         // The manual: asynchronous but for pinned host memory; so it is only queued, and as on an
         // H200 with driver 580 no capture forbids it.
-        fill_in(state, destination, value, bytes, CU_STREAM_LEGACY)
+        fill_in(state, destination, repeated(value), bytes, CU_STREAM_LEGACY)
     }
 
     fn cuMemsetD8Async(
@@ -93,8 +93,25 @@ driver_calls! {
         bytes: usize,
         stream: CUstream,
     ) {
+        fill_in(lock()?, destination, repeated(value), bytes, stream)
+    }
+
+    fn cuMemsetD32Async(
+        destination: CUdeviceptr,
+        value: c_uint,
+        count: usize,
+        stream: CUstream,
+    ) {
+        let bytes = count.checked_mul(size_of::<c_uint>());
+        let is_aligned = destination.is_multiple_of(size_of::<c_uint>() as u64);
+        let bytes = bytes.filter(|_| is_aligned).ok_or(CUresult::INVALID_VALUE)?;
         fill_in(lock()?, destination, value, bytes, stream)
     }
+}
+
+/// Returns four times the same byte.
+fn repeated(value: c_uchar) -> c_uint {
+    c_uint::from_ne_bytes([value; 4])
 }
 
 /// A copy that a program asks for.
@@ -194,7 +211,7 @@ fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
 fn fill_in(
     mut state: Guard,
     destination: u64,
-    value: u8,
+    value: c_uint,
     bytes: usize,
     stream: CUstream,
 ) -> Outcome {

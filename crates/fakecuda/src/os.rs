@@ -199,10 +199,18 @@ pub(crate) fn read(source: u64, bytes: u64) -> Box<[u8]> {
     unsafe { std::slice::from_raw_parts(source as *const u8, length(bytes)) }.into()
 }
 
-/// Sets `bytes` bytes to `value`.
-pub(crate) fn fill(destination: u64, value: u8, bytes: u64) {
-    // SAFETY: as in `copy`.
-    unsafe { ptr::write_bytes(destination as *mut u8, value, length(bytes)) }
+/// Sets `bytes` bytes to the bytes of `value`, one after the other and again.
+pub(crate) fn fill(destination: u64, value: u32, bytes: u64) {
+    let [first, ..] = value.to_ne_bytes();
+    if value == u32::from_ne_bytes([first; 4]) {
+        // SAFETY: as in `copy`.
+        unsafe { ptr::write_bytes(destination as *mut u8, first, length(bytes)) }
+    } else {
+        for word in (destination..destination + bytes).step_by(size_of::<u32>()) {
+            // SAFETY: as in `copy`; only calls that fill aligned words have a value whose bytes differ.
+            unsafe { ptr::write(word as *mut u32, value) }
+        }
+    }
 }
 
 /// Calls `call` at the end of the process, before what was so registered earlier.

@@ -69,7 +69,8 @@ pub(crate) enum Work {
     },
     Fill {
         destination: Place,
-        value: u8,
+        /// Repeated.
+        value: u32,
         bytes: u64,
     },
     Call {

@@ -27,6 +27,23 @@ fn make_current_here() {
 }
 
 #[test]
+fn words_are_filled_as_bytes_are() {
+    Driver::start();
+    let stream = non_blocking_stream();
+    let address = allocate(PAGE).unwrap();
+    let fill = |address, count| unsafe { cuMemsetD32Async(address, 0x0403_0201, count, stream) };
+    fill_in(stream, address, 9, 16);
+    assert_eq!(fill(address + 4, 2), OK);
+    assert_eq!(fill(address, 0), OK);
+    assert_eq!(synchronize(stream), OK);
+    let expected = [9, 9, 9, 9, 1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 9, 9];
+    assert_eq!(read(address, 16).unwrap(), expected);
+    for (address, count) in [(address + 2, 1), (address, usize::MAX)] {
+        assert_eq!(fill(address, count), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+#[test]
 fn work_of_a_stream_is_done_in_order_and_later() {
     let driver = Driver::start();
     let stream = non_blocking_stream();
