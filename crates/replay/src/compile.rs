@@ -146,7 +146,8 @@ impl<'a> Compiler<'a> {
                         self.end_group(index, false);
                     }
                     self.vacate(address);
-                    self.group.traffic.finish(self.trace.events[index].event);
+                    let completed = self.trace.events[index].event;
+                    self.group.traffic.finish(completed, index);
                     self.group.finished.push(user);
                     if self.group.released_from.is_empty() {
                         self.group.finished_first += 1;
@@ -259,7 +260,7 @@ impl<'a> Compiler<'a> {
         let size = event.size;
         self.extents.apply(event);
         if pool.is_default() {
-            self.group.traffic.release(self.reserved, index);
+            self.group.traffic.release(event, self.reserved, index);
         }
         self.group.release_end = index + 1;
         if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
@@ -331,7 +332,7 @@ impl<'a> Compiler<'a> {
     /// A request that fails lets memory go back and then gets new memory. It did fail only if with
     /// the new memory more would have been held than the limit was at least, by what requests were served;
     /// and where some memory went back that no request can have let go, the program is one that calls
-    /// `empty_cache`, and did so here too, unless some stayed that would have gone. Nor did it fail if what went back
+    /// `empty_cache`, and did so here too, unless some stayed that would have gone, or the request had begun before. Nor did it fail if what went back
     /// would have served it.
     /// Requests that collect garbage, which is large, do not fail first, and for those of a private pool nothing goes
     /// back.
@@ -351,7 +352,11 @@ impl<'a> Compiler<'a> {
         };
         self.survey.collects_garbage() && group.traffic.may_be_garbage(self.trace)
             || self.survey.partial_releases.contains(&index)
-            || !self.survey.empties_cache && needed > self.survey.limit_min
+            || needed > self.survey.limit_min
+                && (!self.survey.empties_cache
+                    || group
+                        .traffic
+                        .had_begun(&self.event_pools, &self.survey.config, index))
     }
 
     /// Returns whether the request at event `index` was refused and nothing went back for it: what became free before

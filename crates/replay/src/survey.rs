@@ -46,6 +46,12 @@ pub(crate) struct Traffic {
     finished: BTreeMap<DeviceAddress, DeviceAddress>,
     /// Whether one of them did after memory had gone back.
     finished_late: bool,
+    /// The events by which they did.
+    finished_by: Vec<usize>,
+    /// Where what went back ends, by where it starts.
+    went_back: BTreeMap<DeviceAddress, DeviceAddress>,
+    /// Whether pages were mapped before any memory went back: for a request, that had begun then.
+    mapped_first: bool,
 }
 
 /// The blocks that their program let go of, and that other streams still use.
@@ -89,10 +95,13 @@ impl Traffic {
         }
     }
 
-    /// Notes that memory of the default pool went back by the event at `index`, of `reserved` bytes held.
+    /// Notes that memory of the default pool went back by an event, that at `index`, of `reserved` bytes held.
     /// That of another goes back when the pool ends.
-    pub(crate) fn release(&mut self, reserved: Bytes, index: usize) {
+    pub(crate) fn release(&mut self, released: Event, reserved: Bytes, index: usize) {
+        self.mapped_first |= self.releases.is_empty() && self.mapped_from.is_some();
         self.releases.push(index);
+        let end = released.address + released.size;
+        self.went_back.insert(released.address, end);
         // What came before that went to a request that had it, and still failed.
         if self.reserved_before.is_none() {
             self.reserved_before = Some(reserved);
@@ -100,8 +109,9 @@ impl Traffic {
         }
     }
 
-    /// Notes a block that became free by an event of its own.
-    pub(crate) fn finish(&mut self, completed: Event) {
+    /// Notes a block that became free by an event of its own, that at `index`.
+    pub(crate) fn finish(&mut self, completed: Event, index: usize) {
+        self.finished_by.push(index);
         self.finished_late |= !self.releases.is_empty();
         self.finished
             .insert(completed.address, completed.address + completed.size);
@@ -137,6 +147,39 @@ impl Traffic {
                     && config.block_serves(released.size, size)
             })
         })
+    }
+
+    /// Returns whether the request at event `index` had begun before memory went back: pages were mapped for it before,
+    /// or a block that became free and stayed would have served it, had it looked for one after that.
+    pub(crate) fn had_begun(
+        &self,
+        pools: &EventPools<'_>,
+        config: &CachingConfig,
+        index: usize,
+    ) -> bool {
+        let events = &pools.trace.events;
+        let request = events.get(index).map(|recorded| recorded.event);
+        let request = request.filter(|event| event.action == Action::Alloc);
+        self.mapped_first
+            || request.is_some_and(|request| {
+                let size = config.block_size(request.size);
+                self.finished_by.iter().any(|&finished| {
+                    let block = events[finished].event;
+                    let block_size = config.block_size(block.size);
+                    block.stream == request.stream
+                        && pools.of(finished) == pools.of(index)
+                        && (block.size > Bytes::mib(1)) == (request.size > Bytes::mib(1))
+                        && block_size >= size
+                        && config.block_serves(block_size, size)
+                        && !self.took_away(block.address, block.address + block_size)
+                })
+            })
+    }
+
+    /// Returns whether something between two addresses went back.
+    fn took_away(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
+        let before = self.went_back.range(..end).next_back();
+        before.is_some_and(|(_, &released_end)| released_end > start)
     }
 
     /// Returns whether all that went back is large.
@@ -230,12 +273,12 @@ impl Survey {
                 }
                 Action::SegmentFree | Action::SegmentUnmap => {
                     if pools.of(index).is_default() {
-                        traffic.release(reserved, index);
+                        traffic.release(event, reserved, index);
                     }
                     reserved = reserved.saturating_sub(event.size);
                 }
                 Action::FreeCompleted => {
-                    traffic.finish(event);
+                    traffic.finish(event, index);
                     match waiting.finish(event.address) {
                         Some(freed) => drop(survey.completions.insert(freed, index)),
                         None => drop(survey.initial_completions.insert(event.address, index)),

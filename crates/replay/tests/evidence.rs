@@ -720,3 +720,65 @@ fn memory_that_goes_back_while_other_streams_use_some_is_the_requests() {
     ]);
     assert_eq!(verify(&waited).retries, 1);
 }
+
+/// The program empties its cache elsewhere; but what became free would have served the request, had that not looked
+/// before.
+#[test]
+fn a_request_that_what_became_free_would_have_served_had_begun() {
+    let mut trace = recording_of(&[
+        (Action::SegmentAlloc, HERE, 40),
+        (Action::Alloc, HERE, 40),
+        (Action::FreeRequested, HERE, 40),
+        (Action::FreeCompleted, HERE, 40),
+        (Action::Alloc, HERE, 12),
+        (Action::SegmentAlloc, THERE, 30),
+        (Action::Alloc, THERE, 30),
+        (Action::FreeRequested, THERE, 30),
+        (Action::FreeCompleted, THERE, 30),
+        (Action::SegmentFree, THERE, 30),
+        (Action::Alloc, HERE + (12 << 20), 12),
+        (Action::Alloc, HERE + (24 << 20), 16),
+        (Action::FreeRequested, HERE + (12 << 20), 12),
+        (Action::SegmentAlloc, THERE, 28),
+        (Action::Alloc, THERE, 28),
+        (Action::FreeRequested, THERE, 28),
+        (Action::FreeCompleted, THERE, 28),
+        (Action::FreeCompleted, HERE + (12 << 20), 12),
+        (Action::SegmentFree, THERE, 28),
+        (Action::SegmentAlloc, THIRD, 12),
+        (Action::Alloc, THIRD, 11),
+    ]);
+    for recorded in &mut trace.events {
+        if recorded.event.address == DeviceAddress(THERE) {
+            recorded.event.stream = Stream(1);
+        }
+    }
+    assert_eq!(verify(&trace).retries, 1);
+}
+
+/// The program empties its cache elsewhere; but pages were mapped for the request before others went back.
+#[test]
+fn a_request_that_pages_were_mapped_for_had_begun() {
+    let trace = expandable_recording(
+        &[],
+        &[
+            (Action::SegmentMap, 0, 20),
+            (Action::Alloc, 0, 10),
+            (Action::SegmentMap, 20, 20),
+            (Action::Alloc, 10, 30),
+            (Action::SegmentMap, 40, 20),
+            (Action::Alloc, 40, 20),
+            (Action::FreeRequested, 10, 30),
+            (Action::FreeCompleted, 10, 30),
+            (Action::SegmentUnmap, 20, 20),
+            (Action::Alloc, 10, 5),
+            (Action::FreeRequested, 40, 20),
+            (Action::FreeCompleted, 40, 20),
+            (Action::SegmentMap, 20, 20),
+            (Action::SegmentUnmap, 20, 40),
+            (Action::SegmentMap, 20, 60),
+            (Action::Alloc, 15, 60),
+        ],
+    );
+    assert_eq!(verify(&trace).retries, 1);
+}
