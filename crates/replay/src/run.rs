@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId, Stream,
+    Action, AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId,
+    Stream,
 };
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
@@ -389,10 +390,21 @@ impl<'a> Run<'a> {
         error: AllocError,
         progressed: Progressed,
     ) -> Result<Progressed, AllocError> {
-        if !error.is_out_of_memory() {
+        let AllocError::OutOfMemory(mut refusal) = error else {
             return Err(error);
+        };
+        let refused = end.saturating_sub(1);
+        let recorded = self.trace.events.get(refused).map(|event| event.event);
+        if let Some(recorded) = recorded
+            && self.comparison.is_some()
+            && recorded.action == Action::OutOfMemory
+        {
+            // The simulated card has no end here; the recording tells what the real one had left.
+            refusal.device_free = Bytes(recorded.address.get());
+            refusal.device_total = refusal.reserved.saturating_add(refusal.device_free);
         }
-        self.refused.get_or_insert((end.saturating_sub(1), error));
+        self.refused
+            .get_or_insert((refused, AllocError::OutOfMemory(refusal)));
         Ok(progressed)
     }
 

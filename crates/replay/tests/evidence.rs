@@ -782,3 +782,16 @@ fn a_request_that_pages_were_mapped_for_had_begun() {
     );
     assert_eq!(verify(&trace).retries, 1);
 }
+
+#[test]
+fn a_refusal_tells_of_the_recorded_card() {
+    let trace = recording_of(&[
+        (Action::SegmentAlloc, HERE, 20),
+        (Action::Alloc, HERE, 20),
+        // What the card has left takes the place of an address.
+        (Action::OutOfMemory, 5 << 20, 30),
+    ]);
+    let message = verify(&trace).oom_message.unwrap();
+    let card = "GPU 0 has a total capacity of 25.00 MiB of which 5.00 MiB is free. ";
+    assert!(message.contains(card), "{message}");
+}
