@@ -107,6 +107,25 @@ driver_calls! {
         let bytes = bytes.filter(|_| is_aligned).ok_or(CUresult::INVALID_VALUE)?;
         fill_in(lock()?, destination, value, bytes, stream)
     }
+
+    fn cuStreamWriteValue32_v2(
+        stream: CUstream,
+        address: CUdeviceptr,
+        value: c_uint,
+        _flags: c_uint,
+    ) {
+        fill_word_in(stream, address, value)
+    }
+
+    // Programs built for older drivers have this name.
+    fn cuStreamWriteValue32(
+        stream: CUstream,
+        address: CUdeviceptr,
+        value: c_uint,
+        _flags: c_uint,
+    ) {
+        fill_word_in(stream, address, value)
+    }
 }
 
 /// Returns four times the same byte.
@@ -233,6 +252,14 @@ fn fill_in(
             bytes,
         },
     )
+}
+
+fn fill_word_in(stream: CUstream, address: u64, value: c_uint) -> Outcome {
+    let bytes = size_of::<c_uint>();
+    if !address.is_multiple_of(bytes as u64) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    fill_in(lock()?, address, value, bytes, stream)
 }
 
 fn wait_for_stream(state: Guard, name: CUstream) -> Outcome {

@@ -38,6 +38,12 @@ fn words_are_filled_as_bytes_are() {
     assert_eq!(synchronize(stream), OK);
     let expected = [9, 9, 9, 9, 1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 9, 9];
     assert_eq!(read(address, 16).unwrap(), expected);
+    assert_eq!(
+        unsafe { cuStreamWriteValue32_v2(stream, address, 0x0807_0605, 0) },
+        OK
+    );
+    assert_eq!(synchronize(stream), OK);
+    assert_eq!(read(address, 6).unwrap(), [5, 6, 7, 8, 1, 2]);
     for (address, count) in [(address + 2, 1), (address, usize::MAX)] {
         assert_eq!(fill(address, count), CUresult::CUDA_ERROR_INVALID_VALUE);
     }
