@@ -51,6 +51,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let source = &args.source;
     let trace = recording::read_device(&source.trace, source.device)?;
     recording::note_pauses(&source.trace, &trace);
+    recording::note_refusals(&source.trace, &trace);
     let in_file = || recording::name(&source.trace);
     let job = Job::new(&source.trace, &trace);
     let options = Options {

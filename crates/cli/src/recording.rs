@@ -46,6 +46,20 @@ pub(crate) fn note_pauses(path: &Path, trace: &Trace) {
     }
 }
 
+/// Says what a replay makes of requests that were refused, if any were.
+pub(crate) fn note_refusals(path: &Path, trace: &Trace) {
+    let actions = trace.events.iter().map(|recorded| recorded.event.action);
+    let refusals = actions.filter(|action| *action == Action::OutOfMemory);
+    let count = refusals.count() as u64;
+    if count > 0 {
+        output::note(&format!(
+            "{}: the job ran out of memory at {}; a replay that has the memory serves those and frees them at once",
+            name(path),
+            format::counted(count, "request")
+        ));
+    }
+}
+
 /// Returns what messages call the file at `path`, on one line.
 pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) {

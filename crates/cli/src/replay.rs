@@ -36,6 +36,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     recording::note_pauses(&source.trace, &trace);
     if args.verify {
         recording::refuse_other_strategy(&source.trace, &trace)?;
+    } else {
+        recording::note_refusals(&source.trace, &trace);
     }
     let configs = args.configs(|| recording::recorded_config(&source.trace, &trace))?;
     let job = Job::new(&source.trace, &trace);

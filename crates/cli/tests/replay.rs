@@ -9,6 +9,7 @@ use common::{
     GPT2, Scratch, fail, failure, lowtide, mask_columns, read_sample, run, run_json,
     run_with_stdin, sample, stderr, without_beginning,
 };
+use lowtide_core::Action;
 use serde_json::{Value, json};
 
 /// Strategies whose outcomes PyTorch itself confirms, but for `direct`.
@@ -239,6 +240,33 @@ fn one_device_of_several_is_chosen() {
 
     let message = fail(&[&replay[..], &["--device", "1"]].concat());
     assert_eq!(message, format!("{path}: has no device 1, only 0, 3"));
+}
+
+#[test]
+fn requests_that_the_job_was_refused_are_said_to_be_served() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../replay/tests/data/gnn.cap.pickle.gz"
+    );
+    let said = |arguments: &[&str]| {
+        let output = lowtide().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        stderr(&output)
+    };
+    let refusals = read_sample(path).traces[0]
+        .events
+        .iter()
+        .filter(|recorded| recorded.event.action == Action::OutOfMemory)
+        .count();
+    assert!(refusals > 1);
+    let note = format!(
+        "lowtide: {path}: the job ran out of memory at {refusals} requests; a replay that has the memory serves those \
+         and frees them at once\n"
+    );
+    let caching = ["replay", path, "--strategy", "caching"];
+    assert_eq!(said(&caching), note);
+    assert_eq!(said(&["advise", path]), note);
+    assert_eq!(said(&[&caching[..], &["--verify"]].concat()), "");
 }
 
 #[test]
