@@ -399,7 +399,8 @@ impl<'a> Run<'a> {
             && self.comparison.is_some()
             && recorded.action == Action::OutOfMemory
         {
-            // The simulated card has no end here; the recording tells what the real one had left.
+            // The simulated card has no end here; the recording tells what the real one had left, and so the least
+            // that it can have had.
             refusal.device_free = Bytes(recorded.address.get());
             refusal.device_total = refusal.reserved.saturating_add(refusal.device_free);
         }

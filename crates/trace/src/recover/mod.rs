@@ -14,6 +14,7 @@
 //!   the same time.
 //! - With every `segment_*` left out, the segments at the end are taken to have been there all the
 //!   time. A block that was there before the first event and lies in no segment gets one of its own.
+//! - Without any `alloc`, blocks may be freed in memory that only came before.
 //! - With no segments at the end, every block that is not freed is taken to be alive then.
 
 mod forward;
@@ -65,9 +66,9 @@ pub(crate) fn recover(
     budget: &mut Budget,
 ) -> Result<Recovered, TraceError> {
     let mut past = Past::from_end(segments, block_stacks)?;
-    past.knows_completions = events
-        .iter()
-        .any(|event| event.event.action == Action::FreeCompleted);
+    let has = |action| events.iter().any(|event| event.event.action == action);
+    past.knows_allocations = has(Action::Alloc);
+    past.knows_completions = has(Action::FreeCompleted);
     for (index, event) in events.iter_mut().enumerate().rev() {
         past.undo(index, event)
             .and_then(|()| match index % CHECK_EVERY_EVENTS {
@@ -91,6 +92,8 @@ struct Past {
     segments: Segments,
     /// Whether what is alive at the end is known.
     knows_end: bool,
+    /// Whether the recording has `alloc`.
+    knows_allocations: bool,
     /// Whether the recording has `free_completed`.
     knows_completions: bool,
     /// The events that are one half of a free whose other half is not there.
@@ -119,6 +122,7 @@ impl Past {
             blocks: BTreeMap::new(),
             segments: Segments::default(),
             knows_end: !segments.is_empty(),
+            knows_allocations: false,
             knows_completions: false,
             half_frees: Vec::new(),
         };
@@ -201,12 +205,15 @@ impl Past {
         }
     }
 
-    /// Fails where a block is in use in memory that only comes: it was freed, or is there at the end, and was never
-    /// allocated.
+    /// Fails where a block is in use in memory that only comes, and was freed: it was never allocated. One that is there
+    /// at the end may be younger than the last event: PyTorch takes the events first, and then what there is.
     fn check_unused(&self, event: Event) -> Result<(), TraceError> {
-        match self.occupant(event.address, event.size) {
-            Some((other, block)) => Err(overlap("takes a segment of", event, other, block)),
-            None => Ok(()),
+        let mut occupants = self.occupants(event.address, event.size);
+        match occupants.find(|(_, block)| block.freed_by.is_some()) {
+            Some((other, block)) if self.knows_allocations => {
+                Err(overlap("takes a segment of", event, other, block))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -305,10 +312,20 @@ impl Past {
 
     /// Returns a block that overlaps the `size` bytes at `address`, or the one at `address`.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, &Block)> {
+        self.occupants(address, size).next()
+    }
+
+    /// Returns the blocks that reach into a range, the last one first.
+    fn occupants(
+        &self,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> impl Iterator<Item = (DeviceAddress, &Block)> {
         let end = address.get() + size.get().max(1);
-        let (&start, block) = self.blocks.range(..end).next_back()?;
-        let reaches = start + block.size.get().max(1) > address.get();
-        reaches.then_some((DeviceAddress(start), block))
+        let before = self.blocks.range(..end).rev();
+        let reaching = before
+            .take_while(move |(start, block)| *start + block.size.get().max(1) > address.get());
+        reaching.map(|(&start, block)| (DeviceAddress(start), block))
     }
 
     /// Returns `events` with both halves of each free.
