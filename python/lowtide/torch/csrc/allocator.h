@@ -649,8 +649,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
     lowtide_allocation held{};
     const bool is_profiled =
         c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
-    history_.forget(memory);
     History::Cause cause(history_.gather(RecordContext::ALL));
+    // After what may wait for Python's lock, whose holder may end the history meanwhile.
+    history_.forget(memory);
     const auto status = lowtide_deallocate(memory);
     if (is_profiled && status == LOWTIDE_STATUS_OK) {
       report(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));

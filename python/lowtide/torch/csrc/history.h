@@ -5,6 +5,7 @@
 
 #include <c10/util/ApproximateClock.h>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <exception>
@@ -45,6 +46,37 @@ void visit_segments(DeviceIndex device, Visit visit) {
     std::rethrow_exception(visitor.thrown);
   }
 }
+
+// Addresses, and some that were not put in: what a thread looks at before it takes a lock.
+class AddressFilter {
+ public:
+  void insert(uint64_t address) {
+    const auto [word, bit] = place(address);
+    words_[word].fetch_or(bit, std::memory_order_relaxed);
+  }
+
+  void clear() {
+    for (auto& word : words_) {
+      word.store(0, std::memory_order_relaxed);
+    }
+  }
+
+  bool may_contain(uint64_t address) const {
+    const auto [word, bit] = place(address);
+    return (words_[word].load(std::memory_order_relaxed) & bit) != 0;
+  }
+
+ private:
+  // 32 KiB: of the addresses of others, one in 27 is taken for one of 10,000.
+  static constexpr unsigned int kBitsLog2 = 18;
+
+  static std::pair<size_t, uint64_t> place(uint64_t address) {
+    const uint64_t hash = (address * 0x9e3779b97f4a7c15) >> (64 - kBitsLog2);
+    return {hash / 64, uint64_t{1} << (hash % 64)};
+  }
+
+  std::array<std::atomic<uint64_t>, (size_t{1} << kBitsLog2) / 64> words_{};
+};
 
 // lowtide tells its events to this while history is recorded or somebody tracks them, and never else: a program
 // that asks for neither pays nothing. Once neither is so any more, those who allocated what is still held stay known,
@@ -113,12 +145,13 @@ class History {
 
   // Drops who allocated a block that is about to be given back, if no event will tell of that.
   void forget(const void* memory) {
-    if (is_watching() || !follows_frees()) {
+    const auto address = reinterpret_cast<uint64_t>(memory);
+    if (is_watching() || !follows_frees() || !left_.may_contain(address)) {
       return;
     }
     const std::lock_guard<std::mutex> lock(events_);
     for (auto& [index, device] : devices_) {
-      device.blocks.erase(reinterpret_cast<uint64_t>(memory));
+      device.blocks.erase(address);
     }
     settle_frees();
   }
@@ -302,9 +335,15 @@ class History {
 
   // Has lowtide tell events while anybody wants them. `control_` is held.
   void watch() {
-    is_watching_ = is_recording_ || has_trackers_;
+    const bool is_wanted = is_recording_ || has_trackers_;
+    if (!is_wanted) {
+      // Before the first free that no event tells of.
+      note_left();
+    }
+    is_watching_ = is_wanted;
     check(lowtide_observe_events(is_watching_ ? &History::observe : nullptr, this));
     if (is_watching_) {
+      left_.clear();
       // What was paused before anybody watched: trackers do not hear of its end either.
       for (DeviceIndex index = 0; index < device_count; ++index) {
         visit_segments(index, [&](const lowtide_segment& segment, const lowtide_block*, size_t) {
@@ -324,6 +363,7 @@ class History {
   // Keeps the contexts of what the program holds, and nothing else: addresses will be given to others unseen.
   // `control_` is held.
   void keep_held() {
+    note_left();
     for (DeviceIndex index = 0; index < device_count; ++index) {
       std::unordered_set<uint64_t> held;
       visit_segments(index, [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
@@ -340,6 +380,16 @@ class History {
       }
       device.segments.clear();
       device.paused.clear();
+    }
+  }
+
+  // Has frees look at the contexts that there are.
+  void note_left() {
+    const std::lock_guard<std::mutex> lock(events_);
+    for (const auto& [index, device] : devices_) {
+      for (const auto& [address, context] : device.blocks) {
+        left_.insert(address);
+      }
     }
   }
 
@@ -465,6 +515,8 @@ class History {
   std::atomic<bool> is_watching_{false};
   std::atomic<bool> is_recording_{false};
   std::atomic<bool> follows_frees_{false};
+  // The blocks whose contexts were left when nobody wanted events any more.
+  AddressFilter left_;
   std::atomic<RecordContext> when_{RecordContext::NEVER};
   std::atomic<CreateContextFn> recorder_{nullptr};
 
