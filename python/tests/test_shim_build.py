@@ -114,7 +114,8 @@ def test_what_is_no_whole_shared_object_is_told_apart(tmp_path: Path) -> None:
     whole = PATH.read_bytes()
     file = tmp_path / "shim.so"
     assert not build.is_whole(file)
-    for contents in (b"", b"no shared object", whole[:64], whole[: len(whole) // 2], whole[:-1]):
+    half = whole[: len(whole) // 2]
+    for contents in (b"", b"no shared object", whole[:64], half, whole[:-1], half.ljust(len(whole), b"\0")):
         file.write_bytes(contents)
         assert not build.is_whole(file), len(contents)
     assert build.is_whole(PATH)

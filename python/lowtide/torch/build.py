@@ -66,20 +66,21 @@ def find() -> Path | None:
 def is_whole(shim: Path) -> bool:
     """Returns whether there is a shared object, up to where its header says that it ends.
 
-    A machine that lost its power, or a disk that was full, leaves less, and to load that may end the process.
+    A machine that lost its power, or a disk that was full, leaves less, or zeros, and to load that may end the process.
     """
     try:
         with shim.open("rb") as file:
             header = file.read(64)
-            size = os.fstat(file.fileno()).st_size
+            if len(header) < 64 or not header.startswith(b"\x7fELF"):
+                return False
+            # What linkers write last: where the table of sections begins, the size of an entry, how many there are.
+            (start,) = struct.unpack_from("=Q", header, 40)
+            entry_size, count = struct.unpack_from("=HH", header, 58)
+            file.seek(start)
+            sections = file.read(entry_size * count)
     except OSError:
         return False
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        return False
-    # What linkers write last: where the table of sections begins, the size of an entry, and how many there are.
-    (start,) = struct.unpack_from("=Q", header, 40)
-    entry_size, count = struct.unpack_from("=HH", header, 58)
-    return bool(start + entry_size * count <= size)
+    return len(sections) == entry_size * count and any(sections)
 
 
 def cache_directory() -> Path:
@@ -210,5 +211,8 @@ def _compile(arguments: list[str], shim: Path) -> None:
             lines = made.stderr.splitlines() or [f"exit code {made.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise BuildError(f"the shim does not compile with {command[0]}: {first} (the rest is in {log})")
+        # A machine that loses its power afterwards has nothing by that name, or all of it.
+        with output.open("rb") as file:
+            os.fsync(file.fileno())
         # Whoever does not wait for the lock sees nothing, or all of it.
         output.replace(shim)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import lowtide
+from lowtide.torch import build
 
 torch = pytest.importorskip("torch")
 
@@ -251,10 +252,11 @@ def test_running_out_says_what_other_processes_have_in_use(tmp_path: Path) -> No
     source.write_text(MANAGEMENT)
     library = tmp_path / "libnvidia-ml.so.1"
     linked = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
-    subprocess.run(["cc", *linked, "-o", library, source], check=True)
+    subprocess.run([*build.compiler(), "-x", "c", *linked, "-o", library, source], check=True)
     program = "import torch; torch.empty(1 << 50, dtype=torch.uint8, device='cuda')"
     how = [] if IS_NATIVE else ["-m", "lowtide", "run"]
-    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]
+    environment = {**os.environ, "LD_PRELOAD": ":".join(preloaded)}
     done = subprocess.run(
         [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
