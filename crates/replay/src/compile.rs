@@ -204,7 +204,13 @@ impl<'a> Compiler<'a> {
         let pool = self.event_pools.of(index);
         self.end_group(index, true);
         self.hold_pool(pool);
-        self.push(index + 1, Step::AllocateInVain { size, stream, pool });
+        let step = Step::AllocateInVain {
+            size,
+            stream,
+            pool,
+            in_capture: self.survey.captured_refusals.contains(&index),
+        };
+        self.push(index + 1, step);
         self.finish_uses(index + 1);
     }
 
@@ -335,10 +341,11 @@ impl<'a> Compiler<'a> {
     /// `empty_cache`, and did so here too, unless some stayed that would have gone, or the request had begun before. Nor did it fail if what went back
     /// would have served it.
     /// Requests that collect garbage, which is large, do not fail first, and for those of a private pool nothing goes
-    /// back.
+    /// back, nor for others while a graph is captured, but for what is let go where large blocks are not split.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
         if group.released_from.is_empty()
             || !self.event_pools.of(index).is_default()
+            || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some()
             || group
                 .traffic
                 .would_have_served(&self.event_pools, &self.survey.config, index)
@@ -366,6 +373,7 @@ impl<'a> Compiler<'a> {
         group.released_from.is_empty()
             && event.is_some_and(|event| event.action == Action::OutOfMemory)
             && self.event_pools.of(index).is_default()
+            && !self.survey.captured_refusals.contains(&index)
     }
 
     /// Returns whether the request at event `index` is one of those that restore a segment of a private

@@ -31,11 +31,12 @@ pub(crate) enum Step {
         stream: Stream,
         pool: MempoolId,
     },
-    /// Asks for a block that PyTorch could not serve.
+    /// Asks for a block that PyTorch could not serve, or could not while a graph was captured.
     AllocateInVain {
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
+        in_capture: bool,
     },
     /// Frees the block in a slot, which nothing uses any more.
     Free { slot: Slot },

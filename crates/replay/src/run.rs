@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
                 stream,
                 pool,
             } => {
-                let result = self.allocate(pool, size, stream);
+                let result = self.allocate(pool, size, stream, false);
                 return self.keep(slot, result, end);
             }
             Step::AllocateAt {
@@ -293,12 +293,18 @@ impl<'a> Run<'a> {
                 };
                 let result = match at_address {
                     Some(address) => Ok(address),
-                    None => self.allocate(pool, size, stream),
+                    None => self.allocate(pool, size, stream, false),
                 };
                 return self.keep(slot, result, end);
             }
-            Step::AllocateInVain { size, stream, pool } => {
-                return self.try_again(end, size, stream, pool);
+            Step::AllocateInVain {
+                size,
+                stream,
+                pool,
+                in_capture,
+            } => {
+                let result = self.allocate(pool, size, stream, in_capture);
+                return self.try_again(end, result);
             }
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
@@ -312,15 +318,19 @@ impl<'a> Run<'a> {
     }
 
     /// Asks for a block. While a program allocates to a private pool, PyTorch gives nothing back for want of
-    /// memory, and queries no event, as if a graph were captured.
+    /// memory, and queries no event, as if a graph were captured: neither for other pools, where `in_capture` says
+    /// that the recording shows so.
     fn allocate(
         &mut self,
         pool: MempoolId,
         size: Bytes,
         stream: Stream,
+        in_capture: bool,
     ) -> Result<DeviceAddress, AllocError> {
         let gives_nothing_back = match self.allocator.driver_mut().addresses_mut() {
-            Addresses::Recorded(script) => !pool.is_default() && !script.gives_back_in_step(),
+            Addresses::Recorded(script) => {
+                in_capture || !pool.is_default() && !script.gives_back_in_step()
+            }
             Addresses::Likely(_) => false,
         };
         if gives_nothing_back {
@@ -372,11 +382,9 @@ impl<'a> Run<'a> {
     fn try_again(
         &mut self,
         end: usize,
-        size: Bytes,
-        stream: Stream,
-        pool: MempoolId,
+        result: Result<DeviceAddress, AllocError>,
     ) -> Result<Progressed, AllocError> {
-        match self.allocate(pool, size, stream) {
+        match result {
             Ok(address) => self.allocator.free(address).map(|()| Progressed::On),
             // The recording shows how the program went on.
             Err(AllocError::TooLarge { .. }) => Ok(Progressed::On),

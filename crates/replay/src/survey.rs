@@ -26,6 +26,10 @@ pub(crate) struct Survey {
     /// other streams first and then gives all back: some stayed, or freed blocks were still used by other streams.
     /// Where requests let all go or nothing, there are none.
     pub(crate) partial_releases: HashSet<usize>,
+    /// The refused requests after which freed blocks were still used by other streams, or memory stayed that nobody
+    /// used: while a graph is captured, and while a program allocates to a private pool, PyTorch neither waits nor gives
+    /// all back.
+    pub(crate) captured_refusals: HashSet<usize>,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
 }
@@ -244,8 +248,7 @@ impl Survey {
         };
         let mut waiting = Waiting::new(trace);
         let mut traffic = Traffic::default();
-        let mut occupancy = survey
-            .gives_back_some()
+        let mut occupancy = { survey.gives_back_some() || has_refusal(trace) }
             .then(|| Occupancy::new(trace, pools));
         let mut needed_min: Option<Bytes> = None;
         let mut index = 0;
@@ -254,12 +257,9 @@ impl Survey {
             survey.note_card_size(event, reserved);
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let is_some = |occupancy: &Occupancy| {
-                        occupancy.vacant() > 0 || traffic.finished_late || !waiting.is_empty()
-                    };
-                    if !traffic.releases.is_empty() && occupancy.as_ref().is_some_and(is_some) {
-                        survey.partial_releases.insert(index);
-                    }
+                    let stays = occupancy.as_ref().is_some_and(|some| some.vacant() > 0)
+                        || !waiting.is_empty();
+                    survey.note_rest(&traffic, (index, event.action), stays);
                     let needed = survey.end_traffic(&traffic, pools, index);
                     needed_min = needed_min.into_iter().chain(needed).min();
                     traffic = Traffic::default();
@@ -314,6 +314,18 @@ impl Survey {
         }
     }
 
+    /// Takes into account, before a request or free, whether memory stays that could have gone back, or blocks that
+    /// other streams use.
+    fn note_rest(&mut self, traffic: &Traffic, (index, action): (usize, Action), stays: bool) {
+        let went_back = !traffic.releases.is_empty();
+        if went_back && self.gives_back_some() && (stays || traffic.finished_late) {
+            self.partial_releases.insert(index);
+        }
+        if action == Action::OutOfMemory && stays {
+            self.captured_refusals.insert(index);
+        }
+    }
+
     /// Takes into account what passed between allocator and driver before the event at `index`, and returns what
     /// that, a request, would have had held, if memory went back for it.
     fn end_traffic(
@@ -336,6 +348,12 @@ impl Survey {
         self.empties_cache |= went_back && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)
     }
+}
+
+/// Returns whether a request was refused.
+fn has_refusal(trace: &Trace) -> bool {
+    let mut events = trace.events.iter();
+    events.any(|recorded| recorded.event.action == Action::OutOfMemory)
 }
 
 /// Returns whether with these options requests may let some memory go back and not all that could.

@@ -616,6 +616,41 @@ fn what_a_refused_request_waited_for_does_not_serve_it() {
     }
 }
 
+/// While a graph is captured, and while a program allocates to a private pool, requests of others that are refused
+/// neither wait nor give all back.
+#[test]
+fn what_stays_at_a_refusal_tells_of_a_capture() {
+    let waiting = [
+        (Action::SegmentAlloc, HERE, 20),
+        (Action::Alloc, HERE, 2),
+        (Action::Alloc, HERE + (2 << 20), 2),
+        (Action::FreeRequested, HERE + (2 << 20), 2),
+        (Action::OutOfMemory, 0, 100),
+        (Action::FreeCompleted, HERE + (2 << 20), 2),
+        (Action::Alloc, HERE + (2 << 20), 3),
+    ];
+    let vacant = [
+        (Action::SegmentAlloc, HERE, 12),
+        (Action::Alloc, HERE, 12),
+        (Action::FreeRequested, HERE, 12),
+        (Action::FreeCompleted, HERE, 12),
+        (Action::OutOfMemory, 0, 100),
+        (Action::Alloc, HERE, 12),
+    ];
+    let confs = [
+        "",
+        "garbage_collection_threshold:0.5",
+        "max_split_size_mb:64",
+    ];
+    for conf in confs {
+        for events in [&waiting[..], &vacant] {
+            let mut trace = recording_of(events);
+            trace.settings.conf = conf.into();
+            assert_eq!(verify(&trace).retries, 0, "{conf}");
+        }
+    }
+}
+
 /// The block that was waited for lies elsewhere: it does not keep the cache from having been emptied.
 #[test]
 fn an_empty_cache_that_waits_is_the_programs() {
