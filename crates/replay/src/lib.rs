@@ -36,6 +36,7 @@ mod initial_sizes;
 mod limit;
 mod occupancy;
 mod outcome;
+mod pages;
 mod pools;
 mod program;
 mod run;

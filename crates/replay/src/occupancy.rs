@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
+use crate::pages::Pages;
 use crate::pools::EventPools;
 
-/// The recorded segments of the default pool, and how many blocks each holds. Of an expandable segment nothing is
-/// known.
+/// The recorded segments of the default pool, and how many blocks each holds; of expandable segments, pages.
 #[derive(Debug)]
 pub(crate) struct Occupancy {
     segments: BTreeMap<DeviceAddress, Segment>,
     /// How many of them hold no block any more.
     vacant: usize,
+    pages: Pages,
 }
 
 #[derive(Debug)]
@@ -29,6 +30,7 @@ impl Occupancy {
         let mut occupancy = Occupancy {
             segments: BTreeMap::new(),
             vacant: 0,
+            pages: Pages::new(trace, pools),
         };
         for (index, segment) in trace.initial.segments.iter().enumerate() {
             if pools.of_initial(index).is_default() && !segment.is_expandable {
@@ -47,9 +49,15 @@ impl Occupancy {
         self.vacant
     }
 
+    /// Returns whether a page of an expandable segment holds no block.
+    pub(crate) fn has_vacant_page(&self) -> bool {
+        self.pages.vacant() > 0
+    }
+
     /// Takes an event of a pool into account. O(log n) for n segments.
     pub(crate) fn apply(&mut self, event: Event, pool: MempoolId) {
         let start = event.address;
+        self.pages.apply(event, pool.is_default());
         match event.action {
             Action::SegmentAlloc if pool.is_default() => self.insert(start, event.size, None),
             Action::SegmentFree => self.remove(start),

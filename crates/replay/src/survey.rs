@@ -257,9 +257,8 @@ impl Survey {
             survey.note_card_size(event, reserved);
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
-                    let stays = occupancy.as_ref().is_some_and(|some| some.vacant() > 0)
-                        || !waiting.is_empty();
-                    survey.note_rest(&traffic, (index, event.action), stays);
+                    let rest = (occupancy.as_ref(), &waiting);
+                    survey.note_rest(&traffic, (index, event.action), rest);
                     let needed = survey.end_traffic(&traffic, pools, index);
                     needed_min = needed_min.into_iter().chain(needed).min();
                     traffic = Traffic::default();
@@ -316,12 +315,19 @@ impl Survey {
 
     /// Takes into account, before a request or free, whether memory stays that could have gone back, or blocks that
     /// other streams use.
-    fn note_rest(&mut self, traffic: &Traffic, (index, action): (usize, Action), stays: bool) {
+    fn note_rest(
+        &mut self,
+        traffic: &Traffic,
+        (index, action): (usize, Action),
+        (occupancy, waiting): (Option<&Occupancy>, &Waiting),
+    ) {
+        let stays = !waiting.is_empty() || occupancy.is_some_and(|some| some.vacant() > 0);
+        let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
         let went_back = !traffic.releases.is_empty();
         if went_back && self.gives_back_some() && (stays || traffic.finished_late) {
             self.partial_releases.insert(index);
         }
-        if action == Action::OutOfMemory && stays {
+        if action == Action::OutOfMemory && (stays || has_page) {
             self.captured_refusals.insert(index);
         }
     }

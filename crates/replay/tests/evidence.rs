@@ -651,6 +651,24 @@ fn what_stays_at_a_refusal_tells_of_a_capture() {
     }
 }
 
+#[test]
+fn pages_that_stay_at_a_refusal_tell_of_a_capture() {
+    let trace = expandable_recording(
+        &[(0, 20)],
+        &[
+            (Action::SegmentMap, 20, 40),
+            (Action::Alloc, 20, 30),
+            (Action::Alloc, 50, 5),
+            (Action::FreeRequested, 20, 30),
+            (Action::FreeCompleted, 20, 30),
+            // The first of two pages is free.
+            (Action::OutOfMemory, 0, 100),
+            (Action::Alloc, 20, 30),
+        ],
+    );
+    assert_eq!(verify(&trace).retries, 0);
+}
+
 /// The block that was waited for lies elsewhere: it does not keep the cache from having been emptied.
 #[test]
 fn an_empty_cache_that_waits_is_the_programs() {

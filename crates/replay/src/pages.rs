@@ -1,0 +1,198 @@
+//! Which recorded pages of expandable segments nobody uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, Event};
+use lowtide_trace::Trace;
+
+use crate::extents::Extents;
+use crate::pools::EventPools;
+use crate::survey::config_of;
+
+/// Small and large requests have expandable segments of their own, which map this much at a time.
+const SMALL_PAGE: Bytes = Bytes::mib(2);
+
+/// The pages that are mapped for the default pool, and the blocks in them.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    config: CachingConfig,
+    /// What is mapped for small requests, and for large ones.
+    mapped: [Extents; 2],
+    /// Where the blocks end that are not free, by where they start.
+    held: BTreeMap<DeviceAddress, DeviceAddress>,
+    /// How many stretches of free memory have a page that could go back.
+    vacant: usize,
+}
+
+impl Pages {
+    /// Returns what there is before the first event, each segment in its pool.
+    pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Pages {
+        let mut pages = Pages {
+            config: config_of(trace),
+            mapped: Default::default(),
+            held: BTreeMap::new(),
+            vacant: 0,
+        };
+        for (index, segment) in trace.initial.segments.iter().enumerate() {
+            if pools.of_initial(index).is_default() && segment.is_expandable {
+                let end = segment.address + segment.size;
+                pages.map(segment.address, end, segment.is_large);
+            }
+        }
+        for block in &trace.initial.blocks {
+            pages.hold(block.address, block.address + block.size);
+        }
+        pages
+    }
+
+    /// Returns how many stretches of free memory have a page that could go back.
+    pub(crate) fn vacant(&self) -> usize {
+        self.vacant
+    }
+
+    /// Takes an event into account, which is of the default pool or not. O(log n) for n blocks.
+    pub(crate) fn apply(&mut self, event: Event, is_default: bool) {
+        let start = event.address;
+        match event.action {
+            Action::SegmentMap if is_default => {
+                self.map(start, start + event.size, event.size > SMALL_PAGE);
+            }
+            Action::SegmentUnmap => self.change(start, start + event.size, |pages, end| {
+                pages
+                    .mapped
+                    .iter_mut()
+                    .for_each(|mapped| mapped.unmap(start, end));
+            }),
+            Action::Alloc => self.hold(start, start + self.config.block_size(event.size)),
+            Action::FreeCompleted => {
+                if let Some(&end) = self.held.get(&start) {
+                    self.change(start, end, |pages, _| {
+                        pages.held.remove(&start);
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn map(&mut self, start: DeviceAddress, end: DeviceAddress, is_large: bool) {
+        self.change(start, end, |pages, end| {
+            pages.mapped[usize::from(is_large)].map(start, end);
+        });
+    }
+
+    fn hold(&mut self, start: DeviceAddress, end: DeviceAddress) {
+        let is_mapped = self
+            .mapped
+            .iter()
+            .any(|mapped| mapped.around(start).is_some());
+        if is_mapped {
+            self.change(start, end, |pages, end| {
+                pages.held.insert(start, end);
+            });
+        }
+    }
+
+    /// Changes what is between two addresses, all of it at once, and counts anew what that touches.
+    fn change(
+        &mut self,
+        start: DeviceAddress,
+        end: DeviceAddress,
+        change: impl FnOnce(&mut Pages, DeviceAddress),
+    ) {
+        let before = self.vacant_around(start, end);
+        self.vacant = self.vacant.saturating_sub(before);
+        change(self, end);
+        self.vacant += self.vacant_around(start, end);
+    }
+
+    /// Returns how many stretches of free memory that could give back a page begin or end between two addresses.
+    fn vacant_around(&self, start: DeviceAddress, end: DeviceAddress) -> usize {
+        let before = DeviceAddress(start.get().saturating_sub(1));
+        let around = [before, start, end];
+        let stretches = around
+            .into_iter()
+            .filter_map(|address| self.stretch(address));
+        stretches.collect::<BTreeSet<_>>().len()
+    }
+
+    /// Returns where the free memory starts that an address lies in, if a page of it could go back.
+    fn stretch(&self, address: DeviceAddress) -> Option<DeviceAddress> {
+        let pages = [SMALL_PAGE, self.config.large_segment_size];
+        let around = { self.mapped.iter().zip(pages) }
+            .find_map(|(mapped, page)| Some((mapped.around(address)?, page)));
+        let ((first, last), page) = around?;
+        let before = self.held.range(..=address).next_back();
+        let held_until = before.map_or(first, |(_, &end)| end);
+        let start = first.max(held_until);
+        if address < start {
+            return None;
+        }
+        let next = self.held.range(address..).next();
+        let end = next.map_or(last, |(&next, _)| last.min(next));
+        let first_page = start.offset_from(first).round_up(page);
+        let last_page = end.offset_from(first).round_down(page);
+        (first_page < last_page).then_some(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{MempoolId, Stream};
+
+    use super::*;
+
+    /// Returns how many stretches have a vacant page after each event, at so many MiB and of so many.
+    fn vacant_after(events: &[(Action, u64, u64)]) -> Vec<usize> {
+        let trace = Trace::default();
+        let pools = EventPools::new(&trace);
+        let mut pages = Pages::new(&trace, &pools);
+        let events = events.iter().map(|&(action, mib, size_mib)| Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress(mib << 20),
+            size: Bytes::mib(size_mib),
+            stream: Stream::DEFAULT,
+        });
+        events
+            .map(|event| {
+                pages.apply(event, true);
+                pages.vacant()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_page_is_vacant_while_no_block_is_in_it() {
+        let vacant = vacant_after(&[
+            (Action::SegmentMap, 100, 60),
+            (Action::Alloc, 100, 45),
+            (Action::FreeCompleted, 100, 45),
+            (Action::Alloc, 100, 25),
+            (Action::Alloc, 125, 10),
+            (Action::Alloc, 135, 5),
+            // The middle page has a block at its end.
+            (Action::FreeCompleted, 125, 10),
+            (Action::FreeCompleted, 100, 25),
+            (Action::SegmentUnmap, 100, 20),
+            (Action::SegmentUnmap, 140, 20),
+            (Action::FreeCompleted, 135, 5),
+        ]);
+        assert_eq!(vacant, [1, 0, 1, 1, 1, 1, 1, 2, 1, 0, 1]);
+    }
+
+    #[test]
+    fn small_pages_are_smaller_and_others_are_not_counted() {
+        let vacant = vacant_after(&[
+            (Action::SegmentMap, 100, 2),
+            (Action::Alloc, 101, 1),
+            (Action::SegmentMap, 102, 2),
+            (Action::FreeCompleted, 101, 1),
+            (Action::SegmentUnmap, 100, 4),
+            (Action::SegmentAlloc, 200, 20),
+            (Action::Alloc, 200, 20),
+            (Action::FreeCompleted, 200, 20),
+        ]);
+        assert_eq!(vacant, [1, 0, 1, 1, 0, 0, 0, 0]);
+    }
+}
