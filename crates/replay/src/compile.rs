@@ -359,11 +359,10 @@ impl<'a> Compiler<'a> {
         };
         self.survey.collects_garbage() && group.traffic.may_be_garbage(self.trace)
             || self.survey.partial_releases.contains(&index)
-            || needed > self.survey.limit_min
-                && (!self.survey.empties_cache
-                    || group
-                        .traffic
-                        .had_begun(&self.event_pools, &self.survey.config, index))
+            || needed > self.survey.limit_min && !self.survey.empties_cache
+            || group
+                .traffic
+                .had_begun(&self.event_pools, &self.survey.config, index)
     }
 
     /// Returns whether the request at event `index` was refused and nothing went back for it: what became free before

@@ -27,8 +27,8 @@ pub(crate) struct Survey {
     /// Where requests let all go or nothing, there are none.
     pub(crate) partial_releases: HashSet<usize>,
     /// The refused requests after which freed blocks were still used by other streams, or memory stayed that nobody
-    /// used: while a graph is captured, and while a program allocates to a private pool, PyTorch neither waits nor gives
-    /// all back.
+    /// used: while a graph is captured, and while a program allocates to a private pool, PyTorch neither waits nor
+    /// gives all back.
     pub(crate) captured_refusals: HashSet<usize>,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
@@ -349,6 +349,7 @@ impl Survey {
         let needed = traffic.needed(trace, &self.config, index);
         let needed = needed.filter(|_| asked);
         let needs_no_call = self.partial_releases.contains(&index)
+            || traffic.had_begun(pools, &self.config, index)
             || self.collects_garbage() && traffic.may_be_garbage(trace);
         let went_back = traffic.reserved_before.is_some() && action != Action::OutOfMemory;
         self.empties_cache |= went_back && needed.is_none() && !needs_no_call;

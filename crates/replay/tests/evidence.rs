@@ -836,6 +836,44 @@ fn a_request_that_pages_were_mapped_for_had_begun() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
+/// Requests that were served of what was mapped already were held against no limit: without one, the card ran out at
+/// less than they would have had.
+#[test]
+fn a_request_that_had_begun_let_memory_go_whatever_others_were_granted() {
+    let trace = expandable_recording(
+        &[],
+        &[
+            (Action::SegmentMap, 0, 20),
+            (Action::Alloc, 0, 10),
+            (Action::SegmentMap, 20, 80),
+            (Action::Alloc, 10, 85),
+            (Action::FreeRequested, 10, 85),
+            (Action::FreeCompleted, 10, 85),
+            (Action::SegmentMap, 100, 20),
+            (Action::Alloc, 10, 105),
+            (Action::FreeRequested, 10, 105),
+            (Action::FreeCompleted, 10, 105),
+            (Action::SegmentUnmap, 20, 100),
+            (Action::Alloc, 10, 5),
+            (Action::SegmentMap, 20, 20),
+            (Action::Alloc, 15, 25),
+            (Action::SegmentMap, 40, 20),
+            (Action::Alloc, 40, 20),
+            (Action::FreeRequested, 15, 25),
+            (Action::FreeCompleted, 15, 25),
+            (Action::SegmentUnmap, 20, 20),
+            (Action::Alloc, 15, 2),
+            (Action::FreeRequested, 40, 20),
+            (Action::FreeCompleted, 40, 20),
+            (Action::SegmentMap, 20, 20),
+            (Action::SegmentUnmap, 20, 40),
+            (Action::SegmentMap, 20, 60),
+            (Action::Alloc, 17, 60),
+        ],
+    );
+    assert_eq!(verify(&trace).retries, 1);
+}
+
 #[test]
 fn a_refusal_tells_of_the_recorded_card() {
     let trace = recording_of(&[
