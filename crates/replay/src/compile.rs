@@ -46,6 +46,8 @@ struct Group {
     /// The pools that memory went back from, in order.
     released_from: Vec<MempoolId>,
     released_pools: HashSet<MempoolId>,
+    /// The events by which it did.
+    releases: Vec<usize>,
     /// The number of events up to and including the last by which memory went back.
     release_end: usize,
     /// Blocks that became free.
@@ -208,7 +210,7 @@ impl<'a> Compiler<'a> {
             size,
             stream,
             pool,
-            in_capture: self.survey.captured_refusals.contains(&index),
+            in_capture: !pool.is_default() || self.survey.captured_refusals.contains(&index),
         };
         self.push(index + 1, step);
         self.finish_uses(index + 1);
@@ -269,6 +271,7 @@ impl<'a> Compiler<'a> {
             self.group.traffic.release(event, self.reserved, index);
         }
         self.group.release_end = index + 1;
+        self.group.releases.push(index);
         if !pool.is_default() && self.pools.insert(pool, false) == Some(true) {
             self.silent.push(Step::ReleasePool { pool });
         }
@@ -292,6 +295,7 @@ impl<'a> Compiler<'a> {
             let gave_back = !group.released_from.is_empty();
             if gave_back && self.survey.collects_garbage()
                 || self.survey.partial_releases.contains(&end)
+                || gave_back && !self.event_pools.of(end).is_default()
             {
                 // Some of it goes back without a wait, once it was seen what other streams are done with.
                 let first = group.finished.drain(..group.finished_first);
@@ -335,16 +339,18 @@ impl<'a> Compiler<'a> {
 
     /// Returns whether the request at event `index` let memory go back itself.
     ///
-    /// A request that fails lets memory go back and then gets new memory. It did fail only if with
-    /// the new memory more would have been held than the limit was at least, by what requests were served;
-    /// and where some memory went back that no request can have let go, the program is one that calls
-    /// `empty_cache`, and did so here too, unless some stayed that would have gone, or the request had begun before. Nor did it fail if what went back
+    /// A request that fails lets memory go back and then gets new memory. It did if it had begun before. Else it
+    /// did fail only if with the new memory more would have been held than the limit was at least, by what requests
+    /// were served; and where some memory went back that no request can have let go, the program is one that calls
+    /// `empty_cache`, and did so here too, unless some stayed that would have gone. Nor did it fail if what went back
     /// would have served it.
     /// Requests that collect garbage, which is large, do not fail first, and for those of a private pool nothing goes
     /// back, nor for others while a graph is captured, but for what is let go where large blocks are not split.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
+        if !self.event_pools.of(index).is_default() {
+            return self.lets_own_go(group, index);
+        }
         if group.released_from.is_empty()
-            || !self.event_pools.of(index).is_default()
             || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some()
             || group
                 .traffic
@@ -363,6 +369,26 @@ impl<'a> Compiler<'a> {
             || group
                 .traffic
                 .had_begun(&self.event_pools, &self.survey.config, index)
+    }
+
+    /// Returns whether the request at event `index`, of a private pool, let large blocks of that pool go which are not
+    /// split: they alone go back for such a request.
+    fn lets_own_go(&self, group: &Group, index: usize) -> bool {
+        let config = &self.survey.config;
+        let Some((request, max)) = self.event_at(index).zip(config.max_split_size) else {
+            return false;
+        };
+        let size = config.block_size(request.size);
+        let mut released = group.releases.iter().map(|&release| {
+            let event = self.trace.events[release].event;
+            let is_own = self.event_pools.of(release) == self.event_pools.of(index);
+            (event, is_own && event.stream == request.stream)
+        });
+        let lets_go = released.all(|(event, is_own)| {
+            let would_serve = event.size >= size && config.block_serves(event.size, size);
+            is_own && event.action == Action::SegmentFree && event.size >= max && !would_serve
+        });
+        lets_go && !group.releases.is_empty() && size > Bytes::mib(1)
     }
 
     /// Returns whether the request at event `index` was refused and nothing went back for it: what became free before

@@ -249,6 +249,7 @@ impl Layout {
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         // What waits for other streams does so before anything goes back, but for what some requests give back.
         let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
+        let went_back = !self.released.is_empty();
         if !is_release && !goes_on {
             self.end_release(Some(event));
         }
@@ -267,7 +268,7 @@ impl Layout {
             Action::Alloc => self.take(address, size).map(Some),
             Action::FreeCompleted => self.give(address).map(Some),
             Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
-            Action::OutOfMemory => self.refuse(size, stream, pool).map(Some),
+            Action::OutOfMemory => self.refuse((size, stream), pool, went_back).map(Some),
             Action::FreeRequested => {
                 self.waiting += 1;
                 Some(None)
@@ -558,26 +559,38 @@ impl Layout {
     }
 
     /// A request that was refused has no segment. In the place of one there is an empty one, in a pool in which
-    /// nothing would have served it. `None` as of [`Layout::tell_apart_better`].
+    /// nothing would have served it, nor gone back for it where some does. `None` as of [`Layout::tell_apart_better`].
     fn refuse(
         &mut self,
-        requested: Bytes,
-        stream: Stream,
+        (requested, stream): (Bytes, Stream),
         pool: Option<MempoolId>,
+        went_back: bool,
     ) -> Option<usize> {
         let size = self.config.block_size(requested);
         let is_large = size > SMALL_REQUEST_MAX;
         let owner = Owner { stream, is_large };
         self.fresh = None;
         let refused = self.insert_segment(owner, pool, DeviceAddress::NULL, Bytes::ZERO, false);
+        let unsplit = self.config.max_split_size.filter(|_| !went_back);
+        let least = unsplit.map_or(size, |unsplit| unsplit.min(size));
         let free = self.free.get(&owner);
-        let free = free.map(|free| free.range((size, DeviceAddress::NULL)..));
-        let would_serve = { free.into_iter().flatten() }
-            .filter(|&&(candidate_size, _)| self.config.block_serves(candidate_size, size));
-        let others = would_serve.map(|(_, candidate)| Some(self.blocks.get(candidate)?.segment));
-        let others: Vec<usize> = others.collect::<Option<_>>()?;
+        let free = free.map(|free| free.range((least, DeviceAddress::NULL)..));
+        let others = free
+            .into_iter()
+            .flatten()
+            .map(|&(candidate_size, candidate)| {
+                let segment = self.blocks.get(&candidate)?.segment;
+                let serves =
+                    candidate_size >= size && self.config.block_serves(candidate_size, size);
+                let goes = unsplit.is_some_and(|unsplit| candidate_size >= unsplit)
+                    && !self.segments[segment].is_expandable;
+                Some((segment, serves || goes))
+            });
+        let others: Vec<_> = others.collect::<Option<_>>()?;
         self.looked_at += others.len();
-        self.apart.tell_all([refused], others);
+        let others =
+            { others.into_iter() }.filter_map(|(segment, is_apart)| is_apart.then_some(segment));
+        self.apart.tell_all([refused], others.collect());
         Some(refused)
     }
 

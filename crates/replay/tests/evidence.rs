@@ -874,6 +874,56 @@ fn a_request_that_had_begun_let_memory_go_whatever_others_were_granted() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
+/// Blocks that are not split go back for requests of their own pool, and nothing else does for those of a private one.
+#[test]
+fn unsplit_blocks_of_a_private_pool_go_back_for_its_requests() {
+    let served = [
+        (Action::SegmentAlloc, THIRD, 80),
+        (Action::Alloc, THIRD, 80),
+    ];
+    let refused = [(Action::OutOfMemory, 0, 200)];
+    for then in [&served[..], &refused] {
+        let before = [
+            (Action::SegmentAlloc, HERE, 100),
+            (Action::Alloc, HERE, 100),
+            (Action::FreeRequested, HERE, 100),
+            (Action::FreeCompleted, HERE, 100),
+            (Action::SegmentAlloc, THERE, 12),
+            (Action::Alloc, THERE, 12),
+            (Action::FreeRequested, THERE, 12),
+            (Action::FreeCompleted, THERE, 12),
+            (Action::SegmentFree, HERE, 100),
+        ];
+        let after = [(Action::Alloc, THERE, 12)];
+        let mut trace = recording_of(&[&before, then, &after].concat());
+        for recorded in &mut trace.events {
+            recorded.event.pool = MempoolId(0, 5);
+        }
+        trace.settings.conf = "max_split_size_mb:64".into();
+        assert_eq!(verify(&trace).retries, 0);
+    }
+}
+
+/// It would have gone back otherwise. Nothing says the pool of a refused request up to torch 2.14.
+#[test]
+fn a_refusal_beside_an_unsplit_block_that_stays_is_of_another_pool() {
+    let mut trace = recording_of(&[
+        (Action::SegmentAlloc, HERE, 100),
+        (Action::Alloc, HERE, 100),
+        (Action::FreeRequested, HERE, 100),
+        (Action::FreeCompleted, HERE, 100),
+        (Action::OutOfMemory, 0, 200),
+        (Action::Alloc, HERE, 100),
+        (Action::FreeRequested, HERE, 100),
+        (Action::FreeCompleted, HERE, 100),
+        (Action::SegmentFree, HERE, 100),
+    ]);
+    let unknown = trace.events.iter_mut();
+    unknown.for_each(|recorded| recorded.pool_known = false);
+    trace.settings.conf = "max_split_size_mb:64".into();
+    verify(&trace);
+}
+
 #[test]
 fn a_refusal_tells_of_the_recorded_card() {
     let trace = recording_of(&[
