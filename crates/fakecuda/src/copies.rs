@@ -102,10 +102,7 @@ driver_calls! {
         count: usize,
         stream: CUstream,
     ) {
-        let bytes = count.checked_mul(size_of::<c_uint>());
-        let is_aligned = destination.is_multiple_of(size_of::<c_uint>() as u64);
-        let bytes = bytes.filter(|_| is_aligned).ok_or(CUresult::INVALID_VALUE)?;
-        fill_in(lock()?, destination, value, bytes, stream)
+        fill_words_in(stream, destination, value, count)
     }
 
     fn cuStreamWriteValue32_v2(
@@ -114,7 +111,7 @@ driver_calls! {
         value: c_uint,
         _flags: c_uint,
     ) {
-        fill_word_in(stream, address, value)
+        fill_words_in(stream, address, value, 1)
     }
 
     // Programs built for older drivers have this name.
@@ -124,7 +121,7 @@ driver_calls! {
         value: c_uint,
         _flags: c_uint,
     ) {
-        fill_word_in(stream, address, value)
+        fill_words_in(stream, address, value, 1)
     }
 }
 
@@ -254,11 +251,12 @@ fn fill_in(
     )
 }
 
-fn fill_word_in(stream: CUstream, address: u64, value: c_uint) -> Outcome {
-    let bytes = size_of::<c_uint>();
-    if !address.is_multiple_of(bytes as u64) {
-        return Err(CUresult::INVALID_VALUE);
-    }
+fn fill_words_in(stream: CUstream, address: u64, value: c_uint, count: usize) -> Outcome {
+    let is_aligned = address.is_multiple_of(size_of::<c_uint>() as u64);
+    let bytes = count.checked_mul(size_of::<c_uint>());
+    let bytes = bytes
+        .filter(|_| is_aligned)
+        .ok_or(CUresult::INVALID_VALUE)?;
     fill_in(lock()?, address, value, bytes, stream)
 }
 

@@ -292,10 +292,10 @@ impl<'a> Compiler<'a> {
         }
         let mut group = std::mem::take(&mut self.group);
         if before_request && (self.let_go_first(&group, end) || self.waits_in_vain(&group, end)) {
-            let gave_back = !group.released_from.is_empty();
-            if gave_back && self.survey.collects_garbage()
+            let gave_back = !group.releases.is_empty();
+            let is_private = !self.event_pools.of(end).is_default();
+            if gave_back && (is_private || self.survey.collects_garbage())
                 || self.survey.partial_releases.contains(&end)
-                || gave_back && !self.event_pools.of(end).is_default()
             {
                 // Some of it goes back without a wait, once it was seen what other streams are done with.
                 let first = group.finished.drain(..group.finished_first);

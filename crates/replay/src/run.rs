@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
                 in_capture,
             } => {
                 let result = self.allocate(pool, size, stream, in_capture);
-                return self.try_again(end, result);
+                return self.go_on_without(end, result);
             }
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
@@ -379,7 +379,7 @@ impl<'a> Run<'a> {
 
     /// A request that PyTorch refused: where this allocator serves it, the block is freed at once,
     /// because the recorded program went on without it.
-    fn try_again(
+    fn go_on_without(
         &mut self,
         end: usize,
         result: Result<DeviceAddress, AllocError>,

@@ -348,11 +348,14 @@ impl Survey {
             && !traffic.would_have_served(pools, &self.config, index);
         let needed = traffic.needed(trace, &self.config, index);
         let needed = needed.filter(|_| asked);
-        let needs_no_call = self.partial_releases.contains(&index)
-            || traffic.had_begun(pools, &self.config, index)
-            || self.collects_garbage() && traffic.may_be_garbage(trace);
-        let went_back = traffic.reserved_before.is_some() && action != Action::OutOfMemory;
-        self.empties_cache |= went_back && needed.is_none() && !needs_no_call;
+        // Of most events there is nothing to ask: no memory went back before them.
+        let went_back = traffic.reserved_before.is_some();
+        let needs_no_call = went_back
+            && (self.partial_releases.contains(&index)
+                || traffic.had_begun(pools, &self.config, index)
+                || self.collects_garbage() && traffic.may_be_garbage(trace));
+        let is_told = went_back && action != Action::OutOfMemory;
+        self.empties_cache |= is_told && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)
     }
 }
