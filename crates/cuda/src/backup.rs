@@ -42,7 +42,7 @@ use crate::context::PrimaryContext;
 use crate::device::Device;
 use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
-use keeper::Keeper;
+use keeper::{Keeper, Times};
 use layout::Layout;
 use link::{Link, Way};
 
@@ -109,6 +109,10 @@ impl Default for Sizes {
 /// take turns on a card, and soon enough for the job that will not come back to it.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 
+/// How long after a backup the job has the driver to itself. Longer than it takes to ask what has become free and to
+/// begin with it, and short beside what page-locking takes, which the next backup is faster with.
+const QUIET_TIME: Duration = Duration::from_millis(50);
+
 impl CudaBackups {
     /// Returns what keeps a device's contents. It takes nothing before the first backup but the device's
     /// primary context, which is made if there is none.
@@ -127,7 +131,10 @@ impl CudaBackups {
         Ok(CudaBackups::with(
             context,
             Sizes::default(),
-            IDLE_TIME,
+            Times {
+                idle: IDLE_TIME,
+                quiet: QUIET_TIME,
+            },
             TemporaryFile::open,
         ))
     }
@@ -135,13 +142,13 @@ impl CudaBackups {
     fn with(
         context: Arc<PrimaryContext>,
         sizes: Sizes,
-        idle_time: Duration,
+        times: Times,
         open_storage: OpenStorage,
     ) -> CudaBackups {
         assert!(sizes.block_bytes.is_multiple_of(sizes.piece_bytes));
         CudaBackups {
             context,
-            keeper: Keeper::new(idle_time),
+            keeper: Keeper::new(times),
             directory: std::env::temp_dir(),
             shows_files: false,
             sizes,

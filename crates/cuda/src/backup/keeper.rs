@@ -17,8 +17,17 @@ use crate::backup::link::Link;
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    times: Times,
+}
+
+/// How long a keeper waits with what it does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
     /// How long memory that is not retained waits for the next backup.
-    idle_time: Duration,
+    pub(super) idle: Duration,
+    /// How long after a backup nothing is page-locked: other threads may wait for the driver meanwhile, and whoever
+    /// has just got memory free has the most to ask of it.
+    pub(super) quiet: Duration,
 }
 
 #[derive(Default, Debug)]
@@ -36,6 +45,10 @@ struct State {
     idle_link: Option<Idle<Link>>,
     /// Memory with blocks that are to be page-locked, and which one is next.
     to_lock: VecDeque<ToLock>,
+    /// Until when none is, unless somebody waits for that.
+    rests_until: Option<Instant>,
+    /// How many wait until none is left.
+    waiting: usize,
     /// Memory of which the thread page-locks a block, and which it holds for that.
     locking: Option<Weak<HostMemory>>,
     /// Whether there is a thread that does what is to be done.
@@ -57,11 +70,11 @@ struct ToLock {
 }
 
 impl Keeper {
-    pub(super) fn new(idle_time: Duration) -> Keeper {
+    pub(super) fn new(times: Times) -> Keeper {
         Keeper {
             shared: Arc::default(),
             thread: None,
-            idle_time,
+            times,
         }
     }
 
@@ -127,6 +140,10 @@ impl Keeper {
             return;
         }
         let memory = Arc::downgrade(memory);
+        if state.to_lock.is_empty() {
+            // Only then: who takes one backup after the other would put off all of them.
+            state.rests_until = Some(Instant::now() + self.times.quiet);
+        }
         state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
         let next = 0;
         state.to_lock.push_back(ToLock { memory, next, end });
@@ -172,9 +189,12 @@ impl Keeper {
     /// Waits until nothing is left to be page-locked.
     pub(super) fn finish_locking(&self) {
         let mut state = self.shared.lock();
+        state.waiting += 1;
+        self.shared.changed.notify_all();
         while state.locking.is_some() || !state.to_lock.is_empty() {
             state = self.shared.wait(state, None);
         }
+        state.waiting -= 1;
     }
 
     /// Starts the thread if it is not there, or not any more. Returns whether it is.
@@ -182,7 +202,7 @@ impl Keeper {
         if !mem::replace(&mut self.shared.lock().is_served, true) {
             self.join();
             stop_at_exit();
-            let (shared, idle_time) = (Arc::clone(&self.shared), self.idle_time);
+            let (shared, idle_time) = (Arc::clone(&self.shared), self.times.idle);
             let thread = thread::Builder::new().name("lowtide keeper".into());
             self.thread = thread.spawn(move || shared.serve(idle_time)).ok();
             if self.thread.is_none() {
@@ -209,6 +229,10 @@ impl Drop for Keeper {
     }
 }
 
+/// Which part of the time that a block took is waited for before the next one. Enough for a thread to wake up and take
+/// the driver's lock; more would leave too much to the next backup, which may come soon.
+const REST_SHARE: u32 = 4;
+
 impl Shared {
     /// What the thread does.
     fn serve(&self, idle_time: Duration) {
@@ -222,11 +246,13 @@ impl Shared {
                 drop(state);
                 give_back(expired);
                 state = self.lock();
-            } else if let Some((memory, block)) = state.next_to_lock() {
+            } else if let Some((memory, block)) = state.next_to_lock(now) {
                 state.locking = Some(Arc::downgrade(&memory));
                 drop(state);
                 let is_locked = lock_block(memory, block);
                 state = self.lock();
+                // The driver lets those in who wait for it when nobody else asks, and not in turn.
+                state.rests_until = Some(Instant::now() + now.elapsed() / REST_SHARE);
                 let handled = state.locking.take();
                 if let Some(handled) = handled.filter(|_| !is_locked) {
                     // What was refused once is not asked for again before the next backup.
@@ -236,7 +262,8 @@ impl Shared {
             } else {
                 // What was listed last may have needed nothing, and who waits for that does not know.
                 self.changed.notify_all();
-                let next = state.next_expiry(idle_time);
+                let next = state.next_expiry(idle_time).into_iter();
+                let next = next.chain(state.next_locking()).min();
                 let wait = next.map(|next| next.saturating_duration_since(now));
                 state = self.wait(state, wait);
             }
@@ -280,9 +307,12 @@ impl Drop for End<'_> {
 }
 
 impl State {
-    /// Returns the next block that is to be page-locked, and its memory; or memory of which none is left, so that
+    /// Returns the next block that is to be page-locked now, and its memory; or memory of which none is left, so that
     /// it does not go back under the lock if it is nobody else's by now.
-    fn next_to_lock(&mut self) -> Option<(Arc<HostMemory>, Option<usize>)> {
+    fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
+        if self.next_locking().is_some_and(|next| next > now) {
+            return None;
+        }
         while let Some(first) = self.to_lock.front_mut() {
             if let Some(memory) = first.memory.upgrade() {
                 let locked = memory.locked_blocks();
@@ -299,6 +329,12 @@ impl State {
             self.to_lock.pop_front();
         }
         None
+    }
+
+    /// Returns when the next block is to be page-locked, where one is and that is not at once.
+    fn next_locking(&self) -> Option<Instant> {
+        let is_put_off = self.waiting == 0 && !self.to_lock.is_empty();
+        self.rests_until.filter(|_| is_put_off)
     }
 
     /// Takes out what has waited long enough.

@@ -37,6 +37,18 @@ const SIZES: Sizes = Sizes {
 
 const LONG: Duration = Duration::from_secs(3600);
 
+/// What is idle stays, and is page-locked at once.
+const STAYS: Times = Times {
+    idle: LONG,
+    quiet: Duration::ZERO,
+};
+
+/// What is idle goes back at once.
+const GOES: Times = Times {
+    idle: Duration::ZERO,
+    ..STAYS
+};
+
 /// A device, memory on it, and what keeps its contents.
 struct World {
     backups: CudaBackups,
@@ -47,7 +59,7 @@ struct World {
 }
 
 impl World {
-    fn new(idle_time: Duration, open_storage: OpenStorage) -> World {
+    fn new(times: Times, open_storage: OpenStorage) -> World {
         let fake = Fake::start();
         let mut driver = fake.driver();
         let context = Arc::new(PrimaryContext::retain(driver.device().clone()).unwrap());
@@ -58,7 +70,7 @@ impl World {
             size: Bytes(size),
         });
         World {
-            backups: CudaBackups::with(context, SIZES, idle_time, open_storage),
+            backups: CudaBackups::with(context, SIZES, times, open_storage),
             ranges: ranges.to_vec(),
             driver,
             fake,
@@ -165,7 +177,7 @@ const KINDS: [BackupKind; 2] = [BackupKind::Host, BackupKind::Disk];
 
 #[test]
 fn contents_come_back_bit_for_bit() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     for kind in KINDS {
         for round in 0..4 {
             let saved = world.fill(round);
@@ -186,7 +198,7 @@ fn contents_come_back_bit_for_bit() {
 
 #[test]
 fn copies_go_directly_as_soon_as_memory_is_locked() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     world.fill(1);
     let first = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
@@ -206,7 +218,7 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
 
 #[test]
 fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let warm = world.save(BackupKind::Disk).unwrap();
     // The ring has most of its slots by now: after two or three blocks the driver locks no more.
     let refused = SIZES.slots as u64 - world.fake.calls("cuMemHostRegister_v2") + 3;
@@ -227,7 +239,7 @@ fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
 #[test]
 fn parts_come_back_and_nothing_beside_them() {
     for kind in KINDS {
-        let mut world = World::new(LONG, TemporaryFile::open);
+        let mut world = World::new(STAYS, TemporaryFile::open);
         let saved = world.fill(7);
         let mut backup = world.save(kind).unwrap();
         let now = world.fill(8);
@@ -253,7 +265,7 @@ fn parts_come_back_and_nothing_beside_them() {
 
 #[test]
 fn the_host_copy_is_what_was_saved() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(11);
     let on_disk = world.save(BackupKind::Disk).unwrap();
     let on_host = world.save(BackupKind::Host).unwrap();
@@ -283,7 +295,7 @@ fn backups_go_from_thread_to_thread() {
 
 #[test]
 fn nothing_can_be_saved_too() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     for kind in KINDS {
         let mut backup = world.backups.save(&[], kind).unwrap();
         world.backups.restore(&mut backup, &[]).unwrap();
@@ -304,7 +316,7 @@ fn a_thousand_random_steps() {
         "cuStreamSynchronize",
         "cuEventSynchronize",
     ];
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let mut random = Random(2026);
     let mut held: Vec<(CudaBackup, Vec<MemoryRange>, Vec<Vec<u8>>)> = Vec::new();
     for step in 0..1000 {

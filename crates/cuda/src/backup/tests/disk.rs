@@ -127,7 +127,7 @@ fn damage_is_found_in_every_piece() {
 /// Copies may be under way then, whose memory is the next one's when the panic is met further out.
 #[test]
 fn a_panic_waits_for_the_copies() {
-    let mut world = World::new(LONG, open_faulty);
+    let mut world = World::new(STAYS, open_faulty);
     let saved = world.fill(1);
     let waits = |world: &World| world.fake.calls("cuStreamSynchronize");
     let fail = |operation| *FAULT.lock().unwrap() = Some((operation, 1, Fault::Panic));
@@ -152,7 +152,7 @@ fn a_panic_waits_for_the_copies() {
 /// Saves and restores while one operation fails, and again when it does not. Returns how often each was
 /// asked for, or the one error there was.
 fn run(fault: Option<(Operation, usize, Fault)>) -> Result<[usize; 4], BackupError> {
-    let mut world = World::new(LONG, open_faulty);
+    let mut world = World::new(STAYS, open_faulty);
     *COUNTS.lock().unwrap() = [0; 4];
     *FAULT.lock().unwrap() = fault;
     let mut errors = Vec::new();
@@ -199,7 +199,7 @@ impl Drop for Directory {
 
 #[test]
 fn a_file_has_no_name_and_its_room_goes_back() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let directory = Directory::new();
     world.backups.set_directory(directory.0.clone());
     let backup = world.save(BackupKind::Disk).unwrap();
@@ -219,7 +219,7 @@ fn a_file_has_no_name_and_its_room_goes_back() {
 
 #[test]
 fn a_file_is_shown_by_a_name_for_each_range() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let directory = Directory::new();
     world.backups.set_directory(directory.0.clone());
     world.backups.set_shows_files(true);
@@ -242,7 +242,7 @@ fn a_file_is_shown_by_a_name_for_each_range() {
 
 #[test]
 fn a_directory_that_is_not_there_is_an_error() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
     let missing = PathBuf::from("/nowhere/at/all");
     world.backups.set_directory(missing.clone());
@@ -256,7 +256,7 @@ fn a_directory_that_is_not_there_is_an_error() {
 /// Written on, the system would end the process by a signal.
 #[test]
 fn a_limit_on_files_is_an_error() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
     let mut limit = libc::rlimit {
         rlim_cur: 0,

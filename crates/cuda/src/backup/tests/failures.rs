@@ -46,7 +46,7 @@ fn a_backup_survives_every_failure_of_the_driver() {
 
 /// Saves and restores while one call fails. Returns how often each of [`CALLS`] was made.
 fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u64; CALLS.len()] {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     if is_warm {
         let backup = world.save(kind).unwrap();
         world.backups.finish_locking();
@@ -87,7 +87,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
 /// More than once in a row: the host locks no memory at all.
 #[test]
 fn without_page_locked_memory_there_is_an_error_and_no_loss() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
     world.fake.fail("cuMemHostRegister_v2", 1, OUT_OF_MEMORY);
     let error = world.save(BackupKind::Host).unwrap_err();

@@ -13,7 +13,7 @@ fn address_of(backup: &CudaBackup) -> Option<usize> {
 
 #[test]
 fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     for retain in [false, true] {
         world.backups.set_retain(retain);
         let first = world.save(BackupKind::Host).unwrap();
@@ -38,7 +38,7 @@ fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
 
 #[test]
 fn memory_that_is_not_retained_goes_by_itself() {
-    let mut world = World::new(Duration::ZERO, TemporaryFile::open);
+    let mut world = World::new(GOES, TemporaryFile::open);
     world.backups.set_retain(true);
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
@@ -55,7 +55,7 @@ fn memory_that_is_not_retained_goes_by_itself() {
 /// Where there is memory of another backup, too, a copy that is made anew keeps its address.
 #[test]
 fn a_backup_has_the_memory_again_that_it_had_just_now() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let [first, second] = [(); 2].map(|()| world.save(BackupKind::Host).unwrap());
     let addresses = [address_of(&first), address_of(&second)];
     world.backups.discard(first);
@@ -68,7 +68,7 @@ fn a_backup_has_the_memory_again_that_it_had_just_now() {
 
 #[test]
 fn backups_in_the_hosts_memory_are_retained_if_that_was_asked_for() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let in_memory = world.save(BackupKind::Host).unwrap();
     let in_file = world.save(BackupKind::Disk).unwrap();
     for retain in [false, true, false] {
@@ -84,7 +84,7 @@ fn backups_in_the_hosts_memory_are_retained_if_that_was_asked_for() {
 /// A region that grows must not leave a trail of memory that was too small.
 #[test]
 fn growing_backups_keep_one_memory() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     world.backups.set_retain(true);
     let address = world.driver.allocate(Bytes::mib(40)).unwrap();
     let mut held_max = Bytes::ZERO;
@@ -105,7 +105,7 @@ fn growing_backups_keep_one_memory() {
 
 #[test]
 fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let address = world.driver.allocate(Bytes::mib(16)).unwrap();
     let save = |world: &mut World, mib| {
         let size = Bytes::mib(mib);
@@ -129,7 +129,7 @@ fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
 #[test]
 fn locking_stops_wherever_it_is() {
     for _ in 0..20 {
-        let mut world = World::new(LONG, TemporaryFile::open);
+        let mut world = World::new(STAYS, TemporaryFile::open);
         let dropped = world.save(BackupKind::Host).unwrap();
         let discarded = world.save(BackupKind::Host).unwrap();
         drop(dropped);
@@ -139,7 +139,7 @@ fn locking_stops_wherever_it_is() {
         let outliving = world.save(BackupKind::Host).unwrap();
         let saved = world.contents();
         let context = Arc::clone(&world.backups.context);
-        let other = CudaBackups::with(context, SIZES, LONG, TemporaryFile::open);
+        let other = CudaBackups::with(context, SIZES, STAYS, TemporaryFile::open);
         drop(std::mem::replace(&mut world.backups, other));
         assert_eq!(copy_of(&outliving, world.ranges[3]), saved[3]);
         drop(outliving);
@@ -147,10 +147,42 @@ fn locking_stops_wherever_it_is() {
     }
 }
 
+/// Right after a pause the driver is the program's, which asks what became free: page-locking takes memory of the
+/// device for it, and holds others up.
+#[test]
+fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
+    let quiet = Times {
+        quiet: LONG,
+        ..STAYS
+    };
+    let mut world = World::new(quiet, TemporaryFile::open);
+    let saved = world.fill(1);
+    let mut backup = world.save(BackupKind::Host).unwrap();
+    let Contents::Host(memory) = &backup.contents else {
+        panic!("it is in memory");
+    };
+    let memory = Arc::clone(memory);
+    // Others come and go, and the keeper looks each time.
+    for _ in 0..100 {
+        world.backups.set_retain(true);
+        world.backups.set_retain(false);
+        thread::yield_now();
+    }
+    assert!(!memory.locked_blocks().contains(&true));
+    world.backups.finish_locking();
+    assert!(memory.locked_blocks()[0]);
+    world.fill(2);
+    world.restore(&mut backup).unwrap();
+    assert_eq!(world.contents(), saved);
+    world.backups.discard(backup);
+    drop(memory);
+    world.end();
+}
+
 /// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
 #[test]
 fn the_end_of_locking_is_always_told() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let context = Arc::clone(&world.backups.context);
     let memory = HostMemory::map(context, 1, SIZES.block_bytes).unwrap();
     let memory = Arc::new(memory);
@@ -167,7 +199,7 @@ fn the_end_of_locking_is_always_told() {
 /// To page-lock all that a large backup has takes many seconds.
 #[test]
 fn what_is_released_does_not_wait_for_what_others_have_locked() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let idle = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
     world.backups.discard(idle);
@@ -191,7 +223,7 @@ fn what_is_released_does_not_wait_for_what_others_have_locked() {
 /// A keeper that is gone keeps nobody waiting, and the next backup has another.
 #[test]
 fn a_keeper_that_panics_is_not_waited_for() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     for round in 0..3 {
         let saved = world.fill(round);
         let mut backup = world.save(BackupKind::Host).unwrap();
@@ -250,14 +282,14 @@ fn end_while_memory_is_locked() -> ! {
     // Registered before the driver's, so it runs after that.
     // SAFETY: the function is ours.
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let many = Sizes {
         piece_bytes: 4 << 10,
         block_bytes: 4 << 10,
         ..SIZES
     };
     let context = Arc::clone(&world.backups.context);
-    world.backups = CudaBackups::with(context, many, LONG, TemporaryFile::open);
+    world.backups = CudaBackups::with(context, many, STAYS, TemporaryFile::open);
     let size = Bytes::mib(16);
     let address = world.driver.allocate(size).unwrap();
     let range = MemoryRange { address, size };
@@ -268,7 +300,7 @@ fn end_while_memory_is_locked() -> ! {
 /// Its addresses alone would be given out by the system, and its bytes at the price of the process.
 #[test]
 fn what_the_host_has_no_memory_for_is_refused() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
     // It is refused before anyone looks at the device.
     let range = MemoryRange {
@@ -289,7 +321,7 @@ fn what_the_host_has_no_memory_for_is_refused() {
 /// anything yet.
 #[test]
 fn what_the_host_has_is_promised_to_one_backup() {
-    let world = World::new(LONG, TemporaryFile::open);
+    let world = World::new(STAYS, TemporaryFile::open);
     let left = available::unpromised().unwrap();
     let most = usize::try_from(left.get() / 10 * 6).unwrap();
     let map = || HostMemory::map(Arc::clone(&world.backups.context), most, SIZES.block_bytes);
@@ -308,7 +340,7 @@ fn what_the_host_has_is_promised_to_one_backup() {
 /// What is resident is no promise any more, however it became that.
 #[test]
 fn what_has_been_written_is_not_promised_any_more() {
-    let world = World::new(LONG, TemporaryFile::open);
+    let world = World::new(STAYS, TemporaryFile::open);
     let context = Arc::clone(&world.backups.context);
     let bytes = 4 * SIZES.block_bytes;
     let before = available::promised();
@@ -327,14 +359,14 @@ fn what_has_been_written_is_not_promised_any_more() {
 /// Contents come back however little the host has left, and the ring that did it does not stay.
 #[test]
 fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
-    let mut world = World::new(LONG, TemporaryFile::open);
+    let mut world = World::new(STAYS, TemporaryFile::open);
     let context = Arc::clone(&world.backups.context);
     // Of 16 TiB.
     let sizes = Sizes {
         slots: 1 << 30,
         ..SIZES
     };
-    world.backups = CudaBackups::with(context, sizes, LONG, TemporaryFile::open);
+    world.backups = CudaBackups::with(context, sizes, STAYS, TemporaryFile::open);
     for kind in KINDS {
         let saved = world.fill(1);
         let mut backup = world.save(kind).unwrap();
