@@ -1,6 +1,7 @@
 """lowtide by the names of torch_memory_saver and of vLLM's allocator."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -637,6 +638,25 @@ def test_children_that_are_configured_have_it_too(machine: Machine) -> None:
         "lowtide.compat.torch_memory_saver True",
         "ModuleNotFoundError: No module named 'torch_memory_saver'",
     ]
+
+
+def test_children_that_are_configured_have_cuda_s_runtime(machine: Machine, driver_directory: Path) -> None:
+    # A copy of the stand-in driver stands in for the runtime: the driver itself would have the name of the first.
+    runtime = shutil.copy(driver_directory / "libcuda.so.1", machine.directory / "libcudart.so.13")
+    printed = machine.code(
+        ALIAS,
+        """
+        import os, subprocess, sys
+        import torch_memory_saver
+        look = "import ctypes; ctypes.CDLL(None).cuMemHostAlloc; ctypes.CDLL(None).tms_pause"
+        assert subprocess.run([sys.executable, "-c", look], capture_output=True).returncode == 1
+        with torch_memory_saver.configure_subprocess():
+            print(os.environ["LD_PRELOAD"].split(":")[1])
+            subprocess.run([sys.executable, "-c", look], check=True)
+        """,
+        LD_LIBRARY_PATH=f"{machine.environment['LD_LIBRARY_PATH']}:{machine.directory}",
+    )
+    assert printed == f"{runtime}\n"
 
 
 def test_an_unmodified_program_has_it_by_a_variable(machine: Machine) -> None:

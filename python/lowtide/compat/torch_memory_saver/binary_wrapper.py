@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 from typing import Any, TypedDict
 
 from ..._library import PATH, library
@@ -44,6 +45,27 @@ def cuda_runtime() -> ctypes.CDLL | None:
         return ctypes.CDLL(f"libcudart.so.{major}")
     except OSError:
         return None
+
+
+def cuda_runtime_file() -> str | None:
+    """Returns where that runtime is, or `None` where there is none."""
+    runtime = cuda_runtime()
+    if runtime is None:
+        return None
+    found = ctypes.POINTER(LinkMap)()
+    # By the name that it was found by: another file may stand in for it.
+    failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(runtime._handle), DLINFO_LINK_MAP, ctypes.byref(found))
+    return None if failed else os.fsdecode(found.contents.name)
+
+
+class LinkMap(ctypes.Structure):
+    """The beginning of what the system's loader knows of a library."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+# Has `dlinfo` say where a library's `LinkMap` is.
+DLINFO_LINK_MAP = 2
 
 
 class BinaryWrapper:
