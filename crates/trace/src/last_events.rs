@@ -35,6 +35,7 @@ impl Trace {
         // What is in memory already may take what it needs there.
         let mut budget = Budget::new(u64::MAX);
         let mut trace = parts.into_trace(self.device, Arc::clone(&self.stacks), &mut budget)?;
+        trace.missed_events = self.missed_events;
         // Of those that were freed since, the end does not know it.
         let stacks = block_stacks_after(self, left_out);
         for block in &mut trace.initial.blocks {

@@ -38,8 +38,11 @@ pub struct Trace {
     pub events: Vec<TraceEvent>,
     /// What was there before the first event. Empty for a recording that is complete.
     pub initial: InitialState,
-    /// The segments at the end, by address; their blocks tile them.
+    /// The segments at the last event, by address; their blocks tile them.
     pub segments: Vec<SegmentSnapshot>,
+    /// How many events there were at least after the last of `events`, and before the file's segments were taken: those
+    /// that other threads' calls made meanwhile. What the segments show of them is not in `segments`.
+    pub missed_events: u64,
     /// How the allocator was set up.
     pub settings: AllocatorSettings,
     /// The call stacks and notes that events refer to; all devices of a file share one table.

@@ -95,6 +95,12 @@ impl Parts {
             &self.block_stacks,
             budget,
         )?;
+        let mut missed_events = 0;
+        // A file that says what was there before has its end from its events.
+        if let Some(rewound) = recovered.rewound.filter(|_| held_before.is_none()) {
+            missed_events = rewound.missed_events;
+            self.segments = rewound.segments;
+        }
         let held_before = held_before.map(|held| initial_state(&held, &self.block_stacks));
         let mut initial = held_before.unwrap_or(recovered.initial);
         initial.paused = self.paused_before;
@@ -103,6 +109,7 @@ impl Parts {
             events: recovered.events,
             initial,
             segments: self.segments,
+            missed_events,
             settings: self.settings,
             stacks,
             annotations: self.annotations,

@@ -332,6 +332,7 @@ fn trace(
         events: events.collect(),
         initial: begin.initial(&end),
         segments: end.snapshot(),
+        missed_events: 0,
         settings: AllocatorSettings {
             conf: "max_split_size_mb:512".to_owned(),
             max_split_size: Some(Some(Bytes::mib(512))),

@@ -128,6 +128,7 @@ fn long(count: usize) -> Snapshot {
             events: mapped.chain(allocated).chain(paused).collect(),
             initial: InitialState::default(),
             segments,
+            missed_events: 0,
             settings: AllocatorSettings::default(),
             stacks: Arc::new(StackTable::new()),
             annotations: vec![annotation; count],

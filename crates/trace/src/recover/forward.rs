@@ -52,7 +52,7 @@ struct Present {
 
 /// Returns what all blocks' addresses are multiples of, 512 bytes at most: a request that is rounded up to that
 /// reaches no other block. BFC's blocks are multiples of 256 bytes.
-fn granule(held: &[SegmentSnapshot], events: &[TraceEvent]) -> Bytes {
+pub(super) fn granule(held: &[SegmentSnapshot], events: &[TraceEvent]) -> Bytes {
     let held = held.iter().flat_map(|segment| &segment.blocks);
     let allocated = events.iter().map(|recorded| recorded.event);
     let allocated = allocated.filter(|event| event.action == Action::Alloc);
@@ -158,7 +158,7 @@ impl Present {
 }
 
 /// Returns a segment with the blocks in use that lie in it and the free ones between them.
-fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> SegmentSnapshot {
+pub(super) fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> SegmentSnapshot {
     let end = segment.address + segment.size;
     let mut blocks = Vec::new();
     let mut at = segment.address;

@@ -9,6 +9,9 @@
 //! segment that was around the block at the time, where it is known because the segment is still
 //! there at the end.
 //!
+//! The segments may be a little younger than the last event, with what other threads did meanwhile. Where the walk
+//! finds that, it begins anew from what was there at the last event (`meanwhile.rs`).
+//!
 //! Recordings made with `skip_actions` lack some kinds of events:
 //! - A block of which only one of `free_requested` and `free_completed` is there gets the other at
 //!   the same time.
@@ -18,6 +21,7 @@
 //! - With no segments at the end, every block that is not freed is taken to be alive then.
 
 mod forward;
+mod meanwhile;
 mod segments;
 
 #[cfg(test)]
@@ -36,6 +40,7 @@ use crate::parts::BlockStacks;
 use crate::stacks::StackId;
 
 pub(crate) use forward::left_at_end;
+pub(crate) use meanwhile::Rewound;
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
 
@@ -48,16 +53,18 @@ pub(crate) struct Recovered {
     /// The events, with both halves of each free, and their pools where they can be told.
     pub(crate) events: Vec<TraceEvent>,
     pub(crate) initial: InitialState,
+    /// What was there at the last event, where the segments are of another moment.
+    pub(crate) rewound: Option<Rewound>,
 }
 
-/// Returns what a device had before `events`, of which `segments` were left at the end.
+/// Returns what a device had before `events`, of which `segments` were left at the end, or a little later.
 ///
 /// `segments` are in the order of their addresses. O(n log m) for n events and m blocks at once.
 ///
 /// # Errors
 ///
-/// If the events, or they and the segments, contradict each other, or if what was there would take
-/// more memory than `budget` has left. The error names the event.
+/// If the events contradict each other, or the segments more than what others do meanwhile explains, or if what was
+/// there would take more memory than `budget` has left. The error names the event.
 pub(crate) fn recover(
     device: u32,
     mut events: Vec<TraceEvent>,
@@ -65,24 +72,61 @@ pub(crate) fn recover(
     block_stacks: &BlockStacks,
     budget: &mut Budget,
 ) -> Result<Recovered, TraceError> {
-    let mut past = Past::from_end(segments, block_stacks)?;
-    let has = |action| events.iter().any(|event| event.event.action == action);
-    past.knows_allocations = has(Action::Alloc);
-    past.knows_completions = has(Action::FreeCompleted);
-    for (index, event) in events.iter_mut().enumerate().rev() {
-        past.undo(index, event)
-            .and_then(|()| match index % CHECK_EVERY_EVENTS {
-                0 => budget.check(past.retained_bytes()),
-                _ => Ok(()),
-            })
-            .map_err(|error| error.at_event(device, index))?;
-    }
-    budget.take(1, past.retained_bytes())?;
-    let events = past.complete_frees(events);
+    let pools_known: Vec<bool> = events.iter().map(|event| event.pool_known).collect();
+    budget.take(pools_known.len(), size_of::<bool>() as u64)?;
+    let walk = |events: &mut [TraceEvent], rewound: Option<&Rewound>, budget: &Budget| {
+        let segments = rewound.map_or(segments, |rewound| &rewound.segments);
+        forget_pools(events, &pools_known);
+        Past::from_end(segments, rewound, block_stacks)?.walk(device, events, budget)
+    };
+    let at_end = Past::from_end(segments, None, block_stacks)?;
+    let mut rewound = None;
+    let walked = match at_end.walk(device, &mut events, budget) {
+        Ok(walked) if !walked.saw_younger => walked,
+        first => {
+            // What it found is not needed any more, and takes memory.
+            let first = first.map(drop);
+            forget_pools(&mut events, &pools_known);
+            if !segments.is_empty() {
+                rewound = meanwhile::rewind(&events, segments, budget);
+            }
+            let of_then = rewound.as_ref();
+            match of_then.and_then(|_| walk(&mut events, of_then, budget).ok()) {
+                Some(walked) => walked,
+                None => {
+                    rewound = None;
+                    first.and_then(|()| walk(&mut events, None, budget))?
+                }
+            }
+        }
+    };
+    budget.give_back(pools_known.len() as u64);
+    budget.take(1, walked.retained_bytes)?;
     Ok(Recovered {
-        events,
-        initial: past.into_initial()?,
+        events: complete_frees(events, &walked.half_frees),
+        initial: walked.initial,
+        rewound,
     })
+}
+
+/// What a walk found.
+struct Walked {
+    initial: InitialState,
+    /// The events that are one half of a free whose other half is not there, in order.
+    half_frees: Vec<usize>,
+    /// Whether the segments showed what came after the last event, though nothing contradicts it.
+    saw_younger: bool,
+    /// How much memory all that takes, with the other halves.
+    retained_bytes: u64,
+}
+
+/// Takes from each event the pool that was found for it, where the recording does not say one.
+fn forget_pools(events: &mut [TraceEvent], pools_known: &[bool]) {
+    for (event, &is_known) in events.iter_mut().zip(pools_known) {
+        if !is_known {
+            event.set_pool(None);
+        }
+    }
 }
 
 /// What was alive at some moment of the recording.
@@ -94,10 +138,16 @@ struct Past {
     knows_end: bool,
     /// Whether the recording has `alloc`.
     knows_allocations: bool,
+    /// Whether segments are shown, and the recording tells which come and go.
+    knows_segments: bool,
+    /// Whether the recording has `free_completed` alone.
+    lacks_requests: bool,
     /// Whether the recording has `free_completed`.
     knows_completions: bool,
     /// The events that are one half of a free whose other half is not there.
     half_frees: Vec<usize>,
+    /// Whether the segments showed what came after the last event, though nothing contradicts it.
+    saw_younger: bool,
 }
 
 struct Block {
@@ -112,23 +162,40 @@ struct Block {
     freed_by: Option<usize>,
 }
 
+impl Block {
+    /// Returns whether it is shown, and is not the one of which an event says that so much was asked for. Where a
+    /// recording does not say what was asked for, it says the size.
+    fn is_of_another(&self, requested: Bytes) -> bool {
+        self.freed_by.is_none() && ![requested, self.size].contains(&self.requested)
+    }
+}
+
 impl Past {
-    /// Returns what was alive at the end.
+    /// Returns what was alive at the end, or at the last event where that was `rewound`.
     fn from_end(
         segments: &[SegmentSnapshot],
+        rewound: Option<&Rewound>,
         block_stacks: &BlockStacks,
     ) -> Result<Past, TraceError> {
         let mut past = Past {
             blocks: BTreeMap::new(),
             segments: Segments::default(),
-            knows_end: !segments.is_empty(),
+            knows_end: rewound.is_some() || !segments.is_empty(),
             knows_allocations: false,
+            knows_segments: false,
+            lacks_requests: false,
             knows_completions: false,
             half_frees: Vec::new(),
+            saw_younger: false,
         };
         for segment in segments {
-            past.segments
-                .insert(segment.address, Segment::from_snapshot(segment))?;
+            let has_pool = rewound.is_none_or(|it| !it.without_pool.contains(&segment.address));
+            let pool = has_pool.then_some(segment.pool);
+            let of_segment = Segment {
+                pool,
+                ..Segment::from_snapshot(segment)
+            };
+            past.segments.insert(segment.address, of_segment)?;
             let in_use = |status| status != BlockStatus::Inactive;
             if !is_memory(segment.address, segment.size) {
                 return Err(contradiction(format!(
@@ -143,6 +210,12 @@ impl Past {
                         block.size, block.address, block.requested
                     )));
                 }
+                // The stack that is shown there is that of a later block.
+                let is_other = rewound.is_some_and(|it| it.younger.contains(&block.address));
+                let stack = match is_other {
+                    true => StackId::NONE,
+                    false => block_stacks.stack(block),
+                };
                 past.blocks.insert(
                     block.address.get(),
                     Block {
@@ -150,14 +223,48 @@ impl Past {
                         requested: block.requested,
                         stream: segment.stream,
                         status: block.status,
-                        pool: Some(segment.pool),
-                        stack: block_stacks.stack(block),
+                        pool,
+                        stack,
                         freed_by: None,
                     },
                 );
             }
         }
         Ok(past)
+    }
+
+    /// Undoes all events.
+    fn walk(
+        mut self,
+        device: u32,
+        events: &mut [TraceEvent],
+        budget: &Budget,
+    ) -> Result<Walked, TraceError> {
+        let has = |action| events.iter().any(|event| event.event.action == action);
+        self.knows_allocations = has(Action::Alloc);
+        let is_segment = |event: &TraceEvent| event.event.action.is_segment();
+        self.knows_segments = self.knows_end && events.iter().any(is_segment);
+        self.knows_completions = has(Action::FreeCompleted);
+        self.lacks_requests = self.knows_completions && !has(Action::FreeRequested);
+        for (index, event) in events.iter_mut().enumerate().rev() {
+            self.undo(index, event)
+                .and_then(|()| match index % CHECK_EVERY_EVENTS {
+                    0 => budget.check(self.retained_bytes()),
+                    _ => Ok(()),
+                })
+                .map_err(|error| error.at_event(device, index))?;
+        }
+        let retained_bytes = self.retained_bytes();
+        budget.check(retained_bytes)?;
+        let mut half_frees = std::mem::take(&mut self.half_frees);
+        half_frees.sort_unstable();
+        let saw_younger = self.saw_younger;
+        Ok(Walked {
+            initial: self.into_initial()?,
+            half_frees,
+            saw_younger,
+            retained_bytes,
+        })
     }
 
     /// Returns about how much memory all this takes, and what will be made of it.
@@ -205,15 +312,21 @@ impl Past {
         }
     }
 
-    /// Fails where a block is in use in memory that only comes, and was freed: it was never allocated. One that is there
-    /// at the end may be younger than the last event: PyTorch takes the events first, and then what there is.
-    fn check_unused(&self, event: Event) -> Result<(), TraceError> {
-        let mut occupants = self.occupants(event.address, event.size);
+    /// Fails where a block is in use in memory that only comes, and was freed: it was never allocated. One that is shown
+    /// may be younger than the last event.
+    fn check_unused(&mut self, event: Event) -> Result<(), TraceError> {
+        if !self.knows_allocations {
+            return Ok(());
+        }
+        let mut occupants = self.occupants(event.address, event.size).peekable();
+        let is_occupied = occupants.peek().is_some();
         match occupants.find(|(_, block)| block.freed_by.is_some()) {
-            Some((other, block)) if self.knows_allocations => {
-                Err(overlap("takes a segment of", event, other, block))
+            Some((other, block)) => Err(overlap("takes a segment of", event, other, block)),
+            None => {
+                drop(occupants);
+                self.saw_younger |= is_occupied;
+                Ok(())
             }
-            _ => Ok(()),
         }
     }
 
@@ -235,11 +348,14 @@ impl Past {
             return Ok(());
         };
         event.set_pool(event.pool().or(block.pool));
-        if block.status == BlockStatus::PendingFree
-            && let Some(freed_by) = block.freed_by
-        {
-            self.half_frees.push(freed_by);
+        if block.status == BlockStatus::PendingFree {
+            match block.freed_by {
+                Some(freed_by) => self.half_frees.push(freed_by),
+                // Its program let go of it after the last event, unless that is left out.
+                None => self.saw_younger |= !self.lacks_requests,
+            }
         }
+        self.saw_younger |= block.is_of_another(size);
         Ok(())
     }
 
@@ -253,6 +369,7 @@ impl Past {
             && block.status == BlockStatus::PendingFree
         {
             block.status = BlockStatus::Allocated;
+            self.saw_younger |= block.is_of_another(event.event.size);
             event.set_pool(event.pool().or(block.pool));
             return Ok(());
         }
@@ -295,7 +412,10 @@ impl Past {
         if let Some((other, block)) = self.occupant(address, size) {
             return Err(overlap("frees", event.event, other, block));
         }
-        let pool = event.pool().or_else(|| self.segments.pool_at(address));
+        let segment = self.segments.around(address);
+        // What is not shown and does not go later was there at the last event.
+        self.saw_younger |= segment.is_none() && self.knows_segments;
+        let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
         let block = Block {
             size,
@@ -328,32 +448,6 @@ impl Past {
         reaching.map(|(&start, block)| (DeviceAddress(start), block))
     }
 
-    /// Returns `events` with both halves of each free.
-    fn complete_frees(&mut self, events: Vec<TraceEvent>) -> Vec<TraceEvent> {
-        if self.half_frees.is_empty() {
-            return events;
-        }
-        self.half_frees.sort_unstable();
-        let mut half_frees = self.half_frees.iter().peekable();
-        let mut complete = Vec::with_capacity(events.len() + half_frees.len());
-        for (index, event) in events.into_iter().enumerate() {
-            if half_frees.next_if(|&&half| half == index).is_none() {
-                complete.push(event);
-                continue;
-            }
-            for action in [Action::FreeRequested, Action::FreeCompleted] {
-                complete.push(TraceEvent {
-                    event: Event {
-                        action,
-                        ..event.event
-                    },
-                    ..event
-                });
-            }
-        }
-        complete
-    }
-
     /// Returns what is alive, once every event has been undone.
     fn into_initial(mut self) -> Result<InitialState, TraceError> {
         let mut initial = InitialState::default();
@@ -377,6 +471,31 @@ impl Past {
         initial.segments = self.segments.into_initial();
         Ok(initial)
     }
+}
+
+/// Returns `events` with both halves of each free; `half_frees` are those of which one is missing.
+fn complete_frees(events: Vec<TraceEvent>, half_frees: &[usize]) -> Vec<TraceEvent> {
+    if half_frees.is_empty() {
+        return events;
+    }
+    let mut complete = Vec::with_capacity(events.len() + half_frees.len());
+    let mut half_frees = half_frees.iter().peekable();
+    for (index, event) in events.into_iter().enumerate() {
+        if half_frees.next_if(|&&half| half == index).is_none() {
+            complete.push(event);
+            continue;
+        }
+        for action in [Action::FreeRequested, Action::FreeCompleted] {
+            complete.push(TraceEvent {
+                event: Event {
+                    action,
+                    ..event.event
+                },
+                ..event
+            });
+        }
+    }
+    complete
 }
 
 /// Returns whether a device can have memory there: far from where sums of addresses overflow.

@@ -26,11 +26,11 @@ pub(super) struct Segments(BTreeMap<u64, Segment>);
 
 #[derive(Clone, Copy)]
 pub(super) struct Segment {
-    size: u64,
-    stream: Stream,
-    pool: Option<MempoolId>,
-    is_large: bool,
-    is_expandable: bool,
+    pub(super) size: u64,
+    pub(super) stream: Stream,
+    pub(super) pool: Option<MempoolId>,
+    pub(super) is_large: bool,
+    pub(super) is_expandable: bool,
 }
 
 impl Segment {
@@ -41,6 +41,33 @@ impl Segment {
             pool: Some(segment.pool),
             is_large: segment.is_large,
             is_expandable: segment.is_expandable,
+        }
+    }
+
+    /// Returns the segment, or range of an expandable one, that comes or goes with an event.
+    pub(super) fn of_event(recorded: &TraceEvent, is_expandable: bool) -> Segment {
+        let Event { size, stream, .. } = recorded.event;
+        Segment {
+            size: size.get(),
+            stream,
+            pool: recorded.pool(),
+            is_large: if is_expandable {
+                is_of_large_pages(size)
+            } else {
+                is_large(size)
+            },
+            is_expandable,
+        }
+    }
+
+    /// Returns a segment, or range of an expandable one, of so many bytes around the block of an event.
+    pub(super) fn of_block(recorded: &TraceEvent, size: Bytes, is_expandable: bool) -> Segment {
+        Segment {
+            size: size.get(),
+            stream: recorded.event.stream,
+            pool: recorded.pool(),
+            is_large: is_large(size) || recorded.event.size > Bytes::mib(1),
+            is_expandable,
         }
     }
 
@@ -104,10 +131,10 @@ impl Segments {
         (self.0.len() * segment) as u64
     }
 
-    /// Returns the pool of the segment around `address`, where that is known.
-    pub(super) fn pool_at(&self, address: DeviceAddress) -> Option<MempoolId> {
+    /// Returns the segment around `address`.
+    pub(super) fn around(&self, address: DeviceAddress) -> Option<&Segment> {
         let (&start, segment) = self.0.range(..=address.get()).next_back()?;
-        (address.get() - start < segment.size).then_some(segment.pool)?
+        (address.get() - start < segment.size).then_some(segment)
     }
 
     /// Takes away a segment that came. Where the segments at the end are not known, it may have
@@ -147,24 +174,8 @@ impl Segments {
         event: &mut TraceEvent,
         is_expandable: bool,
     ) -> Result<(), TraceError> {
-        let Event {
-            address,
-            size,
-            stream,
-            ..
-        } = event.event;
-        let segment = Segment {
-            size: size.get(),
-            stream,
-            pool: event.pool(),
-            is_large: if is_expandable {
-                is_of_large_pages(size)
-            } else {
-                is_large(size)
-            },
-            is_expandable,
-        };
-        let pool = self.insert(address, segment)?;
+        let segment = Segment::of_event(event, is_expandable);
+        let pool = self.insert(event.event.address, segment)?;
         event.set_pool(pool);
         Ok(())
     }
@@ -208,6 +219,34 @@ impl Segments {
                  end, or is mapped twice"
             ))),
         }
+    }
+
+    /// Returns the parts of a range where no segment is, in order.
+    pub(super) fn gaps(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut at = start;
+        let before = self.0.range(..start).next_back();
+        for (&from, segment) in before.into_iter().chain(self.0.range(start..end)) {
+            if from > at {
+                gaps.push((at, from));
+            }
+            at = at.max(from + segment.size);
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        gaps
+    }
+
+    /// Returns whether a range of an expandable segment ends where another range starts, or starts where it ends.
+    pub(super) fn is_beside_expandable(&self, start: u64, end: u64) -> bool {
+        let before = self.0.range(..start).next_back();
+        let touching = before.filter(|(address, before)| *address + before.size == start);
+        let beside = [touching.map(|(_, before)| before), self.0.get(&end)];
+        beside
+            .into_iter()
+            .flatten()
+            .any(|segment| segment.is_expandable)
     }
 
     /// Makes a segment for a block that lies in none.

@@ -5,6 +5,8 @@ use lowtide_core::BlockSnapshot;
 use super::*;
 use crate::notes::NoteId;
 
+mod meanwhile;
+
 const SEGMENT: u64 = 0x10_0000;
 const EXPANDABLE: u64 = 0x4000_0000;
 
@@ -146,14 +148,19 @@ fn free_of_a_block_that_is_free() {
          in use until event 2",
     );
     check_contradiction(
-        &[segment(&[Allocated])],
-        &free,
+        &[segment(&[PendingFree])],
+        &[free[0], free[1], free[0]],
         "device 0, event 1: frees 512 bytes at 0x100000, where a block of 512 bytes at 0x100000 is \
          in use to the end",
     );
     check_contradiction(
         &[segment(&[])],
-        &[event(FreeRequested, SEGMENT + 512, 512), free[0], free[1]],
+        &[
+            event(FreeRequested, SEGMENT + 512, 512),
+            event(Alloc, SEGMENT + 512, 512),
+            event(FreeRequested, SEGMENT + 512, 512),
+            event(FreeCompleted, SEGMENT + 512, 512),
+        ],
         "device 0, event 0: lets go of the block at 0x100200, which is neither freed later nor \
          waits at the end",
     );
@@ -196,8 +203,11 @@ fn a_block_that_is_younger_than_the_last_event() {
 fn segments_that_overlap() {
     check_contradiction(
         &[segment(&[])],
-        &[event(SegmentFree, SEGMENT + 512, 4096)],
-        "device 0, event 0: the segments at 0x100200 (4.00 KiB) and 0x100000 (2.00 MiB) overlap",
+        &[
+            event(SegmentAlloc, SEGMENT, 2 << 20),
+            event(SegmentFree, SEGMENT + 512, 4096),
+        ],
+        "device 0, event 1: the segments at 0x100200 (4.00 KiB) and 0x100000 (2.00 MiB) overlap",
     );
     check_contradiction(
         &[segment(&[])],
@@ -210,8 +220,11 @@ fn segments_that_overlap() {
     );
     check_contradiction(
         &[segment(&[])],
-        &[event(SegmentMap, EXPANDABLE, 2 << 20)],
-        "device 0, event 0: 2.00 MiB at 0x40000000 is mapped, which is neither unmapped later nor \
+        &[
+            event(SegmentMap, EXPANDABLE, 2 << 20),
+            event(SegmentMap, EXPANDABLE, 2 << 20),
+        ],
+        "device 0, event 1: 2.00 MiB at 0x40000000 is mapped, which is neither unmapped later nor \
          there at the end, or is mapped twice",
     );
     let at_the_end = run(&[segment(&[]), segment(&[])], &[]).unwrap_err();

@@ -1,0 +1,629 @@
+//! Recordings whose segments are of another moment than their last event: each kind of difference alone, what
+//! looks like one and is none, and generated jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGE: u64 = 2 << 20;
+
+fn allocated(address: u64, size: u64) -> [TraceEvent; 1] {
+    [event(Alloc, address, size)]
+}
+
+fn freed(address: u64, size: u64) -> [TraceEvent; 2] {
+    [
+        event(FreeRequested, address, size),
+        event(FreeCompleted, address, size),
+    ]
+}
+
+fn expandable(address: u64, size: u64, blocks: &[(u64, BlockStatus)]) -> SegmentSnapshot {
+    let mut segment = SegmentSnapshot {
+        address: DeviceAddress(address),
+        size: Bytes(size),
+        is_expandable: true,
+        ..super::segment(&[])
+    };
+    let mut at = segment.address;
+    segment.blocks.clear();
+    for &(size, status) in blocks {
+        segment.blocks.push(BlockSnapshot {
+            address: at,
+            size: Bytes(size),
+            requested: Bytes(size),
+            status,
+        });
+        at = at + Bytes(size);
+    }
+    segment
+}
+
+/// The segments, where free blocks say that nobody asked for them.
+fn as_shown(mut segments: Vec<SegmentSnapshot>) -> Vec<SegmentSnapshot> {
+    let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
+    let free = blocks.filter(|block| block.status == Inactive);
+    free.for_each(|block| block.requested = Bytes::ZERO);
+    segments
+}
+
+/// Asserts what is found of a recording: how many events are missing at least, and what was there before the first:
+/// the addresses of segments and blocks.
+#[track_caller]
+fn check(
+    segments: &[SegmentSnapshot],
+    events: &[TraceEvent],
+    missed: u64,
+    before: (&[u64], &[u64]),
+) -> Recovered {
+    let recovered = run(segments, events).expect("another thread went on");
+    let found = recovered.rewound.as_ref();
+    assert_eq!(found.map_or(0, |rewound| rewound.missed_events), missed);
+    let initial = &recovered.initial;
+    let starts: Vec<u64> = initial.segments.iter().map(|it| it.address.get()).collect();
+    assert_eq!(starts, before.0);
+    let starts: Vec<u64> = initial.blocks.iter().map(|it| it.address.get()).collect();
+    assert_eq!(starts, before.1);
+    recovered
+}
+
+#[test]
+fn a_block_was_freed_meanwhile() {
+    let came = [event(SegmentAlloc, SEGMENT, PAGE)];
+    let events = [&came[..], &allocated(SEGMENT, 512)].concat();
+    let recovered = check(&[segment(&[])], &events, 2, (&[], &[]));
+    let rewound = recovered.rewound.expect("events are missing");
+    assert_eq!(rewound.segments, as_shown(vec![segment(&[Allocated])]));
+    // The program had let go of it, and it waited.
+    let other = [
+        &allocated(SEGMENT + 512, 512)[..],
+        &freed(SEGMENT + 512, 512),
+    ]
+    .concat();
+    let events = [&events[..], &freed(SEGMENT, 512)[..1], &other].concat();
+    let recovered = check(&[segment(&[])], &events, 1, (&[], &[]));
+    let rewound = recovered.rewound.expect("an event is missing");
+    assert_eq!(rewound.segments, as_shown(vec![segment(&[PendingFree])]));
+    // That it was there before the first event only its end tells.
+    let events = freed(SEGMENT + 512, 512);
+    let events = [&events[..1], &freed(SEGMENT, 512)].concat();
+    let before = [SEGMENT, SEGMENT + 512];
+    check(&[segment(&[])], &events, 1, (&[SEGMENT], &before));
+}
+
+#[test]
+fn a_program_let_go_of_a_block_meanwhile() {
+    let events = [
+        event(Alloc, SEGMENT, 512),
+        event(Alloc, SEGMENT + 512, 512),
+        event(FreeRequested, SEGMENT + 512, 512),
+        event(FreeCompleted, SEGMENT + 512, 512),
+    ];
+    let shown = [segment(&[PendingFree])];
+    let recovered = check(&shown, &events, 1, (&[SEGMENT], &[]));
+    let rewound = recovered.rewound.expect("an event is missing");
+    assert_eq!(rewound.segments, as_shown(vec![segment(&[Allocated])]));
+    // It waited, was free, and was handed out again.
+    let events = [&events[..], &freed(SEGMENT, 512)[..1]].concat();
+    check(&[segment(&[Allocated])], &events, 2, (&[SEGMENT], &[]));
+}
+
+#[test]
+fn a_block_was_allocated_meanwhile_where_another_had_been() {
+    let events = [&allocated(SEGMENT, 512)[..], &freed(SEGMENT, 512)].concat();
+    check(&[segment(&[Allocated])], &events, 1, (&[SEGMENT], &[]));
+    // The other was there before the first event.
+    let shown = [segment(&[Allocated])];
+    check(&shown, &events[1..], 1, (&[SEGMENT], &[SEGMENT]));
+    // It reaches farther, or not as far; the program has let go of it since.
+    let larger = [event(Alloc, SEGMENT, 1024)];
+    let events = [&larger[..], &freed(SEGMENT, 1024)].concat();
+    let shown = [segment(&[Inactive, PendingFree])];
+    check(&shown, &events, 2, (&[SEGMENT], &[]));
+    let mut shown = segment(&[Allocated]);
+    shown.blocks[0].size = Bytes(1024);
+    shown.blocks[0].requested = Bytes(1024);
+    shown.blocks[1].address = DeviceAddress(SEGMENT + 1024);
+    shown.blocks[1].size = Bytes(PAGE - 1024);
+    let events = [
+        &allocated(SEGMENT + 512, 512)[..],
+        &freed(SEGMENT + 512, 512),
+    ]
+    .concat();
+    check(&[shown.clone()], &events, 1, (&[SEGMENT], &[]));
+    // The other was freed meanwhile, too.
+    let recovered = check(&[shown], &events[..1], 3, (&[SEGMENT], &[]));
+    let rewound = recovered.rewound.expect("events are missing");
+    let first_free = rewound.segments[0].blocks[0];
+    assert_eq!((first_free.size, first_free.status), (Bytes(512), Inactive));
+}
+
+/// It was told as one from before the first event, in a segment of its own over the one that came.
+#[test]
+fn a_block_was_allocated_meanwhile_in_a_segment_that_came() {
+    let events = [
+        event(SegmentAlloc, SEGMENT, PAGE),
+        event(Alloc, SEGMENT, 512),
+    ];
+    let recovered = check(&[segment(&[Allocated, Allocated])], &events, 1, (&[], &[]));
+    let rewound = recovered.rewound.expect("an event is missing");
+    assert_eq!(rewound.segments, as_shown(vec![segment(&[Allocated])]));
+    assert_eq!(
+        rewound.younger,
+        BTreeSet::from([DeviceAddress(SEGMENT + 512)])
+    );
+}
+
+#[test]
+fn a_segment_came_or_went_meanwhile() {
+    let other = SegmentSnapshot {
+        address: DeviceAddress(SEGMENT + 8 * PAGE),
+        ..segment(&[])
+    };
+    let mut other = [other];
+    other[0].blocks[0].address = other[0].address;
+    let start = other[0].address.get();
+    // It went, with a block in it that was freed first.
+    let events = [
+        event(SegmentAlloc, SEGMENT, PAGE),
+        event(Alloc, SEGMENT, 700),
+    ];
+    let recovered = check(&other, &events, 3, (&[start], &[]));
+    let rewound = recovered.rewound.expect("events are missing");
+    let block = rewound.segments[0].blocks[0];
+    assert_eq!((block.requested, block.size), (Bytes(700), Bytes(1024)));
+    // Nobody says of which pool it was.
+    assert!(!recovered.events[1].pool_known);
+    // It came where one had gone, with other bounds.
+    let gone = [event(SegmentFree, SEGMENT + 512, 2 * PAGE)];
+    let recovered = check(&[segment(&[Allocated])], &gone, 2, (&[SEGMENT + 512], &[]));
+    assert!(!recovered.events[0].pool_known);
+    let gone = [event(SegmentFree, SEGMENT, PAGE)];
+    check(&[segment(&[])], &gone, 1, (&[SEGMENT], &[]));
+}
+
+#[test]
+fn pages_came_or_went_meanwhile() {
+    let map = |page: u64| event(SegmentMap, EXPANDABLE + page * PAGE, PAGE);
+    let unmap = |page: u64| event(SegmentUnmap, EXPANDABLE + page * PAGE, PAGE);
+    let pages = |pages: u64, status| {
+        vec![expandable(
+            EXPANDABLE,
+            pages * PAGE,
+            &[(PAGE, status), ((pages - 1) * PAGE, Inactive)],
+        )]
+    };
+    let alloc = allocated(EXPANDABLE, PAGE);
+    // One more.
+    let events = [map(0), alloc[0], map(1), unmap(1)];
+    check(&pages(2, Allocated), &events, 1, (&[], &[]));
+    // One less: the last that came.
+    let events = [map(0), alloc[0], map(1), map(2)];
+    let recovered = check(&pages(2, Allocated), &events, 1, (&[], &[]));
+    let rewound = recovered.rewound.expect("an event is missing");
+    assert_eq!(rewound.segments, as_shown(pages(3, Allocated)));
+    // One between two others, of a segment that was there before.
+    let events = [unmap(1)];
+    let recovered = check(
+        &pages(3, Allocated),
+        &events,
+        1,
+        (&[EXPANDABLE], &[EXPANDABLE]),
+    );
+    assert_eq!(recovered.initial.segments[0].size, Bytes(3 * PAGE));
+    let rewound = recovered.rewound.expect("an event is missing");
+    let sizes: Vec<Bytes> = rewound.segments.iter().map(|it| it.size).collect();
+    assert_eq!(sizes, [Bytes(PAGE), Bytes(PAGE)]);
+}
+
+/// The segments of a recording may differ from its events by so much that it is none of PyTorch's.
+#[test]
+fn what_no_few_calls_can_have_done() {
+    let blocks: Vec<_> = (0..2000)
+        .map(|number| event(Alloc, SEGMENT + 512 * number, 512))
+        .collect();
+    let events = |count: usize| {
+        let came = [event(SegmentAlloc, SEGMENT, PAGE)];
+        [&came[..], &blocks[..count]].concat()
+    };
+    check(&[segment(&[])], &events(1000), 2000, (&[], &[]));
+    check_contradiction(
+        &[segment(&[])],
+        &events(1001),
+        "device 0, event 1001: allocates 512 bytes at 0x17d000, which is neither freed later nor alive at the end, or \
+         is allocated twice",
+    );
+}
+
+/// Of which pool a segment was is told by the second walk alone: the first one had taken it from a younger one.
+#[test]
+fn pools_are_those_of_the_segments_of_then() {
+    let events = [
+        event(SegmentAlloc, SEGMENT, 2 * PAGE),
+        event(Alloc, SEGMENT, 512),
+        event(FreeRequested, SEGMENT, 512),
+        event(FreeCompleted, SEGMENT, 512),
+        event(SegmentFree, SEGMENT, 2 * PAGE),
+        event(Alloc, SEGMENT + 8 * PAGE, 512),
+    ];
+    let recovered = run(&[segment(&[Allocated])], &events).expect("another thread went on");
+    assert!(recovered.events.iter().all(|event| !event.pool_known));
+}
+
+/// What a made-up job has at some moment.
+#[derive(Clone, Default)]
+struct Moment {
+    /// Of each segment or mapped page, by its first page: how many pages it has; none for an expandable one's.
+    segments: BTreeMap<u64, Option<u64>>,
+    /// By address: what was asked for, and whether the program holds it.
+    blocks: BTreeMap<u64, (u64, bool)>,
+}
+
+/// Pages from here on are those of an expandable segment.
+const FIRST_EXPANDABLE_PAGE: u64 = 12;
+const PAGES: u64 = 20;
+/// Places of blocks are multiples of this.
+const STEP: u64 = PAGE / 8;
+
+fn page_address(page: u64) -> u64 {
+    EXPANDABLE + page * PAGE
+}
+
+fn rounded(requested: u64) -> u64 {
+    requested.next_multiple_of(512)
+}
+
+/// Returns whether two ranges have anything in common.
+fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
+    one.0 < other.0 + other.1 && other.0 < one.0 + one.1
+}
+
+impl Moment {
+    /// The ranges that are there, as (address, size, whether it is expandable).
+    fn ranges(&self) -> Vec<(u64, u64, bool)> {
+        let mut ranges: Vec<(u64, u64, bool)> = Vec::new();
+        for (&page, pages) in &self.segments {
+            let start = page_address(page);
+            match (pages, ranges.last_mut()) {
+                (Some(pages), _) => ranges.push((start, pages * PAGE, false)),
+                (None, Some(last)) if last.2 && last.0 + last.1 == start => last.1 += PAGE,
+                (None, _) => ranges.push((start, PAGE, true)),
+            }
+        }
+        ranges
+    }
+
+    fn is_free(&self, address: u64, size: u64) -> bool {
+        let mut blocks = self.blocks.iter();
+        !blocks
+            .any(|(&start, &(requested, _))| overlap((start, rounded(requested)), (address, size)))
+    }
+
+    fn is_there(&self, page: u64, count: u64) -> bool {
+        let range = (page_address(page), count * PAGE);
+        self.ranges()
+            .into_iter()
+            .any(|(start, size, _)| overlap((start, size), range))
+    }
+
+    fn live_bytes(&self) -> u64 {
+        let held = self.blocks.values().filter(|block| block.1);
+        held.map(|block| rounded(block.0)).sum()
+    }
+
+    fn snapshot(&self) -> Vec<SegmentSnapshot> {
+        let ranges = self.ranges().into_iter();
+        ranges.map(|range| self.segment(range)).collect()
+    }
+
+    fn segment(&self, (start, size, is_expandable): (u64, u64, bool)) -> SegmentSnapshot {
+        let mut blocks = Vec::new();
+        let mut at = start;
+        for (&address, &(requested, is_held)) in self.blocks.range(start..start + size) {
+            blocks.push((at, address - at, 0, Inactive));
+            let status = if is_held { Allocated } else { PendingFree };
+            blocks.push((address, rounded(requested), requested, status));
+            at = address + rounded(requested);
+        }
+        blocks.push((at, start + size - at, 0, Inactive));
+        blocks.retain(|block| block.1 > 0);
+        let block = |(address, size, requested, status)| BlockSnapshot {
+            address: DeviceAddress(address),
+            size: Bytes(size),
+            requested: Bytes(requested),
+            status,
+        };
+        SegmentSnapshot {
+            address: DeviceAddress(start),
+            size: Bytes(size),
+            is_expandable,
+            blocks: blocks.into_iter().map(block).collect(),
+            ..super::segment(&[])
+        }
+    }
+
+    /// Does something with what three numbers choose; returns what is recorded of it.
+    fn act(&mut self, (kind, place, size): (u8, u64, u64)) -> Vec<TraceEvent> {
+        let page = place % PAGES;
+        let is_expandable = page >= FIRST_EXPANDABLE_PAGE;
+        let pages = if is_expandable { 1 } else { 1 + size % 3 };
+        match kind {
+            0 => {
+                let fits = is_expandable || page + pages <= FIRST_EXPANDABLE_PAGE;
+                if !fits || self.is_there(page, pages) {
+                    return Vec::new();
+                }
+                self.segments
+                    .insert(page, (!is_expandable).then_some(pages));
+                let action = if is_expandable {
+                    SegmentMap
+                } else {
+                    SegmentAlloc
+                };
+                vec![event(action, page_address(page), pages * PAGE)]
+            }
+            1 => match self.segments.get(&page) {
+                Some(&there) if self.is_free(page_address(page), there.unwrap_or(1) * PAGE) => {
+                    self.segments.remove(&page);
+                    let action = if is_expandable {
+                        SegmentUnmap
+                    } else {
+                        SegmentFree
+                    };
+                    vec![event(action, page_address(page), there.unwrap_or(1) * PAGE)]
+                }
+                _ => Vec::new(),
+            },
+            2..=7 => self.allocate(place, size),
+            _ => self.free(place, kind),
+        }
+    }
+
+    fn allocate(&mut self, place: u64, requested: u64) -> Vec<TraceEvent> {
+        // A block of which as much was asked for as it has is one of a recording that does not say what was asked for.
+        let requested = requested | 1;
+        let size = rounded(requested);
+        let ranges = self.ranges();
+        let count = ranges.len().max(1) as u64;
+        let chosen = usize::try_from(place % count).expect("few ranges");
+        let Some(&(start, length, _)) = ranges.get(chosen) else {
+            return Vec::new();
+        };
+        let address = start + place / count * STEP % length;
+        if address + size > start + length || !self.is_free(address, size) {
+            return Vec::new();
+        }
+        self.blocks.insert(address, (requested, true));
+        allocated(address, requested).to_vec()
+    }
+
+    fn free(&mut self, number: u64, kind: u8) -> Vec<TraceEvent> {
+        let index = usize::try_from(number).expect("small") % self.blocks.len().max(1);
+        let Some((&address, &(requested, is_held))) = self.blocks.iter().nth(index) else {
+            return Vec::new();
+        };
+        let [let_go, done] = freed(address, requested);
+        if kind == 8 && is_held {
+            self.blocks.insert(address, (requested, false));
+            return vec![let_go];
+        }
+        self.blocks.remove(&address);
+        if is_held {
+            vec![let_go, done]
+        } else {
+            vec![done]
+        }
+    }
+}
+
+/// Returns the events of a job, and what there was before the first and after each, those within one call left out.
+fn job(acts: &[(u8, u64, u64)]) -> (Vec<TraceEvent>, BTreeMap<usize, Moment>) {
+    let mut now = Moment::default();
+    let mut events = Vec::new();
+    let mut moments = BTreeMap::from([(0, now.clone())]);
+    for &act in acts {
+        events.extend(now.act(act));
+        moments.insert(events.len(), now.clone());
+    }
+    (events, moments)
+}
+
+/// What `events` alone say anything of.
+fn touched(events: &[TraceEvent], range: (u64, u64)) -> bool {
+    let mut events = events.iter().map(|it| it.event);
+    events.any(|it| overlap((it.address.get(), it.size.get()), range))
+}
+
+/// Returns the bytes, and whether they are live, of what nobody can know: of the blocks that are there in `one` and not
+/// in the `other`, in a place that no event tells of.
+fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, bool)> {
+    let segment_events = events.iter().filter(|it| it.event.action.is_segment());
+    let segment_events: Vec<TraceEvent> = segment_events.copied().collect();
+    let blocks = one.blocks.iter();
+    let only = blocks.filter(|(address, block)| other.blocks.get(address) != Some(block));
+    let untouched = only.filter(|&(&address, block)| {
+        let mut ranges = one.ranges().into_iter();
+        let around = ranges.find(|range| address >= range.0 && address < range.0 + range.1);
+        // A segment that came where another had been is known to have come, with all that is in it.
+        let (start, size, is_expandable) = around.expect("blocks are in segments");
+        let came = !is_expandable && touched(&segment_events, (start, size));
+        !came && !touched(events, (address, rounded(block.0)))
+    });
+    untouched
+        .map(|(_, block)| (rounded(block.0), block.1))
+        .collect()
+}
+
+/// Returns whether none of the kinds of events can have been left out on purpose.
+fn has_all_kinds(events: &[TraceEvent]) -> bool {
+    let has = |action| events.iter().any(|it| it.event.action == action);
+    [Alloc, FreeRequested, FreeCompleted].into_iter().all(has)
+}
+
+fn check_job(
+    acts: &[(u8, u64, u64)],
+    lost: usize,
+    last: usize,
+    shown: usize,
+) -> Result<(), TestCaseError> {
+    let (events, moments) = job(acts);
+    let calls: Vec<usize> = moments.keys().copied().collect();
+    let last = calls[last % calls.len()];
+    let near: Vec<usize> = calls
+        .iter()
+        .copied()
+        .filter(|it| it.abs_diff(last) <= 8)
+        .collect();
+    let shown = near[shown % near.len()];
+    let before = calls
+        .iter()
+        .copied()
+        .filter(|&it| it <= last)
+        .collect::<Vec<_>>();
+    let lost = before[lost % before.len()];
+    let (recorded, at_last, shown) = (&events[lost..last], &moments[&last], &moments[&shown]);
+
+    if !has_all_kinds(recorded) {
+        return Ok(());
+    }
+    let recovered = run(&shown.snapshot(), recorded);
+    let recovered = recovered.map_err(|error| TestCaseError::fail(error.to_string()))?;
+    let more = unknowable(recorded, shown, at_last);
+    let less = unknowable(recorded, at_last, shown);
+    let is_known = more.is_empty() && less.is_empty() && shown.segments == at_last.segments;
+    let sum = |blocks: Vec<(u64, bool)>| -> u64 {
+        blocks
+            .into_iter()
+            .filter(|block| block.1)
+            .map(|block| block.0)
+            .sum()
+    };
+    let (more, less) = (sum(more), sum(less));
+    let held = recovered
+        .initial
+        .blocks
+        .iter()
+        .filter(|block| block.status == Allocated);
+    let mut live: u64 = held.map(|block| rounded(block.requested.get())).sum();
+    for index in lost..=last {
+        if let Some(moment) = moments.get(&index) {
+            prop_assert_eq!(
+                live + less,
+                moment.live_bytes() + more,
+                "after event {}",
+                index
+            );
+        }
+        let Some(next) = events[..last].get(index) else {
+            break;
+        };
+        match next.event.action {
+            Alloc => live += rounded(next.event.size.get()),
+            FreeRequested => live -= rounded(next.event.size.get()),
+            _ => {}
+        }
+    }
+    if is_known {
+        let rewound = recovered
+            .rewound
+            .map_or_else(|| shown.snapshot(), |rewound| rewound.segments);
+        prop_assert_eq!(rewound, at_last.snapshot());
+    }
+    let starts: BTreeSet<_> = recovered
+        .initial
+        .blocks
+        .iter()
+        .map(|it| it.address)
+        .collect();
+    prop_assert_eq!(starts.len(), recovered.initial.blocks.len());
+    Ok(())
+}
+
+/// Returns whether events alone cannot have happened, whatever there was before the first and after the last.
+fn are_impossible(events: &[TraceEvent]) -> bool {
+    let mut in_use: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut freed = BTreeSet::new();
+    let mut there: BTreeMap<u64, u64> = BTreeMap::new();
+    for event in events.iter().map(|it| it.event) {
+        let range = (event.address.get(), event.size.get());
+        let hits =
+            |ranges: &BTreeMap<u64, u64>| ranges.iter().any(|it| overlap((*it.0, *it.1), range));
+        match event.action {
+            Alloc if hits(&in_use) => return true,
+            Alloc => {
+                in_use.insert(range.0, range.1);
+                freed.remove(&range.0);
+            }
+            FreeRequested | FreeCompleted if freed.contains(&range.0) => return true,
+            FreeCompleted => {
+                in_use.remove(&range.0);
+                freed.insert(range.0);
+            }
+            SegmentAlloc | SegmentMap if hits(&in_use) || hits(&there) => return true,
+            SegmentAlloc | SegmentMap => {
+                there.insert(range.0, range.1);
+            }
+            SegmentFree | SegmentUnmap => {
+                there.remove(&range.0);
+            }
+            _ => {}
+        }
+    }
+    false
+}
+
+/// Returns what the walk from the segments as they are shown says.
+fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<(), TraceError> {
+    let stacks = BlockStacks::default();
+    let past = Past::from_end(segments, None, &stacks).expect("segments of one moment");
+    let walked = past.walk(0, &mut events.to_vec(), &Budget::new(1 << 20));
+    walked.map(drop)
+}
+
+fn act() -> impl Strategy<Value = (u8, u64, u64)> {
+    (0..12_u8, 0..1000_u64, 1..=3 * STEP)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Segments from a few events before or after the last one, of recordings with and without their beginning.
+    #[test]
+    fn what_happened_is_told_whatever_others_did_meanwhile(
+        acts in prop::collection::vec(act(), 1..200),
+        (lost, last, shown) in (any::<usize>(), any::<usize>(), any::<usize>()),
+        is_whole in any::<bool>(),
+    ) {
+        check_job(&acts, if is_whole { 0 } else { lost }, last, shown)?;
+    }
+
+    /// No race explains events that contradict each other: one told twice, moved or left out.
+    #[test]
+    fn what_cannot_have_happened_is_refused_as_ever(
+        acts in prop::collection::vec(act(), 1..200),
+        (from, to, kind) in (any::<usize>(), any::<usize>(), 0..3),
+        missing in 0..9_usize,
+    ) {
+        let (mut events, moments) = job(&acts);
+        let (from, to) = (from % events.len().max(1), to % events.len().max(1));
+        let calls: Vec<&Moment> = moments.values().rev().take(1 + missing).collect();
+        let shown = calls[calls.len() - 1].snapshot();
+        if events.is_empty() {
+            return Ok(());
+        }
+        let event = events[from];
+        if kind > 0 {
+            events.remove(from);
+        }
+        if kind < 2 {
+            events.insert(to.min(events.len()), event);
+        }
+        if has_all_kinds(&events) && are_impossible(&events) {
+            let expected = strict(&shown, &events).map_err(|error| error.to_string());
+            let found = run(&shown, &events).map(drop).map_err(|error| error.to_string());
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
