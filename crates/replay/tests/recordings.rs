@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lowtide_core::{Bytes, Config, FreeBlockOrder};
+use lowtide_core::{Action, Bytes, Config, FreeBlockOrder};
 use lowtide_replay::{Job, Options, Outcome};
-use lowtide_trace::Trace;
+use lowtide_trace::{Snapshot, Trace, TraceEvent};
 
 /// The memory of the card that `data` was recorded on.
 const H200_BYTES: f64 = 150_109_880_320.0;
@@ -105,15 +105,18 @@ fn check(name: &str, memory_fraction: Option<f64>) {
 
 fn check_events(name: &str, memory_fraction: Option<f64>) -> (Trace, Outcome) {
     let trace = read(&data(&format!("{name}.pickle.gz")));
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "as PyTorch does"
-    )]
-    let capacity = memory_fraction.map(|fraction| Bytes((fraction * H200_BYTES) as u64));
-    let outcome = verify(&trace, capacity);
+    let outcome = verify(&trace, fraction_of_card(memory_fraction));
     assert_same(&outcome, &trace);
     (trace, outcome)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "as PyTorch does"
+)]
+fn fraction_of_card(fraction: Option<f64>) -> Option<Bytes> {
+    fraction.map(|fraction| Bytes((fraction * H200_BYTES) as u64))
 }
 
 #[test]
@@ -236,6 +239,64 @@ fn recordings_that_lost_their_beginning() {
     ] {
         check(name, None);
     }
+}
+
+/// PyTorch takes the events and then the segments: what other threads do between the two makes no difference.
+#[test]
+fn recordings_whose_segments_are_newer_than_their_events() {
+    for (name, memory_fraction) in [
+        ("multistream", None),
+        ("multistream.exp", None),
+        ("graphs", None),
+        ("graphs.exp", None),
+        ("mempool", None),
+        ("randompools.split32", None),
+        ("varlen.large40exp", None),
+        ("ring", None),
+        ("ring.exp", None),
+        ("late", None),
+        ("cut.serve", None),
+        ("gnn.cap", Some(0.012)),
+        ("shrinking.gcexp", Some(0.03)),
+    ] {
+        let whole = read(&data(&format!("{name}.pickle.gz")));
+        let capacity = fraction_of_card(memory_fraction);
+        let mut missed_any = false;
+        for left_out in [1, 5, 20, 70] {
+            let (trace, missed) = without_end(&whole, left_out);
+            missed_any |= trace.missed_events > 0;
+            assert!(trace.missed_events <= missed as u64, "{name}");
+            let count = trace.events.len();
+            let same = |(one, other): (&TraceEvent, &TraceEvent)| {
+                (one.event.action, one.event.address) == (other.event.action, other.event.address)
+            };
+            assert!(trace.events.iter().zip(&whole.events[..count]).all(same));
+            assert_same(&verify(&trace, capacity), &trace);
+        }
+        assert!(missed_any, "{name}");
+    }
+}
+
+/// Returns a recording as it is read whose last calls, at least so many, came after its events were taken; and how many
+/// events those were.
+fn without_end(whole: &Trace, calls: usize) -> (Trace, usize) {
+    let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
+    let ends = whole.events.iter().enumerate().rev();
+    let mut ends = ends.filter(|(_, event)| is_alloc(event));
+    let last = ends.nth(calls).expect("there are more").0;
+    let mut cut = whole.clone();
+    cut.events.truncate(last + 1);
+    for event in &mut cut.events {
+        event.pool_known = false;
+    }
+    let snapshot = Snapshot {
+        traces: vec![cut],
+        is_cut_off: false,
+    };
+    let mut pickle = Vec::new();
+    lowtide_trace::write_pickle(&snapshot, &mut pickle).unwrap();
+    let mut snapshot = lowtide_trace::read_from(&pickle[..]).unwrap();
+    (snapshot.traces.remove(0), whole.events.len() - last - 1)
 }
 
 #[test]
