@@ -33,7 +33,21 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
             "{name}: the end is missing; this is about what comes before it"
         ));
     }
+    note_missed_events(&name, &snapshot.traces);
     Ok(snapshot)
+}
+
+/// Says how much is missing at the end of the recording that is called `name`, if other threads went on while PyTorch took
+/// first its events and then its segments.
+fn note_missed_events(name: &str, traces: &[Trace]) {
+    let missed = traces.iter().map(|trace| trace.missed_events).sum();
+    if missed > 0 {
+        output::note(&format!(
+            "{name}: its segments are newer than its last event, as other threads went on while the snapshot was taken: \
+             at least {} are missing, and this is about what comes before them",
+            format::counted(missed, "event")
+        ));
+    }
 }
 
 /// Says what a replay makes of regions that were paused, if any were.

@@ -10,6 +10,7 @@ use common::{
     run_with_stdin, sample, stderr, without_beginning,
 };
 use lowtide_core::Action;
+use lowtide_trace::TraceEvent;
 use serde_json::{Value, json};
 
 /// Strategies whose outcomes PyTorch itself confirms, but for `direct`.
@@ -333,4 +334,49 @@ fn by_default_every_strategy_is_compared() {
             "{result}"
         );
     }
+}
+
+/// Other threads go on while PyTorch takes first the events and then the segments.
+#[test]
+fn segments_that_are_newer_than_the_last_event() {
+    let scratch = Scratch::new("newer");
+    let mut snapshot = read_sample("gpt2_train.pickle.zst");
+    let events = &mut snapshot.traces[0].events;
+    let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
+    let ends = events
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| is_alloc(event));
+    let last = ends.rev().nth(20).unwrap().0;
+    events.truncate(last + 1);
+    let events = events.len();
+    let path = scratch.write_snapshot("newer.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+
+    let output = lowtide()
+        .args(["replay", path, "--verify", "--json"])
+        .output()
+        .unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["trace"]["events"], events);
+    assert_eq!(report["trace"]["lost_beginning"], Value::Null);
+    let verified = &report["results"][0]["verified"];
+    assert_eq!(verified["first_difference"], Value::Null);
+    assert_eq!(verified["same_address"], verified["compared"]);
+    insta::assert_snapshot!(stderr(&output).replace(path, "newer.lowtide"));
+    // What was converted is of one moment.
+    let converted = scratch.path("converted.pickle");
+    let converted = converted.to_str().unwrap();
+    let output = lowtide()
+        .args(["convert", path, converted])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let output = lowtide()
+        .args(["report", converted, "-o"])
+        .arg(scratch.path("report.html"))
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
 }
