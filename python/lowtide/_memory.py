@@ -39,7 +39,8 @@ def snapshot() -> Any:
     """Returns every segment and block of the devices in use, as `torch.cuda.memory._snapshot` does.
 
     It has no history: PyTorch's function has, where lowtide stands behind it. Under `regions` it has what
-    the function of that name returns, and under `pauses`, if there are any, the segments that are paused.
+    the function of that name returns, and, if there are any, under `region_pools` which pools have the memory of
+    regions, and under `pauses` the segments that are paused.
     """
     return {**pickle.loads(_snapshot_pickle()), "regions": regions()}
 

@@ -210,7 +210,7 @@ function sumsOf({
   requested,
   paused,
   causes,
-}: NamedInstant): Omit<Gap, "blocks" | "segments" | "folded"> {
+}: NamedInstant): Omit<Gap, "blocks" | "segments" | "folded" | "free_in_pools"> {
   const difference = CAUSES.reduce((rest, cause) => rest - causes[cause], reserved - live);
   return { live, reserved, requested, paused, causes, difference };
 }

@@ -1,4 +1,4 @@
-//! What of this process's memory is paused, as its snapshots say it.
+//! Which pools are regions' and what of them is paused, as snapshots of this process say it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, DeviceAddress, Event, MempoolId};
 use lowtide_shared::DevicePast;
-use lowtide_trace::{PausedSegment, StackTable, Trace, TraceEvent};
+use lowtide_trace::{PausedSegment, RegionPool, StackTable, Trace, TraceEvent};
 
 use crate::error::Error;
 use crate::{regions, registry};
@@ -15,7 +15,7 @@ use crate::{regions, registry};
 /// The tags of the regions whose memory pools have.
 type Tags = BTreeMap<MempoolId, Arc<str>>;
 
-/// Returns what is known of a device's past as a recording, with the pauses of its regions.
+/// Returns what is known of a device's past as a recording, with its regions and their pauses.
 pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error> {
     let DevicePast {
         segments,
@@ -33,7 +33,10 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
     });
     let pools = regions::pools_on(ordinal)?.into_iter();
     let tags = pools.map(|(pool, region)| (pool, region.tag)).collect();
-    Ok(of_segments(trace, &paused, &tags))
+    Ok(Trace {
+        regions: Tags::clone(&tags),
+        ..of_segments(trace, &paused, &tags)
+    })
 }
 
 /// Returns the trace with each pause of a pool as one of every segment that the pool had then. Among its events they
@@ -127,13 +130,28 @@ impl Held<'_> {
     }
 }
 
-/// Adds what is paused now to the bytes of a snapshot of this process that another program wrote. It is worth having
-/// without that, too.
+/// Adds the regions, and what of them is paused now, to the bytes of a snapshot of this process that another program
+/// wrote. It is worth having without that, too.
 pub(crate) fn add_to(pickle: &mut Vec<u8>) {
+    let regions = regions_now().unwrap_or_default();
     let paused = paused_now().unwrap_or_default();
-    if !paused.is_empty() {
-        lowtide_trace::add_pauses(pickle, &paused);
+    if !regions.is_empty() {
+        lowtide_trace::add_regions(pickle, &regions, &paused);
     }
+}
+
+/// Returns every pool that has the memory of a region.
+fn regions_now() -> Result<Vec<RegionPool>, Error> {
+    let mut regions = Vec::new();
+    for (ordinal, _) in registry::devices_in_use()? {
+        let pools = regions::pools_on(ordinal)?.into_iter();
+        regions.extend(pools.map(|(pool, region)| RegionPool {
+            device: ordinal.unsigned_abs(),
+            pool,
+            tag: region.tag,
+        }));
+    }
+    Ok(regions)
 }
 
 /// Returns every segment whose memory is away.

@@ -28,7 +28,7 @@ use crate::pools::Mempool;
 use crate::registry;
 
 pub(crate) use keeper::{retains as retains_backups, show_files as show_backup_files};
-pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on};
+pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on, pools_unless_busy};
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

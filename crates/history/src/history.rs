@@ -28,7 +28,7 @@ pub struct History {
     pub streams: Vec<Stream>,
     /// The pools that they name; the first is the default pool.
     pub pools: Vec<MempoolId>,
-    /// What the program said of the blocks; the first is empty.
+    /// What the program said of the blocks, or the tags of their regions; the first is empty.
     pub tags: Vec<String>,
     /// The tags of the regions that were paused.
     pub regions: Vec<String>,
@@ -83,7 +83,7 @@ pub struct Block {
     pub stream: u32,
     /// Its pool's number.
     pub pool: u32,
-    /// The number of what the program said of it.
+    /// The number of what the program said of it, else of its region's tag.
     pub tag: u32,
     /// What asked for it.
     pub stack: StackId,

@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
                 end: NEVER,
                 stream: self.streams.number(block.stream),
                 pool: self.pools.number(block.pool.unwrap_or_default()),
-                tag: 0,
+                tag: self.tag_of(block.pool.unwrap_or_default(), None),
                 stack: block.stack,
                 address: block.address.get(),
                 size: room.map_or(size, |room| size.min(room)),
@@ -239,13 +239,20 @@ impl<'a> Walk<'a> {
             end: NEVER,
             stream: self.streams.number(event.stream),
             pool: self.pools.number(event.pool),
-            tag: self.tags.number(tag.unwrap_or_default()),
+            tag: self.tag_of(event.pool, tag),
             stack: recorded.stack,
             address: event.address.get(),
             size,
             requested: event.size,
         };
         self.add_block(block);
+    }
+
+    /// Returns the number of what the program said of a block, or of the region whose memory its pool has.
+    fn tag_of(&mut self, pool: MempoolId, said: Option<&'a str>) -> u32 {
+        let region = || self.trace.regions.get(&pool).map(|tag| &**tag);
+        let tag = said.filter(|said| !said.is_empty()).or_else(region);
+        self.tags.number(tag.unwrap_or_default())
     }
 
     /// Adds a block as far as it lies in one segment; where there is none, with one of its own. Returns

@@ -5,9 +5,11 @@ mod common;
 use std::sync::Arc;
 
 use common::MIB;
-use lowtide_core::{Action, Bytes};
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, MempoolId, Stream};
 use lowtide_history::{BlockSizes, CURVES, Difference, History};
-use lowtide_trace::{Frame, InitialSegment, StackId, StackTable, Trace, TraceEvent};
+use lowtide_trace::{
+    Frame, InitialBlock, InitialSegment, Note, StackId, StackTable, Trace, TraceEvent,
+};
 
 /// Returns the recording of some events: what happened, where, and how long it is.
 fn trace(events: &[(Action, u64, u64)]) -> Trace {
@@ -94,6 +96,40 @@ fn a_part_of_what_is_paused_may_go_back() {
         assert_eq!(at_end(&back), [46, live, 0]);
         assert_eq!(back.contradictions, 0);
     }
+}
+
+#[test]
+fn a_block_has_its_regions_tag_unless_the_program_said_another() {
+    let pool = MempoolId(2, 2);
+    let mut trace = trace(&[
+        (Action::SegmentAlloc, 10 * MIB, 30 * MIB),
+        (Action::Alloc, 10 * MIB, MIB),
+        (Action::Alloc, 20 * MIB, MIB),
+        (Action::Alloc, 30 * MIB, MIB),
+    ]);
+    trace.regions = [(pool, "kv cache".into())].into();
+    trace.initial.blocks = vec![InitialBlock {
+        address: DeviceAddress(100 * MIB),
+        size: Bytes(MIB),
+        requested: Bytes(MIB),
+        stream: Stream::DEFAULT,
+        pool: Some(pool),
+        status: BlockStatus::Allocated,
+        stack: StackId::NONE,
+    }];
+    for recorded in &mut trace.events[..3] {
+        recorded.event.pool = pool;
+    }
+    let mut stacks = StackTable::clone(&trace.stacks);
+    trace.events[2].note = stacks.intern_note(Note {
+        compile_context: None,
+        user_metadata: Some("prefix"),
+    });
+    trace.stacks = Arc::new(stacks);
+    let history = history(&trace);
+    let tags = { history.blocks.iter() }.map(|block| &*history.tags[block.tag as usize]);
+    let tags: Vec<&str> = tags.collect();
+    assert_eq!(tags, ["kv cache", "kv cache", "prefix", ""]);
 }
 
 #[test]

@@ -30,6 +30,7 @@ impl Trace {
         parts.block_stacks = final_block_stacks(self);
         parts.settings = self.settings.clone();
         parts.annotations = since.cloned().collect();
+        parts.regions = self.regions.clone();
         parts.skipped_events = self.skipped_events;
         parts.push_segments(self.segments.clone());
         // What is in memory already may take what it needs there.

@@ -60,7 +60,7 @@ pub use model::{
     Snapshot, Trace, TraceEvent,
 };
 pub use notes::{Note, NoteId};
-pub use snapshot::{PausedSegment, add_pauses, write_pickle};
+pub use snapshot::{PausedSegment, RegionPool, add_regions, write_pickle};
 pub use stacks::{Frame, StackId, StackTable};
 
 use source::Input;

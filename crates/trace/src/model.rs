@@ -1,6 +1,6 @@
 //! What a recording says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use lowtide_core::{
@@ -49,6 +49,8 @@ pub struct Trace {
     pub stacks: Arc<StackTable>,
     /// What the program marked in time, oldest first.
     pub annotations: Vec<Annotation>,
+    /// The tags of lowtide's regions, by the pools that have their memory.
+    pub regions: BTreeMap<MempoolId, Arc<str>>,
     /// How many entries had an action that says nothing about memory (`annotate`), or that this
     /// version does not know. They are not among `events`.
     pub skipped_events: u64,

@@ -1,9 +1,10 @@
 //! What a file says about one device, before it is checked and completed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, SegmentSnapshot};
+use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, MempoolId, SegmentSnapshot};
 
 use crate::budget::Budget;
 use crate::error::TraceError;
@@ -30,6 +31,8 @@ pub(crate) struct Parts {
     pub(crate) block_stacks: BlockStacks,
     pub(crate) settings: AllocatorSettings,
     pub(crate) annotations: Vec<Annotation>,
+    /// The tags of regions, by their pools.
+    pub(crate) regions: BTreeMap<MempoolId, Arc<str>>,
     pub(crate) skipped_events: u64,
 }
 
@@ -68,7 +71,22 @@ impl Parts {
         let segments = segments * size_of::<SegmentSnapshot>();
         let blocks =
             self.blocks * size_of::<BlockSnapshot>() + self.block_stacks.0.allocation_size();
-        (events + annotations + segments + blocks) as u64
+        let regions = self.regions.len() * size_of::<(MempoolId, Arc<str>)>();
+        (events + annotations + segments + blocks + regions) as u64
+    }
+
+    /// Adds the regions that pauses name: in older recordings nothing else does.
+    fn add_paused_regions(&mut self, stacks: &StackTable) {
+        for recorded in self.paused_before.iter().chain(&self.events) {
+            let pool = recorded.event.pool;
+            if recorded.event.action.is_pause()
+                && !pool.is_default()
+                && let Some(tag) = stacks.note(recorded.note).user_metadata
+                && !self.regions.contains_key(&pool)
+            {
+                self.regions.insert(pool, tag.into());
+            }
+        }
     }
 
     /// Returns the trace that these are the parts of, with what was there before its first event.
@@ -83,6 +101,7 @@ impl Parts {
         budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
         recover::check_paused(&self.paused_before)?;
+        self.add_paused_regions(&stacks);
         let held_before = self.held_before.take().filter(|_| self.segments.is_empty());
         if let Some(held) = &held_before {
             self.segments = recover::left_at_end(device, held, &self.events, budget)?;
@@ -113,6 +132,7 @@ impl Parts {
             settings: self.settings,
             stacks,
             annotations: self.annotations,
+            regions: self.regions,
             skipped_events: self.skipped_events,
         })
     }

@@ -1,4 +1,4 @@
-//! Pauses of regions: kept in both formats, put into snapshots that others wrote, and known at a recording's end.
+//! Regions and their pauses: kept in both formats, put into snapshots that others wrote, known at a recording's end.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -9,8 +9,8 @@ use lowtide_core::{
     Stream,
 };
 use lowtide_trace::{
-    NoteId, PausedSegment, Snapshot, StackId, StackTable, Trace, TraceEvent, add_pauses, read_from,
-    write_compact, write_pickle,
+    AllocatorSettings, NoteId, PausedSegment, RegionPool, Snapshot, StackId, StackTable,
+    StreamWriter, Trace, TraceEvent, add_regions, read_from, write_compact, write_pickle,
 };
 
 const BASE: u64 = 0x7f00_0000_0000;
@@ -166,7 +166,7 @@ fn added_to(mut pickle: Vec<u8>, paused: &[(i64, u64)]) -> Trace {
         time_us,
         tag: format!("tag {number}").into(),
     });
-    assert!(add_pauses(&mut pickle, &paused.collect::<Vec<_>>()));
+    assert!(add_regions(&mut pickle, &[], &paused.collect::<Vec<_>>()));
     read_from(&*pickle).unwrap().traces.remove(0)
 }
 
@@ -220,7 +220,7 @@ fn what_is_no_snapshot_by_pytorch_stays_as_it_is() {
         cut_off,
     ] {
         let mut pickle = bytes.to_vec();
-        assert!(!add_pauses(&mut pickle, &[]));
+        assert!(!add_regions(&mut pickle, &[], &[]));
         assert_eq!(pickle, bytes);
     }
 }
@@ -338,4 +338,100 @@ fn what_went_back_is_paused_no_more() {
         ..whole
     };
     assert_eq!(left(all), []);
+}
+
+/// Returns the tags of regions, by the first number of their pools.
+fn regions(trace: &Trace) -> Vec<(u64, &str)> {
+    { trace.regions.iter() }
+        .map(|(pool, tag)| (pool.0, &**tag))
+        .collect()
+}
+
+#[test]
+fn each_format_says_which_pool_is_which_region() {
+    let mut trace = recording([10, 20, 30, 40]);
+    trace.regions = [(POOL, "weights".into()), (MempoolId(3, 3), "kv".into())].into();
+    let other = Trace {
+        device: 3,
+        regions: [(POOL, "kv".into())].into(),
+        ..recording([1, 2, 3, 4])
+    };
+    let snapshot = Snapshot {
+        traces: vec![trace, other],
+        is_cut_off: false,
+    };
+    let (mut pickle, mut compact) = (Vec::new(), Vec::new());
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    write_compact(&snapshot, &mut compact).unwrap();
+    for bytes in [pickle, compact] {
+        let read = read_from(&*bytes).unwrap();
+        assert_eq!(regions(&read.traces[0]), [(2, "weights"), (3, "kv")]);
+        assert_eq!(regions(&read.traces[1]), [(2, "kv")]);
+        let last = read.traces[0].last_events(1).unwrap();
+        assert_eq!(regions(&last), [(2, "weights"), (3, "kv")]);
+    }
+}
+
+#[test]
+fn a_recording_that_is_under_way_says_which_pool_is_which_region() {
+    let stacks = StackTable::new();
+    let mut bytes = Vec::new();
+    let mut writer = StreamWriter::new(&mut bytes).unwrap();
+    for device in [0, 1] {
+        let settings = AllocatorSettings::default();
+        writer
+            .begin_device(device, &settings, &[], &[], &stacks)
+            .unwrap();
+    }
+    let came = [Action::SegmentAlloc, Action::Alloc];
+    for (time_us, action) in [10, 20].into_iter().zip(came) {
+        writer.push(0, &at(time_us, action, 0), &stacks).unwrap();
+    }
+    writer.push_region(0, POOL, &"kv".into()).unwrap();
+    writer.push_region(1, POOL, &"weights".into()).unwrap();
+    writer.flush().unwrap();
+    drop(writer);
+    let read = read_from(&*bytes).unwrap();
+    assert!(read.is_cut_off);
+    assert_eq!(read.traces[0].events.len(), 2);
+    assert_eq!(regions(&read.traces[0]), [(2, "kv")]);
+    assert_eq!(regions(&read.traces[1]), [(2, "weights")]);
+}
+
+#[test]
+fn regions_are_added_to_what_another_wrote() {
+    let mut pickle = pickle_of(recording([10, 20, 30, 40]));
+    let pool = |device, pool| RegionPool {
+        device,
+        pool,
+        tag: "kv".into(),
+    };
+    // Of a device that is not in it, nothing is told.
+    let pools = [pool(0, POOL), pool(7, POOL)];
+    assert!(add_regions(&mut pickle, &pools, &[]));
+    let read = read_from(&*pickle).unwrap();
+    assert_eq!(read.traces.len(), 1);
+    assert_eq!(regions(&read.traces[0]), [(2, "kv")]);
+}
+
+/// Recordings of lowtide's had pauses before they had regions.
+#[test]
+fn a_pause_says_which_pool_is_which_region() {
+    let trace = added([10, 20, 30, 40], &[(25, 1)]);
+    assert_eq!(regions(&trace), [(2, "tag 1")]);
+}
+
+#[test]
+fn damaged_regions_are_told() {
+    let mut trace = recording([10, 20, 30, 40]);
+    trace.regions = [(POOL, "kv".into())].into();
+    let mut pickle = pickle_of(trace);
+    let last = pickle
+        .windows(12)
+        .rposition(|bytes| bytes == b"region_pools");
+    let key = pickle[last.unwrap()..]
+        .windows(3)
+        .position(|bytes| bytes == b"tag");
+    pickle[last.unwrap() + key.unwrap()] = b'x';
+    assert!(read_from(&*pickle).unwrap().traces[0].regions.is_empty());
 }

@@ -11,7 +11,7 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, NoteId, PausedSegment,
-    Snapshot, StackId, StackTable, Trace, TraceEvent, add_pauses, read_from, write_pickle,
+    Snapshot, StackId, StackTable, Trace, TraceEvent, add_regions, read_from, write_pickle,
 };
 
 /// Returns how many items each append takes, as the viewer's stack machine would find.
@@ -132,6 +132,7 @@ fn long(count: usize) -> Snapshot {
             settings: AllocatorSettings::default(),
             stacks: Arc::new(StackTable::new()),
             annotations: vec![annotation; count],
+            regions: [].into(),
             skipped_events: 0,
         }],
         is_cut_off: false,
@@ -165,7 +166,7 @@ fn what_is_paused_is_added_in_the_same_few_opcodes() {
     let mut pickle = Vec::new();
     write_pickle(&snapshot, &mut pickle).expect("memory takes everything");
     let before = items_appended(&pickle);
-    assert!(add_pauses(&mut pickle, &paused));
+    assert!(add_regions(&mut pickle, &[], &paused));
     let after = items_appended(&pickle);
     assert_eq!(after[..before.len()], before);
     assert_eq!(after.iter().max(), Some(&1000));

@@ -20,6 +20,8 @@ export interface Gap {
   /** The segments that are off the device. What is in them is not in the other sums. */
   paused: number;
   causes: Record<Cause, number>;
+  /** How much of the cause `private_pools` each pool has, but for what blocks add that are not listed. */
+  free_in_pools: Map<number, number>;
   /** Reserved less live less the causes: 0, unless the data contradicts itself. */
   difference: number;
   blocks: number;
@@ -51,6 +53,7 @@ export function gapAt(
   const alive = away.bytes === 0 ? present : present.filter((block) => !away.has(blocks.address[block]));
   const runs = away.bytes === 0 ? allRuns : allRuns.filter((run) => !away.has(run.address));
   const causes = Object.fromEntries(CAUSES.map((cause) => [cause, 0])) as Record<Cause, number>;
+  const free_in_pools = new Map<number, number>();
   let live = 0;
   let requested = 0;
   for (const block of alive) {
@@ -71,7 +74,10 @@ export function gapAt(
     reserved += run.end - run.address;
     const first = next;
     while (next < alive.length && blocks.address[alive[next]] < run.end) next++;
+    const before = causes.private_pools;
     addFree(causes, trace, stream, run, alive.subarray(first, next));
+    const free = causes.private_pools - before;
+    if (free > 0) free_in_pools.set(run.pool, (free_in_pools.get(run.pool) ?? 0) + free);
   }
   const folded = trace.folded?.at(instant);
   if (folded !== undefined) {
@@ -88,6 +94,7 @@ export function gapAt(
     requested,
     paused: away.bytes,
     causes,
+    free_in_pools,
     difference: reserved - total,
     blocks: alive.length,
     segments: rowsByAddress(trace.segments, instant).length,

@@ -101,6 +101,8 @@ export interface TraceSummary {
   streams: string[];
   /** The first is the default pool. */
   pools: string[];
+  /** For each pool, the tag of the region whose memory it has; "" where it is of none. */
+  pool_regions: string[];
   /** The first is "", for blocks without one. */
   tags: string[];
   /** The tags of the regions that were paused. */

@@ -5,6 +5,7 @@ import { CAUSES, type Cause } from "../data/summary.ts";
 import { bytesFigure, type Child, changeFigure, fill, h, percentFigure, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 
 export const CAUSE_TEXTS: Record<Cause, { title: string; meaning: string }> = {
@@ -19,7 +20,7 @@ export const CAUSE_TEXTS: Record<Cause, { title: string; meaning: string }> = {
   },
   private_pools: {
     title: "Private pools",
-    meaning: "Free memory of pools of their own, such as those of CUDA graphs.",
+    meaning: "Free memory of pools of their own: those of regions, and such as those of CUDA graphs.",
   },
   other_streams: {
     title: "Other streams",
@@ -146,9 +147,10 @@ export class GapView implements View {
               (sums) => sums.folded,
             ),
           ];
-    const causes = CAUSES.map((cause, i) => {
+    const causes = CAUSES.flatMap((cause, i) => {
       const { title, meaning } = CAUSE_TEXTS[cause];
-      return row("cause", key(`--cause-${i}`), title, meaning, (sums) => sums.causes[cause]);
+      const whole = row("cause", key(`--cause-${i}`), title, meaning, (sums) => sums.causes[cause]);
+      return [whole, ...(cause === "private_pools" ? this.#regionRows(row) : [])];
     });
     const total = (sums: Sums) => CAUSES.reduce((sum, cause) => sum + sums.causes[cause], sums.live);
     const live = "Requests of allocated blocks, each rounded up to 512 bytes.";
@@ -164,6 +166,23 @@ export class GapView implements View {
     const body = h("tbody", {}, ...this.#rows.map(({ element }) => element));
     const table = h("table", { class: "sums" }, h("thead", {}, h("tr", {}, ...this.#heads)), body);
     fill(this.#table, table, this.#check);
+  }
+
+  /** Says how much of what is free in private pools is in which region. */
+  #regionRows(
+    row: (kind: string, key: null, title: string, meaning: string, value: (sums: Sums) => number) => Row,
+  ): Row[] {
+    const { pool_regions, aggregated } = this.#model.trace.summary;
+    // Blocks that are not listed do not say in which pool they are.
+    if (aggregated !== null) return [];
+    const regions = [...new Set(pool_regions)].filter((tag) => tag !== "");
+    return regions.map((tag) => {
+      const free = (sums: Sums) => {
+        const pools = [...sums.free_in_pools].filter(([pool]) => pool_regions[pool] === tag);
+        return pools.reduce((sum, [, bytes]) => sum + bytes, 0);
+      };
+      return row("part", null, `of it region ${shown(tag)}`, "Free memory of the region’s pools.", free);
+    });
   }
 
   #checkText(gap: Sums): string {
@@ -186,6 +205,7 @@ interface Sums {
   folded: number;
   reserved: number;
   causes: Record<Cause, number>;
+  free_in_pools: Map<number, number>;
   difference: number;
 }
 

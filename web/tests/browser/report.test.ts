@@ -516,6 +516,17 @@ test("what is free says whose segment it is in, and a click keeps that", async (
   assertQuiet();
 });
 
+test("what is free in a region is told below private pools, which the page names otherwise, too", async () => {
+  const pool_regions = first.pools.map((_, pool) => (pool === 1 ? "kv cache" : ""));
+  const page = await session.open([{ ...first, pool_regions }]);
+  const instant = await shownInstant(page);
+  const shown = await shownSums(page);
+  assert.ok(shown["Private pools"] > 0);
+  assert.equal(shown["of it region kv cache"], shown["Private pools"]);
+  assert.equal(shown["Private pools"], count(first, instant).causes.private_pools);
+  assertQuiet();
+});
+
 test("what is paused is told beside what is reserved, and what that leaves out is said", async () => {
   const segment = first.segments.find(({ flags }) => flags === 1);
   assert.ok(segment !== undefined);
@@ -539,7 +550,10 @@ test("what is paused is told beside what is reserved, and what that leaves out i
   await assertSums(page, away);
   const toggle = (page: Page) => page.locator(".curves").getByRole("button", { name: "Paused" });
   assert.equal(await toggle(page).getAttribute("aria-pressed"), "true");
-  assert.match(await page.locator(".notes").innerText(), /were paused at once/);
+  assert.match(
+    await page.getByRole("list", { name: "About these numbers" }).innerText(),
+    /were paused at once/,
+  );
   const without = await session.open([first]);
   assert.equal(await toggle(without).count(), 0);
   assertQuiet();
@@ -789,7 +803,11 @@ test("what is aggregated says so, and every instant is exact", async () => {
   const hidden = first.blocks.filter(({ requested }) => requested < 64 * 1024);
   const page = await session.open([folded]);
   const said = `${hidden.length.toLocaleString("en-US")} block`;
-  assert.ok((await page.locator(".notes").innerText()).includes(`Aggregated: ${said}`));
+  assert.ok(
+    (await page.getByRole("list", { name: "About these numbers" }).innerText()).includes(
+      `Aggregated: ${said}`,
+    ),
+  );
   assert.match(
     await page.locator("#tables > p").innerText(),
     /aggregated blocks not listed, with .* live at/,

@@ -46,6 +46,8 @@ export interface Recording {
   events: number;
   streams: string[];
   pools: string[];
+  /** For each pool, the tag of its region; none where it is left out. */
+  pool_regions?: string[];
   tags: string[];
   /** Each stack as frames, innermost first: "function file:line". The first is the empty one. */
   stacks: string[][];
@@ -239,6 +241,7 @@ function summaryOf(recording: Recording): TraceSummary {
     main_stream: 0,
     streams: recording.streams,
     pools: recording.pools,
+    pool_regions: recording.pool_regions ?? recording.pools.map(() => ""),
     tags: recording.tags,
     regions: regionsOf(recording),
     large_page: 20 * 2 ** 20,

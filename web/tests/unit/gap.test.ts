@@ -52,6 +52,14 @@ test("each cause takes its own", () => {
   assert.deepEqual(parts([{ stream: 1, pool: 1 }], []), { private_pools: 20 * MIB });
 });
 
+test("what is free in private pools is told by pool", () => {
+  const segments = [{}, { address: 20 * MIB, pool: 1 }, { address: 40 * MIB, pool: 1 }];
+  const blocks = [{ address: 0 }, { address: 20 * MIB, pool: 1 }];
+  const { causes, free_in_pools } = gapAt(traceOf(recording(segments, blocks)), 5, 0);
+  assert.equal(causes.private_pools, 39 * MIB);
+  assert.deepEqual([...free_in_pools], [[1, 39 * MIB]]);
+});
+
 test("what is paused is neither reserved nor live, and counts again when it is back", () => {
   const made = recording(
     [{}, { address: 20 * MIB, flags: 1 }],

@@ -1,6 +1,6 @@
 //! One recording: what allocating threads hand over, and the thread that writes it down.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lowtide_core::{Bytes, Count, Event, SegmentSnapshot};
+use lowtide_core::{Action, Bytes, Count, Event, MempoolId, SegmentSnapshot};
 use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
@@ -20,6 +20,7 @@ use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
 use crate::error::{Error, Status};
+use crate::regions;
 use crate::threads::SignalsBlocked;
 
 /// How much of the recording a process that is killed can lose.
@@ -28,6 +29,8 @@ const FLUSH_EVERY: Duration = Duration::from_millis(50);
 const ENTRIES_PER_LOOK: u32 = 1024;
 /// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// So many times, a millisecond apart, it is asked at a recording's end which pools are regions'.
+const REGION_ATTEMPTS: u32 = 100;
 /// Debugging information is read by recursion, as deep as functions were inlined into each other. What is not used
 /// takes no memory.
 const WRITER_STACK_BYTES: usize = 64 << 20;
@@ -263,7 +266,7 @@ impl Recorder {
     fn write_all(&self, file: File) -> io::Result<String> {
         let mut session = Session::new(self, file)?;
         while !session.drain()? {
-            session.writer.flush()?;
+            session.flush()?;
             if self.ring.is_closed() {
                 // Who waited for room has lost patience: the file took nothing for so long.
                 return Err(io::ErrorKind::TimedOut.into());
@@ -282,6 +285,10 @@ struct Session<'a> {
     begun: [bool; 256],
     /// The tags of regions, as notes. It has no stacks.
     tags: StackTable,
+    /// The private pools that are in the file, by device.
+    pools: BTreeSet<(u8, MempoolId)>,
+    /// Those of which it is not known yet whether they are of regions.
+    new_pools: Vec<(u8, MempoolId)>,
     functions: Functions,
     events: u64,
     bytes: Arc<AtomicU64>,
@@ -299,6 +306,8 @@ impl Session<'_> {
             writer: StreamWriter::new(file)?,
             begun: [false; 256],
             tags: StackTable::new(),
+            pools: BTreeSet::new(),
+            new_pools: Vec::new(),
             functions: Functions::default(),
             events: 0,
             bytes,
@@ -315,7 +324,7 @@ impl Session<'_> {
                 left = ENTRIES_PER_LOOK;
                 // Where entries come as fast as they are written, this does not end.
                 if flushed.elapsed() >= FLUSH_EVERY {
-                    self.writer.flush()?;
+                    self.flush()?;
                     flushed = Instant::now();
                 }
             }
@@ -362,8 +371,36 @@ impl Session<'_> {
         let paused: Vec<_> = paused
             .map(|(tag, event)| TraceEvent::of_pause(*event, 0, tag, &mut self.tags))
             .collect();
+        for segment in held {
+            self.note_pool(device, segment.pool);
+        }
         self.writer
             .begin_device(device.into(), settings, held, &paused, &self.tags)
+    }
+
+    /// Has it asked later whether a pool is a region's, once.
+    fn note_pool(&mut self, device: u8, pool: MempoolId) {
+        if !pool.is_default() && self.pools.insert((device, pool)) {
+            self.new_pools.push((device, pool));
+        }
+    }
+
+    /// Writes all so far, and to which regions the pools in it belong. While regions are entered or left that is not
+    /// known: who does that may wait for this thread.
+    fn flush(&mut self) -> io::Result<()> {
+        for (device, pool) in mem::take(&mut self.new_pools) {
+            match regions::pools_unless_busy(device.into()) {
+                Ok(Some(regions)) => {
+                    if let Some(region) = regions.get(&pool) {
+                        self.writer.push_region(device.into(), pool, &region.tag)?;
+                    }
+                }
+                Ok(None) => self.new_pools.push((device, pool)),
+                // A recording is worth having without.
+                Err(_) => {}
+            }
+        }
+        self.writer.flush()
     }
 
     fn push(&mut self, device: u8, event: Event, time_us: i64, stack: u32) -> io::Result<()> {
@@ -371,6 +408,9 @@ impl Session<'_> {
             return Ok(());
         }
         self.events += 1;
+        if matches!(event.action, Action::SegmentAlloc | Action::SegmentMap) {
+            self.note_pool(device, event.pool);
+        }
         let event = TraceEvent {
             event,
             time_us,
@@ -392,7 +432,7 @@ impl Session<'_> {
 
     /// Looks up which functions the calls of a stack lie in. What came before is in the file meanwhile.
     fn look_up(&mut self, stack: u32, calls: &[usize]) -> io::Result<()> {
-        self.writer.flush()?;
+        self.flush()?;
         self.recorder.ring.set_delayed(true);
         let frames = self.functions.of_calls(calls);
         self.recorder.ring.set_delayed(false);
@@ -418,7 +458,15 @@ impl Session<'_> {
     }
 
     /// Completes the file, and returns what there is to say about it.
-    fn finish(self) -> io::Result<String> {
+    fn finish(mut self) -> io::Result<String> {
+        self.flush()?;
+        for _ in 0..REGION_ATTEMPTS {
+            if self.new_pools.is_empty() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+            self.flush()?;
+        }
         self.writer.finish()?;
         let size = Bytes(self.bytes.load(Ordering::Relaxed));
         let path = self.recorder.path.display();

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
 use lowtide_region::{BackupKind, RegionMemory, RegionSource};
@@ -213,9 +213,12 @@ pub(super) fn on_device(
 /// Returns every region on every device on which it has been.
 pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
     registry::refuse_fork()?;
-    let table = table()?;
+    Ok(all_of(&table()?[..]))
+}
+
+fn all_of(table: &[Region]) -> Vec<Arc<OnDevice>> {
     let all = table.iter().flat_map(|region| region.memories.values());
-    Ok(all.cloned().collect())
+    all.cloned().collect()
 }
 
 /// A pool that has a region's memory.
@@ -228,11 +231,28 @@ pub(crate) struct RegionPool {
 
 /// Returns a device's pools that have a region's memory. Whether that is away may change when somebody is told of it.
 pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
+    pools_among(&on_devices()?, device)
+}
+
+/// As [`pools_on`], `None` while regions are entered or left: for whoever must not wait for that.
+pub(crate) fn pools_unless_busy(
+    device: c_int,
+) -> Result<Option<BTreeMap<MempoolId, RegionPool>>, Error> {
+    registry::refuse_fork()?;
+    let regions = match TABLE.try_lock() {
+        Ok(table) => all_of(&table),
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Poisoned(_)) => return Err(stopped()),
+    };
+    pools_among(&regions, device).map(Some)
+}
+
+fn pools_among(
+    regions: &[Arc<OnDevice>],
+    device: c_int,
+) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
     let mut pools = BTreeMap::new();
-    for region in on_devices()? {
-        if region.device != device {
-            continue;
-        }
+    for region in regions.iter().filter(|region| region.device == device) {
         let told_us = region.told_away_us.load(Ordering::Relaxed);
         let of_region = RegionPool {
             tag: Arc::clone(&region.name.tag),

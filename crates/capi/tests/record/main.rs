@@ -175,6 +175,11 @@ fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
     told.collect()
 }
 
+/// Returns the tags of a trace's regions.
+fn regions(trace: &Trace) -> Vec<&str> {
+    trace.regions.values().map(|tag| &**tag).collect()
+}
+
 #[test]
 fn pauses_are_recorded_where_they_were() {
     isolated("pauses_are_recorded_where_they_were", &[], |_| {
@@ -191,6 +196,7 @@ fn pauses_are_recorded_where_they_were() {
         let snapshot = read(&path);
         let trace = &snapshot.traces[0];
         let kv = |action, mib| (action, mib, "kv".to_owned());
+        assert_eq!(regions(trace), ["kv"]);
         assert_eq!(
             pauses(trace),
             [
@@ -250,6 +256,7 @@ fn a_recording_that_begins_late_knows_what_is_paused() {
             let expected = [Action::SegmentPaused, Action::SegmentResumed];
             assert_eq!(actions, &expected[..if is_away { 2 } else { 0 }]);
             let trace = &snapshot.traces[0];
+            assert_eq!(regions(trace), ["kv"]);
             assert_eq!(trace.initial.paused.len(), usize::from(is_away));
             // At its beginning nothing of that was on the device.
             let history = History::new(trace, &BlockSizes::of(trace, &()));

@@ -108,7 +108,9 @@ fn a_dump_has_what_is_paused_and_since_when() {
         assert_eq!(history.end.gap.reserved, Bytes::mib(84));
         assert!(history.peak_reserved.gap.reserved <= Bytes::mib(100));
         assert!(report.contains(&format!("\"peak_paused\":{},", 62 << 20)));
-        assert!(report.contains("\"tags\":[\"\"],\"regions\":[\"weights\",\"kv\"]"));
+        assert!(
+            report.contains("\"tags\":[\"\",\"kv\",\"weights\"],\"regions\":[\"weights\",\"kv\"]")
+        );
         for memory in [weights, kv, outside, later, more] {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);
         }
@@ -182,6 +184,10 @@ fn a_snapshot_has_what_is_paused() {
             assert_eq!(status, Status::Ok, "{}", last_error());
             let read = lowtide_trace::read_from(&*snapshot()).unwrap();
             let trace = &read.traces[0];
+            assert_eq!(
+                trace.regions.values().map(|tag| &**tag).collect::<Vec<_>>(),
+                ["kv"]
+            );
             assert_eq!(told(trace, &trace.events), []);
             let paused = (Action::SegmentPaused, 20, "kv".to_owned());
             let expected = [paused];

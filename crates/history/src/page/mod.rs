@@ -479,7 +479,12 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         main_stream: stream_number(history, history.main_stream),
         large_page: large_page(trace).get(),
         streams: history.streams.iter().copied().map(stream_text).collect(),
-        pools: history.pools.iter().copied().map(pool_text).collect(),
+        pools: { history.pools.iter() }
+            .map(|&pool| pool_text(pool, region_of(trace, pool)))
+            .collect(),
+        pool_regions: { history.pools.iter() }
+            .map(|&pool| region_of(trace, pool).unwrap_or_default().to_owned())
+            .collect(),
         tags: history.tags.clone(),
         regions: history.regions.clone(),
         bucket_events: history.levels.part_instants(),
@@ -593,12 +598,18 @@ pub fn stream_text(stream: Stream) -> String {
     }
 }
 
-/// Returns what a pool is called.
-fn pool_text(pool: MempoolId) -> String {
-    match pool {
-        MempoolId::DEFAULT => "default".to_owned(),
-        private => private.to_string(),
+/// Returns what a pool is called, which may have the memory of a region.
+fn pool_text(pool: MempoolId, region: Option<&str>) -> String {
+    match (pool, region) {
+        (MempoolId::DEFAULT, _) => "default".to_owned(),
+        (private, Some(tag)) => format!("region {tag} {private}"),
+        (private, None) => private.to_string(),
     }
+}
+
+/// Returns the tag of the region whose memory a pool has.
+fn region_of(trace: &Trace, pool: MempoolId) -> Option<&str> {
+    trace.regions.get(&pool).map(|tag| &**tag)
 }
 
 /// Returns `json`, in which only strings can hold these characters, such that a browser finds neither

@@ -39,6 +39,8 @@ pub(super) struct TraceSummary {
     pub(super) large_page: u64,
     pub(super) streams: Vec<String>,
     pub(super) pools: Vec<String>,
+    /// For each pool, the tag of the region whose memory it has; empty where it is of none.
+    pub(super) pool_regions: Vec<String>,
     pub(super) tags: Vec<String>,
     /// The tags of regions that were paused.
     pub(super) regions: Vec<String>,

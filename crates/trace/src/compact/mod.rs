@@ -30,6 +30,7 @@
 //! | `A` annotations | *n* name (number of a string), 1 byte stage (0 start, 1 end), *z* time_us, repeated |
 //! | `I` held before | what was there before the first event, laid out as `M`, and as often as there is an event-by-event recording of lowtide's own: an empty payload says that it was nothing |
 //! | `P` paused before | what of that was paused: events, as in `E` |
+//! | `R` regions | the tags of lowtide's regions: *n* and *n* pool, *n* tag (number of a string), repeated; a pool that comes twice has the later one |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
 //! | `Z` end | *n* for each device in the order of their `D`: how many entries its recording had that are no events. Missing where the recorder was killed |
 //!
@@ -84,6 +85,7 @@ mod section {
     pub(super) const ANNOTATIONS: u8 = b'A';
     pub(super) const HELD_BEFORE: u8 = b'I';
     pub(super) const PAUSED_BEFORE: u8 = b'P';
+    pub(super) const REGIONS: u8 = b'R';
     pub(super) const SEGMENTS: u8 = b'M';
     pub(super) const END: u8 = b'Z';
 }

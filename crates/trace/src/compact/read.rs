@@ -148,6 +148,7 @@ impl Reader {
                 self.parts()?.paused_before = paused;
                 Ok(())
             }
+            section::REGIONS => self.read_regions(&mut payload),
             section::ANNOTATIONS => self.read_annotations(&mut payload),
             section::HELD_BEFORE => {
                 let held = self.read_segments(&mut payload)?;
@@ -275,12 +276,18 @@ impl Reader {
         Ok(events)
     }
 
+    fn read_regions(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+        while !payload.is_empty() {
+            let pool = MempoolId(payload.natural()?, payload.natural()?);
+            let tag = self.name(payload)?;
+            self.parts()?.regions.insert(pool, tag);
+        }
+        Ok(())
+    }
+
     fn read_annotations(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            let number = payload.number(self.strings.len(), "string")? as usize;
-            self.names.resize(self.strings.len(), None);
-            let text = self.stacks.strings.get(self.strings[number]);
-            let name = Arc::clone(self.names[number].get_or_insert_with(|| text.into()));
+            let name = self.name(payload)?;
             let stage = match payload.byte()? {
                 0 => AnnotationStage::Start,
                 _ => AnnotationStage::End,
@@ -293,6 +300,15 @@ impl Reader {
             });
         }
         Ok(())
+    }
+
+    /// Returns a string as a name, of which all that have it share one text.
+    fn name(&mut self, payload: &mut Payload<'_>) -> Result<Arc<str>, TraceError> {
+        let number = payload.number(self.strings.len(), "string")? as usize;
+        self.names.resize(self.strings.len(), None);
+        let text = self.stacks.strings.get(self.strings[number]);
+        let name = self.names[number].get_or_insert_with(|| text.into());
+        Ok(Arc::clone(name))
     }
 
     fn read_segments(

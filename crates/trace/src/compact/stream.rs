@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::Arc;
 
-use lowtide_core::SegmentSnapshot;
+use lowtide_core::{MempoolId, SegmentSnapshot};
 
 use super::payload::PutPayload;
 use super::write::{CompactWriter, put_event};
@@ -108,8 +109,7 @@ impl<W: Write> StreamWriter<W> {
     ///
     /// If the device was not begun.
     pub fn push(&mut self, device: u32, event: &TraceEvent, stacks: &StackTable) -> io::Result<()> {
-        let index = self.devices.iter().position(|known| known.number == device);
-        let index = index.expect("the device was begun");
+        let index = self.index_of(device);
         let tables = &mut self.writer.tables;
         let numbers = [
             tables.stack(stacks, event.stack),
@@ -123,6 +123,21 @@ impl<W: Write> StreamWriter<W> {
             EVENTS_PER_SECTION => self.write_events(index),
             _ => Ok(()),
         }
+    }
+
+    /// Says that a pool of a device has the memory of a region with this tag, now and before.
+    ///
+    /// # Errors
+    ///
+    /// If what is written to fails.
+    ///
+    /// # Panics
+    ///
+    /// If the device was not begun.
+    pub fn push_region(&mut self, device: u32, pool: MempoolId, tag: &Arc<str>) -> io::Result<()> {
+        let index = self.index_of(device);
+        self.turn_to(index)?;
+        self.writer.regions([(&pool, tag)])
     }
 
     /// Writes all events so far, in sections that are complete.
@@ -153,12 +168,22 @@ impl<W: Write> StreamWriter<W> {
         self.writer.flush()
     }
 
-    fn write_events(&mut self, index: usize) -> io::Result<()> {
-        let device = &mut self.devices[index];
-        if self.current != index {
-            self.current = index;
-            self.writer.device(device.number)?;
+    fn index_of(&self, device: u32) -> usize {
+        let index = self.devices.iter().position(|known| known.number == device);
+        index.expect("the device was begun")
+    }
+
+    /// Says which device the next section is about, where it is another than the last was.
+    fn turn_to(&mut self, index: usize) -> io::Result<()> {
+        match std::mem::replace(&mut self.current, index) == index {
+            true => Ok(()),
+            false => self.writer.device(self.devices[index].number),
         }
+    }
+
+    fn write_events(&mut self, index: usize) -> io::Result<()> {
+        self.turn_to(index)?;
+        let device = &mut self.devices[index];
         self.writer.tables(section::EVENTS, &device.payload)?;
         device.payload.clear();
         (device.count, device.before) = (0, BEFORE_FIRST);

@@ -1,10 +1,11 @@
 //! Writes lowtide's own format.
 
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 
 use flate2::Crc;
 use hashbrown::HashMap;
-use lowtide_core::{BlockSnapshot, BlockStatus, FreeBlockOrder, SegmentSnapshot};
+use lowtide_core::{BlockSnapshot, BlockStatus, FreeBlockOrder, MempoolId, SegmentSnapshot};
 
 use super::payload::PutPayload;
 use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
@@ -89,6 +90,7 @@ impl<W: Write> CompactWriter<W> {
             }
             self.tables(section::ANNOTATIONS, &payload)?;
         }
+        self.regions(&trace.regions)?;
         let stacks = final_block_stacks(trace);
         let segments = self.segments(&trace.segments, |tables, block| {
             tables.stack(&trace.stacks, stacks.stack(block))
@@ -118,6 +120,20 @@ impl<W: Write> CompactWriter<W> {
             self.tables(kind, &payload)?;
         }
         Ok(())
+    }
+
+    /// Says which pools have the memory of regions, by their tags.
+    pub(super) fn regions<'t>(
+        &mut self,
+        regions: impl IntoIterator<Item = (&'t MempoolId, &'t Arc<str>)>,
+    ) -> io::Result<()> {
+        let mut payload = Vec::new();
+        for (pool, tag) in regions {
+            payload.put_natural(pool.0);
+            payload.put_natural(pool.1);
+            payload.put_natural(self.tables.string(tag));
+        }
+        self.tables(section::REGIONS, &payload)
     }
 
     /// Says which device the next sections are about.

@@ -5,6 +5,6 @@ mod read;
 mod records;
 mod write;
 
-pub use pauses::{PausedSegment, add_pauses};
+pub use pauses::{PausedSegment, RegionPool, add_regions};
 pub(crate) use read::read;
 pub use write::write_pickle;

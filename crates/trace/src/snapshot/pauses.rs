@@ -1,6 +1,9 @@
-//! Pauses of regions in PyTorch's snapshots, whose format has no word for them.
+//! Regions and their pauses in PyTorch's snapshots, whose format has no word for them.
 //!
-//! They are a list under a key of the snapshot that its viewer passes over, `pauses`. Each entry is a dict: the
+//! Regions are a list under a key of the snapshot that its viewer passes over, `region_pools`: dicts with a `device`, a
+//! `pool_id` as events have it, and the `tag` of the region whose memory that pool has.
+//!
+//! Pauses are a list under another such key, `pauses`. Each entry is a dict: the
 //! `device`, the `event`, which looks as those of the device's trace do and has the region's tag as its
 //! `user_metadata`, and `entries_before`, which says how many entries of that trace came before it, and -1 of what was
 //! paused before the first. Where that is missing, the event lies between them by its time.
@@ -9,13 +12,24 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use lowtide_core::{Action, Event};
+use lowtide_core::{Action, Event, MempoolId};
 
 use super::write::SnapshotWriter;
 use crate::model::{Trace, TraceEvent};
 use crate::parts::Parts;
 use crate::pickle::opcode;
 use crate::stacks::StackTable;
+
+/// A pool that has the memory of a region.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionPool {
+    /// The device that it is on.
+    pub device: u32,
+    /// The pool.
+    pub pool: MempoolId,
+    /// The tag of its region.
+    pub tag: Arc<str>,
+}
 
 /// A segment whose memory is away.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,9 +61,9 @@ pub(super) enum Place {
     ByTime,
 }
 
-/// Adds what is paused to the bytes of a snapshot that another program wrote. Returns whether they are such that
-/// this can be; otherwise they stay as they are.
-pub fn add_pauses(pickle: &mut Vec<u8>, paused: &[PausedSegment]) -> bool {
+/// Adds which pools are regions', and what of these is paused, to the bytes of a snapshot that another program wrote.
+/// Returns whether they are such that this can be; otherwise they stay as they are.
+pub fn add_regions(pickle: &mut Vec<u8>, regions: &[RegionPool], paused: &[PausedSegment]) -> bool {
     if !is_dict(pickle) {
         return false;
     }
@@ -63,7 +77,7 @@ pub fn add_pauses(pickle: &mut Vec<u8>, paused: &[PausedSegment]) -> bool {
     let pauses: Vec<(u32, Pause)> = pauses.collect();
     let length = pickle.len();
     pickle.pop();
-    let is_added = SnapshotWriter::add_pauses(&mut *pickle, &pauses, &stacks).is_ok();
+    let is_added = SnapshotWriter::add_regions(&mut *pickle, regions, &pauses, &stacks).is_ok();
     if !is_added {
         pickle.truncate(length - 1);
         pickle.push(opcode::STOP);

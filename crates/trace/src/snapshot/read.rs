@@ -78,6 +78,7 @@ impl Reader {
         let device_traces = self.read_traces(traces, &mut devices)?;
         let settings = self.settings(settings)?;
         let pauses = self.read_pauses(self.get(root, "pauses"))?;
+        self.read_regions(self.get(root, "region_pools"), &mut devices)?;
         self.read_annotations(self.get(root, "external_annotations"), &mut devices)?;
         let Reader {
             heap,
@@ -285,6 +286,30 @@ impl Reader {
             self.records.events.truncate(first);
         }
         Ok(pauses)
+    }
+
+    fn read_regions(
+        &mut self,
+        regions: Value,
+        devices: &mut BTreeMap<u32, Parts>,
+    ) -> Result<(), TraceError> {
+        for index in 0..self.count(regions) {
+            let entry = self.heap.kept(self.item(regions, index))?;
+            let device = natural(self.get(entry, "device"));
+            let device = device.and_then(|device| u32::try_from(device).ok());
+            let pool = pool_id(&self.heap, self.get(entry, "pool_id"))
+                .map_err(|error| error.in_part(&format!("entry {index} of `region_pools`")))?;
+            // A region alone is no reason to list a device.
+            let Some(parts) = device.and_then(|device| devices.get_mut(&device)) else {
+                continue;
+            };
+            if let Some(tag) = self.heap.text(self.get(entry, "tag")) {
+                let bytes = size_of::<(MempoolId, Arc<str>)>() + tag.len();
+                self.budget.take(1, bytes as u64)?;
+                parts.regions.insert(pool, tag.into());
+            }
+        }
+        Ok(())
     }
 
     fn read_annotations(

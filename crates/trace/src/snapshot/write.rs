@@ -1,11 +1,12 @@
 //! Writes PyTorch's snapshot format, as `_dump_snapshot` would: its viewer takes the file.
 
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
 
-use super::pauses::{Pause, Place, pauses_of};
+use super::pauses::{Pause, Place, RegionPool, pauses_of};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::parts::{BlockStacks, final_block_stacks};
@@ -21,13 +22,13 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
 ///
-/// What is written reads back as the same traces. What reading leaves out is not there to be written:
-/// events that it skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds
-/// to frames, what an annotation has beside its name and stage, the settings that do not decide where
-/// blocks go, `category`, and host memory. For pauses of regions PyTorch has no word: they are under a key of their own,
-/// `pauses`, and a segment that is paused is to its viewer one like others. A segment gets the call stack of the event
-/// that took it, which is more than PyTorch does: there the first block has it, and once that was split, none is
-/// written.
+/// What is written reads back as the same traces. What reading leaves out is not there to be written: events that it
+/// skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds to frames, what an
+/// annotation has beside its name and stage, the settings that do not decide where blocks go, `category`, and host
+/// memory. For regions and their pauses PyTorch has no word: they are under keys of their own, `region_pools` and
+/// `pauses`, and a segment that is paused is to its viewer one like others. A segment gets the call stack of the
+/// event that took it, which is more than PyTorch does: there the first block has it, and once that was split, none
+/// is written.
 ///
 /// # Errors
 ///
@@ -123,6 +124,7 @@ impl<W: Write> SnapshotWriter<W> {
                 writer.annotation(trace.device, annotation)
             })?;
         }
+        self.regions(&regions_of(snapshot))?;
         let pauses: Vec<Vec<Pause>> = snapshot.traces.iter().map(pauses_of).collect();
         if pauses.iter().any(|pauses| !pauses.is_empty()) {
             self.pickle.string("pauses")?;
@@ -136,9 +138,11 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.end_dict()
     }
 
-    /// Goes on after the items of a snapshot's dict, with pauses, by device, whose notes are in `table`, and ends it.
-    pub(super) fn add_pauses(
+    /// Goes on after the items of a snapshot's dict, with regions and with pauses, by device, whose notes are in
+    /// `table`, and ends it.
+    pub(super) fn add_regions(
         out: W,
+        regions: &[RegionPool],
         pauses: &[(u32, Pause)],
         table: &StackTable,
     ) -> io::Result<()> {
@@ -148,13 +152,34 @@ impl<W: Write> SnapshotWriter<W> {
         };
         let mut stacks = StackWriter::new(table);
         writer.pickle.begin_items()?;
-        writer.pickle.string("pauses")?;
-        writer.pickle.list()?;
-        writer.append(pauses, |writer, (device, pause)| {
-            writer.pause(*device, pause, &mut stacks)
-        })?;
+        writer.regions(regions)?;
+        if !pauses.is_empty() {
+            writer.pickle.string("pauses")?;
+            writer.pickle.list()?;
+            writer.append(pauses, |writer, (device, pause)| {
+                writer.pause(*device, pause, &mut stacks)
+            })?;
+        }
         writer.pickle.end_dict()?;
         writer.pickle.finish().map(drop)
+    }
+
+    /// Writes which pools have the memory of regions, nothing where none has.
+    fn regions(&mut self, regions: &[RegionPool]) -> io::Result<()> {
+        if regions.is_empty() {
+            return Ok(());
+        }
+        self.pickle.string("region_pools")?;
+        self.pickle.list()?;
+        self.append(regions, |writer, region| {
+            writer.pickle.begin_dict()?;
+            writer.natural("device", u64::from(region.device))?;
+            writer.pickle.string("pool_id")?;
+            writer.pool(region.pool)?;
+            writer.pickle.string("tag")?;
+            writer.pickle.string(&region.tag)?;
+            writer.pickle.end_dict()
+        })
     }
 
     fn pause(
@@ -376,6 +401,20 @@ impl<W: Write> SnapshotWriter<W> {
     fn bytes(&mut self, key: &str, value: Bytes) -> io::Result<()> {
         self.natural(key, value.get())
     }
+}
+
+/// Returns the pools that have the memory of regions.
+fn regions_of(snapshot: &Snapshot) -> Vec<RegionPool> {
+    let traces = snapshot.traces.iter();
+    let regions = traces.flat_map(|trace| {
+        let regions = trace.regions.iter();
+        regions.map(|(&pool, tag)| RegionPool {
+            device: trace.device,
+            pool,
+            tag: Arc::clone(tag),
+        })
+    });
+    regions.collect()
 }
 
 /// Returns the call stacks that allocated the segments of `trace`, by their addresses; those that
