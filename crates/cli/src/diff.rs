@@ -28,6 +28,9 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let before = recording::read_device(paths[0], args.device)?;
     let after = recording::read_device(paths[1], args.device)?;
     let traces = [&before, &after];
+    for (path, trace) in paths.into_iter().zip(traces) {
+        recording::note_lost_beginning(path, trace);
+    }
     // How much blocks are rounded does not tell what grows.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
     let difference = Difference::new([(&before, &histories[0]), (&after, &histories[1])]);

@@ -50,6 +50,19 @@ fn note_missed_events(name: &str, traces: &[Trace]) {
     }
 }
 
+/// Says that a recording does not have its job's beginning, where it does not.
+pub(crate) fn note_lost_beginning(path: &Path, trace: &Trace) {
+    let count = trace.initial.blocks.len() as u64;
+    if count > 0 && !trace.events.is_empty() {
+        output::note(&format!(
+            "{}: the recording's beginning is missing: {} were there before its first event, for longer than is \
+             known, and what was there before that is in no peak",
+            name(path),
+            format::counted(count, "block")
+        ));
+    }
+}
+
 /// Says what a replay makes of regions that were paused, if any were.
 pub(crate) fn note_pauses(path: &Path, trace: &Trace) {
     if trace.has_pauses() {

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{GPT2, Scratch, fail, run, run_json};
+use common::{GPT2, Scratch, fail, lowtide, run, run_json, stderr, without_beginning};
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Frame, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent};
 
@@ -130,6 +130,29 @@ fn a_job_without_a_leak_is_not_accused() {
         run_json(&["leaks", GPT2, "--json"])["leaks"],
         serde_json::json!([])
     );
+}
+
+#[test]
+fn a_lost_beginning_is_said_beside_what_grew() {
+    let scratch = Scratch::new("leaks-lost");
+    let path = scratch.write_snapshot("cut.lowtide", &without_beginning(GPT2, 20_000));
+    let path = path.to_str().unwrap();
+    let whole = job(&scratch, "whole.lowtide", 0);
+    let note = " blocks were there before its first event, for longer than is known, and what was there before that \
+                is in no peak\n";
+    for (arguments, notes) in [
+        (vec!["leaks", path], 1),
+        (vec!["diff", path, whole.to_str().unwrap()], 1),
+        (vec!["diff", path, path], 2),
+    ] {
+        let output = lowtide().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let text = stderr(&output);
+        assert!(text.starts_with(&format!(
+            "lowtide: {path}: the recording's beginning is missing: "
+        )));
+        assert_eq!(text.matches(note).count(), notes, "{text}");
+    }
 }
 
 /// What each step keeps is of another place.

@@ -120,8 +120,9 @@ export interface TraceSummary {
   aggregated: { blocks: number; size_max: number; events_max: number } | null;
   strategies: Strategy[];
   growth: Growth;
+  /** How many were there before the first event. */
   initial_blocks: number;
-  /** The recording does not begin at the job's beginning, or events are missing from it. */
+  /** The recording's end is missing: it was made until the job was killed. */
   is_cut_off: boolean;
   /** Entries that say nothing about memory, or that this version does not know. */
   skipped_events: number;

@@ -109,9 +109,15 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
         "their addresses stay theirs. What other strategies would have needed is without any pause.",
     );
   }
+  if (summary.initial_blocks > 0 && summary.events > 0) {
+    lines.push(
+      `The recording’s beginning is missing: ${format.counted(summary.initial_blocks, "block")} were there before ` +
+        "its first event, for longer than is known, and what was there before that is in no peak.",
+    );
+  }
   if (summary.is_cut_off) {
     lines.push(
-      "The recording is cut off: events from its beginning are missing, so blocks made then have no stack and no age.",
+      "The recording’s end is missing, as where a job is killed: this is about what comes before it.",
     );
   }
   if (summary.contradictions > 0) {

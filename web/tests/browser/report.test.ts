@@ -346,6 +346,22 @@ test("where nothing grows, that is said", async () => {
   assertQuiet();
 });
 
+test("what is missing of a recording is said, its beginning and its end by themselves", async () => {
+  const notes = (page: Page) => page.getByRole("list", { name: "About these numbers" });
+  const whole = await session.open([first]);
+  assert.equal(await notes(whole).count(), 0);
+  const killed = await session.open([{ ...first, is_cut_off: true }]);
+  const end = await notes(killed).innerText();
+  assert.match(end, /end is missing/);
+  assert.doesNotMatch(end, /beginning/);
+  const blocks = first.blocks.map((block, i) => (i < 7 ? { ...block, start: 0 } : block));
+  const late = await session.open([{ ...first, blocks }]);
+  const beginning = await notes(late).innerText();
+  assert.match(beginning, /beginning is missing: 7 blocks were there before its first event/);
+  assert.doesNotMatch(beginning, /end is missing/);
+  assertQuiet();
+});
+
 test("a failure at the end is a failure, seen from the stream whose request failed", async () => {
   const last = { ...first, ooms: [{ event: first.events, requested: 3 * MIB }] };
   const { summary, columns } = dataOf([last]);

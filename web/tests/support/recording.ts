@@ -62,6 +62,8 @@ export interface Recording {
   /** The instants at which steps begin, and where the last ends. */
   steps: number[];
   growth: Growth;
+  /** Whether its end is missing. */
+  is_cut_off?: boolean;
   /** Blocks of smaller requests are not listed. */
   folded_below?: number;
 }
@@ -263,7 +265,7 @@ function summaryOf(recording: Recording): TraceSummary {
     strategies: [],
     growth: recording.growth,
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
-    is_cut_off: false,
+    is_cut_off: recording.is_cut_off ?? false,
     skipped_events: 0,
     contradictions: 0,
   };
