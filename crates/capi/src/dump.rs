@@ -205,6 +205,7 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
             sizes: &sizes,
             history: &history,
             replayed: &[],
+            replay_notes: &[],
             leaks: &Leaks::find(trace, &history),
             is_cut_off: snapshot.is_cut_off,
             lengths: &lengths[index..],

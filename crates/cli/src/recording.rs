@@ -65,26 +65,40 @@ pub(crate) fn note_lost_beginning(path: &Path, trace: &Trace) {
 
 /// Says what a replay makes of regions that were paused, if any were.
 pub(crate) fn note_pauses(path: &Path, trace: &Trace) {
-    if trace.has_pauses() {
-        output::note(&format!(
-            "{}: regions were paused; replays are without pauses, so memory that was away counts all the time",
-            name(path)
-        ));
+    if let Some(text) = pauses_text(trace) {
+        output::note(&format!("{}: {text}", name(path)));
     }
 }
 
 /// Says what a replay makes of requests that were refused, if any were.
 pub(crate) fn note_refusals(path: &Path, trace: &Trace) {
+    if let Some(text) = refusals_text(trace) {
+        output::note(&format!("{}: {text}", name(path)));
+    }
+}
+
+/// Returns what there is to know of a trace's replays, each a sentence without its capital and its end.
+pub(crate) fn replay_notes(trace: &Trace) -> Vec<String> {
+    let lost_beginning = LostBeginning::of(trace).map(|lost| lost.note());
+    let notes = [lost_beginning, refusals_text(trace), pauses_text(trace)];
+    notes.into_iter().flatten().collect()
+}
+
+fn pauses_text(trace: &Trace) -> Option<String> {
+    let text = "regions were paused; replays are without pauses, so memory that was away counts all the time";
+    trace.has_pauses().then(|| text.to_owned())
+}
+
+fn refusals_text(trace: &Trace) -> Option<String> {
     let actions = trace.events.iter().map(|recorded| recorded.event.action);
     let refusals = actions.filter(|action| *action == Action::OutOfMemory);
     let count = refusals.count() as u64;
-    if count > 0 {
-        output::note(&format!(
-            "{}: the job ran out of memory at {}; a replay that has the memory serves those and frees them at once",
-            name(path),
+    (count > 0).then(|| {
+        format!(
+            "the job ran out of memory at {}; a replay that has the memory serves those and frees them at once",
             format::counted(count, "request")
-        ));
-    }
+        )
+    })
 }
 
 /// Returns what messages call the file at `path`, on one line.

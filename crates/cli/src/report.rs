@@ -104,12 +104,20 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             || replay_all(&label, trace, &progress),
         );
         drop(progress);
+        let notes = match replayed.is_empty() {
+            true => Vec::new(),
+            false => recording::replay_notes(trace),
+        };
+        for note in &notes {
+            output::note(&format!("{label}: {note}"));
+        }
         let folded = data.add(&PageTrace {
             name: &label,
             trace,
             sizes: &sizes,
             history: &history,
             replayed: &replayed,
+            replay_notes: &notes,
             leaks: &leaks,
             is_cut_off: snapshot.is_cut_off,
             lengths: &lengths,

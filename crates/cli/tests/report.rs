@@ -12,8 +12,8 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr};
-use lowtide_core::{BlockStatus, Bytes};
+use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr, without_beginning};
+use lowtide_core::{Action, BlockStatus, Bytes};
 use serde_json::Value;
 
 /// What a page holds.
@@ -292,6 +292,39 @@ fn a_snapshot_without_history_shows_what_is_held() {
     assert_eq!(page.count(0, 0), [0, 0, reserved]);
     let peak_live = &page.summary["traces"][0]["instants"][0];
     assert_eq!(peak_live["reserved"], reserved, "{peak_live}");
+}
+
+#[test]
+fn what_replays_leave_out_is_in_the_page_and_said() {
+    let scratch = Scratch::new("report-lost");
+    let mut snapshot = without_beginning(GPT2, 60_000);
+    let trace = &mut snapshot.traces[0];
+    let mut refused = *trace.events.last().unwrap();
+    refused.event.action = Action::OutOfMemory;
+    trace.events.push(refused);
+    let input = scratch.write_snapshot("cut.lowtide", &snapshot);
+    let output = scratch.path("cut.html");
+    let paths = [input.as_os_str(), "-o".as_ref(), output.as_os_str()];
+    let done = lowtide().arg("report").args(paths).output().unwrap();
+    assert_eq!(done.status.code(), Some(0));
+    let page = Page::read(&output);
+    let trace = &page.summary["traces"][0];
+    let notes = trace["replay_notes"].as_array().unwrap();
+    let [lost, refused] = [0, 1].map(|number| notes[number].as_str().unwrap());
+    assert_eq!(notes.len(), 2);
+    assert!(
+        lost.starts_with("the recording's beginning is missing: the job had "),
+        "{lost}"
+    );
+    assert!(
+        refused.starts_with("the job ran out of memory at 1 request; a replay "),
+        "{refused}"
+    );
+    let name = input.display();
+    let expected = format!("lowtide: {name}: {lost}\nlowtide: {name}: {refused}\n");
+    assert_eq!(stderr(&done), expected);
+    assert_eq!(trace["is_cut_off"], false);
+    assert_ne!(trace["initial_blocks"], 0);
 }
 
 /// Names of annotations are in the page as they are.

@@ -119,6 +119,8 @@ export interface TraceSummary {
   /** Blocks that are in all sums and curves, but not listed. */
   aggregated: { blocks: number; size_max: number; events_max: number } | null;
   strategies: Strategy[];
+  /** What there is to know of these, each a sentence without its capital and its end. */
+  replay_notes: string[];
   growth: Growth;
   /** How many were there before the first event. */
   initial_blocks: number;

@@ -1,6 +1,7 @@
 // What other strategies would have reserved for the same job.
 
-import { bytesOf, changeOf, h, ratioOf, section } from "../dom.ts";
+import { bytesOf, changeOf, fill, h, ratioOf, section } from "../dom.ts";
+import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
@@ -11,6 +12,7 @@ export class Strategies implements View {
   readonly shows = ["trace"] as const;
   readonly #model: Model;
   readonly #grid: Grid;
+  readonly #notes = h("ul", { class: "notes", "aria-label": "About these replays" });
 
   constructor(model: Model) {
     this.#model = model;
@@ -23,13 +25,16 @@ export class Strategies implements View {
       "The same job under other strategies",
       [],
       h("p", { class: "quiet" }, "Replayed event by event on a simulated device of any size."),
+      this.#notes,
       this.#grid.element,
     );
   }
 
   draw(): void {
-    const { strategies } = this.#model.trace.summary;
+    const { strategies, replay_notes } = this.#model.trace.summary;
     this.element.hidden = strategies.length === 0;
+    this.#notes.hidden = replay_notes.length === 0;
+    fill(this.#notes, ...replay_notes.map((note) => h("li", {}, `${format.capital(note)}.`)));
     this.#grid.show(Uint32Array.from(strategies.keys()));
   }
 

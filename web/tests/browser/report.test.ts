@@ -362,6 +362,15 @@ test("what is missing of a recording is said, its beginning and its end by thems
   assertQuiet();
 });
 
+test("what replays leave out is said beside them", async () => {
+  const strategies = [{ label: "buddy", peak_reserved_bytes: 80 * MIB, ratio: 1.1, completed: true }];
+  const replay_notes = ["the job ran out of memory at 3 requests; a replay serves them"];
+  const page = await session.open([{ ...first, strategies, replay_notes }], "#curves=live,reserved");
+  const text = await page.locator("#strategies .notes").innerText();
+  assert.equal(text, "The job ran out of memory at 3 requests; a replay serves them.");
+  assertQuiet();
+});
+
 test("a failure at the end is a failure, seen from the stream whose request failed", async () => {
   const last = { ...first, ooms: [{ event: first.events, requested: 3 * MIB }] };
   const { summary, columns } = dataOf([last]);

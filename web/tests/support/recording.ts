@@ -1,6 +1,13 @@
 // Recordings made by hand or at random, as objects, and the page's data of them.
 
-import { CAUSES, type Cause, type Growth, type Summary, type TraceSummary } from "../../src/data/summary.ts";
+import {
+  CAUSES,
+  type Cause,
+  type Growth,
+  type Strategy,
+  type Summary,
+  type TraceSummary,
+} from "../../src/data/summary.ts";
 import { Trace } from "../../src/data/trace.ts";
 import { container, opened, type Values } from "./encode.ts";
 
@@ -62,6 +69,8 @@ export interface Recording {
   /** The instants at which steps begin, and where the last ends. */
   steps: number[];
   growth: Growth;
+  strategies?: Strategy[];
+  replay_notes?: string[];
   /** Whether its end is missing. */
   is_cut_off?: boolean;
   /** Blocks of smaller requests are not listed. */
@@ -262,7 +271,8 @@ function summaryOf(recording: Recording): TraceSummary {
       recording.folded_below === undefined
         ? null
         : { blocks: hidden.length, size_max: recording.folded_below, events_max: recording.events },
-    strategies: [],
+    strategies: recording.strategies ?? [],
+    replay_notes: recording.replay_notes ?? [],
     growth: recording.growth,
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
     is_cut_off: recording.is_cut_off ?? false,

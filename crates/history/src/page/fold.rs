@@ -107,6 +107,7 @@ pub(super) mod tests {
             sizes,
             history,
             replayed: &[],
+            replay_notes: &[],
             leaks,
             is_cut_off: false,
             lengths: &[],

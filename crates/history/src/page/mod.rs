@@ -80,6 +80,8 @@ pub struct PageTrace<'a> {
     pub history: &'a History,
     /// What it would have come to with other allocators, each with a name and with a timeline.
     pub replayed: &'a [(String, Outcome)],
+    /// What there is to know of these, each a sentence without its capital and its end.
+    pub replay_notes: &'a [String],
     /// What grew in it.
     pub leaks: &'a Leaks,
     /// Whether the end of the recording is missing.
@@ -500,6 +502,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
             .collect(),
         aggregated: None,
         strategies: page.replayed.iter().map(strategy_summary).collect(),
+        replay_notes: page.replay_notes.to_vec(),
         growth: GrowthSummary::default(),
         initial_blocks: trace.initial.blocks.len(),
         is_cut_off: page.is_cut_off,

@@ -53,6 +53,8 @@ pub(super) struct TraceSummary {
     pub(super) instants: Vec<Instant>,
     pub(super) aggregated: Option<Aggregated>,
     pub(super) strategies: Vec<StrategySummary>,
+    /// What there is to know of those.
+    pub(super) replay_notes: Vec<String>,
     pub(super) growth: GrowthSummary,
     pub(super) initial_blocks: usize,
     pub(super) is_cut_off: bool,
