@@ -163,11 +163,19 @@ pub struct Pause {
     pub size: Bytes,
 }
 
+/// Of so many refusals it is known how long the largest free block was; a job that goes on after them may have any
+/// number.
+pub(crate) const LARGEST_KNOWN_MAX: usize = 64;
+
 /// A request that could not be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// What was asked for, rounded.
     pub requested: Bytes,
+    /// What the device had left.
+    pub device_free: Bytes,
+    /// The largest free block of its stream and pool, 0 where there is none; known of the first refusals only.
+    pub largest_free: Option<Bytes>,
     /// The figures then.
     pub moment: Moment,
 }

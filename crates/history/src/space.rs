@@ -187,6 +187,33 @@ impl Space {
         Bytes(reached.min(end).saturating_sub(address))
     }
 
+    /// Calls `act` with the start and the end of each stretch of a stream and a pool in which free neighbours merge and
+    /// that is on the device, by address.
+    pub(crate) fn each_run(&self, stream: Stream, pool: MempoolId, mut act: impl FnMut(u64, u64)) {
+        let mut run: Option<(u64, u64, usize)> = None;
+        for (&start, unit) in &self.units {
+            let (domain, _) = self.domains[unit.domain];
+            if unit.is_away || domain.stream != stream || domain.pool != pool {
+                continue;
+            }
+            match &mut run {
+                Some((_, end, number))
+                    if *end == start && *number == unit.domain && domain.is_expandable =>
+                {
+                    *end = unit.end;
+                }
+                _ => {
+                    if let Some((start, end, _)) = run.replace((start, unit.end, unit.domain)) {
+                        act(start, end);
+                    }
+                }
+            }
+        }
+        if let Some((start, end, _)) = run {
+            act(start, end);
+        }
+    }
+
     /// Returns how far it is from `address`, which is not reserved, to what is.
     pub(crate) fn room_at(&self, address: u64) -> Bytes {
         let next = self.units.range(address..).next();

@@ -7,7 +7,9 @@ use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Str
 use lowtide_trace::{StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
-use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife, main_stream};
+use crate::history::{
+    Block, CURVES, History, LARGEST_KNOWN_MAX, Moment, Pause, Refusal, SegmentLife, main_stream,
+};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -551,10 +553,34 @@ impl<'a> Walk<'a> {
             stream,
             ..self.now
         };
+        let is_known = self.refusals.len() < LARGEST_KNOWN_MAX;
+        let largest_free = is_known.then(|| self.largest_free(stream, recorded.event.pool));
         self.refusals.push(Refusal {
             requested: recorded.event.size,
+            device_free: Bytes(recorded.event.address.get()),
+            largest_free,
             moment,
         });
+    }
+
+    /// Returns the size of the largest free block of a stream in a pool. O(n log n) for n blocks.
+    fn largest_free(&self, stream: Stream, pool: MempoolId) -> Bytes {
+        let numbers = self.in_use.iter();
+        let mut blocks: Vec<(u64, u64)> = numbers
+            .map(|(&address, &index)| (address, address + self.blocks[index].size.get()))
+            .collect();
+        blocks.sort_unstable();
+        let mut largest = 0;
+        self.space.each_run(stream, pool, |start, end| {
+            let first = blocks.partition_point(|&(address, _)| address < start);
+            let mut free_from = start;
+            for &(address, block_end) in blocks[first..].iter().take_while(|block| block.0 < end) {
+                largest = largest.max(address.saturating_sub(free_from));
+                free_from = block_end;
+            }
+            largest = largest.max(end.saturating_sub(free_from));
+        });
+        Bytes(largest)
     }
 
     /// Keeps the figures of the instant.

@@ -1,11 +1,11 @@
-//! What is kept of a segment: since when it is there, and who asked for it.
+//! What is kept of a segment: since when it is there, who asked for it, and what was free of all when a request failed.
 
 mod common;
 
 use std::sync::Arc;
 
 use common::{MIB, recorded};
-use lowtide_core::Action;
+use lowtide_core::{Action, Bytes, MempoolId, Stream};
 use lowtide_history::{BlockSizes, History};
 use lowtide_trace::{Frame, StackId, StackTable, Trace};
 
@@ -41,4 +41,44 @@ fn what_is_left_of_a_segment_is_as_old_as_all_of_it_was() {
     let mut found: Vec<_> = found.collect();
     found.sort_unstable_by_key(|&(address, life, _)| (address, life));
     assert_eq!(found, expected);
+}
+
+#[test]
+fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
+    let none = StackId::NONE;
+    let event = |action, mib: u64, size: u64| recorded(action, mib * MIB, size * MIB, none);
+    let mut other_stream = event(Action::SegmentAlloc, 300, 50);
+    other_stream.event.stream = Stream(7);
+    let mut other_pool = event(Action::SegmentAlloc, 400, 60);
+    other_pool.event.pool = MempoolId(1, 1);
+    let mut later = event(Action::OutOfMemory, 5, 90);
+    later.event.pool = MempoolId(1, 1);
+    let trace = Trace {
+        events: vec![
+            // Of a segment, what lies between blocks; of neighbours that grow in place, all of both.
+            event(Action::SegmentAlloc, 100, 20),
+            event(Action::Alloc, 108, 4),
+            event(Action::SegmentAlloc, 120, 9),
+            event(Action::SegmentMap, 200, 6),
+            event(Action::SegmentMap, 206, 5),
+            other_stream,
+            other_pool,
+            event(Action::OutOfMemory, 3, 90),
+            event(Action::SegmentPaused, 200, 11),
+            event(Action::OutOfMemory, 4, 90),
+            later,
+        ],
+        ..Trace::default()
+    };
+    let history = History::new(&trace, &BlockSizes::estimated(&trace));
+    let refusals = history.refusals.iter().map(|refusal| {
+        let mib = |bytes: Bytes| bytes.get() / MIB;
+        (
+            mib(refusal.device_free),
+            refusal.largest_free.map(mib),
+            mib(refusal.requested),
+        )
+    });
+    let expected = [(3, Some(11), 90), (4, Some(9), 90), (5, Some(60), 90)];
+    assert_eq!(refusals.collect::<Vec<_>>(), expected);
 }

@@ -84,6 +84,18 @@ export interface Growth {
   spread: Spread | null;
 }
 
+/** A request that was refused. */
+export interface Failure {
+  event: number;
+  requested: number;
+  /** An index into `streams`. */
+  stream: number;
+  /** What the device had left. */
+  device_free: number;
+  /** The largest free block of its stream and pool; `null` where that is not known. */
+  largest_free: number | null;
+}
+
 export interface TraceSummary {
   name: string;
   device: number;
@@ -114,7 +126,7 @@ export interface TraceSummary {
   peak_reserved: Point;
   /** The most bytes that were paused at once. */
   peak_paused: number;
-  ooms: { event: number; requested: number }[];
+  ooms: Failure[];
   instants: NamedInstant[];
   /** Blocks that are in all sums and curves, but not listed. */
   aggregated: { blocks: number; size_max: number; events_max: number } | null;

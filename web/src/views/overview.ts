@@ -1,7 +1,7 @@
 // What a trace comes to: its name, its highest points, what other strategies would have needed, and what is to
 // be known about the numbers.
 
-import type { TraceSummary } from "../data/summary.ts";
+import type { Failure, TraceSummary } from "../data/summary.ts";
 import { bytesOf, type Child, countOf, fill, h, percentOf, ratioOf } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -27,6 +27,7 @@ export class Overview implements View {
       h("h1", { title: summary.name }, this.#model.nameOf(this.#model.state.trace)),
       h("p", { class: "quiet" }, subtitle(summary)),
       h("dl", { class: "facts" }, ...this.#facts()),
+      this.#failures(),
       ...notes(summary, this.#model.trace.segments.count === 0),
     );
   }
@@ -66,11 +67,54 @@ export class Overview implements View {
     ];
   }
 
+  /** Says of each request that failed, the first ones, what it was and what there was for it. */
+  #failures(): Child {
+    const { summary } = this.#model.trace;
+    const { ooms } = summary;
+    if (ooms.length === 0) return null;
+    const more = ooms.length - FAILURES_MAX;
+    const lines = ooms.slice(0, FAILURES_MAX).map((failure) => this.#failure(failure));
+    return h(
+      "ul",
+      { class: "notes", "aria-label": "Requests that failed" },
+      ...lines,
+      more > 0 ? h("li", {}, `${format.counted(more, "more request")} failed later.`) : null,
+    );
+  }
+
+  #failure({ event, requested, stream, device_free, largest_free }: Failure): HTMLElement {
+    const { summary } = this.#model.trace;
+    const at = this.#model.named(event);
+    const free = [
+      h("span", {}, "the device had ", bytesOf(device_free), " left"),
+      at === null
+        ? null
+        : h("span", {}, bytesOf(at.reserved - at.live), " of the reserved memory were not live"),
+      largest_free === null
+        ? null
+        : h("span", {}, "the largest free block of its stream and pool had ", bytesOf(largest_free)),
+    ].filter((part) => part !== null);
+    return h(
+      "li",
+      {},
+      "Out of memory ",
+      this.#goTo(event, `at event ${format.whole(event)}`),
+      ": a request of ",
+      bytesOf(requested),
+      ` in stream ${summary.streams[stream]} failed. Then `,
+      ...free.flatMap((part, i) => (i === 0 ? [part] : [", ", part])),
+      ".",
+    );
+  }
+
   #goTo(event: number, text: Child): HTMLElement {
     const go = () => this.#bar.choose(event);
     return h("button", { type: "button", class: "link", click: go }, text);
   }
 }
+
+/** So many failures are told one by one. */
+const FAILURES_MAX = 3;
 
 function subtitle(summary: TraceSummary): string {
   return [

@@ -379,7 +379,7 @@ export class Timeline implements View, Gestures {
     ctx.textBaseline = "top";
     ctx.textAlign = "left";
     const within = annotations.filter(({ event }) => event >= from && event <= to);
-    let free = Number.NEGATIVE_INFINITY;
+    const taken: [number, number][] = [];
     const mark = (event: number, text: string, name: string) => {
       if (event < from || event > to) return;
       const x = plot.valToPos(event, "x", true);
@@ -389,9 +389,14 @@ export class Timeline implements View, Gestures {
       ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 5 * ratio);
       ctx.globalAlpha = 1;
       const width = ctx.measureText(text).width;
-      if (x < free || x + width + 8 * ratio > bbox.left + bbox.width) return;
-      ctx.fillText(text, x + 4 * ratio, bbox.top + 6 * ratio);
-      free = x + width + 12 * ratio;
+      const isWithin = x + width + 8 * ratio <= bbox.left + bbox.width;
+      // A failure is mostly the end of a recording, where there is room on the other side only.
+      const left = isWithin || name !== "--bad" ? x + 4 * ratio : x - width - 4 * ratio;
+      const right = left + width;
+      const fits = isWithin || right <= bbox.left + bbox.width;
+      if (!fits || taken.some(([start, end]) => left < end + 8 * ratio && right > start - 8 * ratio)) return;
+      ctx.fillText(text, left, bbox.top + 6 * ratio);
+      taken.push([left, right]);
     };
     for (const { event, requested } of summary.ooms) {
       mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");

@@ -371,6 +371,45 @@ test("what replays leave out is said beside them", async () => {
   assertQuiet();
 });
 
+/** Has a page keep what its pictures write: the text, and where it begins and ends, in pixels. */
+async function keepTexts(page: Page): Promise<() => Promise<{ text: string; from: number; to: number }[]>> {
+  await page.addInitScript(() => {
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    const texts: unknown[] = [];
+    Object.assign(window, { texts });
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+      texts.push({ text, from: x, to: x + this.measureText(text).width, width: this.canvas.width });
+      fillText.call(this, text, x, y);
+    };
+  });
+  await page.reload();
+  await settled(page);
+  return () => page.evaluate(() => (window as unknown as { texts: never[] }).texts);
+}
+
+test("a failure is told in words, and its mark has them at the right edge, too", async () => {
+  const failure = { requested: 3 * MIB, stream: 1, device_free: 2 * MIB, largest_free: MIB };
+  for (const event of [Math.floor(first.events / 2), first.events]) {
+    const page = await session.open([{ ...first, ooms: [{ event, ...failure }] }]);
+    const text = await page.getByRole("list", { name: "Requests that failed" }).innerText();
+    const at = event.toLocaleString("en-US");
+    assert.match(
+      text,
+      new RegExp(
+        `^Out of memory at event ${at}: a request of 3 MiB in stream 7 failed. Then the device had 2 MiB left`,
+      ),
+    );
+    assert.match(text, /, the largest free block of its stream and pool had 1 MiB\.$/);
+    const texts = await (await keepTexts(page))();
+    const label = texts.find(({ text }) => text === "out of memory: 3 MiB");
+    const width = await page
+      .locator("#timeline canvas")
+      .evaluate((canvas: HTMLCanvasElement) => canvas.width);
+    assert.ok(label !== undefined && label.from > 0 && label.to <= width, JSON.stringify(label));
+    session.complaints.splice(0);
+  }
+});
+
 test("a failure at the end is a failure, seen from the stream whose request failed", async () => {
   const last = { ...first, ooms: [{ event: first.events, requested: 3 * MIB }] };
   const { summary, columns } = dataOf([last]);

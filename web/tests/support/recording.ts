@@ -3,6 +3,7 @@
 import {
   CAUSES,
   type Cause,
+  type Failure,
   type Growth,
   type Strategy,
   type Summary,
@@ -63,7 +64,7 @@ export interface Recording {
   pauses?: Pause[];
   /** Microseconds between events; 0: no times. */
   pace_us: number;
-  ooms: { event: number; requested: number }[];
+  ooms: (Pick<Failure, "event" | "requested"> & Partial<Failure>)[];
   annotations: { event: number; name: string; stage: number }[];
   bucket_events: number;
   /** The instants at which steps begin, and where the last ends. */
@@ -260,7 +261,7 @@ function summaryOf(recording: Recording): TraceSummary {
     peak_live: peak("live"),
     peak_reserved: peak("reserved"),
     peak_paused: Math.max(...curves.paused),
-    ooms: recording.ooms,
+    ooms: recording.ooms.map((oom) => ({ stream: 0, device_free: 0, largest_free: null, ...oom })),
     instants: [
       named("Peak live", peak("live").event),
       named("Peak reserved", peak("reserved").event),

@@ -22,7 +22,7 @@ use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, Trace};
 
 use crate::growth::{Leaks, Site};
-use crate::history::{Block, CURVE_NAMES, History, Moment};
+use crate::history::{Block, CURVE_NAMES, History, LARGEST_KNOWN_MAX, Moment};
 use crate::sizes::BlockSizes;
 use crate::walk::large_page;
 use columns::Columns;
@@ -41,7 +41,7 @@ const PAGE_BYTES_MAX: usize = 29_500_000;
 const ROUNDS_MAX: usize = 8;
 
 /// The refused requests whose figures are kept; a job that goes on after them may have any number.
-const REFUSALS_MAX: usize = 64;
+const REFUSALS_MAX: usize = LARGEST_KNOWN_MAX;
 
 /// So many instants have their time; those between are interpolated.
 const TIMES_MAX: usize = 65_536;
@@ -547,6 +547,9 @@ fn ooms(history: &History) -> Vec<Oom> {
     let ooms = refusals.map(|refusal| Oom {
         event: refusal.moment.instant,
         requested: refusal.requested.get(),
+        stream: stream_number(history, refusal.moment.stream),
+        device_free: refusal.device_free.get(),
+        largest_free: refusal.largest_free.map(Bytes::get),
     });
     ooms.collect()
 }

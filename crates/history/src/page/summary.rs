@@ -74,6 +74,11 @@ pub(super) struct Peak {
 pub(super) struct Oom {
     pub(super) event: u32,
     pub(super) requested: u64,
+    /// The number of its stream.
+    pub(super) stream: u32,
+    pub(super) device_free: u64,
+    /// The largest free block of its stream and pool, as far as that is known.
+    pub(super) largest_free: Option<u64>,
 }
 
 /// The exact figures of an instant.
