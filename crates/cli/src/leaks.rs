@@ -49,7 +49,12 @@ fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
         text += &growth_text(growth, leaks, &trace.stacks);
     }
     let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
-    if named == 0 && !is_told {
+    if named == 0 && !is_told && leaks.steps.are_too_few() {
+        let events = format::counted(job.events as u64, "event");
+        let verb = if job.events == 1 { "is" } else { "are" };
+        let unknown = format!("it cannot be told what grows: {events} {verb} too few");
+        let _ = writeln!(text, "{}", style(unknown).bold());
+    } else if named == 0 && !is_told {
         let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
     } else if named > LEAKS_MAX {
         let others = format::counted((named - LEAKS_MAX) as u64, "smaller leak");
@@ -152,6 +157,8 @@ pub(crate) fn bytes_text(bytes: f64) -> String {
 struct LeaksReport<'a> {
     trace: &'a Job,
     steps: StepsRow<'a>,
+    /// Whether there are too few events for anything to be told.
+    are_too_few: bool,
     warm_up_steps: usize,
     /// So many steps are looked at as one.
     span_steps: usize,
@@ -189,6 +196,7 @@ impl<'a> LeaksReport<'a> {
         LeaksReport {
             trace: job,
             steps: StepsRow::new(&leaks.steps),
+            are_too_few: leaks.steps.are_too_few(),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
             leaks: leaks.leaks().map(row).collect(),

@@ -155,6 +155,32 @@ fn a_lost_beginning_is_said_beside_what_grew() {
     }
 }
 
+#[test]
+fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
+    let scratch = Scratch::new("leaks-few");
+    let trace = Trace {
+        events: vec![
+            recorded(Action::SegmentAlloc, 1 << 30, 2 * MIB, StackId::NONE),
+            recorded(Action::Alloc, 1 << 30, MIB, StackId::NONE),
+        ],
+        ..Trace::default()
+    };
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    let path = scratch.write_snapshot("few.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    let text = run(&["leaks", path]);
+    assert!(
+        text.contains("it cannot be told what grows: 2 events are too few"),
+        "{text}"
+    );
+    assert!(!text.contains("no leak"), "{text}");
+    assert_eq!(run_json(&["leaks", path, "--json"])["are_too_few"], true);
+    assert_eq!(run_json(&["leaks", GPT2, "--json"])["are_too_few"], false);
+}
+
 /// What each step keeps is of another place.
 #[test]
 fn growth_in_many_places_is_told_with_those_that_grew_most() {

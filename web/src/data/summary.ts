@@ -71,6 +71,8 @@ export interface Spread extends Trend {
 
 export interface Growth {
   steps: number;
+  /** Whether there are too few events for anything to be told. */
+  are_too_few: boolean;
   /** Where steps were not found, equal parts stand for them. */
   found_by: "annotation" | "period" | "parts";
   annotation: string | null;

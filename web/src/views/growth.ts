@@ -37,10 +37,11 @@ export class GrowthView implements View {
   }
 
   draw(): void {
-    const { growth } = this.#model.trace.summary;
+    const { growth, events } = this.#model.trace.summary;
     const { length } = this.#places();
-    fill(this.#verdict, ...verdict(growth));
-    this.#about.textContent = `${stepsText(growth)} ${MEANING}`;
+    fill(this.#verdict, ...verdict(growth, events));
+    const hasSteps = !growth.are_too_few || length > 0;
+    this.#about.textContent = hasSteps ? `${stepsText(growth)} ${MEANING}` : "";
     this.#compare.hidden = length === 0;
     this.#grid.element.hidden = length === 0;
     this.#grid.show(Uint32Array.from({ length }, (_, row) => row));
@@ -122,12 +123,15 @@ function perStep(bytes: number): HTMLElement {
   return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step or part`);
 }
 
-function verdict(growth: Growth): Child[] {
-  return [...leaksText(growth), ...spreadText(growth)];
+function verdict(growth: Growth, events: number): Child[] {
+  return [...leaksText(growth, events), ...spreadText(growth)];
 }
 
-function leaksText({ leaks, spread, found_by, steps }: Growth): Child[] {
-  if (leaks.length === 0) return spread?.is_steady === true ? [] : ["Nothing that looks like a leak. "];
+function leaksText({ leaks, spread, found_by, steps, are_too_few }: Growth, events: number): Child[] {
+  if (leaks.length === 0) {
+    if (spread?.is_steady === true) return [];
+    return [are_too_few ? unknownText(events) : "Nothing that looks like a leak. "];
+  }
   const grown = leaks.reduce((sum, { bytes_per_step }) => sum + bytes_per_step, 0);
   const verb = leaks.length === 1 ? "grows" : "grow";
   const from = found_by === "parts" ? "from part to part of the recording" : "from step to step";
@@ -136,6 +140,15 @@ function leaksText({ leaks, spread, found_by, steps }: Growth): Child[] {
     perStep(grown),
     ` ${stepText(found_by, steps)}. `,
   ];
+}
+
+/** Says why nothing is said of leaks. */
+function unknownText(events: number): string {
+  const why =
+    events === 0
+      ? "the recording has no events, but only what was held when it was made"
+      : `${format.counted(events, "event")} ${events === 1 ? "is" : "are"} too few`;
+  return `It cannot be told what grows: ${why}. `;
 }
 
 /** Says how all else grew, where that is told. */

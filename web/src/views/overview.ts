@@ -45,6 +45,13 @@ export class Overview implements View {
         h("dd", {}, value),
         h("dd", { class: "more" }, event === undefined ? more : this.#goTo(event, more)),
       );
+    const outOfMemory = () => {
+      const name = "Out of memory";
+      if (ooms.length > 0) return fact(name, countOf(ooms.length), "show the first", ooms[0].event);
+      return summary.events === 0
+        ? fact(name, h("span", {}, "not known"), "no events are recorded")
+        : fact(name, h("span", {}, "never"), "no request failed");
+    };
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
@@ -61,9 +68,7 @@ export class Overview implements View {
         countOf(blockCount + (summary.aggregated?.blocks ?? 0)),
         h("span", {}, countOf(summary.initial_blocks), " from before it began"),
       ),
-      ooms.length === 0
-        ? fact("Out of memory", h("span", {}, "never"), "no request failed")
-        : fact("Out of memory", countOf(ooms.length), "show the first", ooms[0].event),
+      outOfMemory(),
     ];
   }
 
@@ -151,6 +156,12 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
       `Up to ${format.bytes(summary.peak_paused)} were paused at once. While memory is paused it is off the device, ` +
         "and neither reserved nor live here, but a curve of its own; its blocks stay listed, and drawn hatched, as " +
         "their addresses stay theirs. What other strategies would have needed is without any pause.",
+    );
+  }
+  if (summary.events === 0) {
+    lines.push(
+      "The recording has no events: it shows what was held when it was made, and nothing of how that came to be. To " +
+        "have events, call torch.cuda.memory._record_memory_history() first, or use lowtide record.",
     );
   }
   if (summary.initial_blocks > 0 && summary.events > 0) {

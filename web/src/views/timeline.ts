@@ -122,7 +122,9 @@ export class Timeline implements View, Gestures {
     this.#drawTable();
     this.#plotPlace.setAttribute(
       "aria-label",
-      `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
+      trace.end === 0
+        ? "Memory over time, without an event"
+        : `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
     );
   }
 
@@ -432,6 +434,10 @@ export class Timeline implements View, Gestures {
     const others = this.#shown().some((name) => !curves.isExact(name));
     const isExact = curves.isExact("live");
     const which = isExact ? "Curves other than live and reserved" : "Curves other than reserved";
+    if (this.#model.trace.end === 0) {
+      this.#level.textContent = "No events: what was held when the recording was made.";
+      return;
+    }
     this.#level.textContent =
       `Events ${format.whole(from)} to ${format.whole(to)}. ` +
       (steps.width === 1

@@ -346,6 +346,14 @@ test("where nothing grows, that is said", async () => {
   assertQuiet();
 });
 
+test("where too little is recorded, it is said that leaks cannot be told", async () => {
+  const growth = { ...first.growth, found_by: "parts" as const, are_too_few: true, leaks: [] };
+  const page = await session.open([{ ...first, growth }]);
+  const text = await page.locator("#growth").innerText();
+  assert.match(text, /It cannot be told what grows: [\d,]+ events are too few\.\s*$/);
+  assertQuiet();
+});
+
 test("what is missing of a recording is said, its beginning and its end by themselves", async () => {
   const notes = (page: Page) => page.getByRole("list", { name: "About these numbers" });
   const whole = await session.open([first]);
@@ -906,6 +914,9 @@ test("a recording of nothing is shown as that", async () => {
     Reserved: 0,
   });
   assert.match(await page.locator("#tables").innerText(), /no blocks/);
+  assert.match(await page.locator("#overview .notes").innerText(), /no events: it shows what was held/);
+  assert.match(await page.locator("#overview .facts").innerText(), /Out of memory\s+not known/);
+  assert.doesNotMatch(await page.locator("#timeline").innerText(), /Events 0 to 1/);
   assert.doesNotMatch(await page.locator("body").innerText(), /NaN|Infinity|undefined/);
   assertQuiet();
 });

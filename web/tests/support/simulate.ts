@@ -136,6 +136,7 @@ function growthOf({ steps, leakBytes = MIB, hasStacks }: Job): Growth {
   const site = hasStacks === false ? { size_max: leakBytes, stream: 0 } : { stack: 1 };
   return {
     steps,
+    are_too_few: false,
     found_by: "period",
     annotation: null,
     warm_up_steps: 1,

@@ -8,6 +8,7 @@ test("how the steps were found is said in one sentence, of one or of many", () =
     steps: 1,
     found_by: "parts",
     annotation: null,
+    are_too_few: false,
     warm_up_steps: 1,
     span_steps: 1,
     leaks: [],

@@ -60,6 +60,12 @@ impl Steps {
         self.boundaries.len().saturating_sub(1)
     }
 
+    /// Returns whether nothing can be told of what grows: there are no steps, nor events for as many parts as would stand
+    /// for them.
+    pub fn are_too_few(&self) -> bool {
+        self.source == StepSource::Parts && self.len() < PARTS as usize
+    }
+
     /// Returns whether there is no whole step.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

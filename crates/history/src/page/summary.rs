@@ -118,6 +118,8 @@ pub(super) struct StrategySummary {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GrowthSummary {
     steps: usize,
+    /// Whether there are too few events for anything to be told.
+    are_too_few: bool,
     /// `annotation`, `period`, or `parts` where the steps were not found.
     found_by: &'static str,
     annotation: Option<String>,
@@ -194,6 +196,7 @@ impl GrowthSummary {
         };
         GrowthSummary {
             steps: found.steps.len(),
+            are_too_few: found.steps.are_too_few(),
             found_by,
             annotation,
             warm_up_steps: found.warm_up_steps,
