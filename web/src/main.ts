@@ -6,6 +6,7 @@ import { type Container, unpack } from "./data/container.ts";
 import type { Summary } from "./data/summary.ts";
 import { fill, h, installCopying, Tooltip } from "./dom.ts";
 import { initialState, Model } from "./model.ts";
+import { shownOrder } from "./names.ts";
 import { Schedule } from "./schedule.ts";
 import { fromFragment, Store, toFragment } from "./state.ts";
 import { themeButton } from "./theme.ts";
@@ -131,10 +132,11 @@ function traceChoice(model: Model): HTMLElement[] {
     id: "trace",
     change: () => model.chooseTrace(Number(select.value)),
   });
+  const order = shownOrder(traces.map((_, i) => model.nameOf(i)));
   const drawOptions = () =>
     fill(
       select,
-      ...traces.map((_, i) => {
+      ...order.map((i) => {
         const option = h("option", { value: i }, model.nameOf(i));
         option.selected = i === model.state.trace;
         return option;

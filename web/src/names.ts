@@ -27,6 +27,20 @@ export function shortNames(paths: string[]): string[] {
   return parts.map((part) => part.slice(common).join("/"));
 }
 
+/**
+ * Returns the places of names in the order in which they are shown: as they were given, but those which differ in
+ * numbers only, as ranks do, one behind the other by their numbers. A shell gives `rank10` before `rank2`.
+ */
+export function shownOrder(names: string[]): number[] {
+  const alike = new Map<string, number[]>();
+  names.forEach((name, place) => {
+    const shape = name.replaceAll(/\d+/g, "0");
+    alike.set(shape, [...(alike.get(shape) ?? []), place]);
+  });
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  return [...alike.values()].flatMap((places) => places.sort((a, b) => compare(names[a], names[b]) || a - b));
+}
+
 /** Files whose frames say how something was allocated, and not what for. */
 const MACHINERY = /(^|\/)(torch|c10|aten)\/|\.(cpp|cc|h|c)$|\.so|^\?\?|<built-in>|<frozen/;
 

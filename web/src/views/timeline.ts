@@ -15,6 +15,9 @@ import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
 
 const HEIGHT = 340;
 const AXIS_FONT = "12px system-ui, sans-serif";
+/** So near the pointer, in pixels, a line of another trace is named. */
+const OTHER_PIXELS_MAX = 12;
+
 /** More annotations than this are marked at the top only: lines would hide the curves. */
 const WHOLE_MARKS_MAX = 8;
 /** No closer than this many events from edge to edge. */
@@ -200,10 +203,33 @@ export class Timeline implements View, Gestures {
         const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
         return h("div", { class: "line" }, key, nameOf(name), h("b", {}, `${least}${format.bytes(max[0])}`));
       });
+    const other = this.#otherNear(x, pointerY);
+    if (other !== null) lines.push(other);
     const title =
       `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}` +
       this.#stepText(instant);
     this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
+  }
+
+  /** Returns which other trace's line is near the pointer, and what it is there; `null` if none is. */
+  #otherNear(x: number, pointerY: number): HTMLDivElement | null {
+    const plot = this.#plot;
+    if (plot === null) return null;
+    const row = plot.posToIdx(x);
+    const y = pointerY - plot.over.getBoundingClientRect().top;
+    let nearest = OTHER_PIXELS_MAX;
+    let found: HTMLDivElement | null = null;
+    // Their lines are drawn first: they are the first of the data behind the instants.
+    this.#others().forEach(({ index, name }, i) => {
+      const value = plot.data[1 + i][row];
+      if (value == null) return;
+      const distance = Math.abs(plot.valToPos(value, "y") - y);
+      if (distance >= nearest) return;
+      nearest = distance;
+      const text = `${shown(this.#model.nameOf(index))}, ${nameOf(name).toLowerCase()}`;
+      found = h("div", { class: "line" }, text, h("b", {}, format.bytes(value)));
+    });
+    return found;
   }
 
   leave(): void {

@@ -1,7 +1,10 @@
 // All traces of the report beside each other: ranks, or before and after.
 
-import { bytesOf, countOf, h, ratioOf, section } from "../dom.ts";
+import type { Growth } from "../data/summary.ts";
+import { bytesOf, type Child, copyable, countOf, h, ratioOf, section } from "../dom.ts";
+import * as format from "../format.ts";
 import type { Model } from "../model.ts";
+import { shownOrder } from "../names.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
 import { meter } from "./meter.ts";
@@ -26,6 +29,7 @@ export class Traces implements View {
 
   #columns(): Column[] {
     const { traces } = this.#model.summary;
+    const order = shownOrder(traces.map((_, row) => this.#model.nameOf(row)));
     const most = Math.max(...traces.map(({ peak_reserved }) => peak_reserved.bytes));
     const bytes = (title: string, value: (row: number) => number): Column => ({
       title,
@@ -33,7 +37,7 @@ export class Traces implements View {
       cell: (row) => bytesOf(value(row)),
     });
     return [
-      { title: "Trace", key: (row) => row, cell: (row) => this.#link(row), isText: true },
+      { title: "Trace", key: (row) => order.indexOf(row), cell: (row) => this.#link(row), isText: true },
       bytes("Peak live", (row) => traces[row].peak_live.bytes),
       bytes("Peak reserved", (row) => traces[row].peak_reserved.bytes),
       {
@@ -45,6 +49,19 @@ export class Traces implements View {
         title: "Out of memory",
         key: (row) => traces[row].ooms.length,
         cell: (row) => countOf(traces[row].ooms.length),
+      },
+      {
+        title: "Grows, a step or part",
+        key: (row) => grown(traces[row].growth).bytes_per_step,
+        cell: (row) => grownCell(traces[row].growth),
+      },
+      {
+        title: "Confidence",
+        key: (row) => grown(traces[row].growth).confidence,
+        cell: (row) => {
+          const { bytes_per_step, confidence } = grown(traces[row].growth);
+          return bytes_per_step === 0 ? "–" : copyable(confidence.toFixed(2), String(confidence));
+        },
       },
       {
         title: "Live, reserved",
@@ -61,6 +78,21 @@ export class Traces implements View {
     if (isShown) button.setAttribute("aria-current", "true");
     return button;
   }
+}
+
+/** What grows steadily in a trace, all together, and how sure the surest of it is. */
+function grown({ leaks, spread }: Growth): { bytes_per_step: number; confidence: number } {
+  const steady = [...leaks, ...(spread?.is_steady === true ? [spread] : [])];
+  return {
+    bytes_per_step: steady.reduce((sum, { bytes_per_step }) => sum + bytes_per_step, 0),
+    confidence: steady.reduce((most, { confidence }) => Math.max(most, confidence), 0),
+  };
+}
+
+function grownCell(growth: Growth): Child {
+  const { bytes_per_step } = grown(growth);
+  if (bytes_per_step === 0) return growth.are_too_few ? "not known" : "nothing";
+  return copyable(format.bytes(Math.round(bytes_per_step)), String(bytes_per_step));
 }
 
 function ratio(trace: { peak_live: { bytes: number }; peak_reserved: { bytes: number } }): number {

@@ -487,6 +487,36 @@ test("two traces are chosen from, and compared", async () => {
   assertQuiet();
 });
 
+test("of several traces the table says which grows, and a line is named where the pointer is", async () => {
+  const still = { ...first.growth, leaks: [] };
+  const names = ["g19", "g2", "g1"];
+  const ranks = names.map((name) => ({ ...first, name, growth: name === "g2" ? first.growth : still }));
+  ranks[1] = { ...second, name: "g2" };
+  const page = await session.open(ranks, "#curves=live,others/live");
+  const rows = await rowsOf(page, "#traces");
+  assert.deepEqual(
+    rows.map(([name, , , , , grows, confidence]) => [name, grows, confidence]),
+    [
+      ["g1", "nothing", "–"],
+      ["g2", String(4 * MIB), "0.98"],
+      ["g19", "nothing", "–"],
+    ],
+  );
+  const options = await page.locator("#trace option").allInnerTexts();
+  assert.deepEqual(options, ["g1", "g2", "g19"]);
+  const box = await page.locator(".u-over").boundingBox();
+  assert.ok(box !== null);
+  const x = box.x + box.width - 30;
+  const named = async () => (await page.locator(".tooltip").innerText()).includes("g2, live");
+  let isNamed = false;
+  for (let y = box.y; y < box.y + box.height && !isNamed; y += 8) {
+    await page.mouse.move(x, y);
+    isNamed = await named();
+  }
+  assert.ok(isNamed);
+  assertQuiet();
+});
+
 test("without stacks the bytes are told by stream and size", async () => {
   const page = await session.open([simulate({ ...job, hasStacks: false })]);
   await page.locator("#stacks .canvas-scroll").focus();

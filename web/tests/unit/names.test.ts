@@ -1,6 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { shortNames, shown, titleOf } from "../../src/names.ts";
+import { shortNames, shown, shownOrder, titleOf } from "../../src/names.ts";
+
+test("ranks come in the order of their numbers, other names as they were given", () => {
+  assert.deepEqual(shownOrder(["g19", "g2", "g1", "g10"]), [2, 1, 3, 0]);
+  assert.deepEqual(shownOrder(["a", "a"]), [0, 1]);
+  assert.deepEqual(shownOrder(["before", "after"]), [0, 1]);
+  assert.deepEqual(shownOrder(["rank1", "g10", "rank0", "g9"]), [2, 0, 3, 1]);
+});
 
 test("names leave out the directories that all have in common", () => {
   assert.deepEqual(shortNames(["runs/1/a.pickle"]), ["a.pickle"]);
