@@ -9,7 +9,8 @@ export function bytes(value: number): string {
   let unit = 0;
   while (unit < UNITS.length - 1 && size >= 1024 ** (unit + 1)) unit++;
   const scaled = size / 1024 ** unit;
-  const digits = unit === 0 || Number.isInteger(scaled) ? 0 : scaled < 10 ? 3 : scaled < 100 ? 2 : 1;
+  const fraction = scaled < 10 ? 3 : scaled < 100 ? 2 : scaled < 999.95 ? 1 : 0;
+  const digits = unit === 0 || Number.isInteger(scaled) ? 0 : fraction;
   return `${value < 0 ? "−" : ""}${scaled.toFixed(digits)} ${UNITS[unit]}`;
 }
 

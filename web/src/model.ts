@@ -150,9 +150,19 @@ export class Model {
 
   get filter(): Filter {
     const { trace, filter } = this.state;
-    return this.#keepLast("filter", `${trace} ${filter}`, () => {
-      return new Filter(this.trace, filter, () => this.#stackTexts(trace));
+    // What state a block is in depends on the instant.
+    const instant = /state:/i.test(filter) ? this.instant : "";
+    return this.#keepLast("filter", `${trace} ${instant} ${filter}`, () => {
+      const stateOf = (block: number) => this.stateAt(block, this.instant);
+      return new Filter(this.trace, filter, () => this.#stackTexts(trace), stateOf);
     });
+  }
+
+  /** Returns the state of a block that is there at an instant. */
+  stateAt(block: number, instant: number): string {
+    const { freed, address } = this.trace.blocks;
+    const state = instant < freed[block] ? "allocated" : "waiting for events";
+    return this.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
   }
 
   /** Returns the frame by which a person knows a stack: the innermost that is not PyTorch's own. */

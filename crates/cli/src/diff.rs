@@ -25,6 +25,7 @@ const SITES_MAX: usize = 20;
 /// If an argument or a recording is bad.
 pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let paths = [&args.before, &args.after];
+    recording::refuse_stdin_twice(paths)?;
     let before = recording::read_device(paths[0], args.device)?;
     let after = recording::read_device(paths[1], args.device)?;
     let traces = [&before, &after];

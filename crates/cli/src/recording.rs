@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Action, Bytes, CachingConfig, StrategyName};
@@ -108,6 +108,18 @@ pub(crate) fn name(path: &Path) -> String {
     } else {
         OneLine(&path.to_string_lossy()).to_string()
     }
+}
+
+/// Refuses recordings of which several are standard input.
+///
+/// # Errors
+///
+/// If so.
+pub(crate) fn refuse_stdin_twice<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
+    if { paths.into_iter() }.filter(|path| is_stdin(path)).count() > 1 {
+        bail!("- is standard input, which can be read once");
+    }
+    Ok(())
 }
 
 fn is_stdin(path: &Path) -> bool {

@@ -32,6 +32,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if prints_page && args.open {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
+    recording::refuse_stdin_twice(&args.traces)?;
     output::refuse_recordings(&target, &args.traces)?;
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     // Of what is no file, such as a pipe, nobody knows how much it needs.

@@ -367,6 +367,10 @@ fn what_is_missing_is_said_in_one_line() {
         "the following required arguments were not provided: <TRACE>",
     );
     check(
+        &["diff", "-", "-"],
+        "- is standard input, which can be read once",
+    );
+    check(
         &["diff", GPT2],
         "the following required arguments were not provided: <AFTER>",
     );

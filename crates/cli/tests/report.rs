@@ -363,6 +363,10 @@ fn what_cannot_be_shown_is_said_in_one_line() {
         "-o - prints the page, which --open cannot open; name a file for it",
     );
     check(
+        &["report", "-", "-"],
+        "- is standard input, which can be read once",
+    );
+    check(
         &["report", "none.pickle"],
         "none.pickle: No such file or directory (os error 2)",
     );

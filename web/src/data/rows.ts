@@ -78,6 +78,12 @@ export function grouped(
 /** What a block has by number: `stack:12`, or a request of `size:1921-2048` bytes, both ends included. */
 const EXACT = /^(stack|size):(\d+)(?:-(\d+))?$/;
 
+/** A block that has an address in it. */
+const ADDRESS = /^(?:address:)?(0x[0-9a-f]{6,})$/;
+
+/** A word that names what it asks for. A place in a file has a dot before its colon, and a C++ name has two colons. */
+const KEYED = /^([a-z_]+):[^:]/;
+
 /** A word, or several in quotes, which may be left open at the end; "-" before it excludes what has it. */
 const WORD = /(-?)(?:"([^"]*)"?|([^\s"]\S*))/g;
 
@@ -96,19 +102,31 @@ function wordsOf(text: string): Word[] {
   })).filter((word) => word.text !== "");
 }
 
-/** A filter by words, all of which must hold: in a block's stack, tag, stream or pool, or by number. */
+/** A filter by words, all of which must hold: in a block's stack, tag, stream or pool, or by number or state. */
 export class Filter {
   readonly isEmpty: boolean;
   /** Whether there is more than bare words in it, so that a text alone does not tell what passes. */
   readonly isExact: boolean;
+  /** Words that ask for something that there is not to ask for, as `color:red` and `size:big` do. */
+  readonly unknown: string[];
   readonly #words: ((block: number) => boolean)[];
 
-  constructor(trace: Trace, text: string, stackTexts: () => string[]) {
+  /** `stateOf` tells a block's state, in words. */
+  constructor(
+    trace: Trace,
+    text: string,
+    stackTexts: () => string[],
+    stateOf: (block: number) => string = () => "",
+  ) {
     const words = wordsOf(text);
     this.isEmpty = words.length === 0;
-    this.isExact = words.some((word) => word.isQuoted || word.isExcluded || EXACT.test(word.text));
+    this.isExact = words.some((word) => word.isQuoted || word.isExcluded || isByNumber(word.text));
+    this.unknown = words
+      .filter((word) => !word.isQuoted && !isUnderstood(trace, word.text, stackTexts))
+      .map((word) => word.text);
     this.#words = words.map(({ text: word, isExcluded, isQuoted }) => {
-      const holds = (isQuoted ? null : byNumber(trace, word)) ?? byText(trace, word, stackTexts());
+      const exact = isQuoted ? null : (byNumber(trace, word) ?? byState(word, stateOf));
+      const holds = exact ?? byText(trace, word, stackTexts());
       return isExcluded ? (block) => !holds(block) : holds;
     });
   }
@@ -123,7 +141,35 @@ export class Filter {
   }
 }
 
+function isByNumber(word: string): boolean {
+  return EXACT.test(word) || ADDRESS.test(word) || word.startsWith("state:");
+}
+
+/** Returns whether a word asks for what there is: what it finds nothing of, if it is so written, is another matter. */
+function isUnderstood(trace: Trace, word: string, stackTexts: () => string[]): boolean {
+  const key = KEYED.exec(word)?.[1];
+  if (key === undefined || isByNumber(word) || key === "stream") return true;
+  const { pools, tags } = trace.summary;
+  return [...pools, ...tags, ...stackTexts()].some((text) => text.toLowerCase().includes(word));
+}
+
+/** Returns what holds of the blocks whose state has a word in it. */
+function byState(word: string, stateOf: (block: number) => string): ((block: number) => boolean) | null {
+  if (!word.startsWith("state:")) return null;
+  const state = word.slice("state:".length);
+  return (block) => stateOf(block).includes(state);
+}
+
 function byNumber(trace: Trace, word: string): ((block: number) => boolean) | null {
+  const [, hex] = ADDRESS.exec(word) ?? [];
+  if (hex !== undefined) {
+    const { address, size } = trace.blocks;
+    const wanted = Number(hex);
+    const isStream = trace.summary.streams.map((name) => name.toLowerCase() === word);
+    return (block) =>
+      (wanted >= address[block] && wanted < address[block] + size[block]) ||
+      isStream[trace.blocks.stream[block]];
+  }
   const [, kind, first, last] = EXACT.exec(word) ?? [];
   if (kind === undefined) return null;
   const [from, to] = [Number(first), Number(last ?? first)];

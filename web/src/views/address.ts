@@ -14,7 +14,7 @@ import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import type { Coloring } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
-import { ageText, blockDetails, regionOf, stateAt } from "./block.ts";
+import { ageText, blockDetails, regionOf } from "./block.ts";
 import { hatchOf, Ink } from "./ink.ts";
 import { segmentDetails, segmentLines } from "./segment.ts";
 
@@ -359,7 +359,7 @@ export class AddressView implements View {
     }
     const tag = shown(summary.tags[blocks.tag[block]]);
     const more = [
-      `${stateAt(this.#model, block, instant)}, ${ageText(trace, block, instant)}`,
+      `${this.#model.stateAt(block, instant)}, ${ageText(trace, block, instant)}`,
       ...region,
       `stream ${summary.streams[blocks.stream[block]]}, ${summary.pools[blocks.pool[block]]}${tag ? `, ${tag}` : ""}`,
       ...(summary.has_stacks ? [this.#model.stackTitle(blocks.stack[block])] : []),

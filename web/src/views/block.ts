@@ -17,12 +17,6 @@ export function spanText(trace: Trace, start: number, end: number, isLonger: boo
   return `${isLonger ? "over " : ""}${format.counted(end - start, "event")}${time}`;
 }
 
-export function stateAt(model: Model, block: number, instant: number): string {
-  const { freed, address } = model.trace.blocks;
-  const state = instant < freed[block] ? "allocated" : "waiting for events";
-  return model.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
-}
-
 /** Returns the tag of the region that is paused. */
 export function regionOf({ summary, pauses }: Trace, pause: number): string {
   return shown(summary.regions[pauses.region[pause]]) || "without a tag";
@@ -70,7 +64,7 @@ export function blockDetails(model: Model, block: number, instant: number): Chil
       item("Requested", bytesOf(blocks.requested[block])),
       item("Size", bytesOf(blocks.size[block])),
       item("Address", copyable(address, address)),
-      item("State", stateAt(model, block, instant)),
+      item("State", model.stateAt(block, instant)),
       pause === null ? null : item("Paused", eventOf("since", trace.pauses.start[pause])),
       pause === null ? null : item("Region", regionOf(trace, pause)),
       item("Age", ageText(trace, block, instant)),

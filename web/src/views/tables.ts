@@ -20,7 +20,7 @@ import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import type { TableName } from "../state.ts";
-import { spanText, stackCell, stateAt } from "./block.ts";
+import { spanText, stackCell } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
 import { requestsText, segmentAge } from "./segment.ts";
 
@@ -42,7 +42,8 @@ interface Owners {
 
 const FILTER_HELP =
   "Words that all have to be found. -word leaves out what has it, and quotes keep words together. " +
-  "stream:7 is that stream, size:1000-2048 requests of so many bytes.";
+  "stream:7 is that stream, size:1000-2048 requests of so many bytes, address:0x7f… the block that has it, " +
+  "state:waiting what waits for events.";
 
 export class Tables implements View {
   readonly element: HTMLElement;
@@ -94,7 +95,7 @@ export class Tables implements View {
       this.#grid = this.#gridOf(state.table);
       fill(this.#place, this.#grid.element);
     }
-    const left = state.filter === "" ? [] : this.#leftText(rows);
+    const left = state.filter === "" ? [] : [...this.#unknownText(), ...this.#leftText(rows)];
     fill(this.#about, this.#aboutText(), ...left, this.#foldedText());
     this.#grid.show(rows);
     const hasNone = trace.blocks.count === 0 && trace.summary.aggregated === null;
@@ -116,6 +117,17 @@ export class Tables implements View {
       segments: `Segments at event ${format.whole(instant)}, an expandable one by its mapped parts.`,
     };
     return texts[state.table];
+  }
+
+  /** Says which words of the filter mean nothing. */
+  #unknownText(): Child[] {
+    const { unknown } = this.#model.filter;
+    if (unknown.length === 0) return [];
+    const words = unknown.map((word) => `“${word}”`).join(", ");
+    return [
+      h("b", {}, ` The filter’s ${words} ${unknown.length === 1 ? "is" : "are"} not understood`),
+      ": there are stack:3, size:1000-2048, stream:7, address:0x7f…, state:waiting, and words.",
+    ];
   }
 
   /** Says what the filter leaves of a table, and what that comes to. */
@@ -375,7 +387,7 @@ export class Tables implements View {
         key: (block) =>
           Number(this.#model.instant >= blocks.freed[block]) +
           2 * Number(this.#model.awayAt(this.#model.instant).has(blocks.address[block])),
-        cell: (block) => stateAt(this.#model, block, this.#model.instant),
+        cell: (block) => this.#model.stateAt(block, this.#model.instant),
         isText: true,
       },
       ...this.#whereColumns((block) => block, false),

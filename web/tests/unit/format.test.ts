@@ -7,6 +7,8 @@ test("bytes", () => {
     format.bytes(value),
   );
   assert.deepEqual(texts, ["0 B", "512 B", "1023 B", "1 KiB", "1.500 KiB", "20 MiB", "1.531 GiB", "−1 MiB"]);
+  const nearly = [999.9, 999.96, 1000.04, 1023.9].map((mib) => format.bytes(mib * 2 ** 20));
+  assert.deepEqual(nearly, ["999.9 MiB", "1000 MiB", "1000 MiB", "1024 MiB"]);
   assert.equal(format.change(2 ** 20), "+1 MiB");
   assert.equal(format.change(0), "0 B");
 });

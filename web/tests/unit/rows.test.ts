@@ -146,6 +146,37 @@ test("a filter by numbers takes exactly these", () => {
   );
 });
 
+test("an address and a state can be asked for", () => {
+  const { address, size } = trace.blocks;
+  const find = (text: string) => [
+    ...new Filter(
+      trace,
+      text,
+      () => [],
+      (block) => (block < 3 ? "waiting for events" : "allocated"),
+    ).of(all),
+  ];
+  const inside = address[5] + size[5] - 1;
+  const expected = [...all].filter(
+    (block) => address[block] <= inside && inside < address[block] + size[block],
+  );
+  assert.ok(expected.includes(5));
+  assert.deepEqual(find(`address:0x${inside.toString(16)}`), expected);
+  assert.deepEqual(find(`0x${inside.toString(16)}`), expected);
+  assert.deepEqual(find("state:waiting"), [0, 1, 2]);
+  assert.equal(find("-state:waiting").length, all.length - 3);
+});
+
+test("what a filter does not understand is named", () => {
+  const unknown = (text: string) => new Filter(trace, text, () => ["c10::run core.py:7", "lambda:3"]).unknown;
+  assert.deepEqual(unknown("foo:bar size:abc -color:red train"), ["foo:bar", "size:abc", "color:red"]);
+  assert.deepEqual(
+    unknown('core.py:7 c10::run stream:9 size:1-2 lambda:3 state:x "foo:bar" address:0x7f0000'),
+    [],
+  );
+  assert.deepEqual(unknown("address:12"), ["address:12"]);
+});
+
 test("a stream's whole name means that stream alone", () => {
   const alike = { ...made, streams: ["7", "70"] };
   const found = new Filter(traceOf(alike), "stream:7", () => []).of(all);
