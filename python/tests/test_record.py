@@ -123,6 +123,20 @@ def test_the_command_records_each_process(gpu: Machine) -> None:
         assert found["same_address"] == found["compared"] > 1000
 
 
+def test_an_earlier_recording_stays_until_there_is_another(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, "churn(300)\n"))))
+
+    def record(script: str) -> bytes:
+        gpu.command(LOWTIDE, "record", "-o", "r.lowtide", sys.executable, script)
+        return (gpu.directory / "r.lowtide").read_bytes()
+
+    first = record("script.py")
+    assert record("scirpt.py") == first
+    assert record("script.py") != first
+    assert sorted(path.name for path in gpu.directory.iterdir()) == ["r.lowtide", "script.py"]
+
+
 def test_a_script_that_raises_leaves_a_whole_file(gpu: Machine) -> None:
     assert LOWTIDE is not None
     gpu.write("script.py", "".join(map(textwrap.dedent, (MEMORY, CHURN, "churn(300)\nraise SystemExit(5)\n"))))

@@ -91,7 +91,8 @@ fn write(directory: &Path) -> Result<String, Error> {
     let (pickle, snapshot) = snapshot()?;
     fs::create_dir_all(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
-    let (mut file, path) = record::create_file(&path, false, registry::variable).map_err(failed)?;
+    let (mut file, path) =
+        record::create_file(&path, record::Existing::Stays, registry::variable).map_err(failed)?;
     file.write_all(&pickle).map_err(failed)?;
     let written = path.display();
     if pickle.len() > REPORTED_BYTES_MAX {
@@ -111,7 +112,8 @@ fn write(directory: &Path) -> Result<String, Error> {
     let report = path.with_extension("html");
     let report = page(&path, &snapshot, left_out.as_deref())
         .and_then(|page| {
-            let (mut file, report) = record::create_file(&report, false, |_| None)?;
+            let (mut file, report) =
+                record::create_file(&report, record::Existing::Stays, |_| None)?;
             file.write_all(&page)?;
             Ok(report)
         })

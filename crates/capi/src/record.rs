@@ -26,16 +26,21 @@ use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_trace::EarlierFiles;
+
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
 use crate::{boundary, registry};
 
-pub(crate) use file::create as create_file;
+pub(crate) use file::{Existing, create as create_file};
 use recorder::Options;
 pub(crate) use recorder::{Recorder, now_us};
 
 /// Whether those are recorded with stacks: 1, or 0.
 const STACKS_VARIABLE: &str = "LOWTIDE_RECORD_STACKS";
+
+/// The recordings that `lowtide record` has found there, which the new one is to replace.
+const EARLIER_VARIABLE: &str = "LOWTIDE_RECORD_EARLIER";
 
 /// The file that every process with this in its environment records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
@@ -68,7 +73,7 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
         registry::start_recording(|| {
-            let created = file::create(path, true, registry::variable);
+            let created = file::create(path, Existing::IsReplaced, registry::variable);
             let has_stacks = stacks;
             Recorder::start(
                 path,
@@ -107,7 +112,10 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     let path = registry::path_variable(VARIABLE)?;
     let mut recorder = None;
     let _ = boundary::run_and_tell(|| {
-        let created = file::create(&path, false, registry::variable);
+        let earlier = registry::variable(EARLIER_VARIABLE).unwrap_or_default();
+        let earlier = EarlierFiles::parse(&earlier);
+        let existing = Existing::IsReplacedIfOf(&earlier);
+        let created = file::create(&path, existing, registry::variable);
         let options = Options {
             has_stacks: registry::variable(STACKS_VARIABLE).as_deref() == Some("1"),
             tells: true,

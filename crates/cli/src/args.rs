@@ -224,8 +224,9 @@ pub(crate) struct RunArgs {
 /// was recorded.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
-    /// The file to write; what an earlier recording of this name has left is removed, in a rank of several what that
-    /// rank has left. A file that is no recording of lowtide's is refused
+    /// The file to write. What an earlier recording of this name has left (in a rank of several, what that rank has
+    /// left) stays until the command begins to record, and is then replaced. A file that is no recording of lowtide's
+    /// is refused
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
@@ -260,6 +261,9 @@ pub(crate) struct WatchArgs {
 
     /// What its user calls the file
     pub(crate) name: PathBuf,
+
+    /// The recordings that were there before
+    pub(crate) earlier: String,
 }
 
 /// Show the processes of this machine that run on lowtide, and what they hold

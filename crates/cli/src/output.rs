@@ -1,12 +1,11 @@
 //! What the command writes: its answer, notes beside it, and files.
 
-use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow};
-use lowtide_trace::OneLine;
+use lowtide_trace::{OneLine, file_names};
 
 use crate::recording;
 
@@ -145,11 +144,8 @@ fn replace(
     permissions: Option<Permissions>,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let name = path.file_name().context("is not the name of a file")?;
-    let mut beside = OsString::from(".");
-    beside.push(name);
-    beside.push(format!(".{}.tmp", std::process::id()));
-    let beside = path.with_file_name(beside);
+    path.file_name().context("is not the name of a file")?;
+    let beside = file_names::beside(path);
 
     let result = File::create(&beside)
         .map_err(anyhow::Error::from)

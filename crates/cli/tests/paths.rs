@@ -121,12 +121,16 @@ fn a_program_is_told_the_path_as_it_is() {
     let new = path("new.lowtide");
     let mut command = lowtide();
     command.args(["record".as_ref(), "-o".as_ref(), new.as_os_str()]);
-    let output = command.args(["printenv", "LOWTIDE_RECORD"]).output();
+    let variables = ["LOWTIDE_RECORD", "LOWTIDE_RECORD_EARLIER"];
+    let output = command.arg("printenv").args(variables).output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(output.stdout, [new.as_os_str().as_bytes(), b"\n"].concat());
+    let path_line = [new.as_os_str().as_bytes(), b"\n"].concat();
+    let earlier = output.stdout.strip_prefix(&*path_line).unwrap();
+    let commas = earlier.iter().filter(|&&byte| byte == b',');
+    assert_eq!(commas.count(), 2, "three are known");
     assert!(stderr(&output).contains("ew.lowtide: nothing was recorded: `printenv` "));
-    place.check_files(&[]);
+    place.check_files(&["new.lowtide", "new.pid7-1.lowtide", "new.rank3.lowtide"]);
 }
 
 #[test]

@@ -16,7 +16,9 @@ use common::{GPT2, Scratch, fail, failure, lowtide, run, sample, stderr};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
-use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+use lowtide_trace::{
+    AllocatorSettings, EarlierFiles, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
+};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 fn record(directory: &Path, arguments: &[&str]) -> Output {
@@ -157,8 +159,9 @@ fn the_command_finds_the_file_in_its_environment() {
     );
 }
 
+/// They go when a process of the command begins to record, which is tested with lowtide.
 #[test]
-fn what_an_earlier_recording_left_is_gone() {
+fn earlier_recordings_stay_where_nothing_is_recorded() {
     let scratch = Scratch::new("record_earlier");
     recording(&scratch.path("a.lowtide"), "caching");
     let plain = fs::read(scratch.path("a.lowtide")).unwrap();
@@ -169,9 +172,25 @@ fn what_an_earlier_recording_left_is_gone() {
     scratch.write("a.pid77.lowtide", zstd);
     scratch.write("a.pid78.lowtide", "");
     scratch.write("a.rank1.txt", &plain);
-    let output = record(&scratch.path(""), &["-o", "a.lowtide", "true"]);
+    let names = scratch.names();
+    let script = "test -s a.lowtide && echo \"$LOWTIDE_RECORD_EARLIER\"";
+    let output = recorded_shell(&scratch.path(""), script).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(scratch.names(), ["a.rank1.txt"]);
+    assert_eq!(scratch.names(), names);
+    assert_eq!(fs::read(scratch.path("a.lowtide")).unwrap(), plain);
+    let expected = nothing_recorded("a.lowtide", "sh");
+    let stays = "; what was recorded there before is as it was\n";
+    assert_eq!(stderr(&output), expected.trim_end().to_owned() + stays);
+    let earlier = String::from_utf8(output.stdout).unwrap();
+    let earlier = EarlierFiles::parse(earlier.trim_end());
+    for name in names {
+        let is_recording = name.ends_with(".lowtide");
+        assert_eq!(
+            earlier.contain(&scratch.path(&name)),
+            is_recording,
+            "{name}"
+        );
+    }
 }
 
 #[test]
@@ -184,12 +203,19 @@ fn what_is_no_recording_is_left_alone() {
     fs::copy(sample(GPT2), scratch.path("a.rank1.lowtide")).unwrap();
     fs::create_dir(scratch.path("a.rank2.lowtide")).unwrap();
     symlink("/dev/null", scratch.path("a.rank3.lowtide")).unwrap();
-    let output = record(&directory, &["-o", "a.lowtide", "true"]);
+    let script = "echo \"$LOWTIDE_RECORD_EARLIER\"";
+    let output = record(&directory, &["-o", "a.lowtide", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let earlier = String::from_utf8(output.stdout).unwrap();
+    let earlier = EarlierFiles::parse(earlier.trim_end());
+    assert!(earlier.contain(&scratch.path("a.lowtide")));
     let others = [0, 1, 2, 3].map(|rank| format!("a.rank{rank}.lowtide"));
-    assert_eq!(scratch.names(), others);
-    // Named itself, what is a file is refused before anything is removed, and what is a device is written to.
-    recording(&scratch.path("a.rank0.pid7.lowtide"), "caching");
+    assert!(
+        !others
+            .iter()
+            .any(|name| earlier.contain(&scratch.path(name)))
+    );
+    // Named itself, what is a file is refused, and what is a device is written to.
     for name in &others[..2] {
         let output = record(&directory, &["-o", name, "touch", "ran"]);
         let expected =
@@ -202,7 +228,7 @@ fn what_is_no_recording_is_left_alone() {
 }
 
 #[test]
-fn nothing_is_removed_where_there_is_no_command_to_run() {
+fn nothing_is_touched_where_there_is_no_command_to_run() {
     let scratch = Scratch::new("record_no_command");
     recording(&scratch.path("recording.lowtide"), "caching");
     let plain = scratch.write("plain", "true");
@@ -238,15 +264,18 @@ fn a_rank_leaves_the_others_files_alone() {
         .current_dir(scratch.path(""))
         .env_remove("LOWTIDE_RECORD");
     command.env("RANK", "1").env("WORLD_SIZE", "2");
-    let script = "echo \"$LOWTIDE_RECORD\"";
+    let script = "echo \"$LOWTIDE_RECORD\"; echo \"$LOWTIDE_RECORD_EARLIER\"";
     let output = command
         .args(["record", "-o", "a.lowtide", "sh", "-c", script])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let expected = format!("{}\n", scratch.path("a.lowtide").display());
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
-    assert_eq!(scratch.names(), ["a.lowtide", "a.rank0.lowtide"]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let (file, earlier) = printed.trim_end().split_once('\n').unwrap();
+    assert_eq!(file, scratch.path("a.lowtide").to_str().unwrap());
+    let earlier = EarlierFiles::parse(earlier);
+    let are_replaced = names.map(|name| earlier.contain(&scratch.path(name)));
+    assert_eq!(are_replaced, [false, false, true, true]);
 }
 
 #[test]

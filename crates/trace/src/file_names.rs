@@ -1,6 +1,7 @@
 //! How the files of a recording are called that several processes write, and what they may take the place of: what
 //! writes them and what removes them agree here.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -43,6 +44,34 @@ pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
 pub fn is_of(file: &Path, path: &Path) -> bool {
     let is_mark = |mark: &str| mark.split('.').all(is_mark);
     path == file || path.parent() == file.parent() && mark(file, path).is_some_and(is_mark)
+}
+
+/// Returns the recordings that are there of this name, of its processes and ranks.
+///
+/// # Errors
+///
+/// If the directory cannot be read.
+pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
+    // The name of a file alone is one of the working directory.
+    let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
+        let path = file.with_file_name(entry?.file_name());
+        let is_recording = || path.is_file() && check_replaceable(&path).is_ok();
+        if is_of(file, &path) && is_recording() {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Returns where a file is written that is to be named `path` when it is complete: beside that, and for this process
+/// alone.
+pub fn beside(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.tmp", std::process::id()));
+    path.with_file_name(name)
 }
 
 /// Says whether a recording may be written to `path`: where nothing is, in place of an empty file or of a recording in

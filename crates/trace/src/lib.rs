@@ -35,6 +35,7 @@
 
 mod budget;
 mod compact;
+mod earlier_files;
 mod error;
 pub mod file_names;
 mod in_force;
@@ -53,6 +54,7 @@ use std::io::Read;
 use std::path::Path;
 
 pub use compact::{StreamWriter, write_compact};
+pub use earlier_files::EarlierFiles;
 pub use error::{OneLine, TraceError};
 pub use in_force::{SegmentKinds, conf_pairs};
 pub use model::{

@@ -24,7 +24,7 @@ use lowtide::*;
 use lowtide_core::{Action, Bytes, Config};
 use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
-use lowtide_trace::{Snapshot, Trace};
+use lowtide_trace::{EarlierFiles, Snapshot, Trace};
 
 /// Set in a process that a test started for itself: what it is to do there.
 const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
@@ -598,6 +598,88 @@ fn each_rank_and_each_process_has_its_file() {
     for name in names {
         assert!(!read(&directory.join(name)).is_cut_off);
     }
+}
+
+/// What `lowtide record` found is replaced by the first process that records, ranks and other processes included, and
+/// only then.
+#[test]
+fn what_an_earlier_job_left_stays_until_another_is_recorded() {
+    const TEST: &str = "what_an_earlier_job_left_stays_until_another_is_recorded";
+    if let Some(role) = role() {
+        if role == "records" {
+            let fake = Fake::load();
+            Program::new(&fake, 13, 0, 1).run(500);
+        }
+        std::process::exit(0);
+    }
+    let directory = directory().join("earlier");
+    fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("job.lowtide");
+    for rank in ["0", "1"] {
+        let ranks = [("RANK", rank), ("WORLD_SIZE", "2")];
+        assert!(play(TEST, "records", &path, &ranks).status.success());
+    }
+    let names = || {
+        let entries = fs::read_dir(&directory).unwrap().flatten();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let [first, second] = ["job.rank0.lowtide", "job.rank1.lowtide"];
+    let earlier = EarlierFiles::of(&path).unwrap().to_string();
+    let variables = [("LOWTIDE_RECORD_EARLIER", &*earlier)];
+    assert!(
+        play(TEST, "does nothing", &path, &variables)
+            .status
+            .success()
+    );
+    assert_eq!(names(), [first, second]);
+    assert!(play(TEST, "records", &path, &variables).status.success());
+    assert_eq!(names(), ["job.lowtide"]);
+    assert!(play(TEST, "records", &path, &variables).status.success());
+    assert_eq!(names().len(), 2, "{:?}", names());
+    let earlier = EarlierFiles::of(&path).unwrap().to_string();
+    let variables = [("LOWTIDE_RECORD_EARLIER", &*earlier)];
+    assert!(play(TEST, "records", &path, &variables).status.success());
+    assert_eq!(names(), ["job.lowtide"]);
+    assert!(!read(&path).is_cut_off);
+}
+
+/// What is no recording is refused in one line, as by `lowtide record`, and the program goes on.
+#[test]
+fn what_is_no_recording_has_none_beside_it() {
+    const TEST: &str = "what_is_no_recording_has_none_beside_it";
+    if role().is_some() {
+        let fake = Fake::load();
+        Program::new(&fake, 13, 0, 1).run(500);
+        std::process::exit(0);
+    }
+    let place = directory().join("others");
+    fs::create_dir_all(place.join("runs")).unwrap();
+    fs::write(place.join("notes.pickle"), "mine").unwrap();
+    for (name, why) in [
+        ("runs", "is a directory"),
+        (
+            "notes.pickle",
+            "exists and is no recording of lowtide's: choose another name",
+        ),
+    ] {
+        let path = place.join(name);
+        for variables in [&[][..], &[("RANK", "1"), ("WORLD_SIZE", "2")]] {
+            if name == "notes.pickle" && !variables.is_empty() {
+                // A rank's file has another name.
+                continue;
+            }
+            let output = play(TEST, "goes on", &path, variables);
+            assert!(output.status.success(), "{output:?}");
+            let expected = format!("lowtide: nothing is recorded: {}: {why}", path.display());
+            assert_eq!(told(&output), [expected]);
+        }
+    }
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
+    assert_eq!(fs::read(place.join("notes.pickle")).unwrap(), b"mine");
 }
 
 /// A child of a fork before anything is on a device has a recording of its own; one of a fork after that does

@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
 
+use lowtide_trace::{EarlierFiles, file_names};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -26,10 +27,11 @@ pub(crate) const NAME: &str = "record-watch";
 /// A larger file has more than its beginning, and is not read to know that.
 const BEGINNING_MAX: u64 = 1 << 16;
 
-/// Has this process watched, which is to become `program` and to record to `file`, which its user calls `name`.
+/// Has this process watched, which is to become `program` and to record to `file`, which its user calls `name` and
+/// where `earlier` recordings are.
 /// Where that cannot be, as on an old kernel, nothing will be said.
-pub(crate) fn begin(program: &Path, file: &Path, name: &Path) {
-    let is_no_file = file.exists();
+pub(crate) fn begin(program: &Path, file: &Path, name: &Path, earlier: &EarlierFiles) {
+    let is_no_file = file.exists() && !file.is_file();
     // The first process of a container is everyone's parent in the end, and ends everyone with it.
     if is_no_file || process::id() == 1 {
         return;
@@ -40,6 +42,7 @@ pub(crate) fn begin(program: &Path, file: &Path, name: &Path) {
         program: program.to_owned(),
         file: file.to_owned(),
         name: name.to_owned(),
+        earlier: earlier.to_string(),
     };
     let _ = command(&args).and_then(|mut watch| watch.stdout(Stdio::null()).status());
 }
@@ -80,6 +83,7 @@ fn command(args: &WatchArgs) -> io::Result<Command> {
     }
     watch.arg("--").arg(args.process.to_string());
     watch.args([&args.program, &args.file, &args.name]);
+    watch.arg(&args.earlier);
     Ok(watch)
 }
 
@@ -101,15 +105,23 @@ fn wait_for(process: &OwnedFd) -> io::Result<()> {
 
 /// Returns what there is to say where no file has anything in it.
 fn what_is_missing(args: &WatchArgs) -> Option<String> {
-    let files = crate::record::files_of(&args.file).ok()?;
+    let (earlier, files): (Vec<_>, Vec<_>) = {
+        let known = EarlierFiles::parse(&args.earlier);
+        let files = file_names::files_of(&args.file).ok()?;
+        files.into_iter().partition(|file| known.contain(file))
+    };
     if files.iter().any(|file| has_any(file)) {
         return None;
     }
     let (name, program) = (args.name.display(), args.program.display());
+    let stays = match earlier.is_empty() {
+        true => "",
+        false => "; what was recorded there before is as it was",
+    };
     Some(match files.is_empty() {
         true => format!(
             "{name}: nothing was recorded: `{program}` used no GPU, or does not run on lowtide, as \
-             `python -m lowtide run SCRIPT` and `lowtide run --preload PROGRAM` do"
+             `python -m lowtide run SCRIPT` and `lowtide run --preload PROGRAM` do{stays}"
         ),
         false => format!("{name}: nothing was recorded: `{program}` asked for no GPU memory"),
     })

@@ -1,0 +1,234 @@
+//! Recordings that an earlier job has left under the names of a new one: they stay until the new one begins.
+//!
+//! What starts a job lists them, and the job's processes are given the list as text. The first of them that records
+//! puts its file in the place of the earlier one, and removes the others, which would be taken for ranks of the new.
+
+use std::fmt;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use crate::file_names;
+
+/// Recordings as they were at some time. One that was written to since is none of them: a name and a number of a file
+/// come again, but not with the time of its last change.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct EarlierFiles {
+    states: Vec<State>,
+}
+
+/// A file as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct State {
+    inode: u64,
+    modified_s: i64,
+    modified_ns: i64,
+}
+
+impl EarlierFiles {
+    /// Returns the recordings that are there of this name, of its processes and ranks.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub fn of(file: &Path) -> io::Result<EarlierFiles> {
+        let files = file_names::files_of(file)?;
+        // One that has gone meanwhile is not there.
+        let states = files.iter().filter_map(|file| fs::metadata(file).ok());
+        Ok(EarlierFiles {
+            states: states.map(|metadata| State::of(&metadata)).collect(),
+        })
+    }
+
+    /// Returns what [`Display`](fmt::Display) has written; what it has not is passed over.
+    pub fn parse(text: &str) -> EarlierFiles {
+        EarlierFiles {
+            states: text.split(',').filter_map(State::parse).collect(),
+        }
+    }
+
+    /// Returns whether `path` is one of them, unchanged.
+    pub fn contain(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|there| self.states.contains(&State::of(&there)))
+    }
+
+    /// Puts a new file, opened by `options`, in the place of `path` if that is one of these; `None` if it is not, as
+    /// where another process of the job was first.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no new file; then the earlier one is left.
+    pub fn replace(&self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
+        let Some(_claim) = self.claim(path) else {
+            return Ok(None);
+        };
+        let beside = file_names::beside(path);
+        let file = options.open(&beside)?;
+        fs::rename(&beside, path)
+            .inspect_err(|_| drop(fs::remove_file(&beside)))
+            .map(|()| Some(file))
+    }
+
+    /// Removes those of `file`'s name that are still there.
+    pub fn remove(&self, file: &Path) {
+        // One that cannot be removed is no reason not to record.
+        for path in file_names::files_of(file).unwrap_or_default() {
+            if self.claim(&path).is_some() {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Returns the file at `path` if it is one of these, and while it is held no other process's claim to it.
+    fn claim(&self, path: &Path) -> Option<File> {
+        if !self.contain(path) {
+            return None;
+        }
+        // Some file systems lock only what may be written to.
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = opened.or_else(|_| File::open(path)).ok()?;
+        // A file system without locks has two processes that come at the same moment wrong, at worst.
+        let _ = file.lock();
+        // While it waited another process may have put its own there, whose number differs as this file is open.
+        self.contain(path).then_some(file)
+    }
+}
+
+impl fmt::Display for EarlierFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, state) in self.states.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(
+                f,
+                "{comma}{}-{}.{}",
+                state.inode, state.modified_s, state.modified_ns
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn of(metadata: &Metadata) -> State {
+        State {
+            inode: metadata.ino(),
+            modified_s: metadata.mtime(),
+            modified_ns: metadata.mtime_nsec(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<State> {
+        let (inode, modified) = text.split_once('-')?;
+        let (modified_s, modified_ns) = modified.rsplit_once('.')?;
+        Some(State {
+            inode: inode.parse().ok()?,
+            modified_s: modified_s.parse().ok()?,
+            modified_ns: modified_ns.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::thread;
+
+    use super::*;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Directory {
+            let name = format!("lowtide-earlier-{name}-{}", std::process::id());
+            let directory = std::env::temp_dir().join(name);
+            fs::create_dir_all(&directory).unwrap();
+            Directory(directory)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
+            let mut names: Vec<String> = entries
+                .map(|entry| name(entry).into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const RECORDING: &[u8] = b"lowtide\n\x01\0";
+
+    fn new_file() -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        options
+    }
+
+    #[test]
+    fn only_what_was_there_and_is_unchanged_goes() {
+        let directory = Directory::new("unchanged");
+        let path = |name: &str| directory.0.join(name);
+        for name in ["a.lowtide", "a.rank1.lowtide", "a.pid7.lowtide"] {
+            fs::write(path(name), RECORDING).unwrap();
+        }
+        fs::write(path("a.rank2.lowtide"), "a text").unwrap();
+        let earlier = EarlierFiles::of(&path("a.lowtide")).unwrap();
+        assert_eq!(EarlierFiles::parse(&earlier.to_string()), earlier);
+        assert_eq!(earlier.states.len(), 3);
+        // Another job writes to this one, and one of this job has made that one.
+        thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(path("a.pid7.lowtide"), RECORDING).unwrap();
+        fs::write(path("a.pid8.lowtide"), RECORDING).unwrap();
+        let replaced = earlier.replace(&path("a.pid8.lowtide"), &new_file());
+        assert!(replaced.unwrap().is_none());
+        let replaced = earlier.replace(&path("a.lowtide"), &new_file()).unwrap();
+        assert_eq!(replaced.unwrap().metadata().unwrap().len(), 0);
+        earlier.remove(&path("a.lowtide"));
+        let left = [
+            "a.lowtide",
+            "a.pid7.lowtide",
+            "a.pid8.lowtide",
+            "a.rank2.lowtide",
+        ];
+        assert_eq!(directory.names(), left);
+        assert_eq!(fs::read(path("a.lowtide")).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_stays() {
+        let directory = Directory::new("stays");
+        let path = directory.0.join("a.lowtide");
+        fs::write(&path, RECORDING).unwrap();
+        let earlier = EarlierFiles::of(&path).unwrap();
+        // Where the new file would be made there is one.
+        fs::write(file_names::beside(&path), "").unwrap();
+        assert!(earlier.replace(&path, &new_file()).is_err());
+        assert_eq!(fs::read(&path).unwrap(), RECORDING);
+    }
+
+    /// Of several processes that come at once, one has the earlier file's name, and its own is not taken for that.
+    #[test]
+    fn one_of_several_takes_the_place() {
+        let directory = Directory::new("claims");
+        let path = directory.0.join("a.lowtide");
+        for _ in 0..50 {
+            fs::write(&path, RECORDING).unwrap();
+            let earlier = EarlierFiles::of(&path).unwrap();
+            let replaced = thread::scope(|scope| {
+                let replace = || earlier.replace(&path, &new_file()).unwrap();
+                let started: Vec<_> = (0..4).map(|_| scope.spawn(replace)).collect();
+                let done = started.into_iter().map(|thread| thread.join().unwrap());
+                done.flatten().count()
+            });
+            assert_eq!(replaced, 1);
+            assert_eq!(fs::read(&path).unwrap(), b"");
+        }
+    }
+}
