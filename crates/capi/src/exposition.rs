@@ -416,6 +416,8 @@ mod tests {
                 name.starts_with("lowtide_") && help.ends_with('.'),
                 "{name}"
             );
+            let docs = include_str!("../../../docs/json.md");
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
         }
     }
 }

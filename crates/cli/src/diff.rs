@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::DiffArgs;
 use crate::leaks::bytes_text;
 use crate::recording::{self, Job};
-use crate::sites::{SiteRow, StepsRow, site_text, steps_text};
+use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, steps_text};
 use crate::{format, json, output};
 
 /// So many places are told one by one; the JSON has all.
@@ -37,13 +37,21 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let difference = Difference::new([(&before, &histories[0]), (&after, &histories[1])]);
     let job = |index: usize| Job::of_history(paths[index], traces[index], &histories[index]);
     let jobs = [job(0), job(1)];
+    let [has_before, has_after] = difference.has_stacks;
+    let sizes = Sizes::new(&histories, has_before != has_after);
     output::print(&match args.json {
-        true => json::text(&DiffReport::new(&jobs, &difference, traces))?,
-        false => text(&jobs, &difference, traces),
+        true => json::text(&DiffReport::new(&jobs, &difference, traces, &sizes))?,
+        false => text(&jobs, &difference, traces, &sizes),
     })
 }
 
-fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String {
+/// Returns the places that have more or less than before.
+fn changed(difference: &Difference) -> impl Iterator<Item = &SiteDifference> {
+    let sites = difference.sites.iter();
+    sites.filter(|site| site.growth_bytes() != 0)
+}
+
+fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &Sizes) -> String {
     let mut text = String::new();
     for (job, steps) in jobs.iter().zip(&difference.steps) {
         let _ = writeln!(text, "{}\n  {}", job.headline(), steps_text(steps));
@@ -59,16 +67,15 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String
             "\nonly the {only} recording has stacks, so both are compared by size"
         );
     }
-    let changed = || {
-        let sites = difference.sites.iter();
-        sites.filter(|site| site.growth_bytes() != 0)
-    };
+    let changed = || changed(difference);
     let _ = writeln!(
         text,
         "\nlive at the second's peak, compared with the first's:"
     );
-    for site in changed().take(SITES_MAX) {
-        text += &site_difference_text(site, traces);
+    let told = || changed().take(SITES_MAX);
+    let names: Vec<_> = told().map(|site| name(site, traces)).collect();
+    for (site, named) in told().zip(site_texts(&names, sizes)) {
+        text += &site_difference_text(site, &named);
     }
     let rest: i64 = changed()
         .skip(SITES_MAX)
@@ -97,11 +104,10 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2]) -> String
     text
 }
 
-fn site_difference_text(site: &SiteDifference, traces: [&Trace; 2]) -> String {
+fn site_difference_text(site: &SiteDifference, named: &str) -> String {
     let [before, after] = site.peak_bytes.map(Bytes);
     let [before_step, after_step] = site.bytes_per_step.map(bytes_text);
     let [before_blocks, after_blocks] = site.peak_blocks.map(format::count);
-    let (site_id, stacks) = name(site, traces);
     let matched = if site.lines_differ {
         "; at other lines in the first"
     } else {
@@ -109,10 +115,9 @@ fn site_difference_text(site: &SiteDifference, traces: [&Trace; 2]) -> String {
     };
     format!(
         "{}: {before} → {after} in {before_blocks} → {after_blocks} blocks; asks for {before_step} → \
-         {after_step} a step; confidence {:.2}{matched}\n{}",
+         {after_step} a step; confidence {:.2}{matched}\n{named}",
         style(signed(site.growth_bytes())).bold(),
         site.confidence.abs(),
-        site_text(site_id, stacks),
     )
 }
 
@@ -138,7 +143,21 @@ struct DiffReport<'a> {
     steps: [StepsRow<'a>; 2],
     /// Where one alone has, both are compared by size.
     has_stacks: [bool; 2],
+    total: TotalRow,
+    /// The largest change first.
     sites: Vec<SiteDifferenceRow<'a>>,
+}
+
+/// All places together.
+#[derive(Debug, Serialize)]
+struct TotalRow {
+    growth_bytes: i64,
+    peak_bytes: [u64; 2],
+    peak_blocks: [u64; 2],
+    /// How many have more or less than before; those are listed.
+    changed_sites: usize,
+    /// How many have as much, and are left out.
+    unchanged_sites: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -146,7 +165,8 @@ struct SiteDifferenceRow<'a> {
     growth_bytes: i64,
     peak_bytes: [u64; 2],
     peak_blocks: [u64; 2],
-    bytes_per_step: [f64; 2],
+    /// What it asks for in a step, on average, whether that stays or not.
+    requested_bytes_per_step: [f64; 2],
     /// From -1, each step of the second holds less, to 1, each holds more.
     confidence: f64,
     /// Whether it was matched by file and function, as its lines differ; those of `stack` are the second's.
@@ -160,6 +180,7 @@ impl<'a> DiffReport<'a> {
         jobs: &'a [Job; 2],
         difference: &'a Difference,
         traces: [&'a Trace; 2],
+        sizes: &Sizes,
     ) -> DiffReport<'a> {
         let row = |site: &SiteDifference| {
             let (site_id, stacks) = name(site, traces);
@@ -167,10 +188,10 @@ impl<'a> DiffReport<'a> {
                 growth_bytes: site.growth_bytes(),
                 peak_bytes: site.peak_bytes,
                 peak_blocks: site.peak_blocks,
-                bytes_per_step: site.bytes_per_step,
+                requested_bytes_per_step: site.bytes_per_step,
                 confidence: site.confidence,
                 lines_differ: site.lines_differ,
-                site: SiteRow::new(site_id, stacks),
+                site: SiteRow::new(site_id, stacks, sizes),
             }
         };
         let [before, after] = &difference.steps;
@@ -178,7 +199,26 @@ impl<'a> DiffReport<'a> {
             traces: jobs,
             steps: [StepsRow::new(before), StepsRow::new(after)],
             has_stacks: difference.has_stacks,
-            sites: difference.sites.iter().map(row).collect(),
+            total: TotalRow::new(difference),
+            sites: changed(difference).map(row).collect(),
+        }
+    }
+}
+
+impl TotalRow {
+    fn new(difference: &Difference) -> TotalRow {
+        let sites = || difference.sites.iter();
+        let sum = |of: fn(&SiteDifference) -> [u64; 2]| {
+            let add = |sum: [u64; 2], more: [u64; 2]| [sum[0] + more[0], sum[1] + more[1]];
+            sites().map(of).fold([0, 0], add)
+        };
+        let changed_sites = changed(difference).count();
+        TotalRow {
+            growth_bytes: sites().map(SiteDifference::growth_bytes).sum(),
+            peak_bytes: sum(|site| site.peak_bytes),
+            peak_blocks: sum(|site| site.peak_blocks),
+            changed_sites,
+            unchanged_sites: difference.sites.len() - changed_sites,
         }
     }
 }

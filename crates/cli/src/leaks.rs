@@ -6,12 +6,13 @@ use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
 use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, Trend};
-use lowtide_trace::{StackTable, Trace};
+use lowtide_trace::{Frame, OneLine, StackTable};
 use serde::Serialize;
 
 use crate::args::LeaksArgs;
 use crate::recording::{self, Job};
-use crate::sites::{SiteRow, StepsRow, site_text, steps_text};
+use crate::sites::frames::{self, Common, frame_text};
+use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, stack_of, steps_text};
 use crate::{format, json, output};
 
 /// So many leaks are told one by one; the JSON has all.
@@ -32,114 +33,205 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     let history = History::new(&trace, &BlockSizes::estimated(&trace));
     let leaks = Leaks::find(&trace, &history);
     let job = Job::of_history(&args.trace, &trace, &history);
+    let histories = [history];
+    let told = Told {
+        leaks: &leaks,
+        stacks: &trace.stacks,
+        sizes: Sizes::new(&histories, false),
+    };
     output::print(&match args.json {
-        true => json::text(&LeaksReport::new(&job, &leaks, &trace))?,
-        false => text(&job, &leaks, &trace),
+        true => json::text(&LeaksReport::new(&job, &told))?,
+        false => told.text(&job),
     })
 }
 
-fn text(job: &Job, leaks: &Leaks, trace: &Trace) -> String {
-    let mut text = format!("{}\n{}", job.headline(), steps_text(&leaks.steps));
-    let _ = match leaks.warm_up_steps {
-        1 => writeln!(text, "; the first is left out\n"),
-        count => writeln!(text, "; the first {count} are left out\n"),
-    };
-    let named = leaks.leaks().count();
-    for growth in leaks.leaks().take(LEAKS_MAX) {
-        text += &growth_text(growth, leaks, &trace.stacks);
+/// What is told, and what names its places.
+struct Told<'a> {
+    leaks: &'a Leaks,
+    stacks: &'a StackTable,
+    sizes: Sizes,
+}
+
+/// All leaks together.
+#[derive(Clone, Copy, Debug)]
+struct Total<'a> {
+    places: usize,
+    bytes: u64,
+    bytes_per_step: f64,
+    /// Of the place that is least and of the one that is most sure to go on.
+    confidence: [f64; 2],
+    common: Option<Common<'a>>,
+}
+
+impl<'a> Told<'a> {
+    fn text(&self, job: &Job) -> String {
+        let leaks = self.leaks;
+        let mut text = format!("{}\n{}", job.headline(), steps_text(&leaks.steps));
+        let _ = match leaks.warm_up_steps {
+            1 => writeln!(text, "; the first is left out\n"),
+            count => writeln!(text, "; the first {count} are left out\n"),
+        };
+        let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
+        match self.total() {
+            Some(total) => text += &self.verdict(&total),
+            None if !is_told && leaks.steps.are_too_few() => {
+                let events = format::counted(job.events as u64, "event");
+                let verb = if job.events == 1 { "is" } else { "are" };
+                let unknown = format!("it cannot be told what grows: {events} {verb} too few");
+                let _ = writeln!(text, "{}", style(unknown).bold());
+            }
+            None if !is_told => {
+                let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
+            }
+            None => {}
+        }
+        text += &self.growths_text(leaks.leaks().take(LEAKS_MAX));
+        let named = leaks.leaks().count();
+        if named > LEAKS_MAX {
+            let others = format::counted((named - LEAKS_MAX) as u64, "smaller leak");
+            let _ = writeln!(text, "and {others}, which --json lists\n");
+        }
+        if let Some(spread) = &leaks.spread {
+            text += &self.spread_text(spread);
+        }
+        let others = leaks.others().count() as u64;
+        if others > 0 {
+            let places = format::counted(others, "place");
+            let verb = if others == 1 { "has" } else { "have" };
+            let _ = writeln!(
+                text,
+                "{places} {verb} more than after the first steps, but no steady growth (--json lists them)"
+            );
+        }
+        text
     }
-    let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
-    if named == 0 && !is_told && leaks.steps.are_too_few() {
-        let events = format::counted(job.events as u64, "event");
-        let verb = if job.events == 1 { "is" } else { "are" };
-        let unknown = format!("it cannot be told what grows: {events} {verb} too few");
-        let _ = writeln!(text, "{}", style(unknown).bold());
-    } else if named == 0 && !is_told {
-        let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
-    } else if named > LEAKS_MAX {
-        let others = format::counted((named - LEAKS_MAX) as u64, "smaller leak");
-        let _ = writeln!(text, "and {others}, which --json lists\n");
+
+    /// Returns all leaks together, if there are any.
+    fn total(&self) -> Option<Total<'a>> {
+        let leaks: Vec<&Growth> = self.leaks.leaks().collect();
+        let trends = || leaks.iter().map(|leak| leak.trend);
+        let least = trends().map(|trend| trend.confidence).reduce(f64::min)?;
+        let most = trends().map(|trend| trend.confidence).reduce(f64::max)?;
+        let stacks: Vec<Vec<Frame<'a>>> = leaks
+            .iter()
+            .map(|leak| stack_of(leak.site, self.stacks))
+            .collect();
+        Some(Total {
+            places: leaks.len(),
+            bytes: trends().map(|trend| trend.bytes).sum(),
+            bytes_per_step: trends().map(|trend| trend.bytes_per_step).sum(),
+            confidence: [least, most],
+            common: frames::common(&stacks),
+        })
     }
-    if let Some(spread) = &leaks.spread {
-        text += &spread_text(spread, leaks, &trace.stacks);
+
+    /// Returns what comes of it, as the page of `lowtide report` has it, and what the leaks have in common.
+    fn verdict(&self, total: &Total<'_>) -> String {
+        let (from, step) = match self.leaks.steps.source {
+            StepSource::Parts => ("from part to part of the recording", self.step_text()),
+            _ => ("from step to step", self.step_text()),
+        };
+        let places = format::counted(total.places as u64, "place");
+        let verb = if total.places == 1 { "grows" } else { "grow" };
+        let by = bytes_text(total.bytes_per_step);
+        let [least, most] = total
+            .confidence
+            .map(|confidence| format!("{confidence:.2}"));
+        let confidence = match least == most {
+            true => most,
+            false => format!("{least} to {most}"),
+        };
+        let common = match total.common {
+            Some(Common::Function(frame)) => {
+                let (name, file) = (OneLine(frame.name), OneLine(frame.filename));
+                format!("\nall in {name}  {file}")
+            }
+            Some(Common::Caller(frame)) => format!("\nall called from {}", frame_text(frame)),
+            None => String::new(),
+        };
+        let verdict = format!("{places} {verb} {from}, by {by} {step}");
+        let verdict = style(verdict).bold();
+        format!("{verdict}, with confidence {confidence}{common}\n\n")
     }
-    let others = leaks.others().count() as u64;
-    if others > 0 {
-        let places = format::counted(others, "place");
-        let verb = if others == 1 { "has" } else { "have" };
-        let _ = writeln!(
-            text,
-            "{places} {verb} more than after the first steps, but no steady growth (--json lists them)"
+
+    fn growths_text<'g>(&self, growths: impl Iterator<Item = &'g Growth>) -> String {
+        let growths: Vec<&Growth> = growths.collect();
+        let sites: Vec<_> = growths
+            .iter()
+            .map(|growth| (growth.site, self.stacks))
+            .collect();
+        let texts = site_texts(&sites, &self.sizes);
+        let told = growths.iter().zip(texts);
+        told.map(|(growth, site)| format!("{}\n{site}\n", self.trend_text(&growth.trend)))
+            .collect()
+    }
+
+    /// Returns what there is to say of all that is in no leak, which grew together.
+    fn spread_text(&self, spread: &Trend) -> String {
+        let leaks = self.leaks;
+        let verdict = match (spread.is_steady(), leaks.leaks().next()) {
+            (true, None) => "no place grows steadily, but all that is live does",
+            (true, Some(_)) => {
+                "all else that is live grows steadily, too, though no other place does"
+            }
+            (false, None) => "all that is live grew, but not steadily",
+            (false, Some(_)) => "all else that is live grew, too, but not steadily",
+        };
+        let mut text = format!(
+            "{verdict}, {}:\n{}\n",
+            self.looked_at_text(),
+            self.trend_text(spread)
         );
+        let places = leaks.others().count();
+        if places > 1 {
+            let places = format::counted(places as u64, "place");
+            let _ = writeln!(text, "spread over {places}, of which grew most:");
+        }
+        text.push('\n');
+        text + &self.growths_text(leaks.others().take(SPREAD_PLACES))
     }
-    text
-}
 
-fn growth_text(growth: &Growth, leaks: &Leaks, stacks: &StackTable) -> String {
-    let trend = trend_text(&growth.trend, leaks);
-    format!("{trend}\n{}\n", site_text(growth.site, stacks))
-}
-
-/// Returns what there is to say of all that is in no leak, which grew together.
-fn spread_text(spread: &Trend, leaks: &Leaks, stacks: &StackTable) -> String {
-    let verdict = match (spread.is_steady(), leaks.leaks().next()) {
-        (true, None) => "no place grows steadily, but all that is live does",
-        (true, Some(_)) => "all else that is live grows steadily, too, though no other place does",
-        (false, None) => "all that is live grew, but not steadily",
-        (false, Some(_)) => "all else that is live grew, too, but not steadily",
-    };
-    let mut text = format!(
-        "{verdict}, {}:\n{}\n",
-        looked_at_text(leaks),
-        trend_text(spread, leaks)
-    );
-    let places = leaks.others().count();
-    if places > 1 {
-        let places = format::counted(places as u64, "place");
-        let _ = writeln!(text, "spread over {places}, of which grew most:");
+    /// Returns from which step to which growth is looked at.
+    fn looked_at_text(&self) -> String {
+        let what = match self.leaks.steps.source {
+            StepSource::Parts => "part",
+            _ => "step",
+        };
+        let first = format::count(self.leaks.warm_up_steps as u64 + 1);
+        let last = format::count(self.leaks.steps.len() as u64);
+        format!("from {what} {first} to {what} {last}")
     }
-    text.push('\n');
-    for growth in leaks.others().take(SPREAD_PLACES) {
-        text += &growth_text(growth, leaks, stacks);
+
+    /// Returns in what growth is counted.
+    fn step_text(&self) -> String {
+        match self.leaks.steps.source {
+            StepSource::Parts => format!("in 1/{} of the recording", self.leaks.steps.len()),
+            _ => "a step".to_owned(),
+        }
     }
-    text
-}
 
-/// Returns from which step to which growth is looked at.
-fn looked_at_text(leaks: &Leaks) -> String {
-    let what = match leaks.steps.source {
-        StepSource::Parts => "part",
-        _ => "step",
-    };
-    let first = format::count(leaks.warm_up_steps as u64 + 1);
-    let last = format::count(leaks.steps.len() as u64);
-    format!("from {what} {first} to {what} {last}")
-}
-
-fn trend_text(trend: &Trend, leaks: &Leaks) -> String {
-    let (step, what) = match leaks.steps.source {
-        StepSource::Parts => (
-            format!("in 1/{} of the recording", leaks.steps.len()),
-            "parts",
-        ),
-        _ if leaks.span_steps == 1 => ("a step".to_owned(), "steps"),
-        _ => ("a step".to_owned(), "spans of steps"),
-    };
-    let headline = format!("{} {step}", bytes_text(trend.bytes_per_step));
-    let given_back = match trend.times_given_back {
-        0 => String::new(),
-        times => format!(", was given back {}", format::counted(times as u64, "time")),
-    };
-    format!(
-        "{}: {} in all, grew in {} of {} {what}{given_back}, confidence {:.2}; {} in {} at the end",
-        style(headline).bold(),
-        Bytes(trend.bytes),
-        format::count(trend.grown_steps as u64),
-        format::count(trend.steps as u64),
-        trend.confidence,
-        Bytes(trend.end_bytes),
-        format::counted(trend.end_blocks, "block"),
-    )
+    fn trend_text(&self, trend: &Trend) -> String {
+        let what = match self.leaks.steps.source {
+            StepSource::Parts => "parts",
+            _ if self.leaks.span_steps == 1 => "steps",
+            _ => "spans of steps",
+        };
+        let headline = format!("{} {}", bytes_text(trend.bytes_per_step), self.step_text());
+        let given_back = match trend.times_given_back {
+            0 => String::new(),
+            times => format!(", was given back {}", format::counted(times as u64, "time")),
+        };
+        format!(
+            "{}: {} in all, grew in {} of {} {what}{given_back}, confidence {:.2}; {} in {} at the end",
+            style(headline).bold(),
+            Bytes(trend.bytes),
+            format::count(trend.grown_steps as u64),
+            format::count(trend.steps as u64),
+            trend.confidence,
+            Bytes(trend.end_bytes),
+            format::counted(trend.end_blocks, "block"),
+        )
+    }
 }
 
 /// Returns an average number of bytes for people.
@@ -162,11 +254,32 @@ struct LeaksReport<'a> {
     warm_up_steps: usize,
     /// So many steps are looked at as one.
     span_steps: usize,
+    /// All leaks together, if there are any.
+    total: Option<TotalRow<'a>>,
     leaks: Vec<GrowthRow<'a>>,
     /// How all that is in no leak grew together, where that is steady or much.
     spread: Option<TrendRow>,
     /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
     others: Vec<GrowthRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct TotalRow<'a> {
+    places: usize,
+    bytes: u64,
+    bytes_per_step: f64,
+    confidence_min: f64,
+    confidence_max: f64,
+    /// What all are called from, outside of libraries.
+    common: Option<CommonRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct CommonRow<'a> {
+    function: &'a str,
+    file: &'a str,
+    /// Where they are at several lines of the function there is none.
+    line: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -191,14 +304,19 @@ struct TrendRow {
 }
 
 impl<'a> LeaksReport<'a> {
-    fn new(job: &'a Job, leaks: &'a Leaks, trace: &'a Trace) -> LeaksReport<'a> {
-        let row = |growth| GrowthRow::new(growth, &trace.stacks);
+    fn new(job: &'a Job, told: &Told<'a>) -> LeaksReport<'a> {
+        let leaks = told.leaks;
+        let row = |growth: &Growth| GrowthRow {
+            trend: TrendRow::new(&growth.trend),
+            site: SiteRow::new(growth.site, told.stacks, &told.sizes),
+        };
         LeaksReport {
             trace: job,
             steps: StepsRow::new(&leaks.steps),
             are_too_few: leaks.steps.are_too_few(),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
+            total: told.total().map(|total| TotalRow::new(&total)),
             leaks: leaks.leaks().map(row).collect(),
             spread: leaks.spread.as_ref().map(TrendRow::new),
             others: leaks.others().map(row).collect(),
@@ -206,11 +324,24 @@ impl<'a> LeaksReport<'a> {
     }
 }
 
-impl<'a> GrowthRow<'a> {
-    fn new(growth: &Growth, stacks: &'a StackTable) -> GrowthRow<'a> {
-        GrowthRow {
-            trend: TrendRow::new(&growth.trend),
-            site: SiteRow::new(growth.site, stacks),
+impl<'a> TotalRow<'a> {
+    fn new(total: &Total<'a>) -> TotalRow<'a> {
+        let [confidence_min, confidence_max] = total.confidence;
+        let row = |frame: Frame<'a>, line| CommonRow {
+            function: frame.name,
+            file: frame.filename,
+            line,
+        };
+        TotalRow {
+            places: total.places,
+            bytes: total.bytes,
+            bytes_per_step: total.bytes_per_step,
+            confidence_min,
+            confidence_max,
+            common: total.common.map(|common| match common {
+                Common::Function(frame) => row(frame, None),
+                Common::Caller(frame) => row(frame, Some(frame.line)),
+            }),
         }
     }
 }

@@ -1,15 +1,51 @@
 //! Where blocks come from, as text and as JSON.
 
-use std::fmt::Write as _;
+pub(crate) mod frames;
 
-use lowtide_history::{Site, StepSource, Steps, stream_text};
-use lowtide_trace::{OneLine, StackTable};
+use std::collections::HashMap;
+
+use lowtide_core::{Bytes, Stream};
+use lowtide_history::{Block, History, Site, StepSource, Steps, stream_text};
+use lowtide_trace::{Frame, OneLine, StackId, StackTable};
 use serde::Serialize;
 
 use crate::format;
 
-/// So many frames tell most; the JSON has all.
-const FRAMES_MAX: usize = 8;
+/// What the requests of each size and stream asked for, where no stack names them: a site has a whole class of sizes.
+#[derive(Debug)]
+pub(crate) struct Sizes {
+    ranges: HashMap<(Bytes, Stream), (Bytes, Bytes)>,
+}
+
+impl Sizes {
+    /// Returns those of some histories, of blocks without stacks or, if they are compared `by_size`, of all. Linear
+    /// time.
+    pub(crate) fn new(histories: &[History], by_size: bool) -> Sizes {
+        let mut ranges: HashMap<(Bytes, Stream), (Bytes, Bytes)> = HashMap::new();
+        let blocks = histories
+            .iter()
+            .flat_map(|history| history.blocks.iter().map(move |block| (history, block)));
+        for (history, block) in blocks.filter(|(_, it)| by_size || it.stack == StackId::NONE) {
+            let without_stack = Block {
+                stack: StackId::NONE,
+                ..*block
+            };
+            if let Site::Size { size_max, stream } = Site::of(&without_stack, history) {
+                let asked = block.requested;
+                let (least, most) = ranges.entry((size_max, stream)).or_insert((asked, asked));
+                *least = asked.min(*least);
+                *most = asked.max(*most);
+            }
+        }
+        Sizes { ranges }
+    }
+
+    /// Returns the least and the most that requests of a class asked for.
+    fn range(&self, size_max: Bytes, stream: Stream) -> (Bytes, Bytes) {
+        let range = self.ranges.get(&(size_max, stream)).copied();
+        range.unwrap_or((size_max, size_max))
+    }
+}
 
 /// A site in JSON: a stack, or where there is none, a size and a stream.
 #[derive(Debug, Serialize)]
@@ -20,6 +56,8 @@ pub(crate) enum SiteRow<'a> {
         stack: Vec<FrameRow<'a>>,
     },
     Size {
+        /// The least and the most that was asked for.
+        size_min_bytes: u64,
         size_max_bytes: u64,
         stream: String,
     },
@@ -45,22 +83,29 @@ pub(crate) struct StepsRow<'a> {
 }
 
 impl<'a> SiteRow<'a> {
-    pub(crate) fn new(site: Site, stacks: &'a StackTable) -> SiteRow<'a> {
+    pub(crate) fn new(site: Site, stacks: &'a StackTable, sizes: &Sizes) -> SiteRow<'a> {
         match site {
-            Site::Stack(stack) => {
-                let frames = stacks.frames(stack).map(|frame| FrameRow {
-                    function: frame.name,
-                    file: frame.filename,
-                    line: frame.line,
-                });
-                SiteRow::Stack {
-                    stack: frames.collect(),
+            Site::Stack(stack) => SiteRow::Stack {
+                stack: stacks.frames(stack).map(FrameRow::new).collect(),
+            },
+            Site::Size { size_max, stream } => {
+                let (least, most) = sizes.range(size_max, stream);
+                SiteRow::Size {
+                    size_min_bytes: least.get(),
+                    size_max_bytes: most.get(),
+                    stream: stream_text(stream),
                 }
             }
-            Site::Size { size_max, stream } => SiteRow::Size {
-                size_max_bytes: size_max.get(),
-                stream: stream_text(stream),
-            },
+        }
+    }
+}
+
+impl<'a> FrameRow<'a> {
+    pub(crate) fn new(frame: Frame<'a>) -> FrameRow<'a> {
+        FrameRow {
+            function: frame.name,
+            file: frame.filename,
+            line: frame.line,
         }
     }
 }
@@ -101,32 +146,35 @@ pub(crate) fn steps_text(steps: &Steps) -> String {
     }
 }
 
-/// Returns lines that say where blocks come from, innermost function first.
-pub(crate) fn site_text(site: Site, stacks: &StackTable) -> String {
-    let mut text = String::new();
-    match site {
-        Site::Stack(stack) => {
-            let frames = stacks.frames(stack);
-            let others = frames.len().saturating_sub(FRAMES_MAX);
-            for frame in frames.take(FRAMES_MAX) {
-                let (name, file) = (OneLine(frame.name), OneLine(frame.filename));
-                let _ = writeln!(text, "    {name}  {file}:{}", frame.line);
-            }
-            if others > 0 {
-                let _ = writeln!(
-                    text,
-                    "    … {}",
-                    format::counted(others as u64, "more frame")
-                );
-            }
-        }
+/// Returns for each of `sites` lines that say where its blocks come from, innermost function first. Those of two sites
+/// differ.
+pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<String> {
+    let stacks: Vec<Vec<Frame<'_>>> = sites
+        .iter()
+        .map(|&(site, stacks)| stack_of(site, stacks))
+        .collect();
+    let texts = frames::texts(&stacks).into_iter().zip(sites);
+    let text = |(text, &(site, _)): (String, &(Site, _))| match site {
+        Site::Stack(_) => text,
         Site::Size { size_max, stream } => {
+            let (least, most) = sizes.range(size_max, stream);
+            let [least_text, most_text] = [least, most].map(|size| size.to_string());
+            let size = match least_text == most_text {
+                true if least == most => most_text,
+                true => format!("about {most_text}"),
+                false => format!("{least_text} to {most_text}"),
+            };
             let stream = stream_text(stream);
-            let _ = writeln!(
-                text,
-                "    requests of about {size_max} in stream {stream} (no stack is recorded)"
-            );
+            format!("    requests of {size} in stream {stream} (no stack is recorded)\n")
         }
+    };
+    texts.map(text).collect()
+}
+
+/// Returns the frames of a site, innermost first; none where it has no stack.
+pub(crate) fn stack_of(site: Site, stacks: &StackTable) -> Vec<Frame<'_>> {
+    match site {
+        Site::Stack(stack) => stacks.frames(stack).collect(),
+        Site::Size { .. } => Vec::new(),
     }
-    text
 }

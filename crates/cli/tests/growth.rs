@@ -59,7 +59,9 @@ fn a_leak_is_named_with_its_stack() {
     let scratch = Scratch::new("leaks");
     let path = job(&scratch, "leaks.lowtide", MIB);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
+    let expected = " are left out\n\n\
+                    1 place grows from step to step, by 1.00 MiB a step, with confidence 1.00\n\n\
+                    1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n    keep_history  train.py:77\n    main  train.py:1\n";
     assert!(text.contains(expected), "{text}");
     let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
@@ -67,8 +69,116 @@ fn a_leak_is_named_with_its_stack() {
     assert_eq!(leaks.len(), 1);
     assert_eq!(leaks[0]["bytes_per_step"], 1_048_576.0);
     assert_eq!(leaks[0]["stack"][0]["function"], "keep_history");
+    assert_eq!(json["total"]["places"], 1);
+    assert_eq!(json["total"]["common"], serde_json::Value::Null);
     assert_eq!(json["steps"]["found_by"], "period");
     assert_eq!(json["others"], serde_json::json!([]));
+}
+
+/// Writes the recording of 20 steps of a program, each of which keeps a block for each of `keeps`, which are stacks
+/// with sizes, and makes 100 requests that it gives back.
+fn keeping_job(scratch: &Scratch, name: &str, keeps: &[(&[Frame<'_>], u64)]) -> PathBuf {
+    let mut stacks = StackTable::new();
+    let kept: Vec<(StackId, u64)> = keeps
+        .iter()
+        .map(|&(stack, size)| match stack {
+            [] => (StackId::NONE, size),
+            _ => (stacks.intern(stack.iter().copied()), size),
+        })
+        .collect();
+    let work: Vec<StackId> = (0..100)
+        .map(|line| stacks.intern([frame("forward", "train.py", line)]))
+        .collect();
+    let mut trace = Trace::default();
+    let mut push = |action, address: u64, size: u64, stack| {
+        trace.events.push(recorded(action, address, size, stack));
+    };
+    push(Action::SegmentAlloc, 1 << 40, 1 << 42, StackId::NONE);
+    for step in 0..20 {
+        for (request, &stack) in (0..).zip(&work) {
+            push(Action::Alloc, (1 << 40) + request * MIB, MIB, stack);
+        }
+        for (place, &(stack, size)) in (0..).zip(&kept) {
+            let number = 1 + step * kept.len() as u64 + place;
+            push(Action::Alloc, (1 << 40) + number * 1024 * MIB, size, stack);
+        }
+        for request in 0..100 {
+            let address = (1 << 40) + request * MIB;
+            push(Action::FreeRequested, address, MIB, StackId::NONE);
+            push(Action::FreeCompleted, address, MIB, StackId::NONE);
+        }
+    }
+    trace.stacks = std::sync::Arc::new(stacks);
+    let snapshot = Snapshot {
+        traces: vec![trace],
+        is_cut_off: false,
+    };
+    scratch.write_snapshot(name, &snapshot)
+}
+
+fn frame<'a>(name: &'a str, filename: &'a str, line: u32) -> Frame<'a> {
+    Frame {
+        name,
+        filename,
+        line,
+    }
+}
+
+/// A program that leaks at several lines of one function, as under PyTorch's modules: the frames that tell them apart
+/// and what they have in common are of its own code, below many of PyTorch's.
+#[test]
+fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
+    let scratch = Scratch::new("leaks-function");
+    let module = "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py";
+    let stacks: Vec<Vec<Frame<'_>>> = (0..16)
+        .map(|line| {
+            let library = (0..12).map(|line| frame("_call_impl", module, line));
+            let own = [
+                frame("keep", "/app/model.py", 30 + line),
+                frame("main", "/app/train.py", 120),
+            ];
+            library.chain(own).collect()
+        })
+        .collect();
+    let keeps: Vec<(&[Frame<'_>], u64)> = stacks.iter().map(|stack| (&**stack, MIB)).collect();
+    let path = keeping_job(&scratch, "function.lowtide", &keeps);
+    let text = run(&["leaks".as_ref(), path.as_os_str()]);
+    let expected = "\n\n16 places grow from step to step, by 16.00 MiB a step, with confidence 1.00\n\
+                    all in keep  /app/model.py\n\n1.00 MiB a step: ";
+    assert!(text.contains(expected), "{text}");
+    let expected = "    … 9 more frames\n    keep  /app/model.py:37\n    main  /app/train.py:120\n";
+    assert!(text.contains(expected), "{text}");
+    let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
+    assert_eq!(json["total"]["places"], 16);
+    assert_eq!(json["total"]["bytes_per_step"], 16.0 * 1_048_576.0);
+    let common = serde_json::json!({"function": "keep", "file": "/app/model.py", "line": null});
+    assert_eq!(json["total"]["common"], common);
+    assert_eq!(json["leaks"][0]["stack"].as_array().unwrap().len(), 14);
+    let nothing = keeping_job(&scratch, "nothing.lowtide", &[]);
+    let text = run(&["diff".as_ref(), nothing.as_os_str(), path.as_os_str()]);
+    for line in 30..46 {
+        let own = format!("    keep  /app/model.py:{line}\n");
+        assert_eq!(text.matches(&own).count(), 1, "{text}");
+    }
+}
+
+/// Where no stack says who asked, the size is what there is to go by.
+#[test]
+fn sizes_are_told_as_they_were_asked_for() {
+    let scratch = Scratch::new("leaks-sizes");
+    let one = keeping_job(&scratch, "one.lowtide", &[(&[], 130 * MIB)]);
+    let text = run(&["leaks".as_ref(), one.as_os_str()]);
+    let expected = "\n    requests of 130.00 MiB in stream 0 (no stack is recorded)\n";
+    assert!(text.contains(expected), "{text}");
+    let json = run_json(&["leaks".as_ref(), one.as_os_str(), "--json".as_ref()]);
+    assert_eq!(json["leaks"][0]["size_min_bytes"], 130 * MIB);
+    assert_eq!(json["leaks"][0]["size_max_bytes"], 130 * MIB);
+    let keeps: [(&[Frame<'_>], u64); 2] = [(&[], 130 * MIB), (&[], 140 * MIB)];
+    let two = keeping_job(&scratch, "two.lowtide", &keeps);
+    let text = run(&["leaks".as_ref(), two.as_os_str()]);
+    let expected =
+        "\n    requests of 130.00 MiB to 140.00 MiB in stream 0 (no stack is recorded)\n";
+    assert!(text.contains(expected), "{text}");
 }
 
 /// Each part of the recording makes other requests, and none comes back: what is no step is not called one.
@@ -231,8 +341,17 @@ fn a_difference_is_named_with_its_stack() {
     let json = difference(&before, &after);
     assert_eq!(json["sites"][0]["growth_bytes"], 20 << 20);
     assert_eq!(json["sites"][0]["stack"][0]["line"], 77);
-    assert_eq!(json["sites"][1]["growth_bytes"], 0);
-    assert_eq!(json["sites"][1]["lines_differ"], false);
+    let requested = serde_json::json!([0.0, 1_048_576.0]);
+    assert_eq!(json["sites"][0]["requested_bytes_per_step"], requested);
+    assert_eq!(json["sites"].as_array().unwrap().len(), 1, "what changed");
+    let expected = serde_json::json!({
+        "growth_bytes": 20 * MIB,
+        "peak_bytes": [100 * MIB, 120 * MIB],
+        "peak_blocks": [100, 120],
+        "changed_sites": 1,
+        "unchanged_sites": 100,
+    });
+    assert_eq!(json["total"], expected);
     assert!(!text.contains("lines"), "{text}");
     let same = run(&["diff", GPT2, GPT2]);
     assert!(same.ends_with("+0 bytes in all\n"), "{same}");
@@ -257,10 +376,9 @@ fn a_difference_is_named_though_the_code_moved() {
         assert!(text.ends_with(expected), "{text}");
         let json = difference(&before, &after);
         let sites = json["sites"].as_array().unwrap();
-        assert_eq!(sites.len(), 101);
-        assert!(sites.iter().all(|site| site["lines_differ"] == true));
-        let changed = sites.iter().filter(|site| site["growth_bytes"] != 0);
-        assert_eq!(changed.count(), 1);
+        assert_eq!(sites.len(), 1);
+        assert_eq!(sites[0]["lines_differ"], true);
+        assert_eq!(json["total"]["unchanged_sites"], 100);
     }
 }
 
@@ -290,11 +408,8 @@ fn stacks_in_one_recording_only_are_no_difference() {
         let json = difference(before, after);
         let has_stacks = [before, after].map(|path| path == &with);
         assert_eq!(json["has_stacks"], serde_json::json!(has_stacks));
-        for site in json["sites"].as_array().unwrap() {
-            assert_eq!(site["growth_bytes"], 0);
-            assert_eq!(site["confidence"], 0.0);
-            assert_eq!(site["stack"].is_array(), has_stacks == [true, true]);
-        }
+        assert_eq!(json["sites"], serde_json::json!([]));
+        assert_eq!(json["total"]["growth_bytes"], 0);
     }
 }
 
@@ -327,12 +442,33 @@ fn what_is_paused_counts_in_no_peak() {
         assert_eq!(recording["peak_live_bytes"], 40 * MIB);
         assert_eq!(recording["peak_requested_bytes"], 40 * MIB);
     }
-    let sites = json["sites"].as_array().unwrap();
-    assert_eq!(sites.len(), 1);
     assert_eq!(
-        sites[0]["peak_bytes"],
+        json["total"]["peak_bytes"],
         serde_json::json!([40 * MIB, 40 * MIB])
     );
+    assert_eq!(json["total"]["unchanged_sites"], 1);
+}
+
+/// Every field has a line in the documentation.
+#[test]
+fn the_fields_are_documented() {
+    let scratch = Scratch::new("fields");
+    let path = keeping_job(&scratch, "job.lowtide", &[(&[], 130 * MIB)]);
+    let nothing = keeping_job(&scratch, "nothing.lowtide", &[]);
+    let docs = include_str!("../../../docs/json.md");
+    let leaks = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
+    for mut values in [vec![leaks], vec![difference(&nothing, &path)]] {
+        while let Some(value) = values.pop() {
+            for (field, value) in value.as_object().into_iter().flatten() {
+                let is_named = docs.contains(&format!("`{field}`"))
+                    || docs.contains(&format!(".{field}`"))
+                    || docs.contains(&format!("`sites[].{field}`"));
+                assert!(is_named, "{field}");
+                values.push(value.clone());
+            }
+            values.extend(value.as_array().into_iter().flatten().cloned());
+        }
+    }
 }
 
 /// Returns what `lowtide diff` says of two recordings, for programs.

@@ -1,0 +1,279 @@
+//! Which frames of a stack are told: the innermost, which ask, and those of the program's own code, which tell why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use lowtide_trace::{Frame, OneLine};
+
+use crate::format;
+
+/// So many frames tell most; the JSON has all.
+const FRAMES_MAX: usize = 8;
+
+/// So many of them are the innermost, where the program's own code lies further out than that.
+const INNERMOST: usize = 3;
+
+/// What the paths of libraries have in them: Python's packages, its standard library, and PyTorch's sources as its
+/// debugging information has them.
+const LIBRARY_PATHS: [&str; 8] = [
+    "site-packages/",
+    "dist-packages/",
+    "lib/python3.",
+    "lib64/python3.",
+    "/torch/csrc/",
+    "/aten/src/",
+    "/c10/",
+    "/pybind11/",
+];
+
+/// How the names of PyTorch's functions in C++ begin.
+const LIBRARY_FUNCTIONS: [&str; 5] = ["at::", "c10::", "torch::", "pybind11::", "caffe2::"];
+
+/// Returns whether a function is a library's and not the program's own.
+pub(crate) fn is_library(frame: Frame<'_>) -> bool {
+    let file = frame.filename;
+    // Where no file is known it is that of a compiled library; Python's own modules are called `<frozen …>`.
+    let is_file = !matches!(file, "" | "??") && !file.starts_with("<frozen ");
+    let is_object = file.ends_with(".so") || file.contains(".so.");
+    let begins = |begin: &&str| frame.name.starts_with(*begin);
+    !is_file
+        || is_object
+        || LIBRARY_PATHS.iter().any(|path| file.contains(path))
+        || LIBRARY_FUNCTIONS.iter().any(begins)
+}
+
+/// Returns for each of `stacks`, innermost frame first, lines that tell it. Those of two different stacks differ.
+pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
+    let mut shown: Vec<BTreeSet<usize>> = stacks.iter().map(|stack| chosen(stack)).collect();
+    loop {
+        let told = stacks.iter().zip(&shown);
+        let texts: Vec<String> = told.map(|(stack, shown)| text(stack, shown)).collect();
+        let mut alike: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (index, text) in texts.iter().enumerate() {
+            alike.entry(text).or_default().push(index);
+        }
+        let mut is_done = true;
+        for group in alike.into_values() {
+            let Some(frame) = first_difference(stacks, &group) else {
+                continue;
+            };
+            for index in group {
+                is_done &= !shown[index].insert(frame);
+            }
+        }
+        // Each round shows more of stacks that end.
+        if is_done {
+            return texts;
+        }
+    }
+}
+
+/// Returns which frames are told of a stack by itself.
+fn chosen(stack: &[Frame<'_>]) -> BTreeSet<usize> {
+    let own = stack.iter().position(|&frame| !is_library(frame));
+    let is_far = stack.len() > FRAMES_MAX;
+    match own.filter(|&own| is_far && own > INNERMOST) {
+        Some(own) => (0..INNERMOST)
+            .chain((own..stack.len()).take(FRAMES_MAX - INNERMOST))
+            .collect(),
+        None => (0..stack.len()).take(FRAMES_MAX).collect(),
+    }
+}
+
+/// Returns the innermost frame in which the stacks of a `group` differ, if they do.
+fn first_difference(stacks: &[Vec<Frame<'_>>], group: &[usize]) -> Option<usize> {
+    let (&first, others) = group.split_first()?;
+    let longest = group.iter().map(|&index| stacks[index].len()).max()?;
+    (0..longest).find(|&frame| {
+        let of_first = stacks[first].get(frame);
+        others
+            .iter()
+            .any(|&other| stacks[other].get(frame) != of_first)
+    })
+}
+
+fn text(stack: &[Frame<'_>], shown: &BTreeSet<usize>) -> String {
+    let mut text = String::new();
+    let mut next = 0;
+    for &index in shown.iter().filter(|&&index| index < stack.len()) {
+        text += &skipped(index - next);
+        let _ = writeln!(text, "    {}", frame_text(stack[index]));
+        next = index + 1;
+    }
+    text + &skipped(stack.len() - next)
+}
+
+fn skipped(frames: usize) -> String {
+    match frames {
+        0 => String::new(),
+        _ => format!("    … {}\n", format::counted(frames as u64, "more frame")),
+    }
+}
+
+/// Returns a frame as lines of a stack have it.
+pub(crate) fn frame_text(frame: Frame<'_>) -> String {
+    let (name, file) = (OneLine(frame.name), OneLine(frame.filename));
+    format!("{name}  {file}:{}", frame.line)
+}
+
+/// What several stacks come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Common<'a> {
+    /// All are in this function, at several lines of it.
+    Function(Frame<'a>),
+    /// All were called from here.
+    Caller(Frame<'a>),
+}
+
+/// Returns the innermost place outside of libraries that all of several `stacks` come from.
+pub(crate) fn common<'a>(stacks: &[Vec<Frame<'a>>]) -> Option<Common<'a>> {
+    let [first, others @ ..] = stacks else {
+        return None;
+    };
+    if others.is_empty() {
+        return None;
+    }
+    let outermost = |stack: &[Frame<'a>], frame: usize| stack.iter().rev().nth(frame).copied();
+    let is_shared = |&frame: &usize| {
+        let of_first = outermost(first, frame);
+        of_first.is_some()
+            && others
+                .iter()
+                .all(|stack| outermost(stack, frame) == of_first)
+    };
+    let shared = (0..first.len()).take_while(is_shared).count();
+    let function_of = |stack: &[Frame<'a>]| {
+        let frame = outermost(stack, shared)?;
+        Some((frame.name, frame.filename))
+    };
+    let function = outermost(first, shared).filter(|&frame| {
+        let is_same = |stack: &Vec<Frame<'a>>| function_of(stack) == function_of(first);
+        !is_library(frame) && others.iter().all(is_same)
+    });
+    function.map(Common::Function).or_else(|| {
+        let mut callers = first[first.len() - shared..].iter().copied();
+        callers
+            .find(|&frame| !is_library(frame))
+            .map(Common::Caller)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack<'a>(frames: &[(&'a str, &'a str, u32)]) -> Vec<Frame<'a>> {
+        let frame = |&(name, filename, line)| Frame {
+            name,
+            filename,
+            line,
+        };
+        frames.iter().map(frame).collect()
+    }
+
+    const TORCH: &str = "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py";
+
+    /// Returns a stack of `depth` functions of PyTorch's, called from the program.
+    fn deep(depth: u32, model: u32) -> Vec<Frame<'static>> {
+        let library = (0..depth).map(|line| ("_call_impl", TORCH, line));
+        let own = [
+            ("forward", "/app/model.py", model),
+            ("main", "/app/train.py", 1),
+        ];
+        stack(&library.chain(own).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_programs_own_code_is_seen() {
+        let [text] = &*texts(&[deep(20, 7)]) else {
+            panic!("one text");
+        };
+        let expected = format!(
+            "    _call_impl  {TORCH}:0\n    _call_impl  {TORCH}:1\n    _call_impl  {TORCH}:2\n    \
+             … 17 more frames\n    forward  /app/model.py:7\n    main  /app/train.py:1\n"
+        );
+        assert_eq!(*text, expected);
+        assert_eq!(texts(&[deep(6, 7)])[0].lines().count(), 8);
+        assert!(!texts(&[deep(6, 7)])[0].contains("more"));
+    }
+
+    #[test]
+    fn where_all_is_the_programs_own_the_innermost_are_told() {
+        let own = stack(
+            &(0..11)
+                .map(|line| ("f", "/app/a.py", line))
+                .collect::<Vec<_>>(),
+        );
+        let text = &texts(&[own])[0];
+        assert!(text.starts_with("    f  /app/a.py:0\n"));
+        assert!(
+            text.ends_with("    f  /app/a.py:7\n    … 3 more frames\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn different_stacks_are_told_apart() {
+        // They differ in frames that are left out of each by itself, two of them in the same.
+        let mut stacks = [deep(20, 7), deep(20, 7), deep(20, 7), deep(20, 7)];
+        stacks[1][10].line = 900;
+        stacks[2][10].line = 901;
+        stacks[3][15].line = 902;
+        let texts = texts(&stacks);
+        let distinct: BTreeSet<&String> = texts.iter().collect();
+        assert_eq!(distinct.len(), 4, "{texts:#?}");
+        assert!(texts[1].contains("module.py:900\n"), "{}", texts[1]);
+        assert!(
+            texts.iter().all(|text| text.lines().count() <= 10),
+            "{texts:#?}"
+        );
+    }
+
+    #[test]
+    fn libraries_are_known_by_their_files_and_names() {
+        for (name, file) in [
+            ("forward", "/usr/lib/python3/dist-packages/x.py"),
+            ("run", "/usr/lib/python3.12/threading.py"),
+            ("_find", "<frozen importlib._bootstrap>"),
+            ("at::empty", "any.cpp"),
+            ("apply", "/pytorch/torch/csrc/autograd/engine.cpp"),
+            ("start_thread", "/lib/x86_64-linux-gnu/libc.so.6"),
+            ("f", "??"),
+        ] {
+            assert!(is_library(stack(&[(name, file, 1)])[0]), "{name} {file}");
+        }
+        for file in [
+            "train.py",
+            "/srv/torch/train.py",
+            "<stdin>",
+            "/srv/solver.cpp",
+        ] {
+            assert!(!is_library(stack(&[("step", file, 1)])[0]), "{file}");
+        }
+    }
+
+    #[test]
+    fn what_stacks_share_is_named() {
+        let leak = |line, caller| {
+            stack(&[
+                ("empty", TORCH, 9),
+                ("forward", "/app/a.py", line),
+                ("step", "/app/b.py", caller),
+                ("main", "/app/b.py", 1),
+            ])
+        };
+        let named = |stacks: &[Vec<Frame<'static>>]| match common(stacks) {
+            Some(Common::Function(frame)) => format!("in {}", frame.name),
+            Some(Common::Caller(frame)) => format!("from {}:{}", frame.name, frame.line),
+            None => "nothing".to_owned(),
+        };
+        assert_eq!(named(&[leak(1, 5), leak(2, 5)]), "in forward");
+        assert_eq!(named(&[leak(1, 5), leak(1, 6)]), "in step");
+        let mut other = leak(1, 5);
+        other[1].name = "backward";
+        assert_eq!(named(&[leak(1, 5), other]), "from step:5");
+        assert_eq!(named(&[leak(1, 5)]), "nothing");
+        let library = stack(&[("run", TORCH, 3)]);
+        assert_eq!(named(&[library.clone(), library]), "nothing");
+    }
+}
