@@ -174,13 +174,41 @@ def test_metrics_in_a_file_go_with_the_process(gpu: Machine) -> None:
     assert list(gpu.directory.iterdir()) == []
 
 
+def test_each_process_has_a_file_of_metrics(gpu: Machine) -> None:
+    with job(gpu, LOWTIDE_METRICS="job.prom") as first, job(gpu, LOWTIDE_METRICS="job.prom") as second:
+        for process, name in ((first, "job.prom"), (second, f"job.pid{second.pid}.prom")):
+            text = (gpu.directory / name).read_text()
+            assert f'lowtide_requested_bytes{{pid="{process.pid}",device="0"}} ' in text
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+    assert list(gpu.directory.iterdir()) == []
+
+
+def test_a_file_of_metrics_that_a_killed_process_left_is_replaced(gpu: Machine) -> None:
+    for _ in range(2):
+        with job(gpu, LOWTIDE_METRICS="job.prom") as process:
+            assert f'pid="{process.pid}"' in (gpu.directory / "job.prom").read_text()
+            process.kill()
+            process.wait()
+    assert sorted(path.name for path in gpu.directory.iterdir()) == ["job.prom", "job.prom.lock"]
+
+
 def test_metrics_that_cannot_be_had_are_one_line(gpu: Machine) -> None:
     program = "".join(map(textwrap.dedent, (MEMORY, "allocate(1)\nprint('goes on')\n")))
     expectations = {
         "here": "expected a port, an address with a port like 0.0.0.0:9400, or a path that ends in .prom",
         "no/such/a.prom": "No such file or directory (os error 2)",
         "8.8.8.8:1": "Cannot assign requested address (os error 99)",
+        "0": "port 0 would be any, which nobody is told: name one from 1 to 65535",
     }
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    expectations[str(port)] = (
+        f"another process has 127.0.0.1:{port}; choose another port, or a path that ends in .prom, of which each "
+        "process has a file of its own"
+    )
     for value, why in expectations.items():
         done = gpu.run("-c", program, LOWTIDE_METRICS=value)
         assert done.stdout == "goes on\n"

@@ -2,17 +2,21 @@
 //!
 //! `LOWTIDE_METRICS` is a port, an address with a port, or a path that ends in `.prom`. A port alone is one of this
 //! machine only. The processes of a job have it alike in their environment: where there are several ranks
-//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it.
+//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it. A further process with
+//! the same file has one of its own, with its number in the name; one with the same port has none, and is told.
 
 mod http;
 
-use std::fs;
-use std::io;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
+
+use lowtide_trace::file_names;
 
 use crate::boundary;
 use crate::error::{Error, Status};
@@ -38,12 +42,11 @@ pub(crate) fn start() {
     };
     let _ = boundary::run_and_tell(|| {
         let rank = registry::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
-        let started = Target::parse(&path, rank).and_then(|target| {
-            let started = match target {
-                Target::Address(address) => listen(address),
-                Target::File(path) => write_repeatedly(path),
-            };
-            started.map_err(|error| error.to_string())
+        let started = Target::parse(&path, rank).and_then(|target| match target {
+            Target::Address(address) => {
+                listen(address).map_err(|error| listen_text(address, &error))
+            }
+            Target::File(path) => write_repeatedly(&path).map_err(|error| error.to_string()),
         });
         started.map_err(|why| {
             let text = format_args!("no metrics: LOWTIDE_METRICS={}: {why}", path.display());
@@ -70,6 +73,11 @@ impl Target {
             "expected a port, an address with a port like 0.0.0.0:9400, or a path that ends in .prom"
                 .to_owned()
         })?;
+        if address.port() == 0 {
+            return Err(
+                "port 0 would be any, which nobody is told: name one from 1 to 65535".to_owned(),
+            );
+        }
         let port = address.port().checked_add(local_rank.unwrap_or(0));
         address.set_port(port.ok_or("the port and the rank are together more than 65535")?);
         Ok(Target::Address(address))
@@ -83,11 +91,24 @@ fn listen(address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns why nothing is served at `address`, and what to do where another process is.
+fn listen_text(address: SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::AddrInUse => format!(
+            "another process has {address}; choose another port, or a path that ends in .prom, of which each process \
+             has a file of its own"
+        ),
+        _ => error.to_string(),
+    }
+}
+
 /// Writes a file now, so that what is wrong with it is said at once, and again and again. It goes when the
 /// process ends, but not when it is killed; node_exporter says how old it is.
-fn write_repeatedly(path: PathBuf) -> io::Result<()> {
-    write_file(&path)?;
-    remove_at_exit(path.clone());
+fn write_repeatedly(path: &Path) -> io::Result<()> {
+    let (path, claim) = own_file(path)?;
+    let started = write_file(&path);
+    started.inspect_err(|_| drop(fs::remove_file(lock_of(&path))))?;
+    remove_at_exit(path.clone(), claim);
     let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
     thread.spawn(move || {
         loop {
@@ -97,6 +118,50 @@ fn write_repeatedly(path: PathBuf) -> io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Returns where this process writes: to `path`, which a killed process may have left, or to a file with this process's
+/// number in its name where another writes to that. It is this process's until the claim to it is closed.
+fn own_file(path: &Path) -> io::Result<(PathBuf, File)> {
+    if let Some(claim) = claim(path)? {
+        return Ok((path.to_owned(), claim));
+    }
+    // The number is another process's in another container.
+    for earlier in 0.. {
+        let path = file_names::of_process(path, std::process::id(), earlier);
+        if let Some(claim) = claim(&path)? {
+            return Ok((path, claim));
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
+}
+
+/// Returns a claim to write to `path`; `None` where another process has it. The file itself is another one after each
+/// writing, so what is locked is one beside it, which ends in no `.prom`: nobody takes it for figures.
+fn claim(path: &Path) -> io::Result<Option<File>> {
+    let lock = lock_of(path);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o600);
+    loop {
+        let file = options.open(&lock)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            // Where there are no locks, the last to write is read.
+            Err(TryLockError::Error(_)) => return Ok(Some(file)),
+            Ok(()) => {}
+        }
+        // Who had it may have ended and removed it between the two.
+        let number = file.metadata()?.ino();
+        if fs::metadata(&lock).is_ok_and(|there| there.ino() == number) {
+            return Ok(Some(file));
+        }
+    }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut lock = path.to_owned().into_os_string();
+    lock.push(".lock");
+    lock.into()
 }
 
 /// Writes the file in one piece for whoever reads it. Its lines name the process, as those of several processes
@@ -111,17 +176,19 @@ fn write_file(path: &Path) -> io::Result<()> {
         .inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
-fn remove_at_exit(path: PathBuf) {
-    static FILE: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
+fn remove_at_exit(path: PathBuf, claim: File) {
+    static FILE: Mutex<Option<(u32, PathBuf, File)>> = Mutex::new(None);
     extern "C" fn at_exit() {
         let file = FILE.lock().ok().and_then(|mut file| file.take());
         // In the child of a fork it is its parent's.
-        if let Some((_, path)) = file.filter(|(process, _)| *process == std::process::id()) {
-            let _ = fs::remove_file(path);
+        if let Some((_, path, _claim)) = file.filter(|(process, ..)| *process == std::process::id())
+        {
+            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(lock_of(&path));
         }
     }
     if let Ok(mut file) = FILE.lock() {
-        *file = Some((std::process::id(), path));
+        *file = Some((std::process::id(), path, claim));
     }
     // SAFETY: the function stays: what has a thread is not unloaded.
     let _ = unsafe { libc::atexit(at_exit) };
@@ -155,6 +222,11 @@ mod tests {
         for wrong in ["", "x", "70000", "localhost", "/var/lib/a"] {
             check(wrong, None, expected);
         }
+        let any = "port 0 would be any, which nobody is told: name one from 1 to 65535";
+        for rank in [None, Some(1)] {
+            check("0", rank, any);
+            check("0.0.0.0:0", rank, any);
+        }
         check(
             "65535",
             Some(1),
@@ -173,5 +245,37 @@ mod tests {
         );
         let neither = Path::new(OsStr::from_bytes(b"80\xff"));
         assert!(Target::parse(neither, None).is_err());
+    }
+
+    #[test]
+    fn each_process_has_a_file_of_its_own() {
+        let process = std::process::id();
+        let directory = std::env::temp_dir().join(format!("lowtide-metrics-{process}"));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("job.prom");
+        // What a killed process has left is replaced.
+        fs::write(&path, "old").unwrap();
+        fs::write(lock_of(&path), "").unwrap();
+        let (first, claim) = own_file(&path).unwrap();
+        assert_eq!(first, path);
+        let (second, _claim) = own_file(&path).unwrap();
+        assert_eq!(second, directory.join(format!("job.pid{process}.prom")));
+        let (third, _claim) = own_file(&path).unwrap();
+        assert_eq!(third, directory.join(format!("job.pid{process}-1.prom")));
+        drop(claim);
+        assert_eq!(own_file(&path).unwrap().0, path);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn who_finds_a_port_in_use_is_told_what_to_do() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = listen(address).unwrap_err();
+        let expected = format!(
+            "another process has {address}; choose another port, or a path that ends in .prom, of which each process \
+             has a file of its own"
+        );
+        assert_eq!(listen_text(address, &error), expected);
     }
 }
