@@ -32,7 +32,8 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
     It is what the command `lowtide report` writes. A recording is a snapshot of PyTorch's or a file of `record`.
     `output` is where the page is kept; without it, the page is there as long as the answer is.
 
-    Raises `Error` in the command's words where a recording cannot be read, and where the command is not there.
+    Raises `Error` in the command's words where a recording cannot be read, where the command is not there, and where
+    this process has no memory to report on.
     """
     temporary = tempfile.TemporaryDirectory(prefix="lowtide-report-")
     directory = Path(temporary.name)
@@ -52,6 +53,8 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"`lowtide report` ended with {done.returncode}"]
+        if not recordings and "no allocation is recorded" in lines[-1]:
+            raise Error("this process has asked lowtide for no GPU memory: there is nothing to report")
         raise Error(lines[-1].removeprefix("lowtide: "))
     return Report(path, temporary if output is None else None)
 

@@ -113,6 +113,11 @@ def test_the_command_makes_a_page_of_what_a_process_holds(gpu: Machine) -> None:
     assert gpu.code(MEMORY, program) == "True True\n"
 
 
+def test_a_process_that_holds_nothing_has_no_report(gpu: Machine) -> None:
+    why = "this process has asked lowtide for no GPU memory: there is nothing to report"
+    assert gpu.code(MEMORY, "print(refusal(lowtide.report))") == f"Error {why}\n"
+
+
 def test_a_report_without_recordings_is_about_this_process(gpu: Machine) -> None:
     gpu.write("command", COMMAND).chmod(0o755)
     program = """

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Action, Bytes, CachingConfig, StrategyName};
 use lowtide_history::History;
-use lowtide_trace::{OneLine, Snapshot, Trace};
+use lowtide_trace::{OneLine, Snapshot, Trace, file_names};
 use serde::Serialize;
 
 use crate::format;
@@ -157,11 +157,20 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
 pub(crate) fn nothing_recorded(path: &Path, traces: &[Trace]) -> String {
     let mut events = traces.iter().flat_map(|trace| &trace.events);
     let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
-    let what = match events.any(|event| is_free(event.event.action)) {
-        true => {
+    let has_frees = events.any(|event| is_free(event.event.action));
+    // One of a job that never used a device says nothing but its format.
+    let is_of_lowtide = traces
+        .iter()
+        .any(|trace| !trace.settings.strategy.is_empty())
+        || path.is_file() && file_names::check_replaceable(path).is_ok();
+    let what = match (has_frees, is_of_lowtide) {
+        (true, _) => {
             "only frees are recorded, the allocations before them are lost (record with a larger max_entries)"
         }
-        false => {
+        (false, true) => {
+            "no allocation is recorded: the job asked for no GPU memory while it was recorded"
+        }
+        (false, false) => {
             "no allocation is recorded (was torch.cuda.memory._record_memory_history() called first?)"
         }
     };

@@ -68,6 +68,14 @@ fn what_is_recorded_or_empty_is_said_at_the_end() {
     assert_eq!(copy("full", "a.rank3.lowtide"), "");
     let expected = "lowtide: a.lowtide: nothing was recorded: `sh` asked for no GPU memory\n";
     assert_eq!(copy("empty", "a.lowtide"), expected);
+    let empty = scratch.path("empty.lowtide");
+    for command in ["leaks", "report", "replay"] {
+        let expected = format!(
+            "{}: no allocation is recorded: the job asked for no GPU memory while it was recorded",
+            empty.display()
+        );
+        assert_eq!(fail(&[command, empty.to_str().unwrap()]), expected);
+    }
     // Where it goes to a device, nobody knows what went there.
     let output = record(&scratch.path(""), &["-o", "/dev/null", "true"]);
     assert_eq!(stderr(&output), "");
