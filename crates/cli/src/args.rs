@@ -110,7 +110,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) input: PathBuf,
 
     /// The file to write; what was there is replaced once everything is written. Not `-`: the format
-    /// follows from the name
+    /// follows from the name. Not IN itself
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
 

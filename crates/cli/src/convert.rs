@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::slice;
 
 use anyhow::{Context, Result, bail};
 use flate2::write::GzEncoder;
@@ -37,6 +38,7 @@ enum Compression {
 /// If a name, the device or the recording is bad, or the file cannot be written.
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let target = Target::of_name(&args.output)?;
+    output::refuse_recordings(&args.output, slice::from_ref(&args.input), "the new one")?;
     let mut snapshot = recording::read(&args.input)?;
     if let Some(device) = args.device {
         recording::keep_device(&args.input, &mut snapshot, device)?;

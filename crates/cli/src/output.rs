@@ -55,18 +55,18 @@ pub(crate) fn write_file(
     write_to(path, write).with_context(|| recording::name(path))
 }
 
-/// Fails if `path`, where a page is to go, is one of the recordings that the page is made from.
+/// Fails if `path`, where `what` is to go, is one of the recordings that it is made from.
 ///
 /// # Errors
 ///
 /// If it is: the recording would be lost.
-pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf]) -> Result<()> {
+pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf], what: &str) -> Result<()> {
     let (Ok(there), Ok(target)) = (fs::metadata(path), path.canonicalize()) else {
         return Ok(());
     };
     let is_target = |recording: &PathBuf| recording.canonicalize().is_ok_and(|it| it == target);
     if there.is_file() && recordings.iter().any(is_target) {
-        let error = anyhow!("is the recording itself; choose another name for the page");
+        let error = anyhow!("is the recording itself; choose another name for {what}");
         return Err(error.context(recording::name(path)));
     }
     Ok(())

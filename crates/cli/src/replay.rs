@@ -30,7 +30,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         bail!("--html - and --json both print in place of the table; name a file for the page");
     }
     if let Some(path) = &args.html {
-        output::refuse_recordings(path, slice::from_ref(&source.trace))?;
+        output::refuse_recordings(path, slice::from_ref(&source.trace), "the page")?;
     }
     let trace = recording::read_device(&source.trace, source.device)?;
     recording::note_pauses(&source.trace, &trace);

@@ -3,8 +3,10 @@
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::Config;
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageSize, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
@@ -17,6 +19,9 @@ use crate::{format, output, ranking, recording};
 
 /// As many parts as a report's curves have.
 const TIMELINE_POINTS: usize = 8192;
+
+/// So long the program that opens a page is waited for, to see whether it can: it may be the browser itself and stay.
+const OPENING: Duration = Duration::from_secs(3);
 
 /// Carries out `lowtide report`.
 ///
@@ -33,7 +38,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
     recording::refuse_stdin_twice(&args.traces)?;
-    output::refuse_recordings(&target, &args.traces)?;
+    output::refuse_recordings(&target, &args.traces, "the page")?;
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     // Of what is no file, such as a pipe, nobody knows how much it needs.
     let length = |path: &PathBuf| {
@@ -199,18 +204,27 @@ fn open(page: &Path) -> Result<()> {
     } else {
         "xdg-open"
     };
+    let failed = || {
+        format!(
+            "{program}: cannot open {}; open it in a browser",
+            page.display()
+        )
+    };
     let mut command = Command::new(program);
     command
         .arg(page)
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let started = command.spawn().with_context(|| {
-        format!(
-            "{program}: cannot open {}; open it in a browser",
-            page.display()
-        )
-    });
-    started.map(drop)
+    let mut started = command.spawn().with_context(failed)?;
+    let until = Instant::now() + OPENING;
+    while Instant::now() < until {
+        match started.try_wait().with_context(failed)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(anyhow!("{status}").context(failed())),
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

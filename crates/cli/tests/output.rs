@@ -183,7 +183,37 @@ fn a_page_does_not_take_the_place_of_its_recording() {
             assert_eq!(fail(&command), expected);
         }
     }
+    let expected = format!("{job}: is the recording itself; choose another name for the new one");
+    assert_eq!(fail(&["convert", job, job]), expected);
     assert_eq!(events(&recording), 116_097);
+}
+
+/// What shows pages may be there and show none.
+#[test]
+fn a_page_that_cannot_be_opened_is_said_to_be() {
+    let scratch = Scratch::new("opens");
+    let page = scratch.path("page.html");
+    let open = |script: &str| {
+        let program = scratch.write("xdg-open", script);
+        // Copied by another process, as in the test below.
+        let bin = scratch.path("bin");
+        fs::create_dir_all(&bin).unwrap();
+        let program = program.to_str().unwrap();
+        let copied = Command::new("install")
+            .args(["-m", "755", program])
+            .arg(&bin)
+            .status();
+        assert!(copied.unwrap().success());
+        let mut command = common::lowtide();
+        command.env("PATH", format!("{}:/usr/bin:/bin", bin.display()));
+        command.args(["report", GPT2, "--open", "-o"]).arg(&page);
+        command.output().unwrap()
+    };
+    let refused = open("#!/bin/sh\nexit 3\n");
+    let page = page.display();
+    let expected = format!("xdg-open: cannot open {page}; open it in a browser: exit status: 3");
+    assert_eq!(common::failure(&refused), expected);
+    assert_eq!(open("#!/bin/sh\n").status.code(), Some(0));
 }
 
 #[test]
