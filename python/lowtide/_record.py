@@ -43,9 +43,9 @@ class Recording:
 def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = False) -> Recording:
     """Records everything that happens on every device from now on to a file. An earlier recording there is replaced.
 
-    What is held already is recorded as such. `lowtide replay`, `advise` and `convert` read the file, also while it
-    is written, and after the process was killed. In a rank of several (`RANK`, `WORLD_SIZE`) the rank's number
-    goes before the extension of the name, as in `recording.rank3.lowtide`.
+    What is held already is recorded as such. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read
+    the file, also while it is written, and after the process was killed. In a rank of several (`RANK`, `WORLD_SIZE`)
+    the rank's number goes before the extension of the name, as in `recording.rank3.lowtide`.
 
         with lowtide.record("step.lowtide"):
             step()

@@ -18,7 +18,8 @@ use crate::recording::Job;
 /// allocator or setting would take less.
 ///
 /// A recording is what torch.cuda.memory._dump_snapshot() writes after
-/// torch.cuda.memory._record_memory_history().
+/// torch.cuda.memory._record_memory_history(), or what `lowtide record` or lowtide.record() write of a
+/// program that runs on lowtide.
 #[derive(Parser, Debug)]
 #[command(name = "lowtide", version, max_term_width = 100)]
 struct CommandLine {
@@ -123,7 +124,8 @@ pub(crate) struct ConvertArgs {
 ///
 /// The page works offline: memory over time down to single events, what lies where and who asked for it at
 /// any instant, why memory was reserved that was not live, and what other allocators would have taken.
-/// Several recordings (ranks; before and after) are compared.
+/// Several recordings (ranks; before and after) are compared. Exits with 0 when the page is written, and opened where
+/// that is asked for; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
@@ -145,7 +147,8 @@ pub(crate) struct ReportArgs {
 ///
 /// Compares what is live at the peaks, by the stack that asked for it, or by size and stream where no stack
 /// is recorded. The confidence is 1 if every step of the second holds more of it than every step of the
-/// first (or less, where it shrank), and 0 if as many hold more as hold less.
+/// first (or less, where it shrank), and 0 if as many hold more as hold less. Exits with 0 whether or not they differ;
+/// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct DiffArgs {
     /// The recording to compare with: a PyTorch memory snapshot or a trace of lowtide's own
@@ -170,7 +173,8 @@ pub(crate) struct DiffArgs {
 /// Steps are those that the program marked (its optimizer's), else what repeats in its requests. The
 /// first quarter of them may fill caches. What grows is named by the stack that asked for it, or by size
 /// and stream where no stack is recorded. The confidence, from 0 to 1, is high where it grew in many steps,
-/// evenly, to the end, and never shrank; from 0.7 on it is called a leak.
+/// evenly, to the end, and never shrank; from 0.7 on it is called a leak. Exits with 0 whether or not there is one;
+/// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct LeaksArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
@@ -218,10 +222,10 @@ pub(crate) struct RunArgs {
 ///
 /// Every process of the command that uses a GPU through lowtide writes what happens, as it happens, to a file
 /// of its own: FILE, or with its rank (`.rank3`) or, for further processes, its number (`.pid1234`) before
-/// the extension. `lowtide replay`, `advise` and `convert` read it, also while it is written and after the process
-/// was killed. The command is one that runs on lowtide: `lowtide record python -m lowtide run train.py`,
-/// `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's. One line says so at its end if nothing
-/// was recorded.
+/// the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it, also while it is
+/// written and after the process was killed. The command is one that runs on lowtide: `lowtide record python -m
+/// lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's. One line says
+/// so at its end if nothing was recorded.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The file to write. What an earlier recording of this name has left (in a rank of several, what that rank has
