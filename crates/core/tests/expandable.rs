@@ -1,7 +1,7 @@
 //! Which free block serves a request where segments grow.
 
 use lowtide_core::{BlockStatus, Bytes, Config, DeviceAddress, DeviceAllocator, Stream};
-use lowtide_sim::{SimConfig, SimDriver};
+use lowtide_sim::{Call, SimConfig, SimDriver};
 use proptest::prelude::*;
 
 type Allocator = DeviceAllocator<SimDriver>;
@@ -71,4 +71,31 @@ proptest! {
             }
         }
     }
+}
+
+/// As with PyTorch: a range that was reserved for a request which the card then had no memory for stays, and what
+/// comes next is mapped there if it lies lowest. Where nothing is mapped in any other, it goes.
+#[test]
+fn a_range_that_nothing_was_mapped_into_stays() {
+    let driver = SimDriver::new(SimConfig {
+        capacity: Some(Bytes::mib(160)),
+        ..SimConfig::default()
+    });
+    let config: Config = "caching:expandable_segments:True".parse().unwrap();
+    let mut allocator = DeviceAllocator::new(driver, 0, &config);
+    let first = allocator
+        .allocate(Bytes::mib(100), Stream::DEFAULT)
+        .unwrap();
+    // 180 MiB are reserved, of which 80 are left.
+    let refused = allocator.allocate(Bytes::mib(100), Stream::DEFAULT);
+    assert!(refused.is_err());
+    let counted = |allocator: &Allocator| {
+        [Call::Reserve, Call::Unreserve].map(|call| allocator.driver().stats(call).count)
+    };
+    assert_eq!(counted(&allocator), [2, 0]);
+    allocator.empty_cache().unwrap();
+    assert_eq!(counted(&allocator), [2, 0]);
+    allocator.free(first).unwrap();
+    allocator.empty_cache().unwrap();
+    assert_eq!(counted(&allocator), [2, 2]);
 }

@@ -274,9 +274,12 @@ impl Caching {
         pool: PoolIndex,
         kind: SizeKind,
     ) -> Result<(), DriverError> {
-        let mut free = Vec::new();
+        let (mut free, mut empty) = (Vec::new(), Vec::new());
         for domain in heap.domains.of_pool(pool) {
             free.extend(self.pool_of(domain, kind).free.iter().map(|block| block.id));
+            if pool == PoolIndex::DEFAULT {
+                empty.extend(self.whole_unmapped(heap, domain, kind));
+            }
         }
         let (whole, others): (Vec<_>, Vec<_>) = free
             .into_iter()
@@ -290,7 +293,7 @@ impl Caching {
             }
         }
         for domain in heap.domains.of_pool(pool) {
-            self.unreserve_unmapped(heap, domain, kind)?;
+            self.unreserve_unmapped(heap, domain, kind, &empty)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::{Caching, SizeKind};
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
-use crate::segment::{Backing, Heap};
+use crate::segment::{Backing, Heap, Segment};
 use crate::snapshot::SegmentSnapshot;
 use crate::strategy::free_blocks::FreeBlock;
 use crate::strategy::{Request, kind_of, unless_out_of_memory};
@@ -293,19 +293,36 @@ impl Caching {
         Ok(())
     }
 
-    /// Gives back the addresses of the segments in which nothing is mapped: nothing any more, or
-    /// nothing yet, because the driver had no memory when they were reserved.
+    /// Returns the segments in which nothing is mapped, as the blocks that cover them.
+    pub(super) fn whole_unmapped<D>(
+        &mut self,
+        heap: &Heap<D>,
+        domain: DomainId,
+        kind: SizeKind,
+    ) -> Vec<BlockId> {
+        let unmapped = self.pool_of(domain, kind).unmapped.values().copied();
+        unmapped
+            .filter(|&id| !heap.blocks.get(id).is_split())
+            .collect()
+    }
+
+    /// Gives back the addresses of the segments in which nothing is mapped, but for those of `empty` as long as
+    /// anything is mapped in another: PyTorch keeps those of its default pool into which nothing was mapped yet, because
+    /// the driver had no memory when they were reserved, and what comes next goes there, as far as they lie lowest.
     pub(super) fn unreserve_unmapped<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
         domain: DomainId,
         kind: SizeKind,
+        empty: &[BlockId],
     ) -> Result<(), DriverError> {
-        let unmapped = self.pool_of(domain, kind).unmapped.values();
-        let whole: Vec<BlockId> = unmapped
-            .copied()
-            .filter(|&id| !heap.blocks.get(id).is_split())
-            .collect();
+        let is_of_both = |segment: &Segment| {
+            segment.domain == domain && segment.kind == kind && segment.is_expandable()
+        };
+        let has_memory = { heap.segments.iter() }
+            .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes().is_zero());
+        let mut whole = self.whole_unmapped(heap, domain, kind);
+        whole.retain(|id| !(has_memory && empty.contains(id)));
         for id in whole {
             let segment = heap.blocks.segment(id);
             // Those in which the driver refuses to undo a mapping that failed are offered again.
