@@ -6,6 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
+use crate::card::{card_size_min, full_card_size_min};
 use crate::extents::Extents;
 use crate::pools::EventPools;
 use crate::program::{Program, Slot, Step, User};
@@ -68,7 +69,8 @@ impl<'a> Compiler<'a> {
                 initial_segments,
                 initial_ranges: std::mem::take(&mut event_pools.initial_ranges),
                 limit_min: survey.limit_min,
-                card_size_min: survey.card_size_min,
+                card_size_min: card_size_min(trace),
+                full_card_size_min: full_card_size_min(trace, survey.config.large_segment_size),
                 ..Program::default()
             },
             in_use: HashMap::default(),

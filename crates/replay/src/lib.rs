@@ -29,6 +29,7 @@
 
 mod ages;
 mod apart;
+mod card;
 mod compile;
 mod extents;
 mod initial;

@@ -19,6 +19,7 @@ use lowtide_core::{
 use lowtide_trace::Trace;
 
 use crate::apart::Apart;
+use crate::card::{full_card_size_min, segment_room};
 use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
 use crate::survey::{config_of, gives_back_some};
@@ -59,6 +60,8 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
         uncertain: ends.collect(),
         ..Layout::default()
     };
+    let page_size = layout.config.large_segment_size;
+    layout.room = full_card_size_min(trace, page_size).map(|size| segment_room(size, page_size));
     for (segment, known) in initial.segments.iter().zip(&trace.initial.segments) {
         layout.adopt(segment, known.pool);
     }
@@ -190,6 +193,12 @@ struct Layout {
     releasable: BTreeSet<(usize, DeviceAddress)>,
     /// The segment that came for the request that is next.
     fresh: Option<usize>,
+    /// The expandable segment that began for it.
+    begun: Option<usize>,
+    /// How many addresses an expandable segment has, where the recording tells.
+    room: Option<Bytes>,
+    /// For whom one was reserved at a request for which the card had no memory: it stays, and is what begins next.
+    empty: BTreeSet<Owner>,
     /// The segments that memory went back from since the last request or free.
     released: BTreeSet<usize>,
     /// Blocks that were freed and are not free yet.
@@ -250,6 +259,10 @@ impl Layout {
         // What waits for other streams does so before anything goes back, but for what some requests give back.
         let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
         let went_back = !self.released.is_empty();
+        if let Some(begun) = self.begun.take() {
+            let request = (action == Action::Alloc).then(|| self.config.block_size(size));
+            self.tell_apart_begun(begun, request);
+        }
         if !is_release && !goes_on {
             self.end_release(Some(event));
         }
@@ -370,7 +383,7 @@ impl Layout {
         let behind = behind.map(|(_, &behind)| behind);
         match behind.filter(|&behind| self.are_one(segment, behind)) {
             Some(behind) => segment = self.join(segment, behind),
-            None if known.is_none() => self.tell_apart_mapped(segment),
+            None if known.is_none() => self.begun = Some(segment),
             None => {}
         }
         self.insert_free(address, size, segment);
@@ -588,6 +601,10 @@ impl Layout {
             });
         let others: Vec<_> = others.collect::<Option<_>>()?;
         self.looked_at += others.len();
+        if self.room.is_some() && self.config.expandable_segments && !self.any_has_room(owner, size)
+        {
+            self.empty.insert(owner);
+        }
         let others =
             { others.into_iter() }.filter_map(|(segment, is_apart)| is_apart.then_some(segment));
         self.apart.tell_all([refused], others.collect());

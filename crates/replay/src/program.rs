@@ -97,6 +97,8 @@ pub(crate) struct Program {
     pub(crate) limit_min: Bytes,
     /// The least that the card can have had, as far as requests that it refused tell.
     pub(crate) card_size_min: Option<Bytes>,
+    /// The same where it was full each time.
+    pub(crate) full_card_size_min: Option<Bytes>,
 }
 
 impl Program {

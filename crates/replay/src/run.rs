@@ -14,6 +14,7 @@ use crate::ages::Ages;
 use crate::outcome::{Difference, Outcome, Point};
 use crate::program::{Program, Slot, Step, User};
 use crate::script::{Addresses, Likely, Script};
+use crate::survey::config_of;
 use crate::verify::Comparison;
 use crate::{Job, Options, Progress, ReplayError};
 
@@ -74,8 +75,10 @@ impl<'a> Run<'a> {
             program,
             peak_live_bytes,
         } = job;
+        let has_pools = { program.steps.iter() }.any(|step| matches!(step, Step::HoldPool { .. }));
+        let large_page_size = (!has_pools).then(|| config_of(trace).large_segment_size);
         let addresses = match options.verify {
-            true => Addresses::Recorded(Script::new(&trace.events)),
+            true => Addresses::Recorded(Script::new(&trace.events, large_page_size)),
             false => Addresses::Likely(Likely::new(&trace.events)),
         };
         // A fraction in the configuration is one of the capacity.
@@ -89,6 +92,9 @@ impl<'a> Run<'a> {
         };
         let sim = SimConfig {
             capacity,
+            // Where nothing bounds the replay, what was refused is refused by the recording. How many addresses a
+            // segment has decides which block is taken, too.
+            total: (program.full_card_size_min).filter(|_| options.verify && capacity.is_none()),
             ..SimConfig::default()
         };
         let mut driver = SimDriver::with_addresses(sim, addresses);

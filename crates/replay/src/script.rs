@@ -19,6 +19,7 @@ use crate::extents::Extents;
 pub(crate) struct Script {
     /// Recorded events between the allocator and the driver, and requests that failed.
     events: Vec<(usize, Event)>,
+    large_page_size: Option<Bytes>,
     /// The first of them that has not happened.
     next: usize,
     /// The recorded events of the step being taken.
@@ -127,7 +128,9 @@ impl Likely {
 }
 
 impl Script {
-    pub(crate) fn new(events: &[TraceEvent]) -> Script {
+    /// Of a job in whose expandable segments large requests have pages of `large_page_size`; `None` where it is not to
+    /// be told which range begins next, as it has several pools.
+    pub(crate) fn new(events: &[TraceEvent], large_page_size: Option<Bytes>) -> Script {
         let indexed = events.iter().map(|recorded| recorded.event).enumerate();
         let concerns_driver =
             |event: &Event| event.action.is_segment() || event.action == Action::OutOfMemory;
@@ -135,6 +138,7 @@ impl Script {
             events: indexed
                 .filter(|(_, event)| concerns_driver(event))
                 .collect(),
+            large_page_size,
             next: 0,
             step: 0..0,
             refused_in_step: false,
@@ -198,6 +202,30 @@ impl Script {
         }
     }
 
+    /// Returns where the next range of the step's stream begins into which memory is mapped, in whichever step: where
+    /// one is reserved for which there is no memory, it stays, and that comes later. Refuses where none comes.
+    fn reserve_ahead(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let asks = |event: &Event| matches!(event.action, Action::SegmentMap | Action::OutOfMemory);
+        let stream = self.left_in_step().find(asks).map(|event| event.stream);
+        let large_page = self.large_page_size.ok_or(DriverError::OutOfMemory)?;
+        let is_large = (size % large_page).is_zero();
+        let is_in_range = |address: DeviceAddress| {
+            let before = self.reserved.range(..=address).next_back();
+            before.is_some_and(|&start| address < start + size)
+        };
+        let mut later = self.events[self.next..].iter().map(|&(_, event)| event);
+        let first = later.find(|event| {
+            event.action == Action::SegmentMap
+                && Some(event.stream) == stream
+                && (event.size >= large_page) == is_large
+                && !is_in_range(event.address)
+        });
+        let start = first.map(|event| event.address);
+        let start = start.ok_or(DriverError::OutOfMemory)?;
+        self.reserved.insert(start);
+        Ok(start)
+    }
+
     fn refuses(&mut self) -> bool {
         let refuses = self.next_in_step().is_some_and(|event| {
             matches!(
@@ -232,13 +260,13 @@ impl AddressSource for Script {
         self.places.give(address, size);
     }
 
-    /// A range begins where the recording maps memory into it first, in the same step. Where it refuses memory, a
-    /// range would stay empty at an address that nothing tells; and under a limit PyTorch reserves none for a request
+    /// A range begins where the recording maps memory into it first, in the same step, or, where it refuses memory, in
+    /// a later one; where none does, the range would stay empty at an address that nothing tells. Under a limit PyTorch reserves none for a request
     /// that exceeds it.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let placed = self.place.take();
         if placed.is_none() && self.refuses() {
-            return Err(DriverError::OutOfMemory);
+            return self.reserve_ahead(size);
         }
         let mapped = { self.left_in_step() }.find(|event| {
             let end = event.address + event.size;

@@ -30,8 +30,6 @@ pub(crate) struct Survey {
     /// used: while a graph is captured, and while a program allocates to a private pool, PyTorch neither waits nor
     /// gives all back.
     pub(crate) captured_refusals: HashSet<usize>,
-    /// The least that the card can have had, as far as requests that it refused tell.
-    pub(crate) card_size_min: Option<Bytes>,
 }
 
 /// What passed between allocator and driver since the last request or free.
@@ -254,7 +252,6 @@ impl Survey {
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
             let event = recorded.event;
-            survey.note_card_size(event, reserved);
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
                     let rest = (occupancy.as_ref(), &waiting);
@@ -302,15 +299,6 @@ impl Survey {
         }
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
-    }
-
-    /// Takes into account what a refusal, with `reserved` bytes held, says of the card.
-    fn note_card_size(&mut self, event: Event, reserved: Bytes) {
-        if event.action == Action::OutOfMemory {
-            // Its address says what the card had left.
-            let card_size = Bytes(event.address.get()).saturating_add(reserved);
-            self.card_size_min = self.card_size_min.max(Some(card_size));
-        }
     }
 
     /// Takes into account, before a request or free, whether memory stays that could have gone back, or blocks that

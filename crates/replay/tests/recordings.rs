@@ -125,6 +125,14 @@ fn several_streams() {
     check("multistream.exp", None);
 }
 
+/// The addresses of expandable segments come to an end on a card that is nearly full, and then a pool has several. What
+/// goes back before a request that is then served is taken for a call of `empty_cache` there, so that figures differ.
+#[test]
+fn cards_that_are_full() {
+    check_events("full.exp", None);
+    check_events("fullpools.exp", None);
+}
+
 #[test]
 fn releases_that_order_free_blocks_otherwise() {
     for (name, order) in [

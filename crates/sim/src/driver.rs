@@ -18,6 +18,9 @@ use crate::memory::{Memory, PAGE, Refusal, broken_rule};
 pub struct SimConfig {
     /// How much memory the device has; `None`, or more than that: 64 TiB, which stands for no limit.
     pub capacity: Option<Bytes>,
+    /// What the device says that it has in all, where that is not its capacity: a job may be refused memory by others
+    /// that use the device, or at moments that were chosen.
+    pub total: Option<Bytes>,
     /// Whether the device can reserve addresses and map memory, as all but old ones can.
     pub virtual_memory: bool,
     /// Whether blocks may lie in adjacent allocations, as they may not on an NVIDIA card.
@@ -28,6 +31,7 @@ impl Default for SimConfig {
     fn default() -> SimConfig {
         SimConfig {
             capacity: None,
+            total: None,
             virtual_memory: true,
             joins_allocations: false,
         }
@@ -57,6 +61,8 @@ struct Device<A> {
     memory: Memory,
     clock: Clock,
     captures: Captures,
+    /// What it says that it has.
+    total: Bytes,
     virtual_memory: bool,
     joins_allocations: bool,
 }
@@ -86,6 +92,7 @@ impl<A: AddressSource> SimDriver<A> {
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
                 captures: Captures::default(),
+                total: config.total.unwrap_or(capacity),
                 virtual_memory: config.virtual_memory,
                 joins_allocations: config.joins_allocations,
             },
@@ -473,8 +480,8 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.call(Call::MemoryInfo, Bytes::ZERO, |device| {
-            let total = device.memory.capacity();
-            let free = total - device.memory.physical();
+            let (total, memory) = (device.total, &device.memory);
+            let free = (memory.capacity() - memory.physical()).min(total);
             Ok((
                 MemoryInfo { free, total },
                 cost_ns(Call::MemoryInfo, Bytes::ZERO),

@@ -53,15 +53,19 @@ impl Layout {
         segment.owner.stream != owner.stream || segment.is_kind_known && !is_of_kind
     }
 
-    /// Tells a new expandable segment apart from the others of its owner that are there, but for what may have been
-    /// mapped behind it before the first event.
-    pub(super) fn tell_apart_mapped(&mut self, new: usize) {
+    /// Tells a new expandable segment, which began for a request of so many bytes where that is known, apart from the
+    /// others of its owner that are there, but for those without room for it, and for what may have been mapped behind
+    /// it before the first event.
+    pub(super) fn tell_apart_begun(&mut self, new: usize, request: Option<Bytes>) {
         let Segment {
             owner, start, end, ..
         } = self.segments[new];
         let of_stream =
             (owner.stream, DeviceAddress::NULL)..=(owner.stream, DeviceAddress(u64::MAX));
-        let mut may_be_one = true;
+        let (mut may_be_one, mut others) = (true, Vec::new());
+        if self.empty.remove(&owner) {
+            return;
+        }
         for (&(_, at), &other) in self.expandable.range(of_stream) {
             let is_above = start < at;
             if is_above {
@@ -70,9 +74,46 @@ impl Layout {
             }
             let is_of_owner = self.segments[other].owner == owner;
             if other != new && is_of_owner && !(is_above && may_be_one) {
+                others.push(other);
+            }
+        }
+        for other in others {
+            if self.has_room(other, request) {
                 self.apart.tell(other, new);
             }
         }
+    }
+
+    /// Returns whether a request would have had room in any expandable segment of its owner's.
+    pub(super) fn any_has_room(&mut self, owner: Owner, size: Bytes) -> bool {
+        let of_owner = self.expandable.values().copied();
+        let of_owner: Vec<usize> = of_owner
+            .filter(|&at| self.segments[at].owner == owner)
+            .collect();
+        of_owner
+            .into_iter()
+            .any(|segment| self.has_room(segment, Some(size)))
+    }
+
+    /// Returns whether a request would have had room in an expandable segment, as it always has where nothing tells how
+    /// many addresses that has. One that began before the first event may have fewer left.
+    fn has_room(&mut self, segment: usize, request: Option<Bytes>) -> bool {
+        let (Some(room), Some(size)) = (self.room, request) else {
+            return true;
+        };
+        let start = self.segments[segment].start;
+        let (mut at, end) = (start, start + room);
+        for (&address, block) in self.blocks.range(start..end) {
+            self.looked_at += 1;
+            if block.is_free {
+                continue;
+            }
+            if address >= at + size {
+                return true;
+            }
+            at = address + block.size;
+        }
+        at + size <= end
     }
 
     /// Tells an expandable segment that has grown for a request apart from those below it behind which the request

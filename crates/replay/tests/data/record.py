@@ -117,6 +117,9 @@ RECORDINGS = {
     "fewsizes.torch2.15": Recording("few_sizes"),
     "cut.fewsizes.torch2.12": Recording("few_sizes", events_dropped=700),
     "cut.fewsizes.torch2.15": Recording("few_sizes", events_dropped=700),
+    # Each on a card of 2 GB.
+    "full.exp": Recording("random_sizes", EXPANDABLE),
+    "fullpools.exp": Recording("random_pools", EXPANDABLE),
 }
 
 
