@@ -105,7 +105,11 @@ impl Worker<'_> {
             let block = &mut self.held[index];
             match block.seed {
                 Some(seed) => check(block.memory, block.size, seed),
-                None => fill(block.memory, block.size, seed),
+                None => {
+                    // The block may have been another's, whose work in the stream goes before this.
+                    assert!(self.fake.synchronize(self.streams[0]));
+                    fill(block.memory, block.size, seed);
+                }
             }
             block.seed.get_or_insert(seed);
         }
