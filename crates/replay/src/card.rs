@@ -3,14 +3,19 @@
 use lowtide_core::{Action, Bytes, Event};
 use lowtide_trace::Trace;
 
+/// No card has more: what says so is no recording of one.
+const CARD_SIZE_MAX: Bytes = Bytes::gib(64 << 10);
+
 /// Returns the least that the card can have had where all requests that were refused were so because it was full, and
 /// not by a limit of the job's own: a page more at either end than they asked for would not have fitted.
 pub(crate) fn full_card_size_min(trace: &Trace, page_size: Bytes) -> Option<Bytes> {
     let mut events = trace.events.iter().map(|recorded| recorded.event);
     // Their address says what the card had left.
-    let fits = |event: Event| event.size + page_size + page_size <= Bytes(event.address.get());
+    let fits = |event: Event| {
+        event.size.saturating_add(page_size + page_size) <= Bytes(event.address.get())
+    };
     let is_limited = events.any(|event| event.action == Action::OutOfMemory && fits(event));
-    card_size_min(trace).filter(|_| !is_limited)
+    card_size_min(trace).filter(|&size| !is_limited && size <= CARD_SIZE_MAX)
 }
 
 /// Returns the least that the card can have had: what was held and what was free where a request was refused, or
@@ -22,7 +27,9 @@ pub(crate) fn card_size_min(trace: &Trace) -> Option<Bytes> {
     for recorded in &trace.events {
         let event = recorded.event;
         match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => reserved += event.size,
+            Action::SegmentAlloc | Action::SegmentMap => {
+                reserved = reserved.saturating_add(event.size);
+            }
             Action::SegmentFree | Action::SegmentUnmap => {
                 reserved = reserved.saturating_sub(event.size);
             }

@@ -90,11 +90,12 @@ impl<'a> Run<'a> {
             true => recorded_capacity(options.capacity, program),
             false => options.capacity,
         };
+        let is_bound_by_card = options.verify && capacity.is_none() && !has_fraction;
         let sim = SimConfig {
             capacity,
             // Where nothing bounds the replay, what was refused is refused by the recording. How many addresses a
             // segment has decides which block is taken, too.
-            total: (program.full_card_size_min).filter(|_| options.verify && capacity.is_none()),
+            total: program.full_card_size_min.filter(|_| is_bound_by_card),
             ..SimConfig::default()
         };
         let mut driver = SimDriver::with_addresses(sim, addresses);

@@ -261,8 +261,8 @@ impl AddressSource for Script {
     }
 
     /// A range begins where the recording maps memory into it first, in the same step, or, where it refuses memory, in
-    /// a later one; where none does, the range would stay empty at an address that nothing tells. Under a limit PyTorch reserves none for a request
-    /// that exceeds it.
+    /// a later one; where none does, the range would stay empty at an address that nothing tells. Under a limit PyTorch
+    /// reserves none for a request that exceeds it.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let placed = self.place.take();
         if placed.is_none() && self.refuses() {

@@ -92,7 +92,7 @@ impl<A: AddressSource> SimDriver<A> {
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
                 captures: Captures::default(),
-                total: config.total.unwrap_or(capacity),
+                total: config.total.map_or(capacity, |total| total.min(NO_LIMIT)),
                 virtual_memory: config.virtual_memory,
                 joins_allocations: config.joins_allocations,
             },

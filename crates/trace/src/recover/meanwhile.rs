@@ -470,7 +470,7 @@ impl Rewind {
 fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -> BTreeSet<u64> {
     let plain = shown.iter().filter(|segment| !segment.is_expandable);
     let bounds = |it: &SegmentSnapshot| (it.address.get(), (it.address + it.size).get());
-    let plain: BTreeMap<u64, u64> = plain.map(bounds).collect();
+    let mut plain: BTreeMap<u64, u64> = plain.map(bounds).collect();
     let mut straddled = BTreeSet::new();
     for (start, end) in events
         .iter()
@@ -478,11 +478,13 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
     {
         let before = plain.range(..end).rev();
         let reaching = before.take_while(|&(_, &to)| to > start);
-        straddled.extend(
-            reaching
-                .filter(|&(&from, &to)| from > start || to < end)
-                .map(|(&from, _)| from),
-        );
+        let reached = reaching.filter(|&(&from, &to)| from > start || to < end);
+        let reached: Vec<u64> = reached.map(|(&from, _)| from).collect();
+        for from in reached {
+            // Each is looked at once, however many blocks reach into it.
+            plain.remove(&from);
+            straddled.insert(from);
+        }
     }
     straddled
 }

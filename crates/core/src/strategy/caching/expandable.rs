@@ -319,7 +319,7 @@ impl Caching {
         let is_of_both = |segment: &Segment| {
             segment.domain == domain && segment.kind == kind && segment.is_expandable()
         };
-        let has_memory = { heap.segments.iter() }
+        let has_memory = !empty.is_empty() && { heap.segments.iter() }
             .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes().is_zero());
         let mut whole = self.whole_unmapped(heap, domain, kind);
         whole.retain(|id| !(has_memory && empty.contains(id)));
