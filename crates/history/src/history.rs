@@ -163,9 +163,8 @@ pub struct Pause {
     pub size: Bytes,
 }
 
-/// Of so many refusals it is known how long the largest free block was; a job that goes on after them may have any
-/// number.
-pub(crate) const LARGEST_KNOWN_MAX: usize = 64;
+/// Of so many refusals, the first ones, a page has all figures; a job that goes on after them may have any number.
+pub(crate) const REFUSALS_KNOWN_MAX: usize = 64;
 
 /// A request that could not be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

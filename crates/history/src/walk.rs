@@ -8,7 +8,7 @@ use lowtide_trace::{StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{
-    Block, CURVES, History, LARGEST_KNOWN_MAX, Moment, Pause, Refusal, SegmentLife, main_stream,
+    Block, CURVES, History, Moment, Pause, REFUSALS_KNOWN_MAX, Refusal, SegmentLife, main_stream,
 };
 use crate::levels::Levels;
 use crate::numbering::Numbering;
@@ -553,7 +553,7 @@ impl<'a> Walk<'a> {
             stream,
             ..self.now
         };
-        let is_known = self.refusals.len() < LARGEST_KNOWN_MAX;
+        let is_known = self.refusals.len() < REFUSALS_KNOWN_MAX;
         let largest_free = is_known.then(|| self.largest_free(stream, recorded.event.pool));
         self.refusals.push(Refusal {
             requested: recorded.event.size,

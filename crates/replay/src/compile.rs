@@ -6,7 +6,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
-use crate::card::{card_size_min, full_card_size_min};
 use crate::extents::Extents;
 use crate::pools::EventPools;
 use crate::program::{Program, Slot, Step, User};
@@ -69,8 +68,7 @@ impl<'a> Compiler<'a> {
                 initial_segments,
                 initial_ranges: std::mem::take(&mut event_pools.initial_ranges),
                 limit_min: survey.limit_min,
-                card_size_min: card_size_min(trace),
-                full_card_size_min: full_card_size_min(trace, survey.config.large_segment_size),
+                card: event_pools.card,
                 ..Program::default()
             },
             in_use: HashMap::default(),

@@ -19,13 +19,13 @@ use lowtide_core::{
 use lowtide_trace::Trace;
 
 use crate::apart::Apart;
-use crate::card::{full_card_size_min, segment_room};
+use crate::card::Card;
 use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
 use crate::survey::{config_of, gives_back_some};
 
 /// The largest request that small segments serve, and the largest end that is left on a large block.
-const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
+pub(crate) const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
@@ -42,7 +42,7 @@ const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 /// nothing that it does not say, where it contradicts itself, or has more evidence than is kept or looked for. Takes
 /// O(n log n) for n events, more for each free block that a request for which memory came could have had, for
 /// each segment below what grew of those of before the first event, and for what stays when memory goes back.
-fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
+fn tell(trace: &Trace, initial: &Initial, card: Card) -> Option<Told> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
             recorded.event.action,
@@ -61,7 +61,9 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
         ..Layout::default()
     };
     let page_size = layout.config.large_segment_size;
-    layout.room = full_card_size_min(trace, page_size).map(|size| segment_room(size, page_size));
+    layout.room = card
+        .full_size_min
+        .map(|size| CachingConfig::expandable_segment_size(size, page_size));
     for (segment, known) in initial.segments.iter().zip(&trace.initial.segments) {
         layout.adopt(segment, known.pool);
     }
@@ -105,6 +107,7 @@ fn tell(trace: &Trace, initial: &Initial) -> Option<Told> {
 #[derive(Debug)]
 pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
+    pub(crate) card: Card,
     /// The segments that were there before the first event, in their pools.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
     /// Where the ranges begin in which some of those lie, by the addresses of these.
@@ -117,7 +120,8 @@ impl<'a> EventPools<'a> {
     /// Takes as long as [`tell`].
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
         let mut initial = Initial::new(trace);
-        let told = tell(trace, &initial);
+        let card = Card::new(trace, config_of(trace).large_segment_size);
+        let told = tell(trace, &initial, card);
         let Told {
             pools: told,
             shorter_by,
@@ -131,6 +135,7 @@ impl<'a> EventPools<'a> {
         }
         EventPools {
             trace,
+            card,
             initial_segments: initial.segments,
             initial_ranges: ranges,
             told,

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
 use lowtide_trace::Trace;
 
+use crate::card::Card;
 use crate::compile::Compiler;
 
 /// What a [`Program`] does with a block or with everything.
@@ -95,10 +96,7 @@ pub(crate) struct Program {
     pub(crate) users: usize,
     /// The least that the job was allowed to hold from the driver.
     pub(crate) limit_min: Bytes,
-    /// The least that the card can have had, as far as requests that it refused tell.
-    pub(crate) card_size_min: Option<Bytes>,
-    /// The same where it was full each time.
-    pub(crate) full_card_size_min: Option<Bytes>,
+    pub(crate) card: Card,
 }
 
 impl Program {

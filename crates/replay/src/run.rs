@@ -75,10 +75,8 @@ impl<'a> Run<'a> {
             program,
             peak_live_bytes,
         } = job;
-        let has_pools = { program.steps.iter() }.any(|step| matches!(step, Step::HoldPool { .. }));
-        let large_page_size = (!has_pools).then(|| config_of(trace).large_segment_size);
         let addresses = match options.verify {
-            true => Addresses::Recorded(Script::new(&trace.events, large_page_size)),
+            true => Addresses::Recorded(Script::new(&trace.events, large_page_size(job))),
             false => Addresses::Likely(Likely::new(&trace.events)),
         };
         // A fraction in the configuration is one of the capacity.
@@ -95,7 +93,7 @@ impl<'a> Run<'a> {
             capacity,
             // Where nothing bounds the replay, what was refused is refused by the recording. How many addresses a
             // segment has decides which block is taken, too.
-            total: program.full_card_size_min.filter(|_| is_bound_by_card),
+            total: program.card.full_size_min.filter(|_| is_bound_by_card),
             ..SimConfig::default()
         };
         let mut driver = SimDriver::with_addresses(sim, addresses);
@@ -477,10 +475,17 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Returns how long a page for large requests is; `None` of a job with private pools.
+fn large_page_size(job: &Job<'_>) -> Option<Bytes> {
+    let mut steps = job.program.steps.iter();
+    let has_pools = steps.any(|step| matches!(step, Step::HoldPool { .. }));
+    (!has_pools).then(|| config_of(job.trace).large_segment_size)
+}
+
 /// Returns what the card of a recording had, of which the job was allowed `limit`: PyTorch reserves ranges of
 /// addresses by what the card has. Where no request was refused, nothing tells.
 fn recorded_capacity(limit: Option<Bytes>, program: &Program) -> Option<Bytes> {
-    let known = limit.and(program.card_size_min);
+    let known = limit.and(program.card.size_min);
     known.max(limit.filter(|_| known.is_some()))
 }
 

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
-use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event};
+use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event, Stream};
 use lowtide_sim::{AddressSource, FirstFit};
 use lowtide_trace::TraceEvent;
 
 use crate::extents::Extents;
+use crate::pools::SMALL_REQUEST_MAX;
 
 /// What PyTorch's driver did, step by step: the source of a simulated device's addresses, and of its
 /// refusals.
@@ -31,6 +32,8 @@ pub(crate) struct Script {
     places: Places,
     /// The starts of reserved ranges.
     reserved: BTreeSet<DeviceAddress>,
+    /// Before which of the events no range begins that is not reserved, of a stream, for large requests or small ones.
+    looked_ahead: HashMap<(Stream, bool), usize>,
     mapped: Extents,
 }
 
@@ -145,6 +148,7 @@ impl Script {
             place: None,
             places: Places::new(),
             reserved: BTreeSet::new(),
+            looked_ahead: HashMap::new(),
             mapped: Extents::default(),
         }
     }
@@ -203,27 +207,37 @@ impl Script {
     }
 
     /// Returns where the next range of the step's stream begins into which memory is mapped, in whichever step: where
-    /// one is reserved for which there is no memory, it stays, and that comes later. Refuses where none comes.
+    /// one is reserved for which there is no memory, it stays, and that comes later. Refuses where none comes. O(n) for n
+    /// events, all requests of a stream and kind together, while no range goes.
     fn reserve_ahead(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        let asks = |event: &Event| matches!(event.action, Action::SegmentMap | Action::OutOfMemory);
-        let stream = self.left_in_step().find(asks).map(|event| event.stream);
         let large_page = self.large_page_size.ok_or(DriverError::OutOfMemory)?;
-        let is_large = (size % large_page).is_zero();
+        let served = self.left_in_step().find_map(|event| match event.action {
+            Action::SegmentMap => Some((event.stream, event.size >= large_page)),
+            Action::OutOfMemory => Some((event.stream, event.size > SMALL_REQUEST_MAX)),
+            _ => None,
+        });
+        let (stream, is_large) = served.ok_or(DriverError::OutOfMemory)?;
         let is_in_range = |address: DeviceAddress| {
             let before = self.reserved.range(..=address).next_back();
             before.is_some_and(|&start| address < start + size)
         };
-        let mut later = self.events[self.next..].iter().map(|&(_, event)| event);
-        let first = later.find(|event| {
+        let begins = |event: &Event| {
             event.action == Action::SegmentMap
-                && Some(event.stream) == stream
+                && event.stream == stream
                 && (event.size >= large_page) == is_large
                 && !is_in_range(event.address)
-        });
-        let start = first.map(|event| event.address);
-        let start = start.ok_or(DriverError::OutOfMemory)?;
-        self.reserved.insert(start);
-        Ok(start)
+        };
+        let looked_ahead = self.looked_ahead.entry((stream, is_large)).or_default();
+        let first = self.next.max(*looked_ahead);
+        let later = self.events[first..].iter();
+        let found = later.map(|(_, event)| event).position(begins);
+        *looked_ahead = found.map_or(self.events.len(), |found| first + found);
+        let (_, event) = self
+            .events
+            .get(*looked_ahead)
+            .ok_or(DriverError::OutOfMemory)?;
+        self.reserved.insert(event.address);
+        Ok(event.address)
     }
 
     fn refuses(&mut self) -> bool {
@@ -283,6 +297,7 @@ impl AddressSource for Script {
         if !self.reserved.remove(&address) {
             self.places.elsewhere.unreserved(address, size);
         }
+        self.looked_ahead.clear();
     }
 
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
@@ -370,30 +385,68 @@ impl AddressSource for Addresses {
 
 #[cfg(test)]
 mod tests {
-    use lowtide_core::{MempoolId, Stream};
+    use lowtide_core::MempoolId;
     use lowtide_trace::{NoteId, StackId};
 
     use super::*;
+
+    fn recorded(action: Action, address: DeviceAddress, size: Bytes) -> TraceEvent {
+        let event = Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address,
+            size,
+            stream: Stream::DEFAULT,
+        };
+        TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        }
+    }
+
+    /// Whatever the range's size: that of one for small requests may have whole pages for large ones, too.
+    #[test]
+    fn a_range_that_stays_empty_is_the_next_of_its_kind() {
+        let range = Bytes::mib(200);
+        let [small, large, other_small] =
+            [0x1000_0000, 0x4000_0000, 0x7000_0000].map(DeviceAddress);
+        let refused = |size| recorded(Action::OutOfMemory, DeviceAddress::NULL, size);
+        let map = |address, mib| recorded(Action::SegmentMap, address, Bytes::mib(mib));
+        let events = [
+            refused(Bytes::kib(4)),
+            refused(Bytes::mib(4)),
+            refused(Bytes::kib(4)),
+            refused(Bytes::mib(4)),
+            map(large, 20),
+            map(small, 2),
+            map(small + Bytes::mib(2), 2),
+            map(other_small, 2),
+        ];
+        let mut script = Script::new(&events, Some(Bytes::mib(20)));
+        let mut reserve_at = |event: usize| {
+            script.begin_step(event + 1);
+            let place = script.reserve(range);
+            script.pass(Action::OutOfMemory);
+            place
+        };
+        assert_eq!(reserve_at(0), Ok(small));
+        assert_eq!(reserve_at(1), Ok(large));
+        assert_eq!(reserve_at(2), Ok(other_small));
+        assert_eq!(reserve_at(3), Err(DriverError::OutOfMemory));
+        script.unreserved(large, range);
+        script.next = 3;
+        assert_eq!(script.reserve(range), Ok(large));
+    }
 
     /// As in a recording of a job on the simulator, whose addresses begin where those begin that stand in for
     /// unrecorded ones.
     #[test]
     fn places_of_its_own_avoid_recorded_ones() {
         let first = FirstFit::new().allocate(Bytes::mib(40)).unwrap();
-        let event = Event {
-            action: Action::SegmentAlloc,
-            pool: MempoolId::DEFAULT,
-            address: first,
-            size: Bytes::mib(40),
-            stream: Stream::DEFAULT,
-        };
-        let recorded = TraceEvent {
-            event,
-            time_us: 0,
-            stack: StackId::NONE,
-            pool_known: true,
-            note: NoteId::NONE,
-        };
+        let recorded = recorded(Action::SegmentAlloc, first, Bytes::mib(40));
         let mut likely = Likely::new(&[recorded]);
         assert_eq!(likely.allocate(Bytes::mib(40)), Ok(first));
         let own = likely.allocate(Bytes::mib(22)).unwrap();

@@ -93,12 +93,23 @@ fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
 
 fn pickle_of(trace: Trace) -> Vec<u8> {
     let mut pickle = Vec::new();
-    let snapshot = Snapshot {
-        traces: vec![trace],
-        is_cut_off: false,
-    };
-    write_pickle(&snapshot, &mut pickle).unwrap();
+    write_pickle(&whole(vec![trace]), &mut pickle).unwrap();
     pickle
+}
+
+fn whole(traces: Vec<Trace>) -> Snapshot {
+    Snapshot {
+        traces,
+        is_cut_off: false,
+    }
+}
+
+/// Returns what each format keeps of a snapshot.
+fn read_back(snapshot: &Snapshot) -> [Snapshot; 2] {
+    let (mut pickle, mut compact) = (Vec::new(), Vec::new());
+    write_pickle(snapshot, &mut pickle).unwrap();
+    write_compact(snapshot, &mut compact).unwrap();
+    [pickle, compact].map(|bytes| read_from(&*bytes).unwrap())
 }
 
 #[test]
@@ -120,15 +131,8 @@ fn each_format_keeps_what_was_paused_when() {
         ..recording([1, 2, 3, 4])
     };
     trace.stacks = Arc::new(stacks);
-    let snapshot = Snapshot {
-        traces: vec![trace, other],
-        is_cut_off: false,
-    };
-    let (mut pickle, mut compact) = (Vec::new(), Vec::new());
-    write_pickle(&snapshot, &mut pickle).unwrap();
-    write_compact(&snapshot, &mut compact).unwrap();
-    for bytes in [pickle, compact] {
-        let read = read_from(&*bytes).unwrap();
+    let snapshot = whole(vec![trace, other]);
+    for read in read_back(&snapshot) {
         assert_eq!(read.traces.len(), 2);
         for (read, written) in read.traces.iter().zip(&snapshot.traces) {
             assert_eq!(read.initial.segments, written.initial.segments);
@@ -356,15 +360,7 @@ fn each_format_says_which_pool_is_which_region() {
         regions: [(POOL, "kv".into())].into(),
         ..recording([1, 2, 3, 4])
     };
-    let snapshot = Snapshot {
-        traces: vec![trace, other],
-        is_cut_off: false,
-    };
-    let (mut pickle, mut compact) = (Vec::new(), Vec::new());
-    write_pickle(&snapshot, &mut pickle).unwrap();
-    write_compact(&snapshot, &mut compact).unwrap();
-    for bytes in [pickle, compact] {
-        let read = read_from(&*bytes).unwrap();
+    for read in read_back(&whole(vec![trace, other])) {
         assert_eq!(regions(&read.traces[0]), [(2, "weights"), (3, "kv")]);
         assert_eq!(regions(&read.traces[1]), [(2, "kv")]);
         let last = read.traces[0].last_events(1).unwrap();

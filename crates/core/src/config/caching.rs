@@ -147,6 +147,16 @@ impl CachingConfig {
         }
     }
 
+    /// Returns how many addresses an expandable segment has on a device of so many bytes, in pages of `page_size`: an
+    /// eighth more than the device, so that holes left by unmapping do not keep the segment from growing.
+    ///
+    /// # Panics
+    ///
+    /// If `page_size` is zero.
+    pub fn expandable_segment_size(device_size: Bytes, page_size: Bytes) -> Bytes {
+        Bytes(device_size.get() + device_size.get() / 8).round_up(page_size)
+    }
+
     /// Returns whether a free block of a size may serve a request. Blocks that are not split serve only
     /// requests of their own class, and of those only the ones that do not waste much.
     #[inline]

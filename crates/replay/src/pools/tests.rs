@@ -42,7 +42,7 @@ fn recording(segments: u64) -> Trace {
 
 #[test]
 fn segments_of_one_stream_that_grow_are_of_different_pools() {
-    let told = tell(&recording(40), &Initial::default()).unwrap();
+    let told = tell(&recording(40), &Initial::default(), Card::default()).unwrap();
     let pools: BTreeSet<MempoolId> = told.pools.unwrap().events.into_iter().collect();
     assert_eq!(pools.len(), 40);
 }
@@ -90,7 +90,8 @@ fn pools_behind_holes(
         stack: StackId::NONE,
     });
     trace.initial.blocks = blocks.collect();
-    let told = tell(&trace, &Initial::new(&trace))?;
+    let card = Card::new(&trace, config_of(&trace).large_segment_size);
+    let told = tell(&trace, &Initial::new(&trace), card)?;
     Some(told.pools?.events)
 }
 
@@ -217,7 +218,7 @@ fn beside_pools(count: u64) -> Trace {
 /// Thousands of pools keep what they have while segments of another go, in call after call.
 #[test]
 fn what_goes_beside_many_pools_is_told() {
-    let told = tell(&beside_pools(1_500), &Initial::default());
+    let told = tell(&beside_pools(1_500), &Initial::default(), Card::default());
     let pools = told.unwrap().pools.unwrap();
     assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
 }
@@ -232,17 +233,17 @@ fn segments_that_came_where_others_were_tell_nothing() {
         .chain(used(1, 60))
         .chain(back(1, 60));
     let events = twice.chain(used(2, 30)).chain(back(2, 30));
-    assert!(tell(&trace_of(events), &Initial::default()).is_none());
+    assert!(tell(&trace_of(events), &Initial::default(), Card::default()).is_none());
 }
 
 #[test]
 fn what_takes_too_long_to_look_for_is_not() {
-    assert!(tell(&beside_pools(3_000), &Initial::default()).is_none());
+    assert!(tell(&beside_pools(3_000), &Initial::default(), Card::default()).is_none());
 }
 
 #[test]
 fn too_many_to_tell_apart_are_not() {
-    assert!(tell(&recording(1_450), &Initial::default()).is_none());
+    assert!(tell(&recording(1_450), &Initial::default(), Card::default()).is_none());
     // Of either kind between those of the other, before the first event.
     let ranges = (0..3_000).map(|place| (place * 40, place * 40 + 2 + place % 2 * 18));
     let ranges: Vec<(u64, u64)> = ranges.collect();

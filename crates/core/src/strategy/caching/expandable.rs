@@ -3,6 +3,7 @@
 
 use super::{Caching, SizeKind};
 use crate::block::{BlockId, BlockState};
+use crate::config::CachingConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::segment::{Backing, Heap, Segment};
@@ -198,8 +199,7 @@ impl Caching {
         page_size.round_up(heap.driver.granularity())
     }
 
-    /// Reserves addresses for more than the device's memory, so that holes left by unmapping do not
-    /// keep the segment from growing, and returns the unmapped block that covers them.
+    /// Reserves the addresses of a new segment and returns the unmapped block that covers them.
     fn reserve_room<D: Driver>(
         &mut self,
         heap: &mut Heap<D>,
@@ -208,8 +208,8 @@ impl Caching {
     ) -> Result<BlockId, DriverError> {
         let page_size = self.page_size(heap, kind);
         let total = heap.driver.memory_info()?.total;
-        let room = Bytes(total.get() + total.get() / 8).round_up(page_size);
-        let segment = heap.reserve_segment(domain, room, page_size, kind)?;
+        let size = CachingConfig::expandable_segment_size(total, page_size);
+        let segment = heap.reserve_segment(domain, size, page_size, kind)?;
         self.has_expandable = true;
         let id = heap.insert_whole_block(segment);
         self.ranks.begin(id);
