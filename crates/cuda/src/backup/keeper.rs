@@ -251,8 +251,10 @@ impl Shared {
                 drop(state);
                 let is_locked = lock_block(memory, block);
                 state = self.lock();
-                // The driver lets those in who wait for it when nobody else asks, and not in turn.
-                state.rests_until = Some(Instant::now() + now.elapsed() / REST_SHARE);
+                // The driver lets those in who wait for it when nobody else asks, and not in turn. A backup that came
+                // meanwhile has its quiet time.
+                let rested = Instant::now() + now.elapsed() / REST_SHARE;
+                state.rests_until = state.rests_until.max(Some(rested));
                 let handled = state.locking.take();
                 if let Some(handled) = handled.filter(|_| !is_locked) {
                     // What was refused once is not asked for again before the next backup.
