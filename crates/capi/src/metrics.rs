@@ -122,7 +122,7 @@ fn write_repeatedly(path: &Path) -> io::Result<()> {
 
 /// Returns where this process writes: to `path`, which a killed process may have left, or to a file with this process's
 /// number in its name where another writes to that. It is this process's until the claim to it is closed.
-fn own_file(path: &Path) -> io::Result<(PathBuf, File)> {
+fn own_file(path: &Path) -> io::Result<(PathBuf, ParentsOnly<File>)> {
     if let Some(claim) = claim(path)? {
         return Ok((path.to_owned(), claim));
     }
@@ -138,22 +138,28 @@ fn own_file(path: &Path) -> io::Result<(PathBuf, File)> {
 
 /// Returns a claim to write to `path`; `None` where another process has it. The file itself is another one after each
 /// writing, so what is locked is one beside it, which ends in no `.prom`: nobody takes it for figures.
-fn claim(path: &Path) -> io::Result<Option<File>> {
+fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
     let lock = lock_of(path);
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
     loop {
-        let file = options.open(&lock)?;
+        let file = match options.open(&lock) {
+            // Another user's process has it, or has left it.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && lock.exists() => {
+                return Ok(None);
+            }
+            opened => opened?,
+        };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(None),
             // Where there are no locks, the last to write is read.
-            Err(TryLockError::Error(_)) => return Ok(Some(file)),
+            Err(TryLockError::Error(_)) => return Ok(Some(ParentsOnly::new(file)?)),
             Ok(()) => {}
         }
         // Who had it may have ended and removed it between the two.
         let number = file.metadata()?.ino();
         if fs::metadata(&lock).is_ok_and(|there| there.ino() == number) {
-            return Ok(Some(file));
+            return Ok(Some(ParentsOnly::new(file)?));
         }
     }
 }
@@ -176,15 +182,17 @@ fn write_file(path: &Path) -> io::Result<()> {
         .inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
-fn remove_at_exit(path: PathBuf, claim: File) {
-    static FILE: Mutex<Option<(u32, PathBuf, File)>> = Mutex::new(None);
+fn remove_at_exit(path: PathBuf, claim: ParentsOnly<File>) {
+    static FILE: Mutex<Option<(u32, PathBuf, ParentsOnly<File>)>> = Mutex::new(None);
     extern "C" fn at_exit() {
-        let file = FILE.lock().ok().and_then(|mut file| file.take());
+        let Ok(file) = FILE.lock() else { return };
         // In the child of a fork it is its parent's.
-        if let Some((_, path, _claim)) = file.filter(|(process, ..)| *process == std::process::id())
+        if let Some((_, path, _)) = file
+            .as_ref()
+            .filter(|(process, ..)| *process == std::process::id())
         {
-            let _ = fs::remove_file(&path);
-            let _ = fs::remove_file(lock_of(&path));
+            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(lock_of(path));
         }
     }
     if let Ok(mut file) = FILE.lock() {
@@ -197,6 +205,7 @@ fn remove_at_exit(path: PathBuf, claim: File) {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::ffi::OsStrExt as _;
 
     use super::*;
@@ -262,8 +271,26 @@ mod tests {
         assert_eq!(second, directory.join(format!("job.pid{process}.prom")));
         let (third, _claim) = own_file(&path).unwrap();
         assert_eq!(third, directory.join(format!("job.pid{process}-1.prom")));
+        // The child of a fork, as a job's loaders of data are, may live on after the job.
+        let (mut until_ready, mut ready) = io::pipe().unwrap();
+        // SAFETY: the child does nothing but write a byte and wait until it is killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let _ = ready.write(&[0]);
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        until_ready.read_exact(&mut [0]).unwrap();
         drop(claim);
-        assert_eq!(own_file(&path).unwrap().0, path);
+        let last = own_file(&path);
+        let mut status = 0;
+        // SAFETY: the child is this process's own.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: the status may be written to.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(last.unwrap().0, path);
         fs::remove_dir_all(&directory).unwrap();
     }
 

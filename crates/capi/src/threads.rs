@@ -7,42 +7,43 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::{io, mem, ptr};
 
-/// Sockets that threads of this process listen to; negative where there is none.
-static LISTENERS: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
+/// The numbers of the files that this process keeps for itself; negative where there is none.
+static FILES: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
 
-/// A socket that the child of a fork does not keep. Connections would wait there, after this process too, for a
-/// thread that is not there.
-pub(crate) struct ParentsOnly<L> {
-    listener: L,
+/// A file that the child of a fork does not keep. At a socket connections would wait, after this process too, for a
+/// thread that is not there, and a lock would be held. In the child it is not to be dropped: its number may be another
+/// file's.
+pub(crate) struct ParentsOnly<F> {
+    file: F,
     place: &'static AtomicI32,
 }
 
-impl<L: AsRawFd> ParentsOnly<L> {
+impl<F: AsRawFd> ParentsOnly<F> {
     /// # Errors
     ///
-    /// If the system cannot do that, or there are more sockets than lowtide has.
-    pub(crate) fn new(listener: L) -> io::Result<ParentsOnly<L>> {
+    /// If the system cannot do that, or there are more such files than lowtide has.
+    pub(crate) fn new(file: F) -> io::Result<ParentsOnly<F>> {
         watch_forks()?;
-        let number = listener.as_raw_fd();
-        let mut places = LISTENERS.iter();
+        let number = file.as_raw_fd();
+        let mut places = FILES.iter();
         let place = places.find(|place| {
             let taken = place.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed);
             taken.is_ok()
         });
         let place = place.ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(ParentsOnly { listener, place })
+        Ok(ParentsOnly { file, place })
     }
 }
 
-impl<L> Deref for ParentsOnly<L> {
-    type Target = L;
+impl<F> Deref for ParentsOnly<F> {
+    type Target = F;
 
-    fn deref(&self) -> &L {
-        &self.listener
+    fn deref(&self) -> &F {
+        &self.file
     }
 }
 
-impl<L> Drop for ParentsOnly<L> {
+impl<F> Drop for ParentsOnly<F> {
     fn drop(&mut self) {
         // Before the number can be that of another file.
         self.place.store(-1, Ordering::Relaxed);
@@ -52,10 +53,10 @@ impl<L> Drop for ParentsOnly<L> {
 fn watch_forks() -> io::Result<()> {
     static OUTCOME: OnceLock<c_int> = OnceLock::new();
     extern "C" fn in_child() {
-        for listener in &LISTENERS {
-            let number = listener.swap(-1, Ordering::Relaxed);
+        for file in &FILES {
+            let number = file.swap(-1, Ordering::Relaxed);
             if number >= 0 {
-                // SAFETY: the number is the socket's, and its owner, the thread, is not in this process.
+                // SAFETY: the number is the file's, and its owner, the thread, is not in this process.
                 unsafe { libc::close(number) };
             }
         }
