@@ -235,6 +235,24 @@ fn what_is_no_recording_is_left_alone() {
     assert_eq!(scratch.names().len(), 5, "{:?}", scratch.names());
 }
 
+/// As a sweep leaves them, each process of which uses a device.
+#[test]
+fn more_earlier_recordings_than_can_be_told_are_refused() {
+    let scratch = Scratch::new("record_many");
+    for process in 1..=2_049 {
+        scratch.write(&format!("a.pid{process}.lowtide"), "");
+    }
+    let directory = scratch.path("");
+    let output = record(&directory, &["-o", "a.lowtide", "touch", "ran"]);
+    let expected = "a.lowtide: has 2049 recordings of earlier processes, more than the 2048 that are replaced: remove \
+                    them, or choose another name";
+    assert_eq!(failure(&output), expected);
+    fs::remove_file(scratch.path("a.pid7.lowtide")).unwrap();
+    let output = record(&directory, &["-o", "a.lowtide", "touch", "ran"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(scratch.path("ran").exists());
+}
+
 #[test]
 fn nothing_is_touched_where_there_is_no_command_to_run() {
     let scratch = Scratch::new("record_no_command");

@@ -5,11 +5,14 @@
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::file_names;
+
+/// Linux takes 128 KiB as one variable of the environment, and a file is told in up to 63 characters.
+const FILES_MAX: usize = 2_048;
 
 /// Recordings as they were at some time. One that was written to since is none of them: a name and a number of a file
 /// come again, but not with the time of its last change.
@@ -31,9 +34,17 @@ impl EarlierFiles {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be read.
+    /// If the directory cannot be read, or there are more than can be told to a new process, which are some thousands.
     pub fn of(file: &Path) -> io::Result<EarlierFiles> {
         let files = file_names::files_of(file)?;
+        if files.len() > FILES_MAX {
+            let what = format!(
+                "has {} recordings of earlier processes, more than the {FILES_MAX} that are replaced: remove them, or \
+                 choose another name",
+                files.len()
+            );
+            return Err(io::Error::new(ErrorKind::AlreadyExists, what));
+        }
         // One that has gone meanwhile is not there.
         let states = files.iter().filter_map(|file| fs::metadata(file).ok());
         Ok(EarlierFiles {
@@ -70,10 +81,14 @@ impl EarlierFiles {
             .map(|()| Some(file))
     }
 
-    /// Removes those of `file`'s name that are still there.
+    /// Removes those of `file`'s name that are still there. No file but those is opened: each of a job's processes does
+    /// this.
     pub fn remove(&self, file: &Path) {
+        if self.states.is_empty() {
+            return;
+        }
         // One that cannot be removed is no reason not to record.
-        for path in file_names::files_of(file).unwrap_or_default() {
+        for path in file_names::named_as(file).unwrap_or_default() {
             if self.claim(&path).is_some() {
                 let _ = fs::remove_file(path);
             }

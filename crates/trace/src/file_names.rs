@@ -52,17 +52,24 @@ pub fn is_of(file: &Path, path: &Path) -> bool {
 ///
 /// If the directory cannot be read.
 pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = named_as(file)?;
+    files.retain(|path| path.is_file() && check_replaceable(path).is_ok());
+    Ok(files)
+}
+
+/// Returns whatever is there of this name, of its processes and ranks.
+///
+/// # Errors
+///
+/// If the directory cannot be read.
+pub(crate) fn named_as(file: &Path) -> io::Result<Vec<PathBuf>> {
     // The name of a file alone is one of the working directory.
     let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
-        let path = file.with_file_name(entry?.file_name());
-        let is_recording = || path.is_file() && check_replaceable(&path).is_ok();
-        if is_of(file, &path) && is_recording() {
-            files.push(path);
-        }
-    }
-    Ok(files)
+    let entries = fs::read_dir(directory.unwrap_or(Path::new(".")))?;
+    let paths = entries.map(|entry| Ok(file.with_file_name(entry?.file_name())));
+    let is_named =
+        |path: &io::Result<PathBuf>| path.as_ref().map_or(true, |path| is_of(file, path));
+    paths.filter(is_named).collect()
 }
 
 /// Returns where a file is written that is to be named `path` when it is complete: beside that, and for this process
