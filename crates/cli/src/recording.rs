@@ -41,11 +41,13 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
 /// first its events and then its segments.
 fn note_missed_events(name: &str, traces: &[Trace]) {
     let missed = traces.iter().map(|trace| trace.missed_events).sum();
+    let verb = if missed == 1 { "is" } else { "are" };
     if missed > 0 {
         output::note(&format!(
             "{name}: its segments are newer than its last event, as other threads went on while the snapshot was taken: \
-             at least {} are missing, and this is about what comes before them",
-            format::counted(missed, "event")
+             at least {} {} missing, and this is about what comes before that",
+            format::counted(missed, "event"),
+            verb,
         ));
     }
 }

@@ -153,22 +153,41 @@ pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<St
         .iter()
         .map(|&(site, stacks)| stack_of(site, stacks))
         .collect();
-    let texts = frames::texts(&stacks).into_iter().zip(sites);
-    let text = |(text, &(site, _)): (String, &(Site, _))| match site {
-        Site::Stack(_) => text,
-        Site::Size { size_max, stream } => {
-            let (least, most) = sizes.range(size_max, stream);
-            let [least_text, most_text] = [least, most].map(|size| size.to_string());
-            let size = match least_text == most_text {
-                true if least == most => most_text,
-                true => format!("about {most_text}"),
-                false => format!("{least_text} to {most_text}"),
-            };
-            let stream = stream_text(stream);
-            format!("    requests of {size} in stream {stream} (no stack is recorded)\n")
-        }
+    let size_texts = sites.iter().map(|&(site, _)| match site {
+        Site::Stack(_) => None,
+        Site::Size { size_max, stream } => Some(size_texts(sizes, size_max, stream)),
+    });
+    let size_texts: Vec<Option<[String; 2]>> = size_texts.collect();
+    let mut alike: HashMap<String, usize> = HashMap::new();
+    for [short, _] in size_texts.iter().flatten() {
+        *alike.entry(short.clone()).or_default() += 1;
+    }
+    let texts = frames::texts(&stacks).into_iter().zip(size_texts);
+    let text = |(text, of_size): (String, Option<[String; 2]>)| match of_size {
+        None => text,
+        Some([short, _]) if alike[&short] == 1 => short,
+        Some([_, exact]) => exact,
     };
     texts.map(text).collect()
+}
+
+/// Returns the line of requests of a class in short, and to the byte.
+fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
+    let (least, most) = sizes.range(size_max, stream);
+    let exact = |size: Bytes| format!("{} bytes", format::count(size.get()));
+    let texts = [
+        (least.to_string(), most.to_string()),
+        (exact(least), exact(most)),
+    ];
+    texts.map(|(least_text, most_text)| {
+        let size = match least_text == most_text {
+            true if least == most => most_text,
+            true => format!("about {most_text}"),
+            false => format!("{least_text} to {most_text}"),
+        };
+        let stream = stream_text(stream);
+        format!("    requests of {size} in stream {stream} (no stack is recorded)\n")
+    })
 }
 
 /// Returns the frames of a site, innermost first; none where it has no stack.

@@ -179,6 +179,15 @@ fn sizes_are_told_as_they_were_asked_for() {
     let expected =
         "\n    requests of 130.00 MiB to 140.00 MiB in stream 0 (no stack is recorded)\n";
     assert!(text.contains(expected), "{text}");
+    // Of two classes, which differ by less than is written of a size.
+    let keeps: [(&[Frame<'_>], u64); 2] = [(&[], 128 * MIB), (&[], 128 * MIB + 4)];
+    let alike = keeping_job(&scratch, "alike.lowtide", &keeps);
+    let text = run(&["leaks".as_ref(), alike.as_os_str()]);
+    for bytes in ["134,217,728", "134,217,732"] {
+        let expected =
+            format!("    requests of {bytes} bytes in stream 0 (no stack is recorded)\n");
+        assert!(text.contains(&expected), "{text}");
+    }
 }
 
 /// Each part of the recording makes other requests, and none comes back: what is no step is not called one.
