@@ -302,6 +302,7 @@ impl Backups for CudaBackups {
         kind: BackupKind,
     ) -> Result<CudaBackup, BackupError> {
         let layout = Layout::new(ranges);
+        let _saving = self.keeper.begin_saving();
         let contents = match kind {
             BackupKind::Host => Contents::Host(self.save_to_host(&layout)?),
             BackupKind::Disk => {

@@ -12,6 +12,17 @@ use std::time::{Duration, Instant};
 use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
 
+/// A backup that is saved. While it is there nothing is page-locked, unless somebody waits for that: its copies would
+/// wait for the driver in between, and cannot use what is locked meanwhile.
+pub(super) struct Saving(Arc<Shared>);
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        self.0.lock().saving -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
 /// One device's keeper, and its thread once there is something to do beside the job.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -47,6 +58,8 @@ struct State {
     to_lock: VecDeque<ToLock>,
     /// Until when none is, unless somebody waits for that.
     rests_until: Option<Instant>,
+    /// How many backups are saved now.
+    saving: usize,
     /// How many wait until none is left.
     waiting: usize,
     /// Memory of which the thread page-locks a block, and which it holds for that.
@@ -117,6 +130,12 @@ impl Keeper {
             self.shared.lock().idle.push(Idle::new(memory));
             self.shared.changed.notify_all();
         }
+    }
+
+    /// Says that a backup is saved, as long as the answer is there.
+    pub(super) fn begin_saving(&self) -> Saving {
+        self.shared.lock().saving += 1;
+        Saving(Arc::clone(&self.shared))
     }
 
     /// Keeps the link for the next backup. Nothing is under way on it.
@@ -312,7 +331,7 @@ impl State {
     /// Returns the next block that is to be page-locked now, and its memory; or memory of which none is left, so that
     /// it does not go back under the lock if it is nobody else's by now.
     fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
-        if self.next_locking().is_some_and(|next| next > now) {
+        if self.is_put_off() && (self.saving > 0 || self.rests_until > Some(now)) {
             return None;
         }
         while let Some(first) = self.to_lock.front_mut() {
@@ -333,10 +352,16 @@ impl State {
         None
     }
 
-    /// Returns when the next block is to be page-locked, where one is and that is not at once.
+    /// Returns when the next block is to be page-locked, where one is and that is not at once; where a backup is saved,
+    /// its end tells.
     fn next_locking(&self) -> Option<Instant> {
-        let is_put_off = self.waiting == 0 && !self.to_lock.is_empty();
-        self.rests_until.filter(|_| is_put_off)
+        self.rests_until
+            .filter(|_| self.is_put_off() && self.saving == 0)
+    }
+
+    /// Returns whether blocks are left, for which nobody waits.
+    fn is_put_off(&self) -> bool {
+        self.waiting == 0 && !self.to_lock.is_empty()
     }
 
     /// Takes out what has waited long enough.

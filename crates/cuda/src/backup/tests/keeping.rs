@@ -179,6 +179,36 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
     world.end();
 }
 
+/// The copies would wait for the driver.
+#[test]
+fn nothing_is_page_locked_while_a_backup_is_saved_unless_somebody_waits() {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    let context = Arc::clone(&world.backups.context);
+    let new = || HostMemory::map(Arc::clone(&context), 1, SIZES.block_bytes).unwrap();
+    let (first, second) = (Arc::new(new()), Arc::new(new()));
+    let saving = world.backups.keeper.begin_saving();
+    drop(world.backups.keeper.begin_saving());
+    world.backups.keeper.lock_beside(&first, 1);
+    // Others come and go, and the keeper looks each time.
+    for _ in 0..100 {
+        world.backups.set_retain(true);
+        world.backups.set_retain(false);
+        thread::sleep(Duration::from_micros(50));
+    }
+    assert!(!first.locked_blocks()[0]);
+    world.backups.finish_locking();
+    assert!(first.locked_blocks()[0]);
+    world.backups.keeper.lock_beside(&second, 1);
+    drop(saving);
+    while !second.locked_blocks()[0] {
+        thread::yield_now();
+    }
+    // The keeper may still hold it.
+    world.backups.finish_locking();
+    drop((first, second, context));
+    world.end();
+}
+
 /// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
 #[test]
 fn the_end_of_locking_is_always_told() {
