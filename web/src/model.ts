@@ -150,17 +150,16 @@ export class Model {
 
   get filter(): Filter {
     const { trace, filter } = this.state;
-    // What state a block is in depends on the instant.
-    const instant = /state:/i.test(filter) ? this.instant : "";
-    return this.#keepLast("filter", `${trace} ${instant} ${filter}`, () => {
-      const stateOf = (block: number) => this.stateAt(block, this.instant);
-      return new Filter(this.trace, filter, () => this.#stackTexts(trace), stateOf);
+    return this.#keepLast("filter", `${trace} ${filter}`, () => {
+      const stateAt = (block: number, instant: number) => this.stateAt(block, instant);
+      return new Filter(this.trace, filter, () => this.#stackTexts(trace), stateAt);
     });
   }
 
-  /** Returns the state of a block that is there at an instant. */
+  /** Returns the state of a block at an instant; nothing if it is not there then. */
   stateAt(block: number, instant: number): string {
-    const { freed, address } = this.trace.blocks;
+    const { start, freed, end, address } = this.trace.blocks;
+    if (instant < start[block] || instant >= end[block]) return "";
     const state = instant < freed[block] ? "allocated" : "waiting for events";
     return this.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
   }

@@ -81,6 +81,9 @@ const EXACT = /^(stack|size):(\d+)(?:-(\d+))?$/;
 /** A block that has an address in it. */
 const ADDRESS = /^(?:address:)?(0x[0-9a-f]{6,})$/;
 
+/** What states a block may be in, by how it is asked for: `state:waiting`, or its beginning. */
+const STATES = ["allocated", "waiting", "paused"];
+
 /** A word that names what it asks for. A place in a file has a dot before its colon, and a C++ name has two colons. */
 const KEYED = /^([a-z_]+):[^:]/;
 
@@ -109,14 +112,14 @@ export class Filter {
   readonly isExact: boolean;
   /** Words that ask for something that there is not to ask for, as `color:red` and `size:big` do. */
   readonly unknown: string[];
-  readonly #words: ((block: number) => boolean)[];
+  readonly #words: Test[];
 
-  /** `stateOf` tells a block's state, in words. */
+  /** `stateAt` tells a block's state at an instant, in words; nothing of one that is not there then. */
   constructor(
     trace: Trace,
     text: string,
     stackTexts: () => string[],
-    stateOf: (block: number) => string = () => "",
+    stateAt: (block: number, instant: number) => string = () => "",
   ) {
     const words = wordsOf(text);
     this.isEmpty = words.length === 0;
@@ -125,24 +128,28 @@ export class Filter {
       .filter((word) => !word.isQuoted && !isUnderstood(trace, word.text, stackTexts))
       .map((word) => word.text);
     this.#words = words.map(({ text: word, isExcluded, isQuoted }) => {
-      const exact = isQuoted ? null : (byNumber(trace, word) ?? byState(word, stateOf));
+      const exact = isQuoted ? null : (byNumber(trace, word) ?? byState(word, stateAt));
       const holds = exact ?? byText(trace, word, stackTexts());
-      return isExcluded ? (block) => !holds(block) : holds;
+      return isExcluded ? (block, instant) => !holds(block, instant) : holds;
     });
   }
 
-  has(block: number): boolean {
-    return this.#words.every((holds) => holds(block));
+  /** Returns whether a block passes, by its state at the instant. */
+  has(block: number, instant: number): boolean {
+    return this.#words.every((holds) => holds(block, instant));
   }
 
-  /** Returns those of the rows that pass. */
-  of(rows: Uint32Array): Uint32Array {
-    return this.isEmpty ? rows : rows.filter((row) => this.has(row));
+  /** Returns those of the rows that pass, by their states at the instant. */
+  of(rows: Uint32Array, instant: number): Uint32Array {
+    return this.isEmpty ? rows : rows.filter((row) => this.has(row, instant));
   }
 }
 
+/** Whether something holds of a block at an instant. */
+type Test = (block: number, instant: number) => boolean;
+
 function isByNumber(word: string): boolean {
-  return EXACT.test(word) || ADDRESS.test(word) || word.startsWith("state:");
+  return EXACT.test(word) || ADDRESS.test(word) || stateOf(word) !== null;
 }
 
 /** Returns whether a word asks for what there is: what it finds nothing of, if it is so written, is another matter. */
@@ -153,14 +160,19 @@ function isUnderstood(trace: Trace, word: string, stackTexts: () => string[]): b
   return [...pools, ...tags, ...stackTexts()].some((text) => text.toLowerCase().includes(word));
 }
 
-/** Returns what holds of the blocks whose state has a word in it. */
-function byState(word: string, stateOf: (block: number) => string): ((block: number) => boolean) | null {
-  if (!word.startsWith("state:")) return null;
-  const state = word.slice("state:".length);
-  return (block) => stateOf(block).includes(state);
+/** Returns the state that a word asks for; `null` if it asks for none that there is. */
+function stateOf(word: string): string | null {
+  const [, begin] = /^state:(.+)$/.exec(word) ?? [];
+  return STATES.find((state) => begin !== undefined && state.startsWith(begin)) ?? null;
 }
 
-function byNumber(trace: Trace, word: string): ((block: number) => boolean) | null {
+/** Returns what holds of the blocks that are in the state that a word asks for. */
+function byState(word: string, stateAt: (block: number, instant: number) => string): Test | null {
+  const state = stateOf(word);
+  return state === null ? null : (block, instant) => stateAt(block, instant).includes(state);
+}
+
+function byNumber(trace: Trace, word: string): Test | null {
   const [, hex] = ADDRESS.exec(word) ?? [];
   if (hex !== undefined) {
     const { address, size } = trace.blocks;
@@ -177,7 +189,7 @@ function byNumber(trace: Trace, word: string): ((block: number) => boolean) | nu
   return (block) => column[block] >= from && column[block] <= to;
 }
 
-function byText(trace: Trace, word: string, stackTexts: string[]): (block: number) => boolean {
+function byText(trace: Trace, word: string, stackTexts: string[]): Test {
   const { streams, pools, tags } = trace.summary;
   const { stack, stream, pool, tag } = trace.blocks;
   const isStream = (name: string) => `stream:${name}`.toLowerCase() === word;

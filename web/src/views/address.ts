@@ -280,7 +280,7 @@ export class AddressView implements View {
     const { blocks } = this.#model.trace;
     const isPaused = away.bytes > 0 && away.has(blocks.address[block]);
     const isWaiting = instant >= blocks.freed[block];
-    const isFound = filter.isEmpty || filter.has(block) || block === this.#picked;
+    const isFound = filter.isEmpty || filter.has(block, instant) || block === this.#picked;
     ink.block(this.#palette.of(block), isFound, isWaiting || isPaused, x, y, width);
     const rounding = (blocks.size[block] - liveBytes(blocks, block)) * roundingScale;
     if (rounding > 1 && !isWaiting) ink.rounding(x + width - rounding, y, rounding);

@@ -251,7 +251,7 @@ export class Icicle implements View {
 
   /** Returns what tells whether the filter finds a node: by its text or, where the filter has numbers, its blocks. */
   #finder({ labels, label, parent, nodeOfBlock }: Tree): (node: number) => boolean {
-    const { filter, state, trace } = this.#model;
+    const { filter, state, trace, instant } = this.#model;
     if (filter.isEmpty) return () => true;
     if (!filter.isExact) {
       const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
@@ -262,7 +262,7 @@ export class Icicle implements View {
     }
     const found = new Uint8Array(parent.length);
     for (let block = 0; block < trace.blocks.count; block++) {
-      if (!filter.has(block)) continue;
+      if (!filter.has(block, instant)) continue;
       for (let node = nodeOfBlock(block); found[node] === 0; node = parent[node]) found[node] = 1;
     }
     return (node) => found[node] === 1;

@@ -43,7 +43,7 @@ interface Owners {
 const FILTER_HELP =
   "Words that all have to be found. -word leaves out what has it, and quotes keep words together. " +
   "stream:7 is that stream, size:1000-2048 requests of so many bytes, address:0x7f… the block that has it, " +
-  "state:waiting what waits for events.";
+  "state:waiting what waits for events at the instant; there are state:allocated and state:paused, too.";
 
 export class Tables implements View {
   readonly element: HTMLElement;
@@ -126,7 +126,8 @@ export class Tables implements View {
     const words = unknown.map((word) => `“${word}”`).join(", ");
     return [
       h("b", {}, ` The filter’s ${words} ${unknown.length === 1 ? "is" : "are"} not understood`),
-      ": there are stack:3, size:1000-2048, stream:7, address:0x7f…, state:waiting, and words.",
+      ": there are stack:3, size:1000-2048, stream:7, address:0x7f…, state:waiting (or allocated, or " +
+        "paused), and words.",
     ];
   }
 
@@ -170,14 +171,14 @@ export class Tables implements View {
       case "sizes":
         this.#groups = grouped(
           trace,
-          filter.of(this.#madeInRange()),
+          filter.of(this.#madeInRange(), instant),
           (block) => trace.blocks.requested[block],
         );
         return Uint32Array.from(this.#groups.keys());
       case "lifetimes":
-        return filter.of(this.#madeInRange());
+        return filter.of(this.#madeInRange(), instant);
       case "blocks":
-        return filter.of(this.#model.blocksAt(instant));
+        return filter.of(this.#model.blocksAt(instant), instant);
       case "segments":
         return this.#segmentsAt(instant);
     }
@@ -187,7 +188,7 @@ export class Tables implements View {
   #segmentsAt(instant: number): Uint32Array {
     const { trace, filter } = this.#model;
     const placed = this.#model.placedAt(instant);
-    const found = filter.isEmpty ? placed : placedOf(filter.of(placed.blocks), trace);
+    const found = filter.isEmpty ? placed : placedOf(filter.of(placed.blocks, instant), trace);
     this.#contents = new Map();
     return rowsAt(trace.segments, instant).filter((segment) => {
       this.#contents.set(segment, contentOf(trace, segment, instant, placed));
@@ -200,7 +201,9 @@ export class Tables implements View {
     const { address, freed } = trace.blocks;
     const allocated = this.#model.blocksAt(instant).filter((block) => instant < freed[block]);
     const away = this.#model.awayAt(instant);
-    return grouped(trace, filter.of(allocated), this.#holderKey(), (block) => away.has(address[block]));
+    return grouped(trace, filter.of(allocated, instant), this.#holderKey(), (block) =>
+      away.has(address[block]),
+    );
   }
 
   /** The second instant's holders are listed too where the first has nothing of them. */

@@ -264,6 +264,40 @@ test("tables are filtered and sorted, and count what they leave out", async () =
   assertQuiet();
 });
 
+test("a state that is asked for is that of the instant, also of what was freed before or comes later", async () => {
+  const [from, to] = [300, 330];
+  const blocks = first.blocks.map((block, i) => {
+    // Two wait for events: one at the first instant, one at the second, which is held at the first.
+    if (i === 0) return { ...block, start: 290, freed: 295, end: 310 };
+    return i === 1 ? { ...block, start: 290, freed: 325, end: 335 } : block;
+  });
+  const there = (instant: number) => blocks.filter(({ start, end }) => start <= instant && instant < end);
+  const allocated = there(from).filter(({ freed }) => from < freed);
+  const waiting = there(from).filter(({ freed }) => freed <= from);
+  assert.ok(waiting.length > 0);
+  const recording = { ...first, blocks };
+  const page = await session.open([recording], `#at=0%3A${from}&table=lifetimes`);
+  const left = async (filter: string): Promise<string> => {
+    await page.locator("#filter").fill(filter);
+    await settled(page);
+    return page.locator("#tables > .quiet").innerText();
+  };
+  assert.match(await left("state:waiting"), new RegExp(`leaves ${waiting.length} block`));
+  assert.match(await left("state:allocated"), new RegExp(`leaves ${allocated.length} blocks`));
+  assert.match(await left("state:freed"), /The filter’s “state:freed” is not understood/);
+  await page.getByRole("button", { name: "Most frequent sizes" }).click();
+  const sizes = new Set(allocated.map(({ requested }) => requested));
+  assert.match(await left("state:allocated"), new RegExp(`leaves ${sizes.size} sizes`));
+
+  // What holds memory at the second instant is allocated then, whatever it is at the first.
+  const both = await session.open([recording], `#at=0%3A${to}&to=0%3A${from}&table=holders`);
+  const changes = async () => (await rowsOf(both, "#tables")).map((row) => row[1]).sort();
+  const all = await changes();
+  await both.locator("#filter").fill("state:allocated");
+  assert.deepEqual(await changes(), all);
+  assertQuiet();
+});
+
 test("a leak is what grew most between two instants", async () => {
   const from = Math.floor(first.events / 3);
   const page = await session.open([first], `#at=0%3A${from}&to=0%3A${first.events}&stacks=difference`);

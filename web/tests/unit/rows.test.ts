@@ -82,7 +82,7 @@ test("blocks by address, one instant after the other, are those of a whole sort"
 
 test("every word of a filter has to be found: in a frame, a tag, a stream or a pool", () => {
   const texts = () => made.stacks.map((stack) => stack.join("\n"));
-  const found = (text: string) => new Filter(trace, text, texts).of(all);
+  const found = (text: string) => new Filter(trace, text, texts).of(all, 0);
   const expected = (keep: (block: (typeof made.blocks)[0]) => boolean) => made.blocks.filter(keep).length;
   const isIn = (stack: number, word: string) => made.stacks[stack].some((frame) => frame.includes(word));
   assert.equal(found("").length, made.blocks.length);
@@ -119,18 +119,18 @@ test("a word may be excluded, and quotes keep words together", () => {
     ["-stack:1", ({ stack }) => stack !== 1],
   ];
   for (const [text, keep] of cases) {
-    assert.equal(filter(text).of(all).length, expected(keep), text);
+    assert.equal(filter(text).of(all, 0).length, expected(keep), text);
     assert.ok(filter(text).isExact, text);
   }
   // Quotes and signs on their own ask for nothing.
   for (const text of ['""', '-""', '"']) assert.ok(filter(text).isEmpty, text);
-  assert.equal(filter('"block3 attention"').of(all).length, 0);
+  assert.equal(filter('"block3 attention"').of(all, 0).length, 0);
   assert.ok(!filter("attention").isExact);
 });
 
 test("a filter by numbers takes exactly these", () => {
   const { stack, requested, stream } = trace.blocks;
-  const find = (text: string) => [...new Filter(trace, text, () => []).of(all)];
+  const find = (text: string) => [...new Filter(trace, text, () => []).of(all, 0)];
   const expected = (keep: (block: number) => boolean) => [...all].filter(keep);
   assert.deepEqual(
     find("stack:1"),
@@ -148,14 +148,12 @@ test("a filter by numbers takes exactly these", () => {
 
 test("an address and a state can be asked for", () => {
   const { address, size } = trace.blocks;
-  const find = (text: string) => [
-    ...new Filter(
-      trace,
-      text,
-      () => [],
-      (block) => (block < 3 ? "waiting for events" : "allocated"),
-    ).of(all),
-  ];
+  const states = ["", "allocated", "waiting for events, paused", "waiting for events"];
+  const stateAt = (block: number, instant: number) => states[block % 4 === 0 ? instant : 1];
+  const filter = (text: string) => new Filter(trace, text, () => [], stateAt);
+  const find = (text: string, instant = 0) => [...filter(text).of(all, instant)];
+  const fourths = [...all].filter((block) => block % 4 === 0);
+  const others = [...all].filter((block) => block % 4 !== 0);
   const inside = address[5] + size[5] - 1;
   const expected = [...all].filter(
     (block) => address[block] <= inside && inside < address[block] + size[block],
@@ -163,23 +161,30 @@ test("an address and a state can be asked for", () => {
   assert.ok(expected.includes(5));
   assert.deepEqual(find(`address:0x${inside.toString(16)}`), expected);
   assert.deepEqual(find(`0x${inside.toString(16)}`), expected);
-  assert.deepEqual(find("state:waiting"), [0, 1, 2]);
-  assert.equal(find("-state:waiting").length, all.length - 3);
+  // The state is that of the instant, and what is not there has none.
+  assert.deepEqual(find("state:allocated", 0), others);
+  assert.deepEqual(find("state:allocated", 1), [...all]);
+  assert.deepEqual(find("state:waiting", 0), []);
+  for (const word of ["state:waiting", "state:wait", "state:paused"])
+    assert.deepEqual(find(word, 2), fourths);
+  assert.deepEqual(find("state:paused", 3), []);
+  assert.deepEqual(find("-state:waiting", 3), others);
 });
 
 test("what a filter does not understand is named", () => {
   const unknown = (text: string) => new Filter(trace, text, () => ["c10::run core.py:7", "lambda:3"]).unknown;
   assert.deepEqual(unknown("foo:bar size:abc -color:red train"), ["foo:bar", "size:abc", "color:red"]);
   assert.deepEqual(
-    unknown('core.py:7 c10::run stream:9 size:1-2 lambda:3 state:x "foo:bar" address:0x7f0000'),
+    unknown('core.py:7 c10::run stream:9 size:1-2 lambda:3 state:alloc "foo:bar" address:0x7f0000'),
     [],
   );
   assert.deepEqual(unknown("address:12"), ["address:12"]);
+  assert.deepEqual(unknown("state:x -state:freed"), ["state:x", "state:freed"]);
 });
 
 test("a stream's whole name means that stream alone", () => {
   const alike = { ...made, streams: ["7", "70"] };
-  const found = new Filter(traceOf(alike), "stream:7", () => []).of(all);
+  const found = new Filter(traceOf(alike), "stream:7", () => []).of(all, 0);
   assert.equal(found.length, made.blocks.filter(({ stream }) => stream === 0).length);
 });
 
@@ -193,7 +198,7 @@ test("the filter of a place lets its blocks pass, and no others", () => {
     simulate({ seed: 5, steps: 8, requestsPerStep: 10, hasStacks: false, leakBytes: 1000 }),
   );
   const filter = new Filter(bare, filterOf({ size_max: 1024, stream: 0 }, bare.summary), () => []);
-  const passing = filter.of(Uint32Array.from(bare.blocks.start.keys()));
+  const passing = filter.of(Uint32Array.from(bare.blocks.start.keys()), 0);
   assert.ok(passing.length >= 8);
   for (const block of passing) {
     assert.ok(bare.blocks.requested[block] > 960 && bare.blocks.requested[block] <= 1024);
