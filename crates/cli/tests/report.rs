@@ -14,6 +14,7 @@ use std::path::Path;
 
 use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr, without_beginning};
 use lowtide_core::{Action, BlockStatus, Bytes};
+use lowtide_trace::TraceEvent;
 use serde_json::Value;
 
 /// What a page holds.
@@ -325,6 +326,27 @@ fn what_replays_leave_out_is_in_the_page_and_said() {
     assert_eq!(stderr(&done), expected);
     assert_eq!(trace["is_cut_off"], false);
     assert_ne!(trace["initial_blocks"], 0);
+}
+
+#[test]
+fn events_that_a_snapshot_missed_are_in_the_page_and_said() {
+    let scratch = Scratch::new("report-missed");
+    let mut snapshot = common::read_sample("mnist_mlp.pickle.zst");
+    let events = &mut snapshot.traces[0].events;
+    // Its segments are those of later, as where other threads went on while PyTorch took one after the other.
+    let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
+    let last = events.iter().rposition(is_alloc).unwrap();
+    events.truncate(last);
+    let input = scratch.path("missed.pickle");
+    lowtide_trace::write_pickle(&snapshot, &mut fs::File::create(&input).unwrap()).unwrap();
+    let output = scratch.path("missed.html");
+    let paths = [input.as_os_str(), "-o".as_ref(), output.as_os_str()];
+    let done = lowtide().arg("report").args(paths).output().unwrap();
+    assert_eq!(done.status.code(), Some(0));
+    let missed = &Page::read(&output).summary["traces"][0]["missed_events"];
+    assert!(missed.as_u64() > Some(0), "{missed}");
+    let said = format!("at least {missed} event");
+    assert!(stderr(&done).contains(&said), "{}", stderr(&done));
 }
 
 /// Names of annotations are in the page as they are.

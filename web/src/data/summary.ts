@@ -140,6 +140,8 @@ export interface TraceSummary {
   initial_blocks: number;
   /** The recording's end is missing: it was made until the job was killed. */
   is_cut_off: boolean;
+  /** So many events at least came after the last, while the snapshot was taken. */
+  missed_events: number;
   /** Entries that say nothing about memory, or that this version does not know. */
   skipped_events: number;
   /** Events that could not be, for instance blocks that overlap; what they say is left out. */

@@ -175,6 +175,12 @@ function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
       "The recording’s end is missing, as where a job is killed: this is about what comes before it.",
     );
   }
+  if (summary.missed_events > 0) {
+    lines.push(
+      "The recording’s end is missing: other threads went on while the snapshot was taken, and at least " +
+        `${format.counted(summary.missed_events, "event")} came after its last. This is about what comes before them.`,
+    );
+  }
   if (summary.contradictions > 0) {
     lines.push(
       `The recording contradicts itself in ${format.counted(summary.contradictions, "event")}, which are left out: ` +

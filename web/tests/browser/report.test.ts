@@ -396,6 +396,10 @@ test("what is missing of a recording is said, its beginning and its end by thems
   const end = await notes(killed).innerText();
   assert.match(end, /end is missing/);
   assert.doesNotMatch(end, /beginning/);
+  const missed = await session.open([{ ...first, missed_events: 3 }]);
+  const after = await notes(missed).innerText();
+  assert.match(after, /end is missing: .*at least 3 events/);
+  assert.doesNotMatch(after, /killed|beginning/);
   const blocks = first.blocks.map((block, i) => (i < 7 ? { ...block, start: 0 } : block));
   const late = await session.open([{ ...first, blocks }]);
   const beginning = await notes(late).innerText();

@@ -74,6 +74,8 @@ export interface Recording {
   replay_notes?: string[];
   /** Whether its end is missing. */
   is_cut_off?: boolean;
+  /** How many events came after its last, of which its segments tell; none where it is left out. */
+  missed_events?: number;
   /** Blocks of smaller requests are not listed. */
   folded_below?: number;
 }
@@ -277,6 +279,7 @@ function summaryOf(recording: Recording): TraceSummary {
     growth: recording.growth,
     initial_blocks: recording.blocks.filter(({ start }) => start === 0).length,
     is_cut_off: recording.is_cut_off ?? false,
+    missed_events: recording.missed_events ?? 0,
     skipped_events: 0,
     contradictions: 0,
   };

@@ -503,6 +503,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         growth: GrowthSummary::default(),
         initial_blocks: trace.initial.blocks.len(),
         is_cut_off: page.is_cut_off,
+        missed_events: trace.missed_events,
         skipped_events: trace.skipped_events,
         contradictions: history.contradictions,
     }

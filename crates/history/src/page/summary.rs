@@ -58,6 +58,8 @@ pub(super) struct TraceSummary {
     pub(super) growth: GrowthSummary,
     pub(super) initial_blocks: usize,
     pub(super) is_cut_off: bool,
+    /// So many events at least came after the last, while the snapshot was taken.
+    pub(super) missed_events: u64,
     pub(super) skipped_events: u64,
     pub(super) contradictions: u64,
 }
