@@ -163,8 +163,8 @@ pub struct Pause {
     pub size: Bytes,
 }
 
-/// Of so many refusals, the first ones, a page has all figures; a job that goes on after them may have any number.
-pub(crate) const REFUSALS_KNOWN_MAX: usize = 64;
+/// So many refusals, the first ones, are told one by one: all blocks are looked at for what was free for each.
+pub(crate) const REFUSALS_TOLD_MAX: usize = 3;
 
 /// A request that could not be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,7 +173,7 @@ pub struct Refusal {
     pub requested: Bytes,
     /// What the device had left.
     pub device_free: Bytes,
-    /// The largest free block of its stream and pool, 0 where there is none; known of the first refusals only.
+    /// The largest free block of its stream and pool, 0 where there is none; known of the first three refusals only.
     pub largest_free: Option<Bytes>,
     /// The figures then.
     pub moment: Moment,

@@ -8,7 +8,7 @@ use lowtide_trace::{StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{
-    Block, CURVES, History, Moment, Pause, REFUSALS_KNOWN_MAX, Refusal, SegmentLife, main_stream,
+    Block, CURVES, History, Moment, Pause, REFUSALS_TOLD_MAX, Refusal, SegmentLife, main_stream,
 };
 use crate::levels::Levels;
 use crate::numbering::Numbering;
@@ -553,8 +553,8 @@ impl<'a> Walk<'a> {
             stream,
             ..self.now
         };
-        let is_known = self.refusals.len() < REFUSALS_KNOWN_MAX;
-        let largest_free = is_known.then(|| self.largest_free(stream, recorded.event.pool));
+        let is_told = self.refusals.len() < REFUSALS_TOLD_MAX;
+        let largest_free = is_told.then(|| self.largest_free(stream, recorded.event.pool));
         self.refusals.push(Refusal {
             requested: recorded.event.size,
             device_free: Bytes(recorded.event.address.get()),

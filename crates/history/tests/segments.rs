@@ -53,6 +53,8 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
     other_pool.event.pool = MempoolId(1, 1);
     let mut later = event(Action::OutOfMemory, 5, 90);
     later.event.pool = MempoolId(1, 1);
+    // All blocks are looked at for each that is told one by one: of a fourth it is not known.
+    let fourth = event(Action::OutOfMemory, 6, 90);
     let trace = Trace {
         events: vec![
             // Of a segment, what lies between blocks; of neighbours that grow in place, all of both.
@@ -67,6 +69,7 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
             event(Action::SegmentPaused, 200, 11),
             event(Action::OutOfMemory, 4, 90),
             later,
+            fourth,
         ],
         ..Trace::default()
     };
@@ -79,6 +82,11 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
             mib(refusal.requested),
         )
     });
-    let expected = [(3, Some(11), 90), (4, Some(9), 90), (5, Some(60), 90)];
+    let expected = [
+        (3, Some(11), 90),
+        (4, Some(9), 90),
+        (5, Some(60), 90),
+        (6, None, 90),
+    ];
     assert_eq!(refusals.collect::<Vec<_>>(), expected);
 }

@@ -94,7 +94,7 @@ export interface Failure {
   stream: number;
   /** What the device had left. */
   device_free: number;
-  /** The largest free block of its stream and pool; `null` where that is not known. */
+  /** The largest free block of its stream and pool; `null` of those that are not told one by one. */
   largest_free: number | null;
 }
 

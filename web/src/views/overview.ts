@@ -72,13 +72,16 @@ export class Overview implements View {
     ];
   }
 
-  /** Says of each request that failed, the first ones, what it was and what there was for it. */
+  /** Says of the first requests that failed what each was and what there was for it. */
   #failures(): Child {
     const { summary } = this.#model.trace;
     const { ooms } = summary;
     if (ooms.length === 0) return null;
-    const more = ooms.length - FAILURES_MAX;
-    const lines = ooms.slice(0, FAILURES_MAX).map((failure) => this.#failure(failure));
+    const lines = ooms.flatMap((failure) => {
+      const { largest_free } = failure;
+      return largest_free === null ? [] : [this.#failure(failure, largest_free)];
+    });
+    const more = ooms.length - lines.length;
     return h(
       "ul",
       { class: "notes", "aria-label": "Requests that failed" },
@@ -87,7 +90,7 @@ export class Overview implements View {
     );
   }
 
-  #failure({ event, requested, stream, device_free, largest_free }: Failure): HTMLElement {
+  #failure({ event, requested, stream, device_free }: Failure, largestFree: number): HTMLElement {
     const { summary } = this.#model.trace;
     const at = this.#model.named(event);
     const free = [
@@ -95,9 +98,7 @@ export class Overview implements View {
       at === null
         ? null
         : h("span", {}, bytesOf(at.reserved - at.live), " of the reserved memory were not live"),
-      largest_free === null
-        ? null
-        : h("span", {}, "the largest free block of its stream and pool had ", bytesOf(largest_free)),
+      h("span", {}, "the largest free block of its stream and pool had ", bytesOf(largestFree)),
     ].filter((part) => part !== null);
     return h(
       "li",
@@ -117,9 +118,6 @@ export class Overview implements View {
     return h("button", { type: "button", class: "link", click: go }, text);
   }
 }
-
-/** So many failures are told one by one. */
-const FAILURES_MAX = 3;
 
 function subtitle(summary: TraceSummary): string {
   return [

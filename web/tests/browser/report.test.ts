@@ -456,6 +456,22 @@ test("a failure is told in words, and its mark has them at the right edge, too",
   }
 });
 
+test("failures are told one by one as far as it is known what was free for them", async () => {
+  const failure = { requested: 3 * MIB, device_free: 2 * MIB };
+  const ooms = [300, 301, 302, 303].map((event, i) => ({
+    ...failure,
+    event,
+    largest_free: i < 2 ? MIB : null,
+  }));
+  const page = await session.open([{ ...first, ooms }]);
+  const lines = page.getByRole("list", { name: "Requests that failed" }).getByRole("listitem");
+  const texts = await lines.allInnerTexts();
+  assert.equal(texts.length, 3);
+  assert.match(texts[1], /at event 301: .* had 1 MiB\.$/);
+  assert.equal(texts[2], "2 more requests failed later.");
+  assertQuiet();
+});
+
 test("a failure at the end is a failure, seen from the stream whose request failed", async () => {
   const last = { ...first, ooms: [{ event: first.events, requested: 3 * MIB }] };
   const { summary, columns } = dataOf([last]);

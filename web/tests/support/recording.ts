@@ -263,7 +263,10 @@ function summaryOf(recording: Recording): TraceSummary {
     peak_live: peak("live"),
     peak_reserved: peak("reserved"),
     peak_paused: Math.max(...curves.paused),
-    ooms: recording.ooms.map((oom) => ({ stream: 0, device_free: 0, largest_free: null, ...oom })),
+    // Of the first three it is known what was free for them.
+    ooms: recording.ooms.map((oom, i) => {
+      return { stream: 0, device_free: 0, largest_free: i < 3 ? 0 : null, ...oom };
+    }),
     instants: [
       named("Peak live", peak("live").event),
       named("Peak reserved", peak("reserved").event),

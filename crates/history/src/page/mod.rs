@@ -22,7 +22,7 @@ use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, Trace};
 
 use crate::growth::{Leaks, Site};
-use crate::history::{Block, CURVE_NAMES, History, Moment, REFUSALS_KNOWN_MAX};
+use crate::history::{Block, CURVE_NAMES, History, Moment};
 use crate::sizes::BlockSizes;
 use crate::walk::large_page;
 use columns::Columns;
@@ -39,6 +39,9 @@ const PAGE_BYTES_MAX: usize = 29_500_000;
 
 /// So many times it is measured how many blocks fit.
 const ROUNDS_MAX: usize = 8;
+
+/// Of so many refusals, the first ones, the page has all figures; a job that goes on after them may have any number.
+const REFUSALS_NAMED_MAX: usize = 64;
 
 /// So many instants have their time; those between are interpolated.
 const TIMES_MAX: usize = 65_536;
@@ -522,7 +525,7 @@ fn instants(history: &History) -> Vec<(String, Moment)> {
         ("peak live".to_owned(), history.peak_live),
         ("peak reserved".to_owned(), history.peak_reserved),
     ];
-    let refusals = history.refusals.iter().take(REFUSALS_KNOWN_MAX).enumerate();
+    let refusals = history.refusals.iter().take(REFUSALS_NAMED_MAX).enumerate();
     instants.extend(refusals.map(|(index, refusal)| {
         let label = match index {
             0 => "out of memory".to_owned(),

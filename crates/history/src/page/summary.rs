@@ -79,7 +79,7 @@ pub(super) struct Oom {
     /// The number of its stream.
     pub(super) stream: u32,
     pub(super) device_free: u64,
-    /// The largest free block of its stream and pool, as far as that is known.
+    /// The largest free block of its stream and pool; only of those that are told one by one.
     pub(super) largest_free: Option<u64>,
 }
 
