@@ -164,7 +164,7 @@ export class Model {
     return this.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
   }
 
-  /** Returns the frame by which a person knows a stack: the innermost that is not PyTorch's own. */
+  /** Returns the frame by which a person knows a stack: the innermost that is the program's own. */
   stackTitle(stack: number): string {
     const titles = this.#keep(`titles ${this.state.trace}`, () => new Map<number, string>());
     let title = titles.get(stack);

@@ -1,6 +1,6 @@
 // What traces and stacks are called, where there is little room.
 
-import type { Frame } from "./data/trace.ts";
+import { type Frame, PACKAGE, PROGRAM } from "./data/trace.ts";
 
 /** Of longer names the beginning and the end are shown: C++ has names of thousands of characters. */
 const LENGTH_MAX = 120;
@@ -41,12 +41,18 @@ export function shownOrder(names: string[]): number[] {
   return [...alike.values()].flatMap((places) => places.sort((a, b) => compare(names[a], names[b]) || a - b));
 }
 
-/** Files whose frames say how something was allocated, and not what for. */
-const MACHINERY = /(^|\/)(torch|c10|aten)\/|\.(cpp|cc|h|c)$|\.so|^\?\?|<built-in>|<frozen/;
-
-/** Returns how a person knows a stack, innermost frame first: by the innermost that is not PyTorch's own. */
+/**
+ * Returns how a person knows a stack, innermost frame first: by the innermost that is the program's own and, as much
+ * may come of one line of a program, by the innermost of a package that this called.
+ */
 export function titleOf(frames: readonly Frame[]): string {
-  const frame = frames.find(({ file }) => file !== "" && !MACHINERY.test(file)) ?? frames[0];
-  if (frame === undefined) return "no stack";
-  return `${shown(frame.function)} (${shown(frame.file.split("/").slice(-2).join("/"))}:${frame.line})`;
+  const own = frames.findIndex(({ owner }) => owner === PROGRAM);
+  const called = own < 0 ? frames : frames.slice(0, own);
+  const inPackage = called.find(({ owner }) => owner === PACKAGE);
+  const told = [frames[own], inPackage].filter((frame) => frame !== undefined);
+  return (told.length > 0 ? told : frames.slice(0, 1)).map(placeOf).join(" › ") || "no stack";
+}
+
+function placeOf({ function: name, file, line }: Frame): string {
+  return `${shown(name)} (${shown(file.split("/").slice(-2).join("/"))}:${line})`;
 }

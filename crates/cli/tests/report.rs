@@ -184,12 +184,17 @@ fn stacks_names_and_times_can_be_looked_up() {
     let trace = &mut snapshot.traces[0];
     let mut stacks = (*trace.stacks).clone();
     let hostile = "</script><img src=x onerror=alert(1)>&amp;";
-    let frame = |name, line| lowtide_trace::Frame {
+    let frame = |name, filename, line| lowtide_trace::Frame {
         name,
-        filename: "train.py",
+        filename,
         line,
     };
-    let stack = stacks.intern([frame(hostile, 7), frame("main", 1)]);
+    let stack = stacks.intern([
+        frame(hostile, "train.py", 7),
+        frame("forward", "/usr/lib/python3/dist-packages/x.py", 5),
+        frame("run", "/usr/lib/python3.12/threading.py", 3),
+        frame("solve", "/srv/solver.cpp", 1),
+    ]);
     for event in &mut trace.events {
         event.stack = stack;
     }
@@ -207,11 +212,12 @@ fn stacks_names_and_times_can_be_looked_up() {
     let page = Page::read(&path);
     let trace = &page.summary["traces"][0];
     assert_eq!(trace["has_stacks"], true);
-    assert_eq!(page.column("0/stacks/ends"), [0, 2]);
+    assert_eq!(page.column("0/stacks/ends"), [0, 4]);
     let innermost = usize::try_from(page.column("0/stacks/frames")[0]).unwrap();
     let function = usize::try_from(page.column("0/frames/function")[innermost]).unwrap();
     assert_eq!(page.summary["strings"][function], hostile);
     assert_eq!(page.column("0/frames/line")[innermost], 7);
+    assert_eq!(page.column("0/frames/owner"), [0, 1, 2, 0]);
     assert!(
         page.column("0/blocks/stack")
             .iter()

@@ -22,6 +22,7 @@ mod growth;
 mod history;
 mod levels;
 mod numbering;
+mod owner;
 mod page;
 mod placed;
 mod sizes;
@@ -31,6 +32,7 @@ mod walk;
 pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps, Trend};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
+pub use owner::Owner;
 pub use page::{
     FoldedBlocks, PageData, PageSize, PageTrace, escape_for_script, stream_text, trace_name,
 };

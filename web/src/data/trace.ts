@@ -51,10 +51,16 @@ export const EXPANDABLE = 2;
 /** Live bytes count each request rounded up to this. */
 const GRANULE_BYTES = 512;
 
+/** The owners of frames: the program itself, and a Python package that it uses. */
+export const PROGRAM = 0;
+export const PACKAGE = 1;
+
 export interface Frame {
   function: string;
   file: string;
   line: number;
+  /** Whose code it is: `PROGRAM`, `PACKAGE`, or what says how memory was asked for, and not what for. */
+  owner: number;
 }
 
 export interface Annotation {
@@ -150,6 +156,7 @@ export class Trace {
       function: this.#strings[this.#u32("frames/function")[number]],
       file: this.#strings[this.#u32("frames/file")[number]],
       line: this.#u32("frames/line")[number],
+      owner: this.#u32("frames/owner")[number],
     };
   }
 

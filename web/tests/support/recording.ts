@@ -216,6 +216,7 @@ function addStacks(
   columns[`${prefix}frames/function`] = u32(parts.map((part) => intern(part[1])));
   columns[`${prefix}frames/file`] = u32(parts.map((part) => intern(part[2])));
   columns[`${prefix}frames/line`] = u32(parts.map((part) => Number(part[3])));
+  columns[`${prefix}frames/owner`] = u32(parts.map((part) => (part[2].startsWith("torch/") ? 2 : 0)));
   let end = 0;
   columns[`${prefix}stacks/ends`] = u32(
     recording.stacks.map((stack) => {

@@ -1,6 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { PACKAGE, PROGRAM } from "../../src/data/trace.ts";
 import { shortNames, shown, shownOrder, titleOf } from "../../src/names.ts";
+
+const RUNTIME = 2;
 
 test("ranks come in the order of their numbers, other names as they were given", () => {
   assert.deepEqual(shownOrder(["g19", "g2", "g1", "g10"]), [2, 1, 3, 0]);
@@ -17,16 +20,24 @@ test("names leave out the directories that all have in common", () => {
   assert.deepEqual(shortNames(["a", "a"]), ["a", "a"]);
 });
 
-test("a stack is known by the innermost frame that is not PyTorch's", () => {
-  const frame = (name: string, file: string) => ({ function: name, file, line: 7 });
-  const stack = [
-    frame("linear", "/lib/site-packages/torch/nn/functional.py"),
-    frame("operator()", "aten/src/Linear.cpp"),
-    frame("forward", "/jobs/model/gpt.py"),
+test("a stack is known by the innermost frame that is the program's own, and by the package that it called", () => {
+  const frame = (name: string, file: string, owner: number) => ({ function: name, file, line: 7, owner });
+  const compiled = frame("c10::alloc", "??", RUNTIME);
+  const linear = frame("linear", "/lib/site-packages/torch/nn/functional.py", RUNTIME);
+  const layer = frame("forward", "/lib/site-packages/models/layer.py", PACKAGE);
+  const model = frame("forward", "/lib/site-packages/models/model.py", PACKAGE);
+  const solve = frame("solve", "/jobs/model/solver.cpp", PROGRAM);
+  const main = frame("main", "/jobs/train.py", PROGRAM);
+  const run = frame("run", "/usr/lib/python3.12/threading.py", RUNTIME);
+  const cases: [ReturnType<typeof frame>[], string][] = [
+    [[compiled, linear, main, run], "main (jobs/train.py:7)"],
+    [[compiled, solve, layer, main], "solve (model/solver.cpp:7)"],
+    [[compiled, linear, layer, linear, model, main], "main (jobs/train.py:7) › forward (models/layer.py:7)"],
+    [[linear, layer, run], "forward (models/layer.py:7)"],
+    [[linear, run], "linear (nn/functional.py:7)"],
+    [[], "no stack"],
   ];
-  assert.equal(titleOf(stack), "forward (model/gpt.py:7)");
-  assert.equal(titleOf(stack.slice(0, 1)), "linear (nn/functional.py:7)");
-  assert.equal(titleOf([]), "no stack");
+  for (const [stack, title] of cases) assert.equal(titleOf(stack), title);
 });
 
 test("a long name is cut in its middle", () => {
@@ -42,6 +53,6 @@ test("a name turns the direction of nothing beside it", () => {
   assert.equal(shown("a\u2069\u202eb"), "\u2068a\u202eb\u2069");
   assert.equal(shown("שם"), "\u2068שם\u2069");
   assert.equal(shown("forward"), "forward");
-  const frame = { function: "a\u202eb", file: "m.py", line: 7 };
+  const frame = { function: "a\u202eb", file: "m.py", line: 7, owner: PROGRAM };
   assert.equal(titleOf([frame]), "\u2068a\u202eb\u2069 (m.py:7)");
 });

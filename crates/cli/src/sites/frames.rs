@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use lowtide_history::Owner;
 use lowtide_trace::{Frame, OneLine};
 
 use crate::format;
@@ -13,33 +14,9 @@ const FRAMES_MAX: usize = 8;
 /// So many of them are the innermost, where the program's own code lies further out than that.
 const INNERMOST: usize = 3;
 
-/// What the paths of libraries have in them: Python's packages, its standard library, and PyTorch's sources as its
-/// debugging information has them.
-const LIBRARY_PATHS: [&str; 8] = [
-    "site-packages/",
-    "dist-packages/",
-    "lib/python3.",
-    "lib64/python3.",
-    "/torch/csrc/",
-    "/aten/src/",
-    "/c10/",
-    "/pybind11/",
-];
-
-/// How the names of PyTorch's functions in C++ begin.
-const LIBRARY_FUNCTIONS: [&str; 5] = ["at::", "c10::", "torch::", "pybind11::", "caffe2::"];
-
 /// Returns whether a function is a library's and not the program's own.
-pub(crate) fn is_library(frame: Frame<'_>) -> bool {
-    let file = frame.filename;
-    // Where no file is known it is that of a compiled library; Python's own modules are called `<frozen …>`.
-    let is_file = !matches!(file, "" | "??") && !file.starts_with("<frozen ");
-    let is_object = file.ends_with(".so") || file.contains(".so.");
-    let begins = |begin: &&str| frame.name.starts_with(*begin);
-    !is_file
-        || is_object
-        || LIBRARY_PATHS.iter().any(|path| file.contains(path))
-        || LIBRARY_FUNCTIONS.iter().any(begins)
+fn is_library(frame: Frame<'_>) -> bool {
+    Owner::of(frame) != Owner::Program
 }
 
 /// Returns for each of `stacks`, innermost frame first, lines that tell it. Those of two different stacks differ.
@@ -227,29 +204,6 @@ mod tests {
             texts.iter().all(|text| text.lines().count() <= 10),
             "{texts:#?}"
         );
-    }
-
-    #[test]
-    fn libraries_are_known_by_their_files_and_names() {
-        for (name, file) in [
-            ("forward", "/usr/lib/python3/dist-packages/x.py"),
-            ("run", "/usr/lib/python3.12/threading.py"),
-            ("_find", "<frozen importlib._bootstrap>"),
-            ("at::empty", "any.cpp"),
-            ("apply", "/pytorch/torch/csrc/autograd/engine.cpp"),
-            ("start_thread", "/lib/x86_64-linux-gnu/libc.so.6"),
-            ("f", "??"),
-        ] {
-            assert!(is_library(stack(&[(name, file, 1)])[0]), "{name} {file}");
-        }
-        for file in [
-            "train.py",
-            "/srv/torch/train.py",
-            "<stdin>",
-            "/srv/solver.cpp",
-        ] {
-            assert!(!is_library(stack(&[("step", file, 1)])[0]), "{file}");
-        }
     }
 
     #[test]

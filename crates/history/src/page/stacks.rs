@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, StackTable};
 
 use super::columns::Columns;
+use crate::owner::Owner;
 
 /// Texts by their numbers.
 #[derive(Clone, Debug, Default)]
@@ -101,5 +102,11 @@ impl<'t> Stacks<'t> {
             format!("{prefix}frames/line"),
             frames.iter().map(|frame| frame.line),
         );
+        let owners = frames.iter().map(|&frame| match Owner::of(frame) {
+            Owner::Program => 0,
+            Owner::Package => 1,
+            Owner::Runtime => 2,
+        });
+        columns.add_u32(format!("{prefix}frames/owner"), owners);
     }
 }
