@@ -1,6 +1,7 @@
 //! What a file says about one device, before it is checked and completed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -11,6 +12,7 @@ use crate::error::TraceError;
 use crate::model::{
     AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Trace, TraceEvent,
 };
+use crate::pickle::StringId;
 use crate::recover;
 use crate::stacks::{StackId, StackTable};
 
@@ -75,18 +77,31 @@ impl Parts {
         (events + annotations + segments + blocks + regions) as u64
     }
 
-    /// Adds the regions that pauses name: in older recordings nothing else does.
-    fn add_paused_regions(&mut self, stacks: &StackTable) {
+    /// Adds the regions that pauses name: in older recordings nothing else does. Each tag is there once, however many
+    /// pools have it.
+    fn add_paused_regions(
+        &mut self,
+        stacks: &StackTable,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
+        let mut tags: HashMap<StringId, Arc<str>> = HashMap::new();
         for recorded in self.paused_before.iter().chain(&self.events) {
             let pool = recorded.event.pool;
             if recorded.event.action.is_pause()
                 && !pool.is_default()
-                && let Some(tag) = stacks.note(recorded.note).user_metadata
-                && !self.regions.contains_key(&pool)
+                && let Some(id) = stacks.notes.get(recorded.note).user_metadata
+                && let Entry::Vacant(region) = self.regions.entry(pool)
             {
-                self.regions.insert(pool, tag.into());
+                let text = stacks.strings.get(id);
+                if !tags.contains_key(&id) {
+                    budget.take(1, text.len() as u64)?;
+                }
+                budget.take(1, size_of::<(MempoolId, Arc<str>)>() as u64)?;
+                let tag = tags.entry(id).or_insert_with(|| text.into());
+                region.insert(Arc::clone(tag));
             }
         }
+        Ok(())
     }
 
     /// Returns the trace that these are the parts of, with what was there before its first event.
@@ -101,7 +116,7 @@ impl Parts {
         budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
         recover::check_paused(&self.paused_before)?;
-        self.add_paused_regions(&stacks);
+        self.add_paused_regions(&stacks, budget)?;
         let held_before = self.held_before.take().filter(|_| self.segments.is_empty());
         if let Some(held) = &held_before {
             self.segments = recover::left_at_end(device, held, &self.events, budget)?;
@@ -209,4 +224,38 @@ pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
         stacks.insert(event.event.address, event.stack);
     }
     stacks
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{Bytes, Event, Stream};
+
+    use super::*;
+
+    #[test]
+    fn the_tags_of_paused_regions_are_taken_from_the_budget() {
+        let mut stacks = StackTable::new();
+        let mut paused = |pool: u64, tag: &str| {
+            let event = Event {
+                action: Action::SegmentPaused,
+                pool: MempoolId(pool, 0),
+                address: DeviceAddress(1 << 30),
+                size: Bytes::mib(2),
+                stream: Stream::DEFAULT,
+            };
+            TraceEvent::of_pause(event, 0, tag, &mut stacks)
+        };
+        let long = "kv".repeat(500);
+        let one = [paused(1, &long), paused(2, &long)];
+        let other = paused(3, &format!("{long}!"));
+        let add = |paused: &[TraceEvent]| {
+            let mut parts = Parts {
+                paused_before: paused.to_vec(),
+                ..Parts::default()
+            };
+            parts.add_paused_regions(&stacks, &mut Budget::new(2000))
+        };
+        add(&one).expect("they have one tag");
+        assert!(add(&[one[0], other]).unwrap_err().is_limit());
+    }
 }

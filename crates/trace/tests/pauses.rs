@@ -417,6 +417,29 @@ fn a_pause_says_which_pool_is_which_region() {
     assert_eq!(regions(&trace), [(2, "tag 1")]);
 }
 
+/// A file of some kilobytes may name one long tag with thousands of pools.
+#[test]
+fn regions_that_pauses_name_share_their_tags() {
+    let mut stacks = StackTable::new();
+    let mut trace = recording([10, 20, 30, 40]);
+    for number in 0..3 {
+        let pause = Event {
+            pool: MempoolId(number, 1),
+            ..event(Action::SegmentPaused, 0)
+        };
+        let tag = if number < 2 { "kv" } else { "weights" };
+        let pause = TraceEvent::of_pause(pause, 50, tag, &mut stacks);
+        trace.events.push(pause);
+    }
+    trace.stacks = Arc::new(stacks);
+    for read in read_back(&whole(vec![trace])) {
+        let regions: Vec<_> = read.traces[0].regions.values().collect();
+        assert_eq!(regions.len(), 3);
+        assert!(Arc::ptr_eq(regions[0], regions[1]));
+        assert_eq!(&**regions[2], "weights");
+    }
+}
+
 #[test]
 fn damaged_regions_are_told() {
     let mut trace = recording([10, 20, 30, 40]);
