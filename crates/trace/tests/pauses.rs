@@ -441,7 +441,7 @@ fn regions_that_pauses_name_share_their_tags() {
 }
 
 #[test]
-fn damaged_regions_are_told() {
+fn a_region_without_a_tag_is_left_out() {
     let mut trace = recording([10, 20, 30, 40]);
     trace.regions = [(POOL, "kv".into())].into();
     let mut pickle = pickle_of(trace);
@@ -453,4 +453,20 @@ fn damaged_regions_are_told() {
         .position(|bytes| bytes == b"tag");
     pickle[last.unwrap() + key.unwrap()] = b'x';
     assert!(read_from(&*pickle).unwrap().traces[0].regions.is_empty());
+}
+
+#[test]
+fn a_damaged_pool_of_a_region_is_told() {
+    let mut trace = recording([10, 20, 30, 40]);
+    trace.regions = [(POOL, "kv".into()), (MempoolId(3, 3), "weights".into())].into();
+    let mut pickle = pickle_of(trace);
+    let pool = pickle
+        .windows(5)
+        .rposition(|bytes| bytes == b"K\x03K\x03\x86");
+    // The first number becomes the string that was written first.
+    pickle[pool.unwrap()..][..2].copy_from_slice(b"h\0");
+    assert_eq!(
+        read_from(&*pickle).unwrap_err().to_string(),
+        "entry 1 of `region_pools`: the identity of a pool is not a pair of numbers"
+    );
 }
