@@ -27,7 +27,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_core::{
     Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
@@ -133,6 +133,8 @@ fn forget_pools(events: &mut [TraceEvent], pools_known: &[bool]) {
 struct Past {
     /// By address. No two overlap.
     blocks: BTreeMap<u64, Block>,
+    /// Where those of them start that an event freed, once that was asked for: few recordings are worth the time.
+    freed: Option<BTreeSet<u64>>,
     segments: Segments,
     /// Whether what is alive at the end is known.
     knows_end: bool,
@@ -163,11 +165,22 @@ struct Block {
 }
 
 impl Block {
+    /// Returns it, with where it starts, if it reaches beyond `address`.
+    fn reaches(&self, start: u64, address: DeviceAddress) -> Option<(DeviceAddress, &Block)> {
+        let start = DeviceAddress(start);
+        (range_end(start, self.size) > address.get()).then_some((start, self))
+    }
+
     /// Returns whether it is shown, and is not the one of which an event says that so much was asked for. Where a
     /// recording does not say what was asked for, it says the size.
     fn is_of_another(&self, requested: Bytes) -> bool {
         self.freed_by.is_none() && ![requested, self.size].contains(&self.requested)
     }
+}
+
+/// Returns where a range ends in which something starts, even if it is empty.
+fn range_end(address: DeviceAddress, size: Bytes) -> u64 {
+    address.get() + size.get().max(1)
 }
 
 impl Past {
@@ -179,6 +192,7 @@ impl Past {
     ) -> Result<Past, TraceError> {
         let mut past = Past {
             blocks: BTreeMap::new(),
+            freed: None,
             segments: Segments::default(),
             knows_end: rewound.is_some() || !segments.is_empty(),
             knows_allocations: false,
@@ -271,9 +285,11 @@ impl Past {
     fn retained_bytes(&self) -> u64 {
         // A node of a tree is a half to wholly full.
         let block = 3 * size_of::<(u64, Block)>() / 2 + size_of::<InitialBlock>();
+        let freed = 3 * size_of::<u64>() / 2;
         let half_free = size_of::<usize>() + size_of::<TraceEvent>();
-        (self.blocks.len() * block + self.half_frees.len() * half_free) as u64
-            + self.segments.retained_bytes()
+        let blocks =
+            self.blocks.len() * block + self.freed.as_ref().map_or(0, BTreeSet::len) * freed;
+        (blocks + self.half_frees.len() * half_free) as u64 + self.segments.retained_bytes()
     }
 
     /// Undoes one event, and notes in it the pool it happened in.
@@ -318,21 +334,21 @@ impl Past {
         if !self.knows_allocations {
             return Ok(());
         }
-        let mut occupants = self.occupants(event.address, event.size).peekable();
-        let is_occupied = occupants.peek().is_some();
-        match occupants.find(|(_, block)| block.freed_by.is_some()) {
-            Some((other, block)) => Err(overlap("takes a segment of", event, other, block)),
-            None => {
-                drop(occupants);
-                self.saw_younger |= is_occupied;
-                Ok(())
+        if self.occupant(event.address, event.size).is_some() {
+            if let Some((other, block)) = self.freed_occupant(event.address, event.size) {
+                return Err(overlap("takes a segment of", event, other, block));
             }
+            self.saw_younger = true;
         }
+        Ok(())
     }
 
     fn undo_alloc(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
         let Event { address, size, .. } = event.event;
         let block = self.blocks.remove(&address.get());
+        if let Some(freed) = &mut self.freed {
+            freed.remove(&address.get());
+        }
         if block.as_ref().is_none_or(|block| block.size < size)
             && let Some((other, block)) = self.occupant(address, size)
         {
@@ -427,25 +443,30 @@ impl Past {
             freed_by: Some(index),
         };
         self.blocks.insert(address.get(), block);
+        if let Some(freed) = &mut self.freed {
+            freed.insert(address.get());
+        }
         Ok(())
     }
 
-    /// Returns a block that overlaps the `size` bytes at `address`, or the one at `address`.
+    /// Returns the last block that overlaps the `size` bytes at `address`, or the one at `address`.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, &Block)> {
-        self.occupants(address, size).next()
+        let (&start, block) = self.blocks.range(..range_end(address, size)).next_back()?;
+        block.reaches(start, address)
     }
 
-    /// Returns the blocks that reach into a range, the last one first.
-    fn occupants(
-        &self,
+    /// Returns the last such block that an event freed, however many that are shown are there.
+    fn freed_occupant(
+        &mut self,
         address: DeviceAddress,
         size: Bytes,
-    ) -> impl Iterator<Item = (DeviceAddress, &Block)> {
-        let end = address.get() + size.get().max(1);
-        let before = self.blocks.range(..end).rev();
-        let reaching = before
-            .take_while(move |(start, block)| *start + block.size.get().max(1) > address.get());
-        reaching.map(|(&start, block)| (DeviceAddress(start), block))
+    ) -> Option<(DeviceAddress, &Block)> {
+        let freed = self.freed.get_or_insert_with(|| {
+            let freed = { self.blocks.iter() }.filter(|(_, block)| block.freed_by.is_some());
+            freed.map(|(&start, _)| start).collect()
+        });
+        let &start = freed.range(..range_end(address, size)).next_back()?;
+        self.blocks[&start].reaches(start, address)
     }
 
     /// Returns what is alive, once every event has been undone.

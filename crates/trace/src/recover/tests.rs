@@ -59,7 +59,7 @@ fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
 }
 
 fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
-    let budget = &mut Budget::new(1 << 20);
+    let budget = &mut Budget::new(256 << 20);
     recover(
         0,
         events.to_vec(),
@@ -197,6 +197,31 @@ fn a_block_that_is_younger_than_the_last_event() {
         event(Alloc, SEGMENT, 512),
     ];
     run(&[segment(&[Allocated, Allocated])], &events).expect("it came later");
+}
+
+/// 10^10 steps, were each block looked at for each range.
+#[test]
+fn many_blocks_in_a_range_that_comes_many_times() {
+    const COUNT: u64 = 100_000;
+    let size = 512 * COUNT;
+    let block = |number| BlockSnapshot {
+        address: DeviceAddress(EXPANDABLE + 512 * number),
+        size: Bytes(512),
+        requested: Bytes(512),
+        status: Allocated,
+    };
+    let shown = SegmentSnapshot {
+        address: DeviceAddress(EXPANDABLE),
+        size: Bytes(size),
+        is_expandable: true,
+        blocks: (0..COUNT).map(block).collect(),
+        ..segment(&[])
+    };
+    let again = [SegmentUnmap, SegmentMap].map(|action| event(action, EXPANDABLE, size));
+    let mut events = again.repeat(100_000);
+    events.push(event(Alloc, EXPANDABLE, 512));
+    let recovered = run(&[shown], &events).expect("too many came later to tell");
+    assert_eq!(recovered.initial.blocks.len(), 99_999);
 }
 
 #[test]
