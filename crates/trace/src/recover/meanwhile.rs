@@ -238,6 +238,26 @@ impl Said {
     }
 }
 
+/// Ranges that are apart, by where they start: the end of each, and the largest block in it.
+#[derive(Default)]
+struct Ranges<'e>(BTreeMap<u64, (u64, &'e TraceEvent)>);
+
+impl<'e> Ranges<'e> {
+    /// Adds a range around a block, as one with those that it overlaps.
+    fn join(&mut self, mut start: u64, mut end: u64, mut block: &'e TraceEvent) {
+        while let Some((&from, &(to, other))) = self.0.range(..end).next_back()
+            && to > start
+        {
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+            if other.event.size > block.event.size {
+                block = other;
+            }
+        }
+        self.0.insert(start, (end, block));
+    }
+}
+
 /// What is shown, on its way back to the last event.
 struct Rewind {
     segments: Segments,
@@ -387,38 +407,47 @@ impl Rewind {
         events: &[TraceEvent],
         granule: Bytes,
     ) -> Option<()> {
-        let mut lost: BTreeMap<u64, (u64, &TraceEvent)> = BTreeMap::new();
-        for recorded in events {
-            let Some((mut start, mut end)) = block_range(recorded, granule) else {
-                continue;
-            };
-            if self.unknown(said, start, end).is_empty() {
-                continue;
+        let unknown = self.unknown_places(said, events, granule);
+        // What the driver hands out has whole pages. Those that one block reaches into are of one segment.
+        let mut lost = Ranges::default();
+        for (start, end, block) in blocks(events, granule) {
+            let before = unknown.range(..end).next_back();
+            if before.is_some_and(|(_, &to)| to > start) {
+                let start = start - start % PAGE.get();
+                lost.join(start, end.next_multiple_of(PAGE.get()), block);
             }
-            // What the driver hands out has whole pages. Those that one block reaches into are of one segment.
-            start -= start % PAGE.get();
-            end = end.next_multiple_of(PAGE.get());
-            while let Some((&from, &(to, _))) = lost.range(..end).next_back()
-                && to > start
-            {
-                lost.remove(&from);
-                (start, end) = (start.min(from), end.max(to));
-            }
-            lost.insert(start, (end, recorded));
         }
-        for (start, (end, recorded)) in lost {
+        for (start, (end, block)) in lost.0 {
             for (from, to) in self.unknown(said, start, end) {
                 let is_expandable = self.segments.is_beside_expandable(from, to)
                     || said.is_beside_expandable(from, to);
                 self.keep(
                     from,
                     to,
-                    Segment::of_block(recorded, Bytes(to - from), is_expandable),
+                    Segment::of_block(block, Bytes(to - from), is_expandable),
                 )?;
                 self.missed_events += 1;
             }
         }
         Some(())
+    }
+
+    /// Returns the parts of the blocks' places of which neither an event nor what is shown says anything, by where they
+    /// start. However many blocks lie over a segment, it is looked at once.
+    fn unknown_places(
+        &self,
+        said: &Said,
+        events: &[TraceEvent],
+        granule: Bytes,
+    ) -> BTreeMap<u64, u64> {
+        let mut places = Ranges::default();
+        for (start, end, block) in blocks(events, granule) {
+            places.join(start, end, block);
+        }
+        let places = places.0.into_iter();
+        places
+            .flat_map(|(start, (end, _))| self.unknown(said, start, end))
+            .collect()
     }
 
     /// Returns the parts of a range of which neither an event nor what is shown says anything.
@@ -472,10 +501,7 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
     let bounds = |it: &SegmentSnapshot| (it.address.get(), (it.address + it.size).get());
     let mut plain: BTreeMap<u64, u64> = plain.map(bounds).collect();
     let mut straddled = BTreeSet::new();
-    for (start, end) in events
-        .iter()
-        .filter_map(|recorded| block_range(recorded, granule))
-    {
+    for (start, end, _) in blocks(events, granule) {
         let before = plain.range(..end).rev();
         let reaching = before.take_while(|&(_, &to)| to > start);
         let reached = reaching.filter(|&(&from, &to)| from > start || to < end);
@@ -489,20 +515,19 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
     straddled
 }
 
-/// Returns the bounds of the block that an event tells of.
-fn block_range(recorded: &TraceEvent, granule: Bytes) -> Option<(u64, u64)> {
-    let Event {
-        action,
-        address,
-        size,
-        ..
-    } = recorded.event;
-    let is_block = matches!(
-        action,
-        Action::Alloc | Action::FreeRequested | Action::FreeCompleted
-    );
-    let end = (address + size.max(Bytes(1)).round_up(granule)).get();
-    is_block.then_some((address.get(), end))
+/// Returns where each block that an event tells of starts and ends, with the event.
+fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u64, &TraceEvent)> {
+    let is_block = |recorded: &&TraceEvent| {
+        matches!(
+            recorded.event.action,
+            Action::Alloc | Action::FreeRequested | Action::FreeCompleted
+        )
+    };
+    events.iter().filter(is_block).map(move |recorded| {
+        let Event { address, size, .. } = recorded.event;
+        let end = address + size.max(Bytes(1)).round_up(granule);
+        (address.get(), end.get(), recorded)
+    })
 }
 
 /// Returns the parts of a shown segment that came after the last event, in order.

@@ -184,6 +184,24 @@ fn a_segment_came_or_went_meanwhile() {
     check(&[segment(&[])], &gone, 1, (&[SEGMENT], &[]));
 }
 
+/// A made-up segment is one for large requests if any of its blocks is large.
+#[test]
+fn a_segment_that_no_event_has_went_meanwhile() {
+    let (other, large) = (8 * PAGE, 3 << 19);
+    let events = [
+        &[event(SegmentFree, EXPANDABLE, PAGE)][..],
+        &freed(other, large),
+        &freed(other + large, 512),
+    ]
+    .concat();
+    let before = (
+        &[SEGMENT, other, EXPANDABLE][..],
+        &[other, other + large][..],
+    );
+    let recovered = check(&[segment(&[])], &events, 1, before);
+    assert!(recovered.initial.segments[1].is_large);
+}
+
 #[test]
 fn pages_came_or_went_meanwhile() {
     let map = |page: u64| event(SegmentMap, EXPANDABLE + page * PAGE, PAGE);
@@ -235,6 +253,30 @@ fn what_no_few_calls_can_have_done() {
         "device 0, event 1001: allocates 512 bytes at 0x17d000, which is neither freed later nor alive at the end, or \
          is allocated twice",
     );
+}
+
+/// 10^10 steps, were each segment looked at for each block.
+#[test]
+fn many_large_blocks_over_many_segments() {
+    const COUNT: u64 = 100_000;
+    let apart = |number| EXPANDABLE + 2 * number * PAGE;
+    let shown = (0..COUNT).map(|number| expandable(apart(number), PAGE, &[(PAGE, Inactive)]));
+    let shown: Vec<_> = shown.collect();
+    let size = 2 * COUNT * PAGE;
+    let block = [
+        &allocated(EXPANDABLE + PAGE, size)[..],
+        &freed(EXPANDABLE + PAGE, size),
+    ]
+    .concat();
+    let mut events = block.repeat(100_000);
+    events.push(event(SegmentUnmap, apart(2 * COUNT), PAGE));
+    let recovered = run(&shown, &events).expect("pages between them went later");
+    let rewound = recovered.rewound.expect("events are missing");
+    assert_eq!(rewound.missed_events, COUNT);
+    let [before, _] = &recovered.initial.segments[..] else {
+        panic!("the block was in one: {:?}", recovered.initial.segments);
+    };
+    assert_eq!(before.size, Bytes(PAGE + size));
 }
 
 /// Of which pool a segment was is told by the second walk alone: the first one had taken it from a younger one.
