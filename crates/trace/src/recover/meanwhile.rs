@@ -11,6 +11,12 @@
 //!
 //! What no event tells of is taken to have been there all the time. Segments that are older than the last event, which
 //! PyTorch does not write, are read alike: as if what the last events did had been undone.
+//!
+//! A kind of which a recording has no event may have been left out (`skip_actions`), and what it would have told may have
+//! happened at any time. That is no sign of other threads: a block that waits where no request is told, or is not shown
+//! where no free is; memory that is not shown where none goes, unless a block was in use in it at the last event. So a
+//! recording is refused that could be true if nothing was left out. It can be made again; one that is read with memory
+//! that had gone long before would be believed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +25,7 @@ use lowtide_core::{
 };
 
 use super::forward::{granule, picture};
+use super::kinds::Kinds;
 use super::segments::{Segment, Segments};
 use super::{CHECK_EVERY_EVENTS, is_memory};
 use crate::budget::Budget;
@@ -73,7 +80,7 @@ pub(super) fn rewind(
     };
     let granule = granule(shown, events);
     let straddled = straddled(shown, events, granule);
-    rewind.rewind_segments(&said, shown, &straddled)?;
+    rewind.keep_segments(&said, shown, &straddled)?;
     let missing = rewind.match_blocks(&said);
     rewind.remove_younger(&said, events);
     rewind.put_back(missing, granule);
@@ -97,10 +104,7 @@ struct Said {
     blocks: BTreeMap<u64, Left>,
     /// By where they start. No two overlap.
     ranges: BTreeMap<u64, Range>,
-    knows_allocations: bool,
-    /// Whether of each free the one half was left out, or the other.
-    lacks_requests: bool,
-    lacks_completions: bool,
+    kinds: Kinds,
 }
 
 /// A range of which the events say whether it is there.
@@ -121,13 +125,10 @@ struct Left {
 
 impl Said {
     fn new(events: &[TraceEvent]) -> Said {
-        let has = |action| events.iter().any(|event| event.event.action == action);
         Said {
             blocks: BTreeMap::new(),
             ranges: BTreeMap::new(),
-            knows_allocations: has(Action::Alloc),
-            lacks_requests: has(Action::FreeCompleted) && !has(Action::FreeRequested),
-            lacks_completions: has(Action::FreeRequested) && !has(Action::FreeCompleted),
+            kinds: Kinds::of(events),
         }
     }
 
@@ -159,7 +160,7 @@ impl Said {
             Action::Alloc => {
                 self.blocks.insert(start, left(BlockStatus::Allocated));
             }
-            Action::FreeRequested if !self.lacks_completions => {
+            Action::FreeRequested if self.kinds.has(Action::FreeCompleted) => {
                 self.blocks.insert(start, left(BlockStatus::PendingFree));
             }
             Action::FreeRequested | Action::FreeCompleted => {
@@ -220,12 +221,13 @@ impl Said {
         touching.any(|(_, range)| range.segment.is_expandable)
     }
 
-    /// Returns how many events at least free a block that the events leave in use.
+    /// Returns how many events at least free a block that the events leave in use: none where they do not tell of that.
     fn events_to_free(&self, left: &Left) -> u64 {
-        match left.status {
-            BlockStatus::Allocated if !self.lacks_requests && !self.lacks_completions => 2,
-            _ => 1,
-        }
+        let requests = match left.status {
+            BlockStatus::Allocated => self.kinds.count(&[Action::FreeRequested]),
+            _ => 0,
+        };
+        requests + self.kinds.count(&[Action::FreeCompleted])
     }
 
     /// Returns about how much memory they take, and what will be made of them.
@@ -272,9 +274,8 @@ struct Rewind {
 }
 
 impl Rewind {
-    /// Keeps of the segments that are `shown` what was there, and brings back what went since; returns `None` where
-    /// they overlap.
-    fn rewind_segments(
+    /// Keeps of the segments that are `shown` what was there; returns `None` where they overlap.
+    fn keep_segments(
         &mut self,
         said: &Said,
         shown: &[SegmentSnapshot],
@@ -290,15 +291,6 @@ impl Rewind {
                 at = to;
             }
             self.keep(at, start + segment.size, segment)?;
-        }
-        let mut pages_end = None;
-        for (&start, range) in said.ranges.iter().filter(|(_, range)| range.is_there) {
-            for (from, to) in self.segments.gaps(start, range.end) {
-                self.keep(from, to, range.segment)?;
-                // Pages that touch may have gone at once.
-                self.missed_events += u64::from(pages_end != Some(from));
-                pages_end = range.segment.is_expandable.then_some(to);
-            }
         }
         Some(())
     }
@@ -325,9 +317,12 @@ impl Rewind {
         while let Some((&address, block)) = self.shown.range(..end).next_back()
             && address + block.size.get() > start
         {
-            let is_freed = block.status == BlockStatus::PendingFree && !said.lacks_requests;
+            let events = match block.status {
+                BlockStatus::PendingFree => &[Action::Alloc, Action::FreeRequested][..],
+                _ => &[Action::Alloc],
+            };
             self.younger.insert(block.address);
-            self.missed_events += 1 + u64::from(is_freed);
+            self.missed_events += said.kinds.count(events);
             self.calls += 1;
             self.shown.remove(&address);
         }
@@ -347,23 +342,31 @@ impl Rewind {
             let shown = self.shown.get(&address);
             let Some(&block) = shown.filter(|block| is_same(block, left, next, has_requests))
             else {
-                missing.push((address, *left));
-                self.missed_events += said.events_to_free(left);
-                self.calls += u64::from(left.status == BlockStatus::Allocated);
+                let missed = said.events_to_free(left);
+                if missed > 0 {
+                    missing.push((address, *left));
+                    self.missed_events += missed;
+                    self.calls += u64::from(left.status == BlockStatus::Allocated);
+                }
                 continue;
             };
             let missed = match (left.status, block.status) {
                 (BlockStatus::Allocated, BlockStatus::PendingFree) => {
-                    u64::from(!said.lacks_requests)
+                    said.kinds.count(&[Action::FreeRequested])
                 }
                 // It became free and was handed out again.
-                (BlockStatus::PendingFree, BlockStatus::Allocated) => 2,
+                (BlockStatus::PendingFree, BlockStatus::Allocated) => {
+                    said.kinds.count(&[Action::FreeCompleted, Action::Alloc])
+                }
                 _ => 0,
             };
             self.missed_events += missed;
             self.calls += u64::from(missed > 0);
             self.shown.remove(&address);
-            let status = left.status;
+            let status = match missed {
+                0 => block.status,
+                _ => left.status,
+            };
             self.left.insert(address, BlockSnapshot { status, ..block });
         }
         missing
@@ -371,17 +374,15 @@ impl Rewind {
 
     /// Takes away the blocks in places that the events tell of, but for those that they leave there.
     fn remove_younger(&mut self, said: &Said, events: &[TraceEvent]) {
+        let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
         let places = events.iter().map(|recorded| recorded.event);
-        let places = places.filter(|event| match event.action {
-            Action::FreeRequested | Action::FreeCompleted => true,
-            Action::SegmentFree | Action::SegmentUnmap => true,
-            Action::SegmentAlloc | Action::SegmentMap => said.knows_allocations,
-            _ => false,
+        let places = places.filter(|event| {
+            said.kinds.has(Action::Alloc) && (is_free(event.action) || event.action.is_segment())
         });
-        let freed = places.map(|event| (event.address.get(), event.size));
+        let places = places.map(|event| (event.address.get(), event.size));
         let left = said.blocks.iter();
         let left = left.map(|(&address, left)| (address, left.requested));
-        for (start, size) in freed.chain(left) {
+        for (start, size) in places.chain(left) {
             self.take_blocks(said, start, start + size.get().max(1));
         }
     }
@@ -399,14 +400,43 @@ impl Rewind {
         }
     }
 
-    /// Makes segments for blocks of which no event and nothing that is shown says where they were: those were there
-    /// before the first event and went after the last. Returns `None` where they overlap others.
+    /// Brings back what went since, unless it may have gone before; returns `None` where it overlaps others.
     fn restore_segments(
         &mut self,
         said: &Said,
         events: &[TraceEvent],
         granule: Bytes,
     ) -> Option<()> {
+        // Memory in which a block was in use went later, whatever the events tell.
+        let is_away = |&address: &u64| self.segments.around(DeviceAddress(address)).is_none();
+        let went = self.left.keys().any(is_away);
+        self.restore_told(said, went)?;
+        match went || said.kinds.tells_all_going() {
+            true => self.restore_lost(said, events, granule),
+            false => Some(()),
+        }
+    }
+
+    /// Brings back what the events say is there, of the kinds of memory of which they tell what goes, or of all.
+    fn restore_told(&mut self, said: &Said, all: bool) -> Option<()> {
+        let mut pages_end = None;
+        for (&start, range) in &said.ranges {
+            if !range.is_there || !(all || said.kinds.tells_going(range.segment.is_expandable)) {
+                continue;
+            }
+            for (from, to) in self.segments.gaps(start, range.end) {
+                self.keep(from, to, range.segment)?;
+                // Pages that touch may have gone at once.
+                self.missed_events += u64::from(pages_end != Some(from));
+                pages_end = range.segment.is_expandable.then_some(to);
+            }
+        }
+        Some(())
+    }
+
+    /// Makes segments for blocks of which no event and nothing that is shown says where they were: those were there
+    /// before the first event and went after the last.
+    fn restore_lost(&mut self, said: &Said, events: &[TraceEvent], granule: Bytes) -> Option<()> {
         let unknown = self.unknown_places(said, events, granule);
         // What the driver hands out has whole pages. Those that one block reaches into are of one segment.
         let mut lost = Ranges::default();
@@ -530,7 +560,7 @@ fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u
     })
 }
 
-/// Returns the parts of a shown segment that came after the last event, in order.
+/// Returns the parts of a shown segment that came after the last event, in order: none where events do not tell of that.
 fn came_meanwhile(
     said: &Said,
     start: u64,
@@ -538,6 +568,9 @@ fn came_meanwhile(
     straddled: &BTreeSet<u64>,
 ) -> Vec<(u64, u64)> {
     let end = start + segment.size;
+    if !said.kinds.tells_coming(segment.is_expandable) {
+        return Vec::new();
+    }
     if straddled.contains(&start) && said.of_range(start, end).next().is_none() {
         return vec![(start, end)];
     }

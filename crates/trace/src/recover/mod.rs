@@ -19,8 +19,10 @@
 //!   time. A block that was there before the first event and lies in no segment gets one of its own.
 //! - Without any `alloc`, blocks may be freed in memory that only came before.
 //! - With no segments at the end, every block that is not freed is taken to be alive then.
+//! - What a kind of event that is missing would have told is no sign of other threads.
 
 mod forward;
+mod kinds;
 mod meanwhile;
 mod segments;
 
@@ -40,6 +42,7 @@ use crate::parts::BlockStacks;
 use crate::stacks::StackId;
 
 pub(crate) use forward::left_at_end;
+use kinds::Kinds;
 pub(crate) use meanwhile::Rewound;
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
@@ -138,14 +141,7 @@ struct Past {
     segments: Segments,
     /// Whether what is alive at the end is known.
     knows_end: bool,
-    /// Whether the recording has `alloc`.
-    knows_allocations: bool,
-    /// Whether segments are shown, and the recording tells which come and go.
-    knows_segments: bool,
-    /// Whether the recording has `free_completed` alone.
-    lacks_requests: bool,
-    /// Whether the recording has `free_completed`.
-    knows_completions: bool,
+    kinds: Kinds,
     /// The events that are one half of a free whose other half is not there.
     half_frees: Vec<usize>,
     /// Whether the segments showed what came after the last event, though nothing contradicts it.
@@ -195,10 +191,7 @@ impl Past {
             freed: None,
             segments: Segments::default(),
             knows_end: rewound.is_some() || !segments.is_empty(),
-            knows_allocations: false,
-            knows_segments: false,
-            lacks_requests: false,
-            knows_completions: false,
+            kinds: Kinds::default(),
             half_frees: Vec::new(),
             saw_younger: false,
         };
@@ -254,12 +247,7 @@ impl Past {
         events: &mut [TraceEvent],
         budget: &Budget,
     ) -> Result<Walked, TraceError> {
-        let has = |action| events.iter().any(|event| event.event.action == action);
-        self.knows_allocations = has(Action::Alloc);
-        let is_segment = |event: &TraceEvent| event.event.action.is_segment();
-        self.knows_segments = self.knows_end && events.iter().any(is_segment);
-        self.knows_completions = has(Action::FreeCompleted);
-        self.lacks_requests = self.knows_completions && !has(Action::FreeRequested);
+        self.kinds = Kinds::of(events);
         for (index, event) in events.iter_mut().enumerate().rev() {
             self.undo(index, event)
                 .and_then(|()| match index % CHECK_EVERY_EVENTS {
@@ -331,7 +319,7 @@ impl Past {
     /// Fails where a block is in use in memory that only comes, and was freed: it was never allocated. One that is shown
     /// may be younger than the last event.
     fn check_unused(&mut self, event: Event) -> Result<(), TraceError> {
-        if !self.knows_allocations {
+        if !self.kinds.has(Action::Alloc) {
             return Ok(());
         }
         if self.occupant(event.address, event.size).is_some() {
@@ -368,7 +356,7 @@ impl Past {
             match block.freed_by {
                 Some(freed_by) => self.half_frees.push(freed_by),
                 // Its program let go of it after the last event, unless that is left out.
-                None => self.saw_younger |= !self.lacks_requests,
+                None => self.saw_younger |= self.kinds.has(Action::FreeRequested),
             }
         }
         self.saw_younger |= block.is_of_another(size);
@@ -389,7 +377,8 @@ impl Past {
             event.set_pool(event.pool().or(block.pool));
             return Ok(());
         }
-        if self.knows_completions && self.knows_end {
+        let knows_completions = self.kinds.has(Action::FreeCompleted);
+        if knows_completions && self.knows_end {
             if let Some((other, block)) = self.occupant(address, event.event.size) {
                 return Err(overlap("frees", event.event, other, block));
             }
@@ -398,7 +387,7 @@ impl Past {
             )));
         }
         self.bring_back(index, event, BlockStatus::Allocated)?;
-        if !self.knows_completions {
+        if !knows_completions {
             self.half_frees.push(index);
         }
         Ok(())
@@ -430,7 +419,7 @@ impl Past {
         }
         let segment = self.segments.around(address);
         // What is not shown and does not go later was there at the last event.
-        self.saw_younger |= segment.is_none() && self.knows_segments;
+        self.saw_younger |= segment.is_none() && self.knows_end && self.kinds.tells_all_going();
         let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
         let block = Block {

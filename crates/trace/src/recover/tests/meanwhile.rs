@@ -49,6 +49,22 @@ fn as_shown(mut segments: Vec<SegmentSnapshot>) -> Vec<SegmentSnapshot> {
     segments
 }
 
+/// One event of each kind, of a place of their own. A recording that has them before its others left none out.
+fn all_kinds() -> Vec<TraceEvent> {
+    let elsewhere = |action| event(action, 1 << 40, PAGE);
+    [
+        SegmentAlloc,
+        Alloc,
+        FreeRequested,
+        FreeCompleted,
+        SegmentFree,
+        SegmentMap,
+        SegmentUnmap,
+    ]
+    .map(elsewhere)
+    .to_vec()
+}
+
 /// Asserts what is found of a recording: how many events are missing at least, and what was there before the first:
 /// the addresses of segments and blocks.
 #[track_caller]
@@ -58,7 +74,9 @@ fn check(
     missed: u64,
     before: (&[u64], &[u64]),
 ) -> Recovered {
-    let recovered = run(segments, events).expect("another thread went on");
+    let whole = [&all_kinds()[..], events].concat();
+    let mut recovered = run(segments, &whole).expect("another thread went on");
+    recovered.events.drain(..all_kinds().len());
     let found = recovered.rewound.as_ref();
     assert_eq!(found.map_or(0, |rewound| rewound.missed_events), missed);
     let initial = &recovered.initial;
@@ -244,13 +262,13 @@ fn what_no_few_calls_can_have_done() {
         .collect();
     let events = |count: usize| {
         let came = [event(SegmentAlloc, SEGMENT, PAGE)];
-        [&came[..], &blocks[..count]].concat()
+        [&all_kinds()[..], &came, &blocks[..count]].concat()
     };
     check(&[segment(&[])], &events(1000), 2000, (&[], &[]));
     check_contradiction(
         &[segment(&[])],
         &events(1001),
-        "device 0, event 1001: allocates 512 bytes at 0x17d000, which is neither freed later nor alive at the end, or \
+        "device 0, event 1008: allocates 512 bytes at 0x17d000, which is neither freed later nor alive at the end, or \
          is allocated twice",
     );
 }
@@ -277,6 +295,91 @@ fn many_large_blocks_over_many_segments() {
         panic!("the block was in one: {:?}", recovered.initial.segments);
     };
     assert_eq!(before.size, Bytes(PAGE + size));
+}
+
+/// Asserts that a recording without some kinds of events has nothing missing at its end.
+#[track_caller]
+fn check_no_difference(segments: &[SegmentSnapshot], events: &[TraceEvent]) {
+    let recovered = run(segments, events).expect("kinds of events were left out");
+    let missed = recovered.rewound.map(|rewound| rewound.missed_events);
+    assert_eq!(missed, None);
+}
+
+#[test]
+fn what_kinds_that_are_left_out_explain() {
+    let came = [
+        event(SegmentAlloc, SEGMENT, PAGE),
+        event(Alloc, SEGMENT, 512),
+    ];
+    // That it waits was told by neither half of a free, or by one of them.
+    check_no_difference(&[segment(&[PendingFree])], &came);
+    let other = [
+        event(Alloc, SEGMENT + 512, 512),
+        event(FreeCompleted, SEGMENT + 512, 512),
+    ];
+    let events = [&came[..], &other].concat();
+    check_no_difference(&[segment(&[PendingFree])], &events);
+    // A block was freed in a segment that went, and that came before the first event.
+    let events = [&came[..], &freed(SEGMENT + 8 * PAGE, 512)].concat();
+    check_no_difference(&[segment(&[Allocated])], &events);
+    // A block may have been freed at any time.
+    check_contradiction(
+        &[segment(&[])],
+        &came,
+        "device 0, event 1: allocates 512 bytes at 0x100000, which is neither freed later nor alive at the end, or is \
+         allocated twice",
+    );
+    // So may one have been allocated.
+    check_contradiction(
+        &[segment(&[Allocated])],
+        &freed(SEGMENT, 512),
+        "device 0, event 1: frees 512 bytes at 0x100000, where a block of 512 bytes at 0x100000 is in use to the end",
+    );
+}
+
+/// Where no segment is said to go, one that is not shown may have gone at any time.
+#[test]
+fn segments_may_have_gone_at_any_time() {
+    let other = SEGMENT + 8 * PAGE;
+    let came = [
+        event(SegmentAlloc, SEGMENT, PAGE),
+        event(Alloc, SEGMENT, 512),
+        event(SegmentAlloc, other, PAGE),
+    ];
+    let events = [&came[..], &freed(SEGMENT, 512)].concat();
+    check_contradiction(
+        &[segment(&[])],
+        &events,
+        "device 0, event 2: a segment of 2.00 MiB at 0x1100000 comes, which neither goes later nor is there at the end, \
+         or comes twice",
+    );
+    // So it is with pages, whatever is told of segments.
+    let pages = [
+        event(SegmentMap, EXPANDABLE, PAGE),
+        event(SegmentFree, other, PAGE),
+    ];
+    check_contradiction(
+        &[segment(&[])],
+        &pages,
+        "device 0, event 0: 2.00 MiB at 0x40000000 is mapped, which is neither unmapped later nor there at the end, or \
+         is mapped twice",
+    );
+    let missed = |shown: &[SegmentSnapshot], events: &[TraceEvent]| {
+        let recovered = run(shown, events).expect("another thread went on");
+        recovered.rewound.map_or(0, |rewound| rewound.missed_events)
+    };
+    // None goes, and only a block was freed meanwhile.
+    let events = [
+        &came[..2],
+        &allocated(SEGMENT + 512, 512),
+        &freed(SEGMENT, 512),
+    ]
+    .concat();
+    assert_eq!(missed(&[segment(&[])], &events), 2);
+    // One in which a block was in use went meanwhile, and the other with it.
+    let kept = expandable(EXPANDABLE, PAGE, &[(PAGE, Inactive)]);
+    let events = [&freed(EXPANDABLE, 512)[..], &came].concat();
+    assert_eq!(missed(&[kept], &events), 4);
 }
 
 /// Of which pool a segment was is told by the second walk alone: the first one had taken it from a younger one.
@@ -498,12 +601,6 @@ fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, 
         .collect()
 }
 
-/// Returns whether none of the kinds of events can have been left out on purpose.
-fn has_all_kinds(events: &[TraceEvent]) -> bool {
-    let has = |action| events.iter().any(|it| it.event.action == action);
-    [Alloc, FreeRequested, FreeCompleted].into_iter().all(has)
-}
-
 fn check_job(
     acts: &[(u8, u64, u64)],
     lost: usize,
@@ -527,10 +624,7 @@ fn check_job(
     let lost = before[lost % before.len()];
     let (recorded, at_last, shown) = (&events[lost..last], &moments[&last], &moments[&shown]);
 
-    if !has_all_kinds(recorded) {
-        return Ok(());
-    }
-    let recovered = run(&shown.snapshot(), recorded);
+    let recovered = run(&shown.snapshot(), &[&all_kinds()[..], recorded].concat());
     let recovered = recovered.map_err(|error| TestCaseError::fail(error.to_string()))?;
     let more = unknowable(recorded, shown, at_last);
     let less = unknowable(recorded, at_last, shown);
@@ -641,6 +735,33 @@ proptest! {
         check_job(&acts, if is_whole { 0 } else { lost }, last, shown)?;
     }
 
+    /// Nobody goes on in between; and then kinds of events are left out, too.
+    #[test]
+    fn what_is_left_out_is_no_sign_of_other_threads(
+        acts in prop::collection::vec(act(), 1..200),
+        lost in any::<usize>(),
+        kinds in 0..128_u8,
+    ) {
+        let (mut events, moments) = job(&acts);
+        let shown = moments[&events.len()].snapshot();
+        events.drain(..lost % (events.len() + 1));
+        let whole = run(&shown, &events).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert!(whole.rewound.is_none());
+        let is_told = |action| kinds & 1 << action as u8 != 0;
+        events.retain(|event| is_told(event.event.action));
+        // Where segments go, nobody knows of pages of which nothing is told that there are any; and the other way round.
+        let told = Kinds::of(&events);
+        let is_unknown = |is_expandable, goes| {
+            !is_told(goes) && !told.tells_coming(is_expandable) && told.tells_going(!is_expandable)
+        };
+        if is_unknown(true, SegmentUnmap) || is_unknown(false, SegmentFree) {
+            return Ok(());
+        }
+        if let Ok(recovered) = run(&shown, &events) {
+            prop_assert!(recovered.rewound.is_none());
+        }
+    }
+
     /// No race explains events that contradict each other: one told twice, moved or left out.
     #[test]
     fn what_cannot_have_happened_is_refused_as_ever(
@@ -662,7 +783,8 @@ proptest! {
         if kind < 2 {
             events.insert(to.min(events.len()), event);
         }
-        if has_all_kinds(&events) && are_impossible(&events) {
+        if are_impossible(&events) {
+            let events = [&all_kinds()[..], &events].concat();
             let expected = strict(&shown, &events).map_err(|error| error.to_string());
             let found = run(&shown, &events).map(drop).map_err(|error| error.to_string());
             prop_assert_eq!(found, expected);
