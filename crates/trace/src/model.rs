@@ -41,7 +41,8 @@ pub struct Trace {
     /// The segments at the last event, by address; their blocks tile them.
     pub segments: Vec<SegmentSnapshot>,
     /// How many events there were at least after the last of `events`, and before the file's segments were taken: those
-    /// that other threads' calls made meanwhile. What the segments show of them is not in `segments`.
+    /// that other threads' calls made meanwhile. What the segments show of them is not in `segments`; what is written of
+    /// the trace is of one moment, and misses none.
     pub missed_events: u64,
     /// How the allocator was set up.
     pub settings: AllocatorSettings,

@@ -610,6 +610,17 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
     }
 }
 
+/// The segments that are written are those at the last event, whatever the file that was read had.
+#[test]
+fn what_is_written_misses_no_events() {
+    let mut snapshot = example();
+    snapshot.traces[0].missed_events = 7;
+    for bytes in [pickled(&snapshot), compact(&snapshot)] {
+        let read = read_from(&bytes[..]).unwrap();
+        assert_eq!(read.traces[0].missed_events, 0);
+    }
+}
+
 #[test]
 fn an_order_of_free_blocks_among_the_options_is_read() {
     let mut original = example();

@@ -20,7 +20,8 @@ const ITEMS_PER_SECTION: usize = 4096;
 
 /// Writes `snapshot` in lowtide's own format: about a tenth of the pickle's size before compression.
 ///
-/// What is written reads back as the same traces.
+/// What is written reads back as the same traces, but for [`Trace::missed_events`]: the segments that are written are those
+/// at the last event, after which nothing is missing.
 ///
 /// # Errors
 ///

@@ -22,13 +22,15 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
 ///
-/// What is written reads back as the same traces. What reading leaves out is not there to be written: events that it
-/// skipped (`annotate`), `internal_metadata`, `forward_frames` and the keys that FX adds to frames, what an
-/// annotation has beside its name and stage, the settings that do not decide where blocks go, `category`, and host
-/// memory. For regions and their pauses PyTorch has no word: they are under keys of their own, `region_pools` and
-/// `pauses`, and a segment that is paused is to its viewer one like others. A segment gets the call stack of the
-/// event that took it, which is more than PyTorch does: there the first block has it, and once that was split, none
-/// is written.
+/// What is written reads back as the same traces, but for [`Trace::missed_events`]: the segments that are written are those
+/// at the last event, after which nothing is missing.
+///
+/// What reading leaves out is not there to be written: events that it skipped (`annotate`), `internal_metadata`,
+/// `forward_frames` and the keys that FX adds to frames, what an annotation has beside its name and stage, the
+/// settings that do not decide where blocks go, `category`, and host memory. For regions and their pauses PyTorch has
+/// no word: they are under keys of their own, `region_pools` and `pauses`, and a segment that is paused is to its
+/// viewer one like others. A segment gets the call stack of the event that took it, which is more than PyTorch does:
+/// there the first block has it, and once that was split, none is written.
 ///
 /// # Errors
 ///
