@@ -654,7 +654,8 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.domains.pool(index).use_count > 0 || is_routed()
     }
 
-    /// Adds how many blocks of which size the program holds on which stream and in which region.
+    /// Adds how many blocks of which size the program holds on which stream and in which region, but for those that are
+    /// paused: no memory of the device is behind them.
     pub(crate) fn count_holders(
         &self,
         counts: &mut BTreeMap<(Bytes, Stream, Option<Arc<str>>), u64>,
@@ -662,6 +663,9 @@ impl<D: Driver> DeviceAllocator<D> {
         let blocks = self.heap.blocks.iter().map(|(_, block)| block);
         for block in blocks.filter(|block| block.state == BlockState::Allocated) {
             let domain = self.heap.domains.domain(block.domain);
+            if self.heap.domains.pool(domain.pool).paused.is_some() {
+                continue;
+            }
             let region = self.heap.domains.region(domain.pool).cloned();
             let kind = (block.size, domain.stream, region);
             *counts.entry(kind).or_insert(0) += 1;

@@ -333,8 +333,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
         Ok(())
     }
 
-    /// Returns how many blocks of which size the program holds on which stream and in which region, those that take
-    /// the most first.
+    /// Returns how many blocks of which size the program holds on the device, on which stream and in which region, those
+    /// that take the most first.
     fn holders(&self) -> Vec<Holder> {
         let mut counts = BTreeMap::new();
         let lanes = self.lanes.iter();

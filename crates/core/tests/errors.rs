@@ -91,6 +91,7 @@ fn memory_in_private_pools_is_named() -> Result<(), AllocError> {
 #[test]
 fn regions_that_are_paused_are_named() -> Result<(), AllocError> {
     let mut allocator = allocator(&Config::default(), Bytes::mib(100));
+    allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?;
     for (number, region) in [(1, "weights"), (2, "kv"), (3, "kv")] {
         let pool = MempoolId(number, number);
         allocator.allocate_in(pool, Bytes::mib(20), Stream::DEFAULT)?;
@@ -100,9 +101,9 @@ fn regions_that_are_paused_are_named() -> Result<(), AllocError> {
     let paused = [("kv", 40), ("weights", 20)];
     let paused = paused.map(|(region, mib)| (region.into(), Bytes::mib(mib)));
     assert_eq!(error.paused, paused);
-    let text = " The largest free block has 0 bytes. Paused, and not on the device: 40.00 MiB of region \
-                \"kv\", 20.00 MiB of region \"weights\".\nBiggest holders: ";
-    assert!(error.to_string().contains(text), "{error}");
+    let text = " The largest free block has 17.00 MiB. Paused, and not on the device: 40.00 MiB of region \
+                \"kv\", 20.00 MiB of region \"weights\".\nBiggest holders: 1 x 3.00 MiB.";
+    assert!(error.to_string().ends_with(text), "{error}");
     Ok(())
 }
 

@@ -276,6 +276,10 @@ def hold_weights() -> Any:
 def test_running_out_says_who_holds_memory_and_what_would_have_fitted() -> None:
     torch.cuda.memory._record_memory_history(stacks="python")
     weights = [hold_weights() for _ in range(3)]
+    # What is not on the device is held by nobody there.
+    with lowtide.region("away"):
+        away = hold_weights()
+    lowtide.pause("away")
     with pytest.raises(torch.OutOfMemoryError) as caught:
         bytes_of(1 << 50)
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -287,7 +291,7 @@ def test_running_out_says_who_holds_memory_and_what_would_have_fitted() -> None:
     assert holders.startswith("Biggest holders: 3 x 96.00 MiB")
     assert gap.startswith("Reserved and not live: ")
     assert fitting.startswith("Would have fitted: nothing. What is live and this request are ")
-    del weights
+    del away, weights
 
 
 def test_observers_are_told_of_memory_that_ran_out() -> None:

@@ -25,11 +25,11 @@ struct HeldBlock {
   Context context;
 };
 
-// The largest blocks of a device that the program holds and whose call stacks were gathered.
+// The largest blocks that the program holds on a device, which what is paused is not, and whose call stacks were gathered.
 inline std::vector<HeldBlock> largest_held(History& history, DeviceIndex device) {
   std::vector<HeldBlock> held;
-  visit_segments(device, [&](const lowtide_segment&, const lowtide_block* blocks, size_t count) {
-    for (size_t index = 0; index < count; ++index) {
+  visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block* blocks, size_t count) {
+    for (size_t index = 0; index < count && !segment.is_paused; ++index) {
       if (blocks[index].state != LOWTIDE_BLOCK_STATE_ALLOCATED) {
         continue;
       }
