@@ -330,19 +330,40 @@ def test_a_resume_without_memory_can_be_tried_again() -> None:
 
 @on_a_card
 def test_a_thousand_random_cycles_keep_every_content() -> None:
-    """Tags, backups, sizes and moments at random; contents are compared byte for byte."""
-    choose = random.Random(4)
-    kinds = [("r1", "host"), ("r1", "disk"), ("r2", "host"), ("r3", "disk"), ("r4", None)]
+    """In three threads, each with tags of its own, on every device."""
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            random_cycles(thread, 334)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for failure in failures:
+        raise failure
+
+
+def random_cycles(thread: int, count: int) -> None:
+    """Tags, backups, sizes, devices and moments at random; contents are compared byte for byte."""
+    choose = random.Random(4 + thread)
+    tags = [f"r{thread}.{number}" for number in range(4)]
+    kinds = [(tags[0], "host"), (tags[0], "disk"), (tags[1], "host"), (tags[2], "disk"), (tags[3], None)]
     held: list[tuple[str, str | None, Any, Any]] = []
     paused: set[str] = set()
-    for cycle in range(1000):
+    for cycle in range(count):
         tag, backup = choose.choice(kinds)
         if tag not in paused and len(held) < 40:
+            device = f"cuda:{choose.randrange(torch.cuda.device_count())}"
             with lowtide.region(tag, backup):  # type: ignore[arg-type]
-                tensor = torch.empty(choose.choice((512, 70_000, 3 * MIB, 9 * MIB)), dtype=torch.uint8, device="cuda")
-            tensor.copy_(noise(tensor.numel(), cycle))
+                tensor = torch.empty(choose.choice((512, 70_000, 3 * MIB, 9 * MIB)), dtype=torch.uint8, device=device)
+            tensor.copy_(noise(tensor.numel(), 1000 * thread + cycle))
             held.append((tag, backup, tensor, tensor.cpu()))
-        tag = choose.choice(("r1", "r2", "r3", "r4"))
+        tag = choose.choice(tags)
         if not any(seen["tag"] == tag for seen in lowtide.regions()):
             continue
         if tag in paused:
@@ -350,15 +371,16 @@ def test_a_thousand_random_cycles_keep_every_content() -> None:
             paused.discard(tag)
             for name, backup, tensor, content in held:
                 if name == tag and backup is not None:
-                    assert torch.equal(tensor.cpu(), content), f"cycle {cycle}, {name}, {backup}"
+                    assert torch.equal(tensor.cpu(), content), f"thread {thread}, cycle {cycle}, {name}, {backup}"
         else:
             lowtide.pause(tag)
             paused.add(tag)
         if choose.random() < 0.4 and held:
             held.pop(choose.randrange(len(held)))
-    lowtide.resume()
+    for tag in paused:
+        lowtide.resume(tag)
     for name, backup, tensor, content in held:
-        assert backup is None or torch.equal(tensor.cpu(), content), f"at the end, {name}, {backup}"
+        assert backup is None or torch.equal(tensor.cpu(), content), f"thread {thread}, at the end, {name}, {backup}"
 
 
 # ---- backups as tensors ----
