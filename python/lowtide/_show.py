@@ -14,7 +14,7 @@ class MemoryStats(dict[str, int]):
             ("live", "what the program asked for and holds", live, self._bytes("requested", "peak")),
             ("allocated", "rounding included", self._bytes("allocated"), self._bytes("allocated", "peak")),
             ("active", "and what waits for a stream", self._bytes("active"), self._bytes("active", "peak")),
-            ("reserved", "held from the driver", reserved, self._bytes("reserved", "peak")),
+            ("reserved", "held from the driver, or paused", reserved, self._bytes("reserved", "peak")),
         ]
         full = max((peak for *_, peak in rows), default=0)
         counts = {

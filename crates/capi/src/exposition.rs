@@ -103,7 +103,7 @@ const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
     figure(
         "gauge",
         "lowtide_reserved_bytes",
-        "Bytes held from the driver.",
+        "Bytes held from the driver, those included whose region is paused.",
         |stats| stats.reserved_bytes.all.current,
     ),
     figure(
@@ -127,7 +127,7 @@ const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
     figure(
         "gauge",
         "lowtide_reserved_peak_bytes",
-        "The most bytes held from the driver at once.",
+        "The most bytes held from the driver at once, those included whose region was paused.",
         |stats| stats.reserved_bytes.all.peak,
     ),
     figure(

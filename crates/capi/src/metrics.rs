@@ -105,6 +105,7 @@ fn listen_text(address: SocketAddr, error: &io::Error) -> String {
 /// Writes a file now, so that what is wrong with it is said at once, and again and again. It goes when the
 /// process ends, but not when it is killed; node_exporter says how old it is.
 fn write_repeatedly(path: &Path) -> io::Result<()> {
+    sweep(path);
     let (path, claim) = own_file(path)?;
     let started = write_file(&path);
     started.inspect_err(|_| drop(fs::remove_file(lock_of(&path))))?;
@@ -118,6 +119,19 @@ fn write_repeatedly(path: &Path) -> io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Removes what killed processes have left: files of this name to which nobody writes. `path` itself is replaced.
+fn sweep(path: &Path) {
+    // One that cannot be removed is no reason to show no figures.
+    for left in file_names::named_as(path).unwrap_or_default() {
+        let lock = lock_of(&left);
+        let is_left = |file: File| file.try_lock().is_ok();
+        if left != path && File::open(&lock).is_ok_and(is_left) {
+            let _ = fs::remove_file(left);
+            let _ = fs::remove_file(lock);
+        }
+    }
 }
 
 /// Returns where this process writes: to `path`, which a killed process may have left, or to a file with this process's
@@ -291,6 +305,31 @@ mod tests {
         // SAFETY: the status may be written to.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(last.unwrap().0, path);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_killed_processes_left_goes() {
+        let process = std::process::id();
+        let directory = std::env::temp_dir().join(format!("lowtide-metrics-left-{process}"));
+        fs::create_dir_all(&directory).unwrap();
+        let [path, left, others, alive] = ["job", "job.pid7", "job.pid8", "job.rank1"]
+            .map(|name| directory.join(format!("{name}.prom")));
+        for path in [&path, &left, &others, &alive] {
+            fs::write(path, "").unwrap();
+        }
+        // Of one without a lock it is not known whose it is.
+        for path in [&path, &left] {
+            fs::write(lock_of(path), "").unwrap();
+        }
+        let (_, _claim) = own_file(&alive).unwrap();
+        sweep(&path);
+        assert!(!left.exists() && !lock_of(&left).exists());
+        assert!(
+            [&path, &others, &alive]
+                .into_iter()
+                .all(|path| path.exists())
+        );
         fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -62,7 +62,7 @@ pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 ///
 /// If the directory cannot be read.
-pub(crate) fn named_as(file: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn named_as(file: &Path) -> io::Result<Vec<PathBuf>> {
     // The name of a file alone is one of the working directory.
     let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
     let entries = fs::read_dir(directory.unwrap_or(Path::new(".")))?;
