@@ -75,6 +75,10 @@ class Region(ctypes.Structure):
         ("last_resume_ns", c_uint64),
         ("last_saved_bytes", c_uint64),
         ("last_restored_bytes", c_uint64),
+        ("save_ns", c_uint64),
+        ("restore_ns", c_uint64),
+        ("last_save_ns", c_uint64),
+        ("last_restore_ns", c_uint64),
     )
 
 

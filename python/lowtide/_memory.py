@@ -17,8 +17,8 @@ Device = int | str | Any
 def memory_stats(device: Device | None = None) -> MemoryStats:
     """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
 
-    With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`; `regions` has
-    them one by one, and says what they are.
+    With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`, and how fast its contents
+    were copied, like `region.kv_cache.saved_bytes_per_second`; `regions` has them one by one, and says what they are.
 
     `None` is PyTorch's current device. Asking for a device that is not in use does not start it. In a notebook the
     answer shows itself as a table.

@@ -23,11 +23,14 @@ Backup = Literal["host", "disk"]
 
 _KINDS: tuple[Backup | None, ...] = (None, "host", "disk")
 _STATES = ("mapped", "pausing", "paused", "resuming")
-_SUMS = ("pauses", "resumes", "saved_bytes", "restored_bytes", "pause_ns", "resume_ns")
-_LATEST = ("last_pause_ns", "last_resume_ns", "last_saved_bytes", "last_restored_bytes")
+_SUMS = ("pauses", "resumes", "saved_bytes", "restored_bytes", "pause_ns", "resume_ns", "save_ns", "restore_ns")
+_LATEST = tuple(f"last_{name}" for name in _SUMS[2:])
 _CURRENT = ("live_bytes", "mapped_bytes", "paused_bytes", "host_bytes", "disk_bytes")
 FIGURES = (*_CURRENT, *_SUMS, *_LATEST)
 """What is counted of each region, in bytes, nanoseconds and calls."""
+
+_SPEEDS = (("saved", "save"), ("restored", "restore"), ("last_saved", "last_save"), ("last_restored", "last_restore"))
+"""Of which bytes and nanoseconds a speed is told."""
 
 
 class Inside(ContextDecorator):
@@ -254,18 +257,24 @@ def regions() -> list[dict[str, Any]]:
     Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that would be,
     `host_bytes` and `disk_bytes` of its contents. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
     `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`, all summed up; with `last_` before them, of the last.
+
+    `save_ns` and `restore_ns` are the parts of these times in which contents were copied, without the wait for the
+    device, and `saved_bytes_per_second` and `restored_bytes_per_second` are how fast that was: 0 where nothing was
+    copied, as by a pause that keeps nothing. With `last_` before them, all four are of the last.
     """
     found: list[dict[str, Any]] = []
 
     def visit(_context: int, pointer: Any) -> None:
         seen: Region = pointer.contents
+        figures = {name: getattr(seen, name) for name in FIGURES}
         found.append(
             {
                 "tag": seen.tag.decode(),
                 "device": seen.device,
                 "backup": _KINDS[seen.backup],
                 "state": _STATES[seen.state],
-                **{name: getattr(seen, name) for name in FIGURES},
+                **figures,
+                **_speeds([figures]),
             }
         )
 
@@ -276,17 +285,31 @@ def regions() -> list[dict[str, Any]]:
 def region_stats(device: int) -> dict[str, int]:
     """Returns a device's figures by keys like `region.kv_cache.mapped_bytes`, each tag's added up.
 
-    Of those that begin with `last_` it is the largest: what the slowest of a tag's regions took.
+    Of those that begin with `last_` it is the largest: what the slowest of a tag's regions took. Speeds are those of
+    all that was copied, one region after the other.
     """
-    stats: dict[str, int] = {}
+    by_tag: dict[str, list[dict[str, Any]]] = {}
     for seen in regions():
-        if seen["device"] != device:
-            continue
+        if seen["device"] == device:
+            by_tag.setdefault(seen["tag"], []).append(seen)
+    stats: dict[str, int] = {}
+    for tag, of_tag in by_tag.items():
         for name in FIGURES:
-            key = f"region.{seen['tag']}.{name}"
-            before, figure = stats.get(key, 0), seen[name]
-            stats[key] = max(before, figure) if name in _LATEST else before + figure
+            figures = (seen[name] for seen in of_tag)
+            stats[f"region.{tag}.{name}"] = max(figures) if name in _LATEST else sum(figures)
+        for name, speed in _speeds(of_tag).items():
+            stats[f"region.{tag}.{name}"] = speed
     return stats
+
+
+def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:
+    """Returns how fast contents were copied in some regions: 0 where none were."""
+    speeds: dict[str, int] = {}
+    for copied, copying in _SPEEDS:
+        copied_bytes = sum(each[f"{copied}_bytes"] for each in figures)
+        ns = sum(each[f"{copying}_ns"] for each in figures)
+        speeds[f"{copied}_bytes_per_second"] = copied_bytes * 10**9 // ns if ns else 0
+    return speeds
 
 
 def check_served() -> None:

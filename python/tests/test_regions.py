@@ -219,8 +219,9 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
         with lowtide.region("kv"):
             allocate(30 * MIB, device=1)
         lowtide.pause()
-        figures = lowtide.memory_stats(0)
-        print(json.dumps({key: value for key, value in figures.items() if key.startswith("region.")}))
+        for device in (0, 1):
+            figures = lowtide.memory_stats(device)
+            print(json.dumps({key: value for key, value in figures.items() if key.startswith("region.")}))
         snapshot = lowtide.snapshot()
         print(json.dumps(snapshot["regions"]))
         print(json.dumps(snapshot["pauses"]))
@@ -228,7 +229,7 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
         """,
         FAKECUDA_DEVICES="2",
     )
-    figures, regions, pauses = (json.loads(line) for line in printed.splitlines())
+    figures, dropped, regions, pauses = (json.loads(line) for line in printed.splitlines())
     mib = 1 << 20
     assert figures["region.kv.live_bytes"] == figures["region.kv.paused_bytes"] == 60 * mib
     assert figures["region.kv.mapped_bytes"] == figures["region.kv.disk_bytes"] == 0
@@ -236,11 +237,21 @@ def test_figures_are_with_those_of_the_device_and_in_the_snapshot(gpu: Machine) 
     assert figures["region.kv.host_bytes"] >= 30 * mib
     assert figures["region.kv.pauses"] == 2
     assert 0 < figures["region.kv.last_pause_ns"] <= figures["region.kv.pause_ns"]
+    assert 0 < figures["region.kv.save_ns"] < figures["region.kv.pause_ns"]
+    # What took place beside the copying does not count.
+    for copy in ("region.kv.saved", "region.kv.last_saved"):
+        save_ns = figures[copy.replace("saved", "save_ns")]
+        assert figures[f"{copy}_bytes_per_second"] == 30 * mib * 10**9 // save_ns
+    assert figures["region.kv.restored_bytes_per_second"] == 0
+    assert dropped["region.kv.pause_ns"] > 0
+    assert dropped["region.kv.saved_bytes_per_second"] == 0
     assert [(seen["tag"], seen["device"], seen["backup"], seen["state"]) for seen in regions] == [
         ("kv", 0, None, "paused"),
         ("kv", 1, None, "paused"),
         ("kv", 0, "host", "paused"),
     ]
+    speeds = [seen["saved_bytes_per_second"] > 0 for seen in regions]
+    assert speeds == [seen["backup"] == "host" for seen in regions]
     events = [(paused["device"], paused["event"]) for paused in pauses]
     assert sorted((device, event["user_metadata"], event["size"]) for device, event in events) == [
         (0, "kv", 30 * mib),

@@ -344,6 +344,22 @@ typedef struct lowtide_region {
    * What was copied back the last time.
    */
   uint64_t last_restored_bytes;
+  /**
+   * How long copying away took, a part of `pause_ns`: with `saved_bytes` it is the speed of that.
+   */
+  uint64_t save_ns;
+  /**
+   * How long copying back took, a part of `resume_ns`.
+   */
+  uint64_t restore_ns;
+  /**
+   * How long copying away took the last time; 0 where nothing was kept.
+   */
+  uint64_t last_save_ns;
+  /**
+   * How long copying back took the last time; 0 where nothing was kept.
+   */
+  uint64_t last_restore_ns;
 } lowtide_region;
 
 /**

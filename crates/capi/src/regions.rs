@@ -456,6 +456,14 @@ pub struct Region {
     pub last_saved_bytes: u64,
     /// What was copied back the last time.
     pub last_restored_bytes: u64,
+    /// How long copying away took, a part of `pause_ns`: with `saved_bytes` it is the speed of that.
+    pub save_ns: u64,
+    /// How long copying back took, a part of `resume_ns`.
+    pub restore_ns: u64,
+    /// How long copying away took the last time; 0 where nothing was kept.
+    pub last_save_ns: u64,
+    /// How long copying back took the last time; 0 where nothing was kept.
+    pub last_restore_ns: u64,
 }
 
 /// Is shown a region. Called with the `context` that was given with it, and without any lock; it must not
@@ -558,6 +566,10 @@ impl Region {
             last_resume_ns: ns(figures.last_resume_time),
             last_saved_bytes: figures.last_saved.get(),
             last_restored_bytes: figures.last_restored.get(),
+            save_ns: ns(figures.save_time),
+            restore_ns: ns(figures.restore_time),
+            last_save_ns: ns(figures.last_save_time),
+            last_restore_ns: ns(figures.last_restore_time),
         }
     }
 }

@@ -31,6 +31,10 @@ pub struct RegionFigures {
     pub pause_time: Duration,
     /// How long resuming took.
     pub resume_time: Duration,
+    /// How long copying away took: the part of [`RegionFigures::pause_time`] in which that was done.
+    pub save_time: Duration,
+    /// How long copying back took, of [`RegionFigures::resume_time`].
+    pub restore_time: Duration,
     /// As [`RegionFigures::saved`], the last time.
     pub last_saved: Bytes,
     /// As [`RegionFigures::restored`], the last time.
@@ -39,20 +43,35 @@ pub struct RegionFigures {
     pub last_pause_time: Duration,
     /// As [`RegionFigures::resume_time`], the last time.
     pub last_resume_time: Duration,
+    /// As [`RegionFigures::save_time`], the last time; zero where nothing was kept.
+    pub last_save_time: Duration,
+    /// As [`RegionFigures::restore_time`], the last time; zero where nothing was kept.
+    pub last_restore_time: Duration,
+}
+
+/// What was copied away or back at once.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Copied {
+    pub(crate) bytes: Bytes,
+    pub(crate) time: Duration,
 }
 
 impl RegionFigures {
-    pub(crate) fn count_pause(&mut self, saved: Bytes, time: Duration) {
+    pub(crate) fn count_pause(&mut self, saved: Copied, time: Duration) {
         self.pauses += 1;
-        (self.last_saved, self.last_pause_time) = (saved, time);
-        self.saved += saved;
+        (self.last_saved, self.last_save_time) = (saved.bytes, saved.time);
+        self.last_pause_time = time;
+        self.saved += saved.bytes;
+        self.save_time += saved.time;
         self.pause_time += time;
     }
 
-    pub(crate) fn count_resume(&mut self, restored: Bytes, time: Duration) {
+    pub(crate) fn count_resume(&mut self, restored: Copied, time: Duration) {
         self.resumes += 1;
-        (self.last_restored, self.last_resume_time) = (restored, time);
-        self.restored += restored;
+        (self.last_restored, self.last_restore_time) = (restored.bytes, restored.time);
+        self.last_resume_time = time;
+        self.restored += restored.bytes;
+        self.restore_time += restored.time;
         self.resume_time += time;
     }
 }
@@ -71,10 +90,14 @@ impl Default for RegionFigures {
             restored: Bytes::ZERO,
             pause_time: Duration::ZERO,
             resume_time: Duration::ZERO,
+            save_time: Duration::ZERO,
+            restore_time: Duration::ZERO,
             last_saved: Bytes::ZERO,
             last_restored: Bytes::ZERO,
             last_pause_time: Duration::ZERO,
             last_resume_time: Duration::ZERO,
+            last_save_time: Duration::ZERO,
+            last_restore_time: Duration::ZERO,
         }
     }
 }

@@ -23,7 +23,7 @@ use std::fmt;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, SegmentSource, Stream};
 
@@ -31,7 +31,7 @@ use crate::backing::Backing;
 use crate::backup::{BackupError, BackupKind, Backups, MemoryRange};
 use crate::device::{Device, Pools};
 use crate::error::RegionError;
-use crate::figures::RegionFigures;
+use crate::figures::{Copied, RegionFigures};
 use crate::reservation::Reservation;
 
 /// New memory comes in pieces of at least this part of what the region has, so that many small segments are
@@ -94,6 +94,8 @@ struct Saved<K> {
     backup: K,
     /// What was saved, by rising addresses.
     ranges: Vec<MemoryRange>,
+    /// How long that took.
+    time: Duration,
     /// Whether someone was given the address of the copy, and may read it.
     is_shown: bool,
     /// Whether it is of no use any more, and waits for someone who has the backups.
@@ -170,10 +172,10 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         };
         let mut books = self.books()?;
         if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
-            let bytes = saved.as_ref().map_or(Bytes::ZERO, Saved::bytes);
+            let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
             books.state = RegionState::Paused;
             books.saved = saved;
-            books.figures.count_pause(bytes, start.elapsed());
+            books.figures.count_pause(copied, start.elapsed());
             return outcome;
         }
         books.state = RegionState::Mapped;
@@ -204,8 +206,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         drop(books);
         let restored = self.bring_back(pools, backups);
         let mut books = self.books()?;
-        let bytes = match restored {
-            Ok(bytes) => bytes,
+        let copied = match restored {
+            Ok(copied) => copied,
             Err(error) => {
                 books.state = RegionState::Paused;
                 books.tidy(&self.device);
@@ -214,7 +216,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         };
         books.state = RegionState::Mapped;
         books.tidy(&self.device);
-        books.figures.count_resume(bytes, start.elapsed());
+        books.figures.count_resume(copied, start.elapsed());
         let is_empty = books.has_no_segments();
         let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
@@ -380,10 +382,12 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
             return Ok(None);
         };
+        let start = Instant::now();
         let backup = caught(|| backups.save(&ranges, kind))?;
         Ok(Some(Saved {
             backup,
             ranges,
+            time: start.elapsed(),
             is_shown: false,
             is_over: false,
         }))
@@ -420,8 +424,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         outcome
     }
 
-    /// Makes memory for every segment and restores what it held. Returns how many bytes that were.
-    fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Bytes, RegionError> {
+    /// Makes memory for every segment and restores what it held. Returns what that was.
+    fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Copied, RegionError> {
         let mut held = pools.settle()?;
         let mut books = self.books()?;
         // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
@@ -441,14 +445,18 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let mut backings = self.take_backings()?;
         let before: Vec<_> = backings.iter().map(Backing::starts).collect();
         let mut outcome = supply_all(&mut backings, &self.device, &needed);
-        let mut restored = Bytes::ZERO;
+        let mut restored = Copied::default();
         if outcome.is_ok()
             && let Some(saved) = &mut saved
         {
             let ranges = saved.of_blocks(&held);
-            restored = ranges.iter().map(|range| range.size).sum();
+            let start = Instant::now();
             outcome =
                 caught(|| backups.restore(&mut saved.backup, &ranges)).map_err(RegionError::from);
+            restored = Copied {
+                bytes: ranges.iter().map(|range| range.size).sum(),
+                time: start.elapsed(),
+            };
         }
         if outcome.is_err() {
             // What was there before may be all that is left of contents that were never saved.
@@ -640,8 +648,11 @@ impl<K> Books<K> {
 }
 
 impl<K> Saved<K> {
-    fn bytes(&self) -> Bytes {
-        self.ranges.iter().map(|range| range.size).sum()
+    fn copied(&self) -> Copied {
+        Copied {
+            bytes: self.ranges.iter().map(|range| range.size).sum(),
+            time: self.time,
+        }
     }
 
     /// Returns the saved range that a block lies in.

@@ -104,6 +104,30 @@ fn a_copy_is_found_from_within_its_block() {
     });
 }
 
+/// How fast contents were copied is not told by pauses that copied none.
+#[test]
+fn time_is_counted_where_something_is_copied() {
+    let test = "copies::time_is_counted_where_something_is_copied";
+    isolated(test, &[], |_| {
+        allocate_in("kv", Backup::Host, 30 * MIB, 0, 1);
+        assert_eq!(pause("kv"), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let kept = region("kv", Backup::Host, 0);
+        assert!(0 < kept.save_ns && kept.save_ns <= kept.pause_ns);
+        assert!(0 < kept.restore_ns && kept.restore_ns <= kept.resume_ns);
+        assert_eq!(kept.last_save_ns, kept.save_ns);
+        assert_eq!(kept.last_restore_ns, kept.restore_ns);
+        // SAFETY: null stands for every region.
+        assert_eq!(unsafe { lowtide_pause_and_drop(ptr::null()) }, Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        let dropped = region("kv", Backup::Host, 0);
+        assert!(dropped.pause_ns > kept.pause_ns && dropped.resume_ns > kept.resume_ns);
+        assert_eq!(dropped.save_ns, kept.save_ns);
+        assert_eq!(dropped.restore_ns, kept.restore_ns);
+        assert_eq!((dropped.last_save_ns, dropped.last_restore_ns), (0, 0));
+    });
+}
+
 /// What was kept is older than what the program dropped.
 #[test]
 fn a_region_that_is_dropped_has_no_copy_left() {
