@@ -56,20 +56,44 @@ def _row(name: str, note: str, now: int, most: int, full: int) -> str:
     return f"<tr>{cells}</tr>"
 
 
+_REGION_SIZES = {
+    "live": "live_bytes",
+    "on the device": "mapped_bytes",
+    "away": "paused_bytes",
+    "in the host's memory": "host_bytes",
+    "on disk": "disk_bytes",
+}
+_REGION_CHANGES = {
+    "pauses": ("pauses", "pause_ns", "saved_bytes_per_second"),
+    "resumes": ("resumes", "resume_ns", "restored_bytes_per_second"),
+}
+
+
 def _regions(stats: Mapping[str, int]) -> str:
     """Returns a table of the regions, empty where there are none."""
-    figures = ("live_bytes", "mapped_bytes", "paused_bytes")
     tags = _tags(stats)
     if not tags:
         return ""
-    head = "".join(f"<th scope='col'>{name}</th>" for name in ("region", "live", "on the device", "away"))
-    rows = (
-        f"<tr><th scope='row'>{html.escape(tag)}</th>"
-        + "".join(f"<td>{size(stats.get(f'region.{tag}.{figure}', 0))}</td>" for figure in figures)
-        + "</tr>"
-        for tag in tags
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    head = "".join(f"<th scope='col'>{name}</th>" for name in ("region", *_REGION_SIZES, *_REGION_CHANGES))
+    rows = "".join(_region_row(tag, stats) for tag in tags)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _region_row(tag: str, stats: Mapping[str, int]) -> str:
+    def figure(name: str) -> int:
+        return stats.get(f"region.{tag}.{name}", 0)
+
+    sizes = (size(figure(name)) for name in _REGION_SIZES.values())
+    changes = (_changes(*map(figure, names)) for names in _REGION_CHANGES.values())
+    cells = "".join(f"<td>{text}</td>" for text in (*sizes, *changes))
+    return f"<tr><th scope='row'>{html.escape(tag)}</th>{cells}</tr>"
+
+
+def _changes(count: int, ns: int, bytes_per_second: int) -> str:
+    """Returns how often a region was paused or resumed, how long that took, and how fast contents were copied."""
+    took = f" in {ns / 1e6:.1f} ms" if count else ""
+    copied = f", copied at {bytes_per_second / 1e9:.1f} GB/s" if bytes_per_second else ""
+    return f"{count}{took}{copied}"
 
 
 def _tags(keys: Iterable[str]) -> list[str]:

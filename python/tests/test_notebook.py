@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 import textwrap
 
 from machine import MEMORY, Machine
@@ -52,6 +53,23 @@ def test_memory_stats_show_themselves(gpu: Machine) -> None:
     assert "kv<script> 5.00 MiB 20.00 MiB 0 bytes" in text
     assert not any(tag == "script" for tag, _ in reader.attributes)
     assert "num_ooms 0" in text
+
+
+def test_memory_stats_show_pauses_and_how_fast_contents_were_copied(gpu: Machine) -> None:
+    program = """
+        for tag, backup in (("kept", "host"), ("dropped", None)):
+            with lowtide.region(tag, backup):
+                allocate(30 * MIB)
+        lowtide.pause()
+        lowtide.resume("dropped")
+        print(lowtide.memory_stats()._repr_html_())
+    """
+    text = " ".join(" ".join(read(gpu.code(MEMORY, program)).text).split())
+    assert "region live on the device away in the host's memory on disk pauses resumes kept" in text
+    kept = r"kept 30\.00 MiB 0 bytes 30\.00 MiB 3\d\.\d\d MiB 0 bytes 1 in [\d.]+ ms, copied at [\d.]+ GB/s 0 "
+    assert re.search(kept, text), text
+    dropped = r"dropped 30\.00 MiB 30\.00 MiB 0 bytes 0 bytes 0 bytes 1 in [\d.]+ ms 1 in [\d.]+ ms "
+    assert re.search(dropped, text), text
 
 
 def test_memory_stats_of_nothing_show_themselves(gpu: Machine) -> None:

@@ -244,7 +244,7 @@ const REGION_FIGURES: [Figure<Region, u64>; 9] = [
 ];
 
 /// In nanoseconds.
-const REGION_TIMES: [Figure<Region, u64>; 2] = [
+const REGION_TIMES: [Figure<Region, u64>; 4] = [
     figure(
         "counter",
         "lowtide_region_pause_seconds_total",
@@ -256,6 +256,18 @@ const REGION_TIMES: [Figure<Region, u64>; 2] = [
         "lowtide_region_resume_seconds_total",
         "How long resuming took.",
         |region| region.resume_ns,
+    ),
+    figure(
+        "counter",
+        "lowtide_region_save_seconds_total",
+        "How long copying away took, a part of the time of the pauses.",
+        |region| region.save_ns,
+    ),
+    figure(
+        "counter",
+        "lowtide_region_restore_seconds_total",
+        "How long copying back took, a part of the time of the resumes.",
+        |region| region.restore_ns,
     ),
 ];
 

@@ -44,8 +44,20 @@ pub(super) struct Region {
     pub(super) live_bytes: u64,
     pub(super) mapped_bytes: u64,
     pub(super) paused_bytes: u64,
+    pub(super) host_bytes: u64,
+    pub(super) disk_bytes: u64,
     pub(super) pauses: u64,
     pub(super) pause_seconds: f64,
+    pub(super) resumes: u64,
+    pub(super) resume_seconds: f64,
+    pub(super) saved_bytes: u64,
+    pub(super) save_seconds: f64,
+    /// How fast contents were copied away; `None` where none were.
+    pub(super) saved_bytes_per_second: Option<f64>,
+    pub(super) restored_bytes: u64,
+    pub(super) restore_seconds: f64,
+    /// How fast contents were copied back; `None` where none were.
+    pub(super) restored_bytes_per_second: Option<f64>,
 }
 
 /// What the memory of a stream is.
@@ -80,6 +92,7 @@ impl Process {
             #[expect(clippy::cast_precision_loss, reason = "a ratio is not exact")]
             let ratio = device.reserved_bytes as f64 / device.live_bytes as f64;
             device.ratio = (device.live_bytes > 0).then_some(ratio);
+            device.regions.iter_mut().for_each(Region::count_speeds);
         }
         process
     }
@@ -124,15 +137,9 @@ impl Device {
                 self.driver_calls += value;
             }
             "lowtide_out_of_memory_total" => self.out_of_memory = value,
-            "lowtide_region_live_bytes" => self.region(sample).live_bytes = value,
-            "lowtide_region_mapped_bytes" => self.region(sample).mapped_bytes = value,
-            "lowtide_region_paused_bytes" => self.region(sample).paused_bytes = value,
-            "lowtide_region_pauses_total" => self.region(sample).pauses = value,
-            "lowtide_region_pause_seconds_total" => {
-                self.region(sample).pause_seconds = sample.value;
-            }
             "lowtide_stream_allocated_bytes" => self.stream(sample).allocated_bytes = value,
             "lowtide_stream_reserved_bytes" => self.stream(sample).reserved_bytes = value,
+            name if name.starts_with("lowtide_region_") => self.region(sample).add(sample, value),
             _ => {}
         }
     }
@@ -162,6 +169,36 @@ impl Device {
             self.streams.len() - 1
         });
         &mut self.streams[index]
+    }
+}
+
+impl Region {
+    fn add(&mut self, sample: &Sample, value: u64) {
+        match sample.name.as_str() {
+            "lowtide_region_live_bytes" => self.live_bytes = value,
+            "lowtide_region_mapped_bytes" => self.mapped_bytes = value,
+            "lowtide_region_paused_bytes" => self.paused_bytes = value,
+            "lowtide_region_host_bytes" => self.host_bytes = value,
+            "lowtide_region_disk_bytes" => self.disk_bytes = value,
+            "lowtide_region_pauses_total" => self.pauses = value,
+            "lowtide_region_pause_seconds_total" => self.pause_seconds = sample.value,
+            "lowtide_region_resumes_total" => self.resumes = value,
+            "lowtide_region_resume_seconds_total" => self.resume_seconds = sample.value,
+            "lowtide_region_saved_bytes_total" => self.saved_bytes = value,
+            "lowtide_region_save_seconds_total" => self.save_seconds = sample.value,
+            "lowtide_region_restored_bytes_total" => self.restored_bytes = value,
+            "lowtide_region_restore_seconds_total" => self.restore_seconds = sample.value,
+            _ => {}
+        }
+    }
+
+    fn count_speeds(&mut self) {
+        #[expect(clippy::cast_precision_loss, reason = "a speed is not exact")]
+        let speed = |bytes: u64, seconds: f64| {
+            (bytes > 0 && seconds > 0.0).then_some(bytes as f64 / seconds)
+        };
+        self.saved_bytes_per_second = speed(self.saved_bytes, self.save_seconds);
+        self.restored_bytes_per_second = speed(self.restored_bytes, self.restore_seconds);
     }
 }
 
@@ -196,6 +233,9 @@ mod tests {
             sample("lowtide_driver_frees_total", &device, 1.0),
             sample("lowtide_region_paused_bytes", &region, 40.0),
             sample("lowtide_region_pause_seconds_total", &region, 0.25),
+            sample("lowtide_region_saved_bytes_total", &region, 40.0),
+            sample("lowtide_region_save_seconds_total", &region, 0.125),
+            sample("lowtide_region_host_bytes", &region, 48.0),
             sample("lowtide_stream_reserved_bytes", &stream, 150.0),
             sample("lowtide_of_a_later_version", &device, 1.0),
         ];
@@ -216,6 +256,13 @@ mod tests {
             (only.regions[0].paused_bytes, only.regions[0].pause_seconds),
             (40, 0.25)
         );
+        assert_eq!(only.regions[0].host_bytes, 48);
+        assert_eq!(
+            only.regions[0].saved_bytes_per_second,
+            Some(320.0),
+            "of the time of copying"
+        );
+        assert_eq!(only.regions[0].restored_bytes_per_second, None);
         assert_eq!(only.streams[0].reserved_bytes, 150);
         assert_eq!(only.allocations_per_second, None);
 

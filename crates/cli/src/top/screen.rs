@@ -7,7 +7,7 @@ use console::{Term, measure_text_width, truncate_str};
 use lowtide_core::Bytes;
 use lowtide_trace::OneLine;
 
-use super::process::{Device, Process};
+use super::process::{Device, Process, Region};
 use crate::format;
 
 /// So many looks back are shown.
@@ -120,25 +120,7 @@ fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS
 
 /// Returns a line for each region and, where there are several, for each stream.
 fn details(device: &Device) -> impl Iterator<Item = String> {
-    let regions = device.regions.iter().map(|region| {
-        let mut text = format!(
-            "    region {} ({}): {} live, {} mapped, {} away",
-            OneLine(&region.tag),
-            region.backup,
-            Bytes(region.live_bytes),
-            Bytes(region.mapped_bytes),
-            Bytes(region.paused_bytes),
-        );
-        if region.pauses > 0 {
-            let pauses = format::counted(region.pauses, "pause");
-            let _ = write!(
-                text,
-                ", {pauses} in {}",
-                format::duration(region.pause_seconds * 1e6)
-            );
-        }
-        text
-    });
+    let regions = device.regions.iter().map(region_text);
     let streams = device.streams.iter().filter(|_| device.streams.len() > 1);
     let streams = streams.map(|stream| {
         format!(
@@ -149,6 +131,43 @@ fn details(device: &Device) -> impl Iterator<Item = String> {
         )
     });
     regions.chain(streams)
+}
+
+fn region_text(region: &Region) -> String {
+    let mut text = format!(
+        "    region {} ({}): {} live, {} mapped, {} away",
+        OneLine(&region.tag),
+        region.backup,
+        Bytes(region.live_bytes),
+        Bytes(region.mapped_bytes),
+        Bytes(region.paused_bytes),
+    );
+    let kept = [
+        (region.host_bytes, "in the host's memory"),
+        (region.disk_bytes, "on disk"),
+    ];
+    for (bytes, place) in kept.into_iter().filter(|(bytes, _)| *bytes > 0) {
+        let _ = write!(text, ", {} {place}", Bytes(bytes));
+    }
+    let (paused, saved) = (region.pause_seconds, region.saved_bytes_per_second);
+    let (resumed, restored) = (region.resume_seconds, region.restored_bytes_per_second);
+    text += &changes_text(region.pauses, "pause", paused, saved);
+    text + &changes_text(region.resumes, "resume", resumed, restored)
+}
+
+/// Returns how often a region was paused or resumed and how long that took; nothing where it never was.
+fn changes_text(count: u64, noun: &str, seconds: f64, bytes_per_second: Option<f64>) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    let (counted, took) = (
+        format::counted(count, noun),
+        format::duration(seconds * 1e6),
+    );
+    let copied = bytes_per_second.map_or_else(String::new, |speed| {
+        format!(" (copied at {:.1} GB/s)", speed / 1e9)
+    });
+    format!(", {counted} in {took}{copied}")
 }
 
 /// Returns the lines with their columns below each other: texts to the left, figures to the right.
@@ -189,7 +208,7 @@ fn sparkline(looks: &VecDeque<u64>, device: &Device) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process::{Region, Stream};
+    use super::super::process::Stream;
     use super::*;
 
     fn process(pid: u32, live_bytes: u64) -> Process {
@@ -218,8 +237,12 @@ mod tests {
             tag: "kv\ncache".into(),
             backup: "host".into(),
             paused_bytes: 3 << 20,
-            pauses: 1,
+            host_bytes: 4 << 20,
+            pauses: 2,
             pause_seconds: 0.002,
+            saved_bytes_per_second: Some(45.67e9),
+            resumes: 1,
+            resume_seconds: 0.001,
             ..Region::default()
         });
         device.streams = vec![Stream {
@@ -241,7 +264,8 @@ mod tests {
             "{text}"
         );
         assert!(lines[1].ends_with("  ▂█"), "{text}");
-        let expected = "    region kv\\ncache (host): 0 bytes live, 0 bytes mapped, 3.00 MiB away, 1 pause in 2.0 ms";
+        let expected = "    region kv\\ncache (host): 0 bytes live, 0 bytes mapped, 3.00 MiB away, 4.00 MiB in the \
+                        host's memory, 2 pauses in 2.0 ms (copied at 45.7 GB/s), 1 resume in 1.0 ms";
         assert_eq!(lines[2], expected);
         assert!(lines[3].starts_with("12345  python"), "{text}");
         let place = |line: &str, what: &str| line.find(what).map(|at| at + what.len());
