@@ -9,7 +9,16 @@ before anything is on the GPU. After either, everything that `torch.cuda` says a
 that is allocated in a `lowtide.region` can leave the card and come back: `pause` and `resume`.
 """
 
-from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError, TorchError
+from ._errors import (
+    BackupError,
+    ConfigError,
+    Error,
+    NoDriverError,
+    OutOfMemoryError,
+    PausedError,
+    StartedError,
+    TorchError,
+)
 from ._install import install, is_installed
 from ._memory import dump_snapshot, empty_cache, memory_stats, snapshot, version
 from ._record import Recording, record
@@ -34,6 +43,7 @@ __all__ = [
     "Error",
     "MemoryStats",
     "NoDriverError",
+    "OutOfMemoryError",
     "PausedError",
     "Recording",
     "Report",

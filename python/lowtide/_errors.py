@@ -1,4 +1,4 @@
-"""What lowtide raises. Every message is one line."""
+"""What lowtide raises. A message is one line, but where a request ran out of memory: lines below it say why."""
 
 
 class Error(RuntimeError):
@@ -19,6 +19,13 @@ class NoDriverError(Error):
 
 class TorchError(Error):
     """PyTorch is not installed, too old, or has no CUDA."""
+
+
+class OutOfMemoryError(Error):
+    """The device has too little memory for what is to come back. Nothing is lost by it: free some, and try again.
+
+    PyTorch's requests for memory raise `torch.OutOfMemoryError`, as they do without lowtide.
+    """
 
 
 class PausedError(Error):

@@ -7,7 +7,7 @@ import os
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from ._errors import BackupError, ConfigError, Error, NoDriverError, PausedError, StartedError
+from ._errors import BackupError, ConfigError, Error, NoDriverError, OutOfMemoryError, PausedError, StartedError
 
 PATH = Path(__file__).parent / "liblowtide.so"
 """Where the library is: what PyTorch loads by path, too."""
@@ -143,6 +143,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 }
 
 _ERRORS: dict[int, type[Error]] = {
+    Status.OUT_OF_MEMORY: OutOfMemoryError,
     Status.CONFIG: ConfigError,
     Status.NO_DRIVER: NoDriverError,
     Status.STARTED: StartedError,

@@ -107,8 +107,9 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     What is freed from now on is not brought back, and a request in the region raises `PausedError` until it is
     resumed. Garbage is not collected before: tensors in cycles are kept as if they lived.
 
-    Raises `BackupError` where contents could not be kept, else `Error`; the memory is then mapped as before. A
-    tag that no region has is an error.
+    Raises `BackupError` where contents could not be kept, else `Error`; that region's memory is then mapped as
+    before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
+    A tag that no region has is an error.
     """
     c_tag = tag_to_c(tag)
     # Work outside of the regions would go on to use those that were made in one.
@@ -120,8 +121,10 @@ def resume(tag: str | None = None) -> None:
     """Brings the memory of the regions with this tag back, or that of all, at the addresses that it had.
 
     Contents are those of the pause where the region keeps them, else undefined. What is not paused stays as
-    it is. Raises an error where there is too little memory; the region is then paused as before, nothing is
-    lost, and another attempt may work.
+    it is. Raises `OutOfMemoryError` where the device has too little memory, also once what is cached was given back;
+    `BackupError` where contents could not be read; else `Error`. That region is then paused as before, nothing is
+    lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
+    and of tags that had room, and `regions` says which they are.
     """
     check(library().lowtide_resume(tag_to_c(tag)))
 

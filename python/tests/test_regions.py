@@ -286,6 +286,31 @@ def test_a_backup_that_cannot_be_kept_loses_nothing(gpu: Machine) -> None:
     assert again == "b'kept'"
 
 
+def test_a_card_that_is_full_at_a_resume_is_told_from_other_failures(gpu: Machine) -> None:
+    printed = gpu.code(
+        MEMORY,
+        """
+        for tag in ("a", "b"):
+            with lowtide.region(tag, "host"):
+                memory = allocate(60 * MIB)
+        write(memory, b"kept")
+        lowtide.pause()
+        taken = allocate(60 * MIB)
+        print(refusal(lowtide.resume))
+        print({seen["tag"]: seen["state"] for seen in lowtide.regions()})
+        free(taken)
+        lowtide.resume()
+        print(read(memory, 4))
+        """,
+        FAKECUDA_CAPACITY=str(150 << 20),
+    )
+    refused, states, again = printed.splitlines()
+    assert refused.startswith('OutOfMemoryError region "b" on device 0: ')
+    # What had room is back, and stays.
+    assert states == "{'a': 'mapped', 'b': 'paused'}"
+    assert again == "b'kept'"
+
+
 def test_the_host_s_memory_is_retained_as_asked(gpu: Machine) -> None:
     printed = gpu.code(
         MEMORY,

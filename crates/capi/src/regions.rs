@@ -141,7 +141,8 @@ pub unsafe extern "C" fn lowtide_region_trim(
 /// go of it. The region has other memory after a resume, which is no longer shared with them.
 ///
 /// After a failure a region is on each device either mapped as before or paused with its contents kept,
-/// which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called.
+/// which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called. A region that fails keeps
+/// no other, and none on another device, from being paused, and those stay so. The first failure is the answer.
 /// `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` where contents
 /// could not be kept, `LOWTIDE_STATUS_DRIVER` where a device refused.
 ///
@@ -173,8 +174,9 @@ pub unsafe extern "C" fn lowtide_pause_and_drop(tag: *const c_char) -> Status {
 /// of every region if `tag` is null. A region that is not paused stays as it is.
 ///
 /// What was freed since does not come back. Where a device has too little memory, what is cached on it is given
-/// back first. After a failure the region is on each device either mapped or paused as before, and this may be
-/// called again: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
+/// back first. After a failure a region is on each device either mapped or paused as before, and this may be
+/// called again: one that fails keeps no other, and none on another device, from coming back, and those stay mapped.
+/// The first failure is the answer: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
 /// `LOWTIDE_STATUS_BACKUP` where contents could not be read, and as `lowtide_pause`.
 ///
 /// # Safety
