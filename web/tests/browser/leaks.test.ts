@@ -38,12 +38,17 @@ interface Leaks {
   }[];
 }
 
-for (const hasStacks of [true, false]) {
-  test(`a planted leak ${hasStacks ? "with" : "without"} stacks`, { skip }, async () => {
-    const leakBytes = 3_000_000;
-    const snapshot = join(directory, `${hasStacks}.pickle`);
-    const report = join(directory, `${hasStacks}.html`);
-    writeFileSync(snapshot, leakingJob(leakBytes, hasStacks));
+const jobs = [
+  { title: "with stacks", leakBytes: 3_000_000, hasStacks: true, requests: 100 },
+  { title: "without stacks", leakBytes: 3_000_000, hasStacks: false, requests: 100 },
+  { title: "among thousands of requests a step", leakBytes: 2 ** 20, hasStacks: true, requests: 5000 },
+];
+
+for (const [index, { title, leakBytes, hasStacks, requests }] of jobs.entries()) {
+  test(`a planted leak ${title}`, { skip }, async () => {
+    const snapshot = join(directory, `${index}.pickle`);
+    const report = join(directory, `${index}.html`);
+    writeFileSync(snapshot, leakingJob(leakBytes, hasStacks, requests));
     const told = JSON.parse(
       execFileSync(program, ["leaks", "--json", snapshot], { encoding: "utf8" }),
     ) as Leaks;

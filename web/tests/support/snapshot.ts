@@ -1,8 +1,9 @@
 // A PyTorch memory snapshot of a made-up job, as a pickle: what `lowtide` itself reads.
 
 const SEGMENT = 0x7f00_0000_0000;
-const SEGMENT_BYTES = 2 ** 31;
 const MIB = 2 ** 20;
+/** As many different requests a job makes, from as many places. */
+const PLACES = 100;
 
 type Value = null | number | string | Value[] | { [key: string]: Value };
 
@@ -13,8 +14,9 @@ const LIBRARY: Value = {
   line: 3,
 };
 
-/** Returns a job of 20 steps of 100 requests, each of which keeps one more block of `leakBytes`. */
-export function leakingJob(leakBytes: number, hasStacks: boolean): Uint8Array {
+/** Returns a job of 20 steps of so many `requests`, each of which keeps one more block of `leakBytes`. */
+export function leakingJob(leakBytes: number, hasStacks: boolean, requests = PLACES): Uint8Array {
+  const segmentBytes = Math.max(2 ** 31, (requests + 200) * MIB);
   const events: Value[] = [];
   const frame = (name: string, line: number): Value => ({ name, filename: "train.py", line });
   const push = (action: string, address: number, size: number, frames: Value[]) =>
@@ -28,18 +30,18 @@ export function leakingJob(leakBytes: number, hasStacks: boolean): Uint8Array {
     });
   const leak = [LIBRARY, frame("keep_history", 77), frame("main", 1)];
   const held: number[] = [];
-  push("segment_alloc", SEGMENT, SEGMENT_BYTES, []);
+  push("segment_alloc", SEGMENT, segmentBytes, []);
   for (let step = 0; step < 20; step++) {
-    const requests = Array.from({ length: 100 }, (_, i) => ({
+    const served = Array.from({ length: requests }, (_, i) => ({
       address: SEGMENT + i * MIB,
-      size: 4096 * (i + 1),
-      frames: [frame("forward", i), frame("main", 2)],
+      size: 4096 * ((i % PLACES) + 1),
+      frames: [frame("forward", i % PLACES), frame("main", 2)],
     }));
-    for (const { address, size, frames } of requests) push("alloc", address, size, frames);
-    const address = SEGMENT + (200 + 4 * step) * MIB;
+    for (const { address, size, frames } of served) push("alloc", address, size, frames);
+    const address = SEGMENT + (requests + 100 + 4 * step) * MIB;
     push("alloc", address, leakBytes, leak);
     held.push(address);
-    for (const { address, size } of requests.reverse()) {
+    for (const { address, size } of served.reverse()) {
       push("free_requested", address, size, []);
       push("free_completed", address, size, []);
     }
@@ -55,11 +57,11 @@ export function leakingJob(leakBytes: number, hasStacks: boolean): Uint8Array {
     blocks.push({ address, size, requested_size: leakBytes, state: "active_allocated", frames: leak });
     free = address + size;
   }
-  pass(SEGMENT + SEGMENT_BYTES);
+  pass(SEGMENT + segmentBytes);
   const segment = {
     device: 0,
     address: SEGMENT,
-    total_size: SEGMENT_BYTES,
+    total_size: segmentBytes,
     allocated_size: held.length * size,
     active_size: held.length * size,
     requested_size: held.length * leakBytes,
@@ -72,21 +74,30 @@ export function leakingJob(leakBytes: number, hasStacks: boolean): Uint8Array {
 
 /** Returns a value in Python's pickle format, version 2. */
 function pickle(value: Value): Uint8Array {
-  const parts: Uint8Array[] = [];
-  const opcode = (code: string) => parts.push(Buffer.from(code, "latin1"));
+  let bytes = Buffer.alloc(2 ** 16);
+  let end = 0;
+  /** Makes room for so many bytes, and returns where it is. */
+  const room = (count: number): number => {
+    if (end + count > bytes.length) bytes = Buffer.concat([bytes], 2 * bytes.length + count);
+    end += count;
+    return end - count;
+  };
+  const text = (content: string, encoding: BufferEncoding) => {
+    const at = room(Buffer.byteLength(content, encoding));
+    bytes.write(content, at, encoding);
+  };
+  const opcode = (code: string) => text(code, "latin1");
   const put = (value: Value): void => {
     if (value === null) opcode("N");
     else if (typeof value === "number") {
       opcode("\x8a\x08");
-      const bytes = Buffer.alloc(8);
-      bytes.writeBigInt64LE(BigInt(value));
-      parts.push(bytes);
+      const at = room(8);
+      bytes.writeBigInt64LE(BigInt(value), at);
     } else if (typeof value === "string") {
-      const text = Buffer.from(value);
-      const length = Buffer.alloc(4);
-      length.writeUInt32LE(text.length);
       opcode("X");
-      parts.push(length, text);
+      const at = room(4);
+      bytes.writeUInt32LE(Buffer.byteLength(value), at);
+      text(value, "utf8");
     } else if (Array.isArray(value)) {
       opcode("](");
       value.forEach(put);
@@ -100,5 +111,5 @@ function pickle(value: Value): Uint8Array {
   opcode("\x80\x02");
   put(value);
   opcode(".");
-  return Buffer.concat(parts);
+  return bytes.subarray(0, end);
 }
