@@ -49,11 +49,12 @@ struct Advice<'a> {
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let source = &args.source;
-    let trace = recording::read_device(&source.trace, source.device)?;
-    recording::note_pauses(&source.trace, &trace);
-    recording::note_refusals(&source.trace, &trace);
+    let recorded = recording::read_device(&source.trace, source.device)?;
+    let trace = &recorded.trace;
+    recording::note_pauses(&source.trace, trace);
+    recording::note_refusals(&source.trace, trace);
     let in_file = || recording::name(&source.trace);
-    let job = Job::new(&source.trace, &trace);
+    let job = Job::new(&source.trace, &recorded);
     let options = Options {
         capacity: source.resolve_capacity(&job),
         verify: false,
@@ -61,13 +62,13 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     };
 
     let search = Search {
-        trace: &trace,
-        steps: lowtide_replay::Job::new(&trace),
+        trace,
+        steps: lowtide_replay::Job::new(trace),
         job: &job,
         options: &options,
         progress: Progress::new("replaying", 0),
-        recorded: recording::recorded_config(&source.trace, &trace),
-        kept: Kept::new(&trace),
+        recorded: recording::recorded_config(&source.trace, trace),
+        kept: Kept::new(trace),
     };
     let advice = search.advise().with_context(in_file)?;
     drop(search);

@@ -28,14 +28,15 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     recording::refuse_stdin_twice(paths)?;
     let before = recording::read_device(paths[0], args.device)?;
     let after = recording::read_device(paths[1], args.device)?;
-    let traces = [&before, &after];
+    let recorded = [&before, &after];
+    let traces = recorded.map(|recorded| &recorded.trace);
     for (path, trace) in paths.into_iter().zip(traces) {
         recording::note_lost_beginning(path, trace);
     }
     // How much blocks are rounded does not tell what grows.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
-    let difference = Difference::new([(&before, &histories[0]), (&after, &histories[1])]);
-    let job = |index: usize| Job::of_history(paths[index], traces[index], &histories[index]);
+    let difference = Difference::new([(traces[0], &histories[0]), (traces[1], &histories[1])]);
+    let job = |index: usize| Job::of_history(paths[index], recorded[index], &histories[index]);
     let jobs = [job(0), job(1)];
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);

@@ -105,6 +105,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::Recorded;
     use crate::samples::{job, outcome};
 
     fn page_of(path: &str) -> String {
@@ -157,14 +158,15 @@ mod tests {
 
     #[test]
     fn a_lost_beginning_is_noted() {
-        let mut trace = lowtide_trace::Trace::default();
-        let note = |trace: &lowtide_trace::Trace| {
-            let job = Job::new("a.pickle".as_ref(), trace);
+        let mut recorded = Recorded::default();
+        let note = |recorded: &Recorded| {
+            let job = Job::new("a.pickle".as_ref(), recorded);
             let page = page(&job, &[outcome("caching", Bytes::gib(1))], None);
             data_in(&page.unwrap())["note"].clone()
         };
-        assert_eq!(note(&trace), serde_json::Value::Null);
-        trace.initial.blocks.push(lowtide_trace::InitialBlock {
+        assert_eq!(note(&recorded), serde_json::Value::Null);
+        let initial = &mut recorded.trace.initial;
+        initial.blocks.push(lowtide_trace::InitialBlock {
             address: lowtide_core::DeviceAddress(0),
             size: Bytes(512),
             requested: Bytes(512),
@@ -173,7 +175,7 @@ mod tests {
             status: lowtide_core::BlockStatus::Allocated,
             stack: lowtide_trace::StackId::NONE,
         });
-        let note = note(&trace).to_string();
+        let note = note(&recorded).to_string();
         assert!(note.contains("beginning is missing"), "{note}");
     }
 

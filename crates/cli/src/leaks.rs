@@ -27,12 +27,13 @@ const SPREAD_PLACES: usize = 3;
 ///
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
-    let trace = recording::read_device(&args.trace, args.device)?;
-    recording::note_lost_beginning(&args.trace, &trace);
+    let recorded = recording::read_device(&args.trace, args.device)?;
+    let trace = &recorded.trace;
+    recording::note_lost_beginning(&args.trace, trace);
     // How much blocks are rounded does not tell what grows.
-    let history = History::new(&trace, &BlockSizes::estimated(&trace));
-    let leaks = Leaks::find(&trace, &history);
-    let job = Job::of_history(&args.trace, &trace, &history);
+    let history = History::new(trace, &BlockSizes::estimated(trace));
+    let leaks = Leaks::find(trace, &history);
+    let job = Job::of_history(&args.trace, &recorded, &history);
     let histories = [history];
     let told = Told {
         leaks: &leaks,

@@ -128,15 +128,25 @@ fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Returns the trace of `device` in the recording at `path`; without `device`, that of the one with the
+/// What is recorded of one device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorded {
+    /// Its events and what it held.
+    pub(crate) trace: Trace,
+    /// Whether the file's end is missing.
+    pub(crate) is_cut_off: bool,
+}
+
+/// Returns what is recorded of `device` in the recording at `path`; without `device`, of the one with the
 /// most events, and says so where there are several.
-pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
+pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> {
     let mut snapshot = read(path)?;
     if let Some(device) = device {
         keep_device(path, &mut snapshot, device)?;
     }
     let devices = devices(&snapshot);
     let nothing = nothing_recorded(path, &snapshot.traces);
+    let is_cut_off = snapshot.is_cut_off;
     let several = snapshot.traces.len() > 1;
     let traces = snapshot.traces.into_iter();
     // Of equals, `max_by_key` returns the last: the lowest number.
@@ -152,7 +162,7 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Trace> {
             trace.device
         ));
     }
-    Ok(trace)
+    Ok(Recorded { trace, is_cut_off })
 }
 
 /// Returns what there is to say of the file at `path` if no allocation is recorded in its `traces`.
@@ -271,14 +281,19 @@ pub(crate) struct Job {
     pub(crate) peak_requested_bytes: Bytes,
     /// What the job had reserved, where the recording does not have its beginning.
     pub(crate) lost_beginning: Option<LostBeginning>,
+    /// Whether the recording's end is missing, as where the job was killed.
+    pub(crate) is_cut_off: bool,
+    /// How many events are missing at least at its end, as other threads went on while it was made.
+    pub(crate) missed_events: u64,
     /// How long the recording is, where it says.
     #[serde(skip)]
     pub(crate) duration_us: Option<f64>,
 }
 
 impl Job {
-    /// Returns what there is to say about `trace`, from the file at `path`. Linear time.
-    pub(crate) fn new(path: &Path, trace: &Trace) -> Job {
+    /// Returns what there is to say about what is recorded in the file at `path`. Linear time.
+    pub(crate) fn new(path: &Path, recorded: &Recorded) -> Job {
+        let trace = &recorded.trace;
         Job {
             path: path.display().to_string(),
             device: trace.device,
@@ -288,16 +303,18 @@ impl Job {
             peak_live_bytes: trace.peak_live_bytes(),
             peak_requested_bytes: trace.peak_requested_bytes(),
             lost_beginning: LostBeginning::of(trace),
+            is_cut_off: recorded.is_cut_off,
+            missed_events: trace.missed_events,
             duration_us: duration_us(trace),
         }
     }
 
-    /// Returns what there is to say about `trace`, whose `history` leaves out what is paused.
-    pub(crate) fn of_history(path: &Path, trace: &Trace, history: &History) -> Job {
+    /// Returns what there is to say about what is recorded, whose `history` leaves out what is paused.
+    pub(crate) fn of_history(path: &Path, recorded: &Recorded, history: &History) -> Job {
         Job {
             peak_live_bytes: history.peak_live.gap.live,
             peak_requested_bytes: history.peak_requested,
-            ..Job::new(path, trace)
+            ..Job::new(path, recorded)
         }
     }
 

@@ -32,15 +32,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     if let Some(path) = &args.html {
         output::refuse_recordings(path, slice::from_ref(&source.trace), "the page")?;
     }
-    let trace = recording::read_device(&source.trace, source.device)?;
-    recording::note_pauses(&source.trace, &trace);
+    let recorded = recording::read_device(&source.trace, source.device)?;
+    let trace = &recorded.trace;
+    recording::note_pauses(&source.trace, trace);
     if args.verify {
-        recording::refuse_other_strategy(&source.trace, &trace)?;
+        recording::refuse_other_strategy(&source.trace, trace)?;
     } else {
-        recording::note_refusals(&source.trace, &trace);
+        recording::note_refusals(&source.trace, trace);
     }
-    let configs = args.configs(|| recording::recorded_config(&source.trace, &trace))?;
-    let job = Job::new(&source.trace, &trace);
+    let configs = args.configs(|| recording::recorded_config(&source.trace, trace))?;
+    let job = Job::new(&source.trace, &recorded);
     let options = Options {
         capacity: source.resolve_capacity(&job),
         verify: args.verify,
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let total = trace.events.len() as u64 * configs.len() as u64;
     let progress = Progress::new("replaying", total);
     let outcomes = replay_all(
-        &lowtide_replay::Job::new(&trace),
+        &lowtide_replay::Job::new(trace),
         &configs,
         &options,
         &progress,

@@ -16,6 +16,8 @@ pub(crate) fn job() -> Job {
         peak_live_bytes: Bytes::gib(1),
         peak_requested_bytes: Bytes::gib(1),
         lost_beginning: None,
+        is_cut_off: false,
+        missed_events: 0,
         duration_us: Some(100e6),
     }
 }

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{GPT2, Scratch, fail, lowtide, run, run_json, stderr, without_beginning};
+use common::{GPT2, Scratch, fail, lowtide, read_sample, run, run_json, stderr, without_beginning};
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{Frame, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent};
 
@@ -305,6 +307,45 @@ fn a_lost_beginning_is_said_beside_what_grew() {
             "lowtide: {path}: the recording's beginning is missing: "
         )));
         assert_eq!(text.matches(note).count(), notes, "{text}");
+    }
+}
+
+/// A program that reads the JSON sees nothing of standard error.
+#[test]
+fn a_missing_end_is_in_the_json() {
+    let scratch = Scratch::new("leaks-missing-end");
+    let whole = job(&scratch, "whole.lowtide", MIB);
+    let mut contents = fs::read(&whole).unwrap();
+    contents.truncate(contents.len() - 100);
+    let cut_off = scratch.write("cut-off.lowtide", contents);
+    let mut snapshot = read_sample("mnist_mlp.pickle.zst");
+    let events = &mut snapshot.traces[0].events;
+    let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
+    // Its segments are those of later, as where other threads went on while PyTorch took one after the other.
+    events.truncate(events.iter().rposition(is_alloc).unwrap());
+    let missed = scratch.write_snapshot("missed.lowtide", &snapshot);
+
+    let json = |arguments: &[&OsStr]| -> serde_json::Value {
+        // It says so on standard error, too.
+        let output = lowtide().args(arguments).arg("--json").output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let ends = |recording: &serde_json::Value| {
+        let is_cut_off = recording["is_cut_off"].as_bool().unwrap();
+        (is_cut_off, recording["missed_events"].as_u64().unwrap() > 0)
+    };
+    let [whole, cut_off, missed] = [&whole, &cut_off, &missed].map(|path| path.as_os_str());
+    let expected = [
+        (whole, (false, false)),
+        (cut_off, (true, false)),
+        (missed, (false, true)),
+    ];
+    for (path, expected) in expected {
+        let leaks = json(&["leaks".as_ref(), path]);
+        assert_eq!(ends(&leaks["trace"]), expected);
+        let traces = &json(&["diff".as_ref(), whole, path])["traces"];
+        let both = [ends(&traces[0]), ends(&traces[1])];
+        assert_eq!(both, [(false, false), expected]);
     }
 }
 

@@ -70,7 +70,8 @@ fn json_has_the_documented_keys() {
     assert_eq!(
         keys(&report["trace"]),
         sorted(
-            "path device events allocs streams peak_live_bytes peak_requested_bytes lost_beginning"
+            "path device events allocs streams peak_live_bytes peak_requested_bytes lost_beginning \
+             is_cut_off missed_events"
         )
     );
     assert_eq!(
