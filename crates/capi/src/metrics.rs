@@ -126,8 +126,11 @@ fn sweep(path: &Path) {
     // One that cannot be removed is no reason to show no figures.
     for left in file_names::named_as(path).unwrap_or_default() {
         let lock = lock_of(&left);
-        let is_left = |file: File| file.try_lock().is_ok();
-        if left != path && File::open(&lock).is_ok_and(is_left) {
+        // While it is claimed no process begins to write there.
+        if left != path
+            && lock.exists()
+            && let Ok(Some(_claim)) = claim(&left)
+        {
             let _ = fs::remove_file(left);
             let _ = fs::remove_file(lock);
         }
