@@ -302,9 +302,11 @@ impl Backups for CudaBackups {
         kind: BackupKind,
     ) -> Result<CudaBackup, BackupError> {
         let layout = Layout::new(ranges);
-        let _saving = self.keeper.begin_saving();
         let contents = match kind {
-            BackupKind::Host => Contents::Host(self.save_to_host(&layout)?),
+            BackupKind::Host => {
+                let _saving = self.keeper.begin_saving();
+                Contents::Host(self.save_to_host(&layout)?)
+            }
             BackupKind::Disk => {
                 let mut file = self.save_to_disk(&layout)?;
                 if self.shows_files {

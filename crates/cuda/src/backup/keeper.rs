@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
 
-/// A backup that is saved. While it is there nothing is page-locked, unless somebody waits for that: its copies would
-/// wait for the driver in between, and cannot use what is locked meanwhile.
+/// A backup that is saved in the host's memory. While it is there nothing is page-locked for its device, unless somebody
+/// waits for that: its copies would wait for the driver in between, and cannot use what is locked meanwhile.
 pub(super) struct Saving(Arc<Shared>);
 
 impl Drop for Saving {
