@@ -14,9 +14,9 @@
 //!
 //! A kind of which a recording has no event may have been left out (`skip_actions`), and what it would have told may have
 //! happened at any time. That is no sign of other threads: a block that waits where no request is told, or is not shown
-//! where no free is; memory that is not shown where none goes, unless a block was in use in it at the last event. So a
-//! recording is refused that could be true if nothing was left out. It can be made again; one that is read with memory
-//! that had gone long before would be believed.
+//! where no free is; memory that is not shown where none goes, unless a block was in use in some of it at the last event:
+//! then what is free goes with it, as one call takes all of that. So a recording is refused that could be true if nothing
+//! was left out. It can be made again; one that is read with memory that had gone long before would be believed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
