@@ -292,6 +292,7 @@ def test_running_out_says_who_holds_memory_and_what_would_have_fitted() -> None:
     assert gap.startswith("Reserved and not live: ")
     assert fitting.startswith("Would have fitted: nothing. What is live and this request are ")
     del away, weights
+    lowtide.resume("away")
 
 
 def test_observers_are_told_of_memory_that_ran_out() -> None:

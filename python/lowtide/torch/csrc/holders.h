@@ -6,6 +6,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -45,12 +46,14 @@ inline std::vector<HeldBlock> largest_held(History& history, DeviceIndex device)
   return held;
 }
 
-// Whether a frame is of the program rather than of PyTorch.
+// Whether a frame is of the program rather than of a package or of Python, as `lowtide leaks` and the page have it.
 inline bool is_of_program(const torch::unwind::Frame& frame) {
   const std::string_view file = frame.filename;
   constexpr std::string_view suffix = ".py";
   const bool is_python = file.size() >= suffix.size() && file.substr(file.size() - suffix.size()) == suffix;
-  return is_python && file.find("/torch/") == std::string_view::npos;
+  constexpr std::string_view others[] = {"site-packages/", "dist-packages/", "lib/python3.", "lib64/python3."};
+  const auto is_in = [&](std::string_view path) { return file.find(path) != std::string_view::npos; };
+  return is_python && std::none_of(std::begin(others), std::end(others), is_in);
 }
 
 // The innermost functions of the program in a call stack, or the innermost of all where it has none.
