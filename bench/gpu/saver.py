@@ -34,12 +34,16 @@ class Case:
     count: int
     size: int
     is_kept: bool
+    # How long the card works after each pause and each resume, without memory that comes or goes; otherwise others
+    # write over what became free.
+    work_seconds: float = 0.0
 
 
 CASES = [
     Case("1 x 32 GiB, dropped", 1, 32 * GIB, False),
     Case("1024 x 32 MiB, dropped", 1024, 32 * MIB, False),
     Case("64 x 128 MiB, host copy", 64, 128 * MIB, True),
+    Case("1024 x 32 MiB, dropped, half a second of work between", 1024, 32 * MIB, False, 0.5),
 ]
 
 
@@ -82,10 +86,14 @@ def measure(case: Case, label: str, package: Package) -> None:
     for number in range(ROUNDS):
         set_to_noise(tensors, number)
         torch.cuda.empty_cache()
+        work(case.work_seconds)
         before = free_bytes()
         pause_ms = milliseconds(lambda: package.pause("measured"))
         freed = free_bytes() - before
-        write_over(freed)
+        if case.work_seconds:
+            work(case.work_seconds)
+        else:
+            write_over(freed)
         resume_ms = milliseconds(lambda: package.resume("measured"))
         if not case.is_kept:
             set_to_noise(tensors, number)
@@ -131,6 +139,17 @@ def write_over(size: int) -> None:
     others = [torch.full((PART,), 0xA5, dtype=torch.uint8, device="cuda") for _ in range(int(size * 0.9) // PART)]
     del others
     torch.cuda.empty_cache()
+
+
+def work(seconds: float) -> None:
+    """Multiplies for so long, and waits for it as for every step."""
+    import torch
+
+    factor = torch.randn(2048, 2048, device="cuda")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        torch.mm(factor, factor)
+        torch.cuda.synchronize()
 
 
 def parts(tensors: list[Any], number: int) -> Any:

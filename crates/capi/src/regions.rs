@@ -4,7 +4,8 @@
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
 //! lowtide_pause, resume             change.rs: every device of a region, at the same time
 //! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
-//! └─ Keeper                         keeper.rs: one device's backups
+//! ├─ Keeper                         keeper.rs: one device's backups
+//! └─ scrubbing::begin               scrubbing.rs: what the driver would do when it is called next
 //! ```
 //!
 //! Locks are taken in this order: a device's keeper, the table, an allocator's, the books of a region's memory,
@@ -13,6 +14,7 @@
 
 mod change;
 mod keeper;
+mod scrubbing;
 mod table;
 
 use std::ffi::{c_char, c_int, c_void};

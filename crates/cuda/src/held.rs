@@ -19,6 +19,14 @@ pub struct HeldRange {
 }
 
 impl HeldRange {
+    /// Returns what holds a handle that is mapped nowhere.
+    pub(crate) fn of_handle(handle: Handle) -> HeldRange {
+        HeldRange {
+            handles: vec![handle],
+            ..HeldRange::default()
+        }
+    }
+
     /// Returns where it starts, while it is reserved.
     pub fn address(&self) -> Option<DeviceAddress> {
         self.reserved.map(|(start, _)| start)

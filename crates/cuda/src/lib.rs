@@ -44,6 +44,7 @@
 extern crate self as lowtide_cuda;
 
 mod backup;
+pub mod beside;
 mod context;
 mod device;
 mod driver;
@@ -54,6 +55,7 @@ mod library;
 mod mappings;
 mod physical;
 mod primary;
+mod scrubbing;
 mod sharing;
 mod streams;
 mod sys;

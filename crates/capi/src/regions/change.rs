@@ -19,6 +19,7 @@ use lowtide_region::{
 use lowtide_shared::SharedError;
 
 use super::keeper::{self, Keeper};
+use super::scrubbing;
 use super::table::{self, OnDevice};
 use crate::error::{Error, Status};
 use crate::preload::is_of_thread;
@@ -74,7 +75,11 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
         let mut keeper = keeper::lock(region.device)?;
         // Their memory is for this one's backup, or goes back in time.
         keeper::release_copies(region.device, &mut keeper, Copies::Ended)?;
-        change(region, &mut keeper).map_err(|error| named(region, error))
+        let outcome = change(region, &mut keeper);
+        if let Ok(RegionFigures { mapped, paused, .. }) = region.memory.figures() {
+            scrubbing::begin(region.device, mapped.max(paused));
+        }
+        outcome.map_err(|error| named(region, error))
     }))
 }
 

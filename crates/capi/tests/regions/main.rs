@@ -12,6 +12,7 @@ mod failures;
 mod meanwhile;
 mod pools;
 mod returns;
+mod scrubbing;
 mod told;
 mod work;
 

@@ -4,13 +4,13 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
+use crate::beside::{self, DriverCall};
 
 /// A backup that is saved in the host's memory. While it is there nothing is page-locked for its device, unless somebody
 /// waits for that: its copies would wait for the driver in between, and cannot use what is locked meanwhile.
@@ -220,10 +220,8 @@ impl Keeper {
     fn start(&mut self) -> bool {
         if !mem::replace(&mut self.shared.lock().is_served, true) {
             self.join();
-            stop_at_exit();
             let (shared, idle_time) = (Arc::clone(&self.shared), self.times.idle);
-            let thread = thread::Builder::new().name("lowtide keeper".into());
-            self.thread = thread.spawn(move || shared.serve(idle_time)).ok();
+            self.thread = beside::start("lowtide keeper", move || shared.serve(idle_time)).ok();
             if self.thread.is_none() {
                 self.shared.lock().is_served = false;
             }
@@ -430,57 +428,4 @@ fn give_back(expired: Expired) {
         // As above.
         None => mem::forget(expired),
     }
-}
-
-/// Keepers' threads that are in the driver now.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// The process ends: no keeper may call the driver any more, which is about to be torn down.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
-/// The process whose threads they are: the child of a fork has none.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-/// A keeper's thread is in the driver.
-struct DriverCall;
-
-impl DriverCall {
-    fn begin() -> Option<DriverCall> {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        let call = DriverCall;
-        (!IS_ENDING.load(Ordering::SeqCst)).then_some(call)
-    }
-}
-
-impl Drop for DriverCall {
-    fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Has the process's end wait for keepers that are in the driver, and keep all out of it: what runs at a
-/// process's end runs in reverse order, so this comes before the driver's own.
-fn stop_at_exit() {
-    extern "C" fn stop() {
-        const STEP: Duration = Duration::from_micros(100);
-        // A keeper is in the driver for the time of a block, some milliseconds. One that does not come
-        // out shall not keep the process.
-        const STEPS_MAX: u32 = 100_000;
-        if PROCESS.load(Ordering::SeqCst) != std::process::id() {
-            return;
-        }
-        IS_ENDING.store(true, Ordering::SeqCst);
-        for _ in 0..STEPS_MAX {
-            if CALLS.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            thread::sleep(STEP);
-        }
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function is ours, and the library that it is part of stays loaded: it has threads.
-        let registered = unsafe { libc::atexit(stop) };
-        // It takes at least 32 functions; one more than it takes is no reason to fail.
-        let _ = registered;
-    });
 }

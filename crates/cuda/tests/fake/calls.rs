@@ -238,3 +238,20 @@ fn contents_survive_every_strategy() {
         assert_eq!(fake.live().events, 0, "{config}");
     }
 }
+
+/// A page that is created only to be released could be the one that the job asks for.
+#[test]
+fn the_last_memory_of_a_device_is_not_created_for_its_scrubbing() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let mut calls = |capacity| {
+        fake.set_capacity(Bytes::mib(capacity).get());
+        let before = ["cuMemCreate", "cuMemRelease"].map(|name| fake.calls(name));
+        driver.take_back_scrubbed();
+        let after = ["cuMemCreate", "cuMemRelease"].map(|name| fake.calls(name));
+        (after[0] - before[0], after[1] - before[1])
+    };
+    assert_eq!(calls(256), (1, 1));
+    assert_eq!(calls(255), (0, 0));
+    assert_eq!(fake.used_bytes(), 0);
+}
