@@ -566,6 +566,55 @@ def test_a_whole_process_can_be_in_a_region(machine: Machine) -> None:
     assert printed == "{('default', 'host'): 9728, ('apart', None): 2048}\n"
 
 
+def test_a_whole_process_can_be_kept_on_disk(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        THREADS,
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.utils import get_binary_path_from_package
+# By this trainers tell whether the library can do it, before they ask for it.
+its_library = get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
+assert b"TMS_INIT_ENABLE_DISK_BACKUP" in its_library.read_bytes()
+os.mkdir("files")
+kept = allocate(30 * MIB)
+write(kept, b"kept")
+print(live())
+for _ in range(2):
+    saver.pause()
+    sizes = [os.stat(os.path.join("files", name)).st_size for name in os.listdir("files")]
+    print(len(sizes), sum(sizes) >= 30 * MIB, [seen["disk_bytes"] // MIB for seen in lowtide.regions()])
+    saver.resume()
+    print(read(kept, 4), os.listdir("files"), [seen["disk_bytes"] for seen in lowtide.regions()])
+""",
+        TMS_INIT_ENABLE="1",
+        TMS_INIT_ENABLE_DISK_BACKUP="1",
+        TMS_DISK_BACKUP_DIR="files",
+    )
+    away, back = "1 True [30]", "b'kept' [] [0]"
+    assert printed.splitlines() == [f"{{('default', 'disk'): {30 << 20}}}", away, back, away, back]
+
+
+@pytest.mark.parametrize("retains", ["", "0", "1"])
+def test_the_environment_says_whether_copies_stay(machine: Machine, retains: str) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+with saver.region("kept", enable_cpu_backup=True):
+    kept = allocate(30 * MIB)
+write(kept, b"kept")
+saver.pause()
+saver.resume()
+print(saver.retain_cpu_backup, [seen["host_bytes"] // MIB for seen in lowtide.regions()])
+""",
+        TMS_RETAIN_CPU_BACKUP=retains,
+    )
+    assert printed == ("True [30]\n" if retains == "1" else "False [0]\n")
+
+
 def test_a_region_that_is_a_process_has_its_cache_back(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,
