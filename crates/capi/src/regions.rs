@@ -5,7 +5,7 @@
 //! lowtide_pause, resume             change.rs: every device of a region, at the same time
 //! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
 //! ├─ Keeper                         keeper.rs: one device's backups
-//! └─ scrubbing::begin               scrubbing.rs: what the driver would do when it is called next
+//! └─ scrubbing::begin               scrubbing.rs: the driver's own work after it, beside the job
 //! ```
 //!
 //! Locks are taken in this order: a device's keeper, the table, an allocator's, the books of a region's memory,

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Such threads that are in the driver now.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -18,12 +18,15 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// # Errors
 ///
 /// What the system says where it has no thread to give.
-pub fn start(name: &str, act: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
+pub fn start_beside(
+    name: &str,
+    act: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, io::Error> {
     stop_at_exit();
     thread::Builder::new().name(name.into()).spawn(act)
 }
 
-/// A call to the driver that a thread of [`start`] makes: the process does not end before this is dropped.
+/// A call to the driver that a thread of [`start_beside`] makes: the process does not end before this is dropped.
 #[must_use = "the process may end once this is dropped"]
 #[derive(Debug)]
 pub struct DriverCall(());
@@ -50,15 +53,13 @@ fn stop_at_exit() {
         const STEP: Duration = Duration::from_micros(100);
         // A thread is in the driver for some milliseconds, such as a block takes to be page-locked. One that does
         // not come out shall not keep the process.
-        const STEPS_MAX: u32 = 100_000;
+        const WAIT_MAX: Duration = Duration::from_secs(10);
         if PROCESS.load(Ordering::SeqCst) != std::process::id() {
             return;
         }
         IS_ENDING.store(true, Ordering::SeqCst);
-        for _ in 0..STEPS_MAX {
-            if CALLS.load(Ordering::SeqCst) == 0 {
-                return;
-            }
+        let start = Instant::now();
+        while CALLS.load(Ordering::SeqCst) > 0 && start.elapsed() < WAIT_MAX {
             thread::sleep(STEP);
         }
     }

@@ -44,7 +44,7 @@
 extern crate self as lowtide_cuda;
 
 mod backup;
-pub mod beside;
+mod beside;
 mod context;
 mod device;
 mod driver;
@@ -61,6 +61,7 @@ mod streams;
 mod sys;
 
 pub use backup::{CudaBackup, CudaBackups};
+pub use beside::{DriverCall, start_beside};
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};
 pub use driver::CudaDriver;

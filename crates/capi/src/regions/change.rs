@@ -71,16 +71,26 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
 
 /// Changes regions of one device, one after the other.
 fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
-    first_error(regions.iter().map(|region| {
+    let before = mapped(regions);
+    let outcome = first_error(regions.iter().map(|region| {
         let mut keeper = keeper::lock(region.device)?;
         // Their memory is for this one's backup, or goes back in time.
         keeper::release_copies(region.device, &mut keeper, Copies::Ended)?;
-        let outcome = change(region, &mut keeper);
-        if let Ok(RegionFigures { mapped, paused, .. }) = region.memory.figures() {
-            scrubbing::begin(region.device, mapped.max(paused));
-        }
-        outcome.map_err(|error| named(region, error))
-    }))
+        change(region, &mut keeper).map_err(|error| named(region, error))
+    }));
+    if let [region, ..] = regions {
+        let moved = before.get().abs_diff(mapped(regions).get());
+        scrubbing::begin(region.device, Bytes(moved));
+    }
+    outcome
+}
+
+/// Returns how much regions have on their device.
+fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
+    let figures = regions
+        .iter()
+        .filter_map(|region| region.memory.figures().ok());
+    figures.map(|figures| figures.mapped).sum()
 }
 
 /// Pauses a region on one device, where other regions' retained copies go if the host has too little memory

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_core::Bytes;
-use lowtide_cuda::beside::{self, DriverCall};
+use lowtide_cuda::{DriverCall, start_beside};
 
 use crate::registry::{self, DEVICES_MAX};
 
@@ -22,13 +22,13 @@ const CALLS: u32 = 20;
 /// How many calls are still to come, by device. There is a thread wherever some are.
 static CALLS_LEFT: [Mutex<u32>; DEVICES_MAX] = [const { Mutex::new(0) }; DEVICES_MAX];
 
-/// Has memory that went back to a device scrubbed and taken back beside the job, by whomever it was given back. Does
-/// nothing after little has `moved`.
+/// Has the driver take back beside the job what the card has scrubbed, by whomever it was given back. Does nothing where
+/// little has `moved`.
 pub(super) fn begin(device: c_int, moved: Bytes) {
     if moved < MOVED_MIN || mem::replace(&mut *calls_left(device), CALLS) > 0 {
         return;
     }
-    let thread = beside::start("lowtide scrubs", move || serve(device));
+    let thread = start_beside("lowtide scrubs", move || serve(device));
     if thread.is_err() {
         // Whoever calls the driver next waits for it.
         *calls_left(device) = 0;
@@ -38,8 +38,13 @@ pub(super) fn begin(device: c_int, moved: Bytes) {
 fn serve(device: c_int) {
     loop {
         thread::sleep(INTERVAL);
-        if let (Some(_call), Some(allocator)) = (DriverCall::begin(), registry::known(device)) {
-            allocator.with_driver(|driver| driver.take_back_scrubbed());
+        if let Some(allocator) = registry::known(device) {
+            allocator.with_driver(|driver| {
+                // Not before the lock is there, under which others may wait for a kernel.
+                if let Some(_call) = DriverCall::begin() {
+                    driver.take_back_scrubbed();
+                }
+            });
         }
         let mut left = calls_left(device);
         *left -= 1;

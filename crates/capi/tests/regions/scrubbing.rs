@@ -1,38 +1,56 @@
 //! What the driver puts off after much memory has moved, done beside the job.
 
+use std::cell::Cell;
+use std::ffi::c_int;
 use std::fs;
 use std::process::exit;
+use std::ptr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowtide::*;
 
-use crate::common::{Fake, allocate, command, isolated, last_error};
-use crate::{MIB, enter, leave, pause, resume};
+use crate::common::{Fake, allocate_on, command, isolated, last_error};
+use crate::{MIB, enter, leave, pause, pause_all, resume};
 
 /// So much that it is worth a thread.
 const MUCH: usize = 1 << 30;
 
 /// Has a region of one block, whose contents are dropped.
-fn make(tag: &str, size: usize) {
+fn make(tag: &str, size: usize, device: c_int) {
     enter(tag, Backup::None);
-    let _ = allocate(size, 0).unwrap();
+    let _ = allocate_on(size, device, ptr::null_mut()).unwrap();
     leave();
 }
 
-fn is_scrubbing() -> bool {
+/// Returns how many threads there are that call the driver for this.
+fn threads() -> usize {
     let threads = fs::read_dir("/proc/self/task").unwrap();
     // A thread may end meanwhile.
     let names = threads.filter_map(|thread| fs::read(thread.ok()?.path().join("comm")).ok());
-    names.into_iter().any(|name| name == b"lowtide scrubs\n")
+    names
+        .into_iter()
+        .filter(|name| name == b"lowtide scrubs\n")
+        .count()
 }
 
-/// Waits until the thread has made a call, after so many, and ended.
-fn wait_for_end(fake: &Fake, created: u64) {
-    // It has its name once it runs.
-    while fake.calls("cuMemCreate") == created || is_scrubbing() {
+/// Waits until something is so, and fails where it never is.
+fn wait_until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Does something after which the driver is to be called, and waits until that is over.
+fn scrubbing_after(fake: &Fake, act: impl FnOnce()) {
+    let created = fake.calls("cuMemCreate");
+    act();
+    // A resume creates some itself, and a thread has its name once it runs.
+    thread::sleep(Duration::from_millis(100));
+    wait_until(|| threads() == 0);
+    assert!(fake.calls("cuMemCreate") > created);
 }
 
 fn used(fake: &Fake) -> (u64, u64) {
@@ -43,41 +61,76 @@ fn used(fake: &Fake) -> (u64, u64) {
 fn the_driver_is_called_after_much_has_moved() {
     let test = "scrubbing::the_driver_is_called_after_much_has_moved";
     isolated(test, &[], |fake| {
-        let _ = allocate(MIB, 0).unwrap();
+        make("outside", MIB, 0);
         let outside = used(fake);
-        make("much", MUCH);
-        let calls = || (fake.calls("cuMemCreate"), fake.calls("cuMemRelease"));
+        make("much", MUCH, 0);
+        let mapped = used(fake);
         for round in 0..2 {
-            let mapped = used(fake);
-            assert_eq!(pause("much"), Status::Ok, "{}", last_error());
-            let (created, released) = calls();
-            // Paused already: nobody else begins.
-            assert_eq!(pause("much"), Status::Ok, "{}", last_error());
-            wait_for_end(fake, created);
-            let (created_since, released_since) = (calls().0 - created, calls().1 - released);
-            assert!(
-                (1..=40).contains(&created_since),
-                "{created_since}, {round}"
-            );
-            assert_eq!(created_since, released_since, "{round}");
+            let created = fake.calls("cuMemCreate");
+            scrubbing_after(fake, || {
+                assert_eq!(pause("much"), Status::Ok, "{}", last_error())
+            });
+            let created_since = fake.calls("cuMemCreate") - created;
+            assert_eq!(created_since, 20, "{round}");
             assert_eq!(used(fake), outside, "{round}");
-
-            assert_eq!(resume("much"), Status::Ok, "{}", last_error());
-            wait_for_end(fake, calls().0);
+            scrubbing_after(fake, || {
+                assert_eq!(resume("much"), Status::Ok, "{}", last_error())
+            });
             assert_eq!(used(fake), mapped, "{round}");
         }
     });
 }
 
 #[test]
-fn little_is_not_worth_a_thread() {
-    isolated("scrubbing::little_is_not_worth_a_thread", &[], |fake| {
-        make("little", MIB);
-        assert_eq!(pause("little"), Status::Ok, "{}", last_error());
-        assert_eq!(resume("little"), Status::Ok, "{}", last_error());
+fn a_device_has_one_thread_for_it() {
+    let test = "scrubbing::a_device_has_one_thread_for_it";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
+        // Of the other nobody has anything yet.
+        make("much", MUCH, 1);
+        scrubbing_after(fake, || {
+            assert_eq!(pause("much"), Status::Ok, "{}", last_error());
+        });
+        assert_eq!(resume("much"), Status::Ok, "{}", last_error());
+        make("much", MUCH, 0);
+        for _ in 0..3 {
+            assert_eq!(pause("much"), Status::Ok, "{}", last_error());
+            assert_eq!(resume("much"), Status::Ok, "{}", last_error());
+        }
         let created = fake.calls("cuMemCreate");
-        thread::sleep(Duration::from_millis(100));
-        assert_eq!(fake.calls("cuMemCreate"), created);
+        let most = Cell::new(0);
+        wait_until(|| {
+            most.set(most.get().max(threads()));
+            most.get() > 0 && threads() == 0
+        });
+        assert_eq!(most.get(), 2);
+        // However often they were told to, each ends.
+        let created_since = fake.calls("cuMemCreate") - created;
+        assert!((1..=40).contains(&created_since), "{created_since}");
+    });
+}
+
+/// What regions have moved on a device counts together, and what did not move does not.
+#[test]
+fn what_moves_at_once_counts_together() {
+    let test = "scrubbing::what_moves_at_once_counts_together";
+    isolated(test, &[], |fake| {
+        let is_quiet_after = |act: &dyn Fn() -> Status| {
+            assert_eq!(act(), Status::Ok, "{}", last_error());
+            let created = fake.calls("cuMemCreate");
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(fake.calls("cuMemCreate"), created);
+        };
+        make("little", MIB, 0);
+        is_quiet_after(&|| pause("little"));
+        is_quiet_after(&|| resume("little"));
+        for tag in ["first", "second", "third", "fourth"] {
+            make(tag, MUCH / 4, 0);
+        }
+        is_quiet_after(&|| resume("first"));
+        scrubbing_after(fake, || {
+            assert_eq!(pause_all(), Status::Ok, "{}", last_error())
+        });
+        is_quiet_after(&pause_all);
     });
 }
 
@@ -86,44 +139,46 @@ fn little_is_not_worth_a_thread() {
 fn what_the_driver_refuses_is_lost_to_nobody() {
     let test = "scrubbing::what_the_driver_refuses_is_lost_to_nobody";
     isolated(test, &[], |fake| {
-        let _ = allocate(MIB, 0).unwrap();
+        make("outside", MIB, 0);
         let outside = used(fake);
-        make("much", MUCH);
+        make("much", MUCH, 0);
         for (call, nth, code) in [
             ("cuMemCreate", 1, 2),
             ("cuMemCreate", 2, 999),
             ("cuMemRelease", 1, 999),
             ("cuMemGetInfo_v2", 1, 999),
         ] {
-            assert_eq!(pause("much"), Status::Ok, "{}", last_error());
-            fake.fail(call, nth, code);
-            wait_for_end(fake, fake.calls("cuMemCreate"));
+            scrubbing_after(fake, || {
+                assert_eq!(pause("much"), Status::Ok, "{}", last_error());
+                fake.fail(call, nth, code);
+            });
             fake.fail_none();
             assert_eq!(used(fake), outside, "{call} {nth}");
-            assert_eq!(resume("much"), Status::Ok, "{}", last_error());
-            wait_for_end(fake, fake.calls("cuMemCreate"));
+            scrubbing_after(fake, || {
+                assert_eq!(resume("much"), Status::Ok, "{}", last_error())
+            });
         }
     });
 }
 
+/// Set in a process that ends while the driver is to be called, to what else goes on in it.
+const ENDS: &str = "LOWTIDE_SCRUBBING_TEST_ENDS";
+
 /// At the end of a process the driver goes while other threads still run.
 #[test]
 fn no_driver_is_called_that_is_gone() {
-    const ENDS: &str = "LOWTIDE_SCRUBBING_TEST_ENDS";
     let test = "scrubbing::no_driver_is_called_that_is_gone";
     if std::env::var_os(ENDS).is_some() {
-        end_meanwhile();
+        end_meanwhile(&Fake::load());
     }
     let child = command(test).env(ENDS, "1").output().unwrap();
     let messages = String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success(), "{messages}");
-    assert!(
-        messages.contains("lingers") && !messages.contains("after the driver was gone"),
-        "{messages}"
-    );
+    let is_right = messages.contains("lingers") && !messages.contains("after the driver was gone");
+    assert!(is_right, "{messages}");
 }
 
-fn end_meanwhile() -> ! {
+fn end_meanwhile(fake: &Fake) -> ! {
     extern "C" fn linger() {
         eprintln!("lingers");
         thread::sleep(Duration::from_millis(100));
@@ -131,12 +186,38 @@ fn end_meanwhile() -> ! {
     // Registered before the driver's, so it runs after that.
     // SAFETY: the function is ours.
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
-    let fake = Fake::load();
-    make("much", MUCH);
+    make("much", MUCH, 0);
     let created = fake.calls("cuMemCreate");
     assert_eq!(pause("much"), Status::Ok, "{}", last_error());
-    while fake.calls("cuMemCreate") == created {
-        thread::sleep(Duration::from_millis(1));
+    wait_until(|| fake.calls("cuMemCreate") > created);
+    exit(0);
+}
+
+/// A thread that waits for a kernel under the driver's lock keeps all others from the driver.
+#[test]
+fn no_end_waits_for_who_has_the_driver_s_lock() {
+    let test = "scrubbing::no_end_waits_for_who_has_the_driver_s_lock";
+    if std::env::var_os(ENDS).is_some() {
+        end_beside_one_that_waits(&Fake::load());
     }
+    let child = command(test).env(ENDS, "1").output().unwrap();
+    assert!(child.status.success(), "{child:?}");
+}
+
+fn end_beside_one_that_waits(fake: &Fake) -> ! {
+    make("much", MUCH, 0);
+    let stream = fake.stream();
+    let cached = allocate_on(MIB, 0, ptr::null_mut()).unwrap();
+    assert_eq!(pause("much"), Status::Ok, "{}", last_error());
+    assert_eq!(lowtide_record_stream(cached, stream), Status::Ok);
+    fake.hold(stream, true);
+    fake.set_bytes(cached, MIB, stream);
+    assert_eq!(lowtide_deallocate(cached), Status::Ok);
+    thread::spawn(|| lowtide_empty_cache(0));
+    // The one has the lock by then, and the other waits for it.
+    thread::sleep(Duration::from_millis(200));
+    // Ends a process that waits for as long as it would at most.
+    // SAFETY: nobody handles the signal.
+    unsafe { libc::alarm(8) };
     exit(0);
 }

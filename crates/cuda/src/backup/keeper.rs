@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
-use crate::beside::{self, DriverCall};
+use crate::beside::{DriverCall, start_beside};
 
 /// A backup that is saved in the host's memory. While it is there nothing is page-locked for its device, unless somebody
 /// waits for that: its copies would wait for the driver in between, and cannot use what is locked meanwhile.
@@ -221,7 +221,7 @@ impl Keeper {
         if !mem::replace(&mut self.shared.lock().is_served, true) {
             self.join();
             let (shared, idle_time) = (Arc::clone(&self.shared), self.times.idle);
-            self.thread = beside::start("lowtide keeper", move || shared.serve(idle_time)).ok();
+            self.thread = start_beside("lowtide keeper", move || shared.serve(idle_time)).ok();
             if self.thread.is_none() {
                 self.shared.lock().is_served = false;
             }
