@@ -37,9 +37,11 @@ export class Grid {
   readonly #body = h("tbody");
   readonly #more = h("p", { class: "more-rows", role: "status" });
   #sorting: Sorting;
-  #limit = ROWS_FIRST;
+  #limit: number;
   #rows: Uint32Array = new Uint32Array(0);
   readonly #identityOf: ((row: number) => number) | null;
+  /** Which of the rows are the chosen ones. */
+  #isChosen: (row: number) => boolean = () => false;
   /** The rows as drawn last, by what they are of. */
   #drawn = new Map<number, DrawnRow>();
   /** The cell in the page's order of focus. */
@@ -47,7 +49,8 @@ export class Grid {
 
   /**
    * `identityOf` returns the same number for a row that is of the same thing as one that was shown before, of which
-   * then the cells with the same content are kept. Without it, all is drawn anew.
+   * then the cells with the same content are kept. Without it, all is drawn anew. `limit` is how many rows are shown at
+   * first.
    */
   constructor(
     caption: string,
@@ -55,7 +58,9 @@ export class Grid {
     columns: Column[],
     sorting: Sorting,
     identityOf: ((row: number) => number) | null = null,
+    limit = ROWS_FIRST,
   ) {
+    this.#limit = limit;
     this.#identityOf = identityOf;
     this.#caption = caption;
     this.#noun = noun;
@@ -70,9 +75,10 @@ export class Grid {
     this.#drawHead();
   }
 
-  /** Shows these rows, as many as there is room for. */
-  show(rows: Uint32Array): void {
+  /** Shows these rows, as many as there is room for; some of them may be marked as chosen. */
+  show(rows: Uint32Array, isChosen: (row: number) => boolean = () => false): void {
     this.#rows = rows;
+    this.#isChosen = isChosen;
     this.#draw();
   }
 
@@ -107,9 +113,12 @@ export class Grid {
     const { column, isDescending } = this.#sorting;
     const shown = firstRows(this.#rows, this.#columns[column].key, isDescending, this.#limit);
     const [x, y] = this.#focused();
+    const before = this.#body.rows[y] as HTMLTableRowElement | undefined;
     this.#drawRows(shown);
-    // The table is one stop in the order of focus; in it, arrows go on.
-    const cell = this.#body.rows[Math.max(0, y)]?.cells[Math.max(0, x)];
+    // The table is one stop in the order of focus; in it, arrows go on. The focus stays with what a row is of.
+    const place = Math.max(0, y < 0 ? shown.findIndex(this.#isChosen) : y);
+    const row = before?.isConnected === true ? before : this.#body.rows[place];
+    const cell = row?.cells[Math.max(0, x)];
     if (cell !== this.#stop) this.#stopAt(cell);
     if (y >= 0) cell?.focus();
     this.#drawMore(this.#rows.length - shown.length);
@@ -117,20 +126,28 @@ export class Grid {
 
   /** Draws rows in their order; those that were there before are kept, with the cells that are still right. */
   #drawRows(rows: Uint32Array): void {
-    const before = this.#drawn;
-    this.#drawn = new Map();
+    const identities = Array.from(rows, (row) => this.#identityOf?.(row) ?? row);
+    // What goes goes first, so that what stays need not be moved.
+    this.#removeAllBut(this.#identityOf === null ? [] : identities);
     let next = this.#body.firstElementChild;
-    for (const row of rows) {
-      const identity = this.#identityOf?.(row) ?? row;
-      const known = this.#identityOf === null ? undefined : before.get(identity);
-      const drawn = known ?? { element: h("tr"), contents: [] };
-      if (known !== undefined) before.delete(identity);
-      this.#drawn.set(identity, drawn);
+    rows.forEach((row, i) => {
+      const drawn = this.#drawn.get(identities[i]) ?? { element: h("tr"), contents: [] };
+      this.#drawn.set(identities[i], drawn);
       this.#drawCells(drawn, row);
+      if (this.#isChosen(row)) drawn.element.setAttribute("aria-current", "true");
+      else drawn.element.removeAttribute("aria-current");
       if (drawn.element === next) next = next.nextElementSibling;
       else this.#body.insertBefore(drawn.element, next);
+    });
+  }
+
+  #removeAllBut(identities: readonly number[]): void {
+    const kept = new Set(identities);
+    for (const [identity, { element }] of this.#drawn) {
+      if (kept.has(identity)) continue;
+      element.remove();
+      this.#drawn.delete(identity);
     }
-    for (const { element } of before.values()) element.remove();
   }
 
   #drawCells({ element, contents }: DrawnRow, row: number): void {
@@ -141,7 +158,8 @@ export class Grid {
       const place =
         element.cells[i] ?? element.appendChild(h("td", { tabindex: -1, class: isText ? "text" : "" }));
       fill(place, cell(row));
-      for (const number of place.querySelectorAll("[data-copy]")) number.setAttribute("tabindex", "-1");
+      for (const inside of place.querySelectorAll("[data-copy], button"))
+        inside.setAttribute("tabindex", "-1");
     });
   }
 
@@ -192,6 +210,7 @@ export class Grid {
       End: [row.cells.length - 1, y],
     };
     const target = targets[event.key];
+    if (event.key === "Enter") cell.querySelector<HTMLElement>(":scope > button")?.click();
     if (target === undefined) return;
     event.preventDefault();
     const next = body.rows[target[1]]?.cells[target[0]];
