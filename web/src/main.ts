@@ -11,6 +11,7 @@ import { Schedule } from "./schedule.ts";
 import { fromFragment, Store, toFragment } from "./state.ts";
 import { themeButton } from "./theme.ts";
 import { AddressView } from "./views/address.ts";
+import { EventsView } from "./views/events.ts";
 import { GapView } from "./views/gap.ts";
 import { GrowthView } from "./views/growth.ts";
 import { Icicle } from "./views/icicle.ts";
@@ -95,6 +96,7 @@ function show(model: Model): Schedule {
     new AddressView(model, tooltip),
     new Icicle(model, tooltip),
     new Tables(model),
+    new EventsView(model, bar),
   ];
   const [, ...below] = views;
   const names = model.summary.traces.map((_, i) => model.nameOf(i));

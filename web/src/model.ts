@@ -3,6 +3,7 @@
 import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
+import { Events } from "./data/events.ts";
 import { type Gap, gapAt, type Run, rowsByAddress, runsAt } from "./data/gap.ts";
 import { Filter } from "./data/rows.ts";
 import { type Placed, placedOf } from "./data/segments.ts";
@@ -69,6 +70,11 @@ export class Model {
   traceOf(index: number): Trace {
     const { traces, strings } = this.summary;
     return this.#keep(`trace ${index}`, () => new Trace(this.#container, index, traces[index], strings));
+  }
+
+  /** What happened in the chosen trace. */
+  get events(): Events {
+    return this.#keep(`events ${this.state.trace}`, () => new Events(this.trace));
   }
 
   get curves(): Curves {

@@ -1,6 +1,6 @@
 // What traces and stacks are called, where there is little room.
 
-import { type Frame, PACKAGE, PROGRAM } from "./data/trace.ts";
+import { type Annotation, type Frame, PACKAGE, PROGRAM } from "./data/trace.ts";
 
 /** Of longer names the beginning and the end are shown: C++ has names of thousands of characters. */
 const LENGTH_MAX = 120;
@@ -16,6 +16,11 @@ export function shown(name: string): string {
     : name;
   // An isolate ends all that begins in it, but for the name's own isolates, which might end it early.
   return TURNS.test(text) ? `\u2068${text.replaceAll(/[\u2066-\u2069]/g, "")}\u2069` : text;
+}
+
+/** Returns a mark of the program's in words: what ends says so. */
+export function markText({ name, stage }: Annotation): string {
+  return stage === 1 ? `${shown(name)} ends` : shown(name);
 }
 
 /** Returns the traces' names without the directories that all have in common. */

@@ -13,7 +13,7 @@ const KEYS = [
 ] as const;
 
 /** The views that show an instant, by their sections. */
-const VIEWS = ["gap", "address", "stacks", "tables"];
+const VIEWS = ["gap", "address", "stacks", "tables", "events"];
 /** How far the chart is zoomed in, by how often `+` is pressed: an arrow key goes on by a 200th of what it shows. */
 const ZOOMS = [
   ["all of the recording shown", 0],

@@ -1,7 +1,7 @@
 // What the blocks that are not listed one by one add to the gap, to the byte and at every instant: which changes there
 // are, and when.
 
-import { CAUSES } from "./summary.ts";
+import { CAUSES, type Cause } from "./summary.ts";
 import { upperBound } from "./trace.ts";
 
 /** The parts of a gap: live, and the causes. */
@@ -43,6 +43,15 @@ export class Folded {
     const sums = this.#checkpoints.slice(first, first + GAP_PARTS.length);
     this.#add(sums, checkpoint * CHECKPOINT_CHANGES, past);
     return sums;
+  }
+
+  /** Returns by how much each part changes at an instant; `null` where none does. */
+  changeAt(instant: number): Record<"live" | Cause, number> | null {
+    const place = upperBound(this.#instants, instant) - 1;
+    if (place < 0 || this.#instants[place] !== instant) return null;
+    const change = this.#numbers[place];
+    const parts = GAP_PARTS.map((part, i) => [part, this.#changes[i][change]]);
+    return Object.fromEntries(parts) as Record<"live" | Cause, number>;
   }
 
   /** Adds what changes of the live bytes at each instant. */

@@ -6,7 +6,7 @@ import { upperBound } from "../data/trace.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
-import { shown } from "../names.ts";
+import { markText, shown } from "../names.ts";
 import type { View } from "../schedule.ts";
 import { color, onThemeChange } from "../theme.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
@@ -429,8 +429,8 @@ export class Timeline implements View, Gestures {
     for (const { event, requested } of summary.ooms) {
       mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");
     }
-    for (const { event, name, stage } of within) {
-      mark(event, stage === 1 ? `${shown(name)} ends` : shown(name), "--ink-3");
+    for (const annotation of within) {
+      mark(annotation.event, markText(annotation), "--ink-3");
     }
     ctx.restore();
   }

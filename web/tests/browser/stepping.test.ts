@@ -27,7 +27,7 @@ after(() => session.stop());
 async function said(page: Page): Promise<string[]> {
   await settled(page);
   return page.evaluate(() => {
-    const chosen = [".readout", "#gap", "#address", "#stacks", "#tables"];
+    const chosen = [".readout", "#gap", "#address", "#stacks", "#tables", "#events"];
     const wholes = chosen.map((selector) => document.querySelector(selector) as HTMLElement);
     const texts = wholes.map((element) => element.innerText);
     const labels = wholes.flatMap((element) =>
@@ -38,7 +38,9 @@ async function said(page: Page): Promise<string[]> {
         [dataset.copy, title, className].join(" "),
       ),
     );
-    const stops = document.querySelectorAll("#tables td[tabindex='0'], #tables td [tabindex='0']").length;
+    const stops = ["#tables", "#events"].map(
+      (view) => document.querySelectorAll(`${view} td[tabindex='0'], ${view} td [tabindex='0']`).length,
+    );
     return [...texts, ...labels, ...copied, `${stops} stops`].map(String);
   });
 }

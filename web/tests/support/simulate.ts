@@ -170,7 +170,7 @@ function makeStacks(random: () => number): string[][] {
 }
 
 /** Mulberry32: numbers from 0 to 1, the same for the same seed. */
-function generator(seed: number): () => number {
+export function generator(seed: number): () => number {
   let state = seed;
   return () => {
     state = (state + 0x6d2b79f5) | 0;
