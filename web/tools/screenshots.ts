@@ -50,6 +50,7 @@ const SHOTS: Shot[] = [
   },
   { ...usual, name: "tables", section: "#tables", fragment: "#table=lifetimes" },
   { ...usual, name: "segments", section: "#tables", fragment: "#table=segments" },
+  { ...usual, name: "events", section: "#events" },
   { ...usual, name: "strategies", section: "#strategies" },
   { ...usual, name: "traces", section: "#traces", page: "two_jobs" },
 ];
