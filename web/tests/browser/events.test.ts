@@ -5,6 +5,7 @@ import { after, before, test } from "node:test";
 import type { Page } from "playwright-core";
 import { Session, settled } from "../support/browser.ts";
 import { type Action, type Program, program } from "../support/program.ts";
+import type { Recording } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
 const EVENTS = 600;
@@ -63,8 +64,15 @@ async function rowsOf(page: Page): Promise<Row[]> {
   );
 }
 
+/** What the list says of a block that is asked to be freed, and when that is done. */
+function askedText({ blocks }: Recording, event: number): string {
+  const end = blocks.find((block) => block.freed === event)?.end ?? 0;
+  if (end === event + 1) return TEXTS.asked;
+  return `${TEXTS.asked}, and waits ${end > EVENTS ? "to the end" : `until event ${end}`}`;
+}
+
 /** Fails if the list is not what the actions around the instant were. */
-async function assertAround({ actions }: Program, page: Page, instant: number): Promise<void> {
+async function assertAround({ actions, recording }: Program, page: Page, instant: number): Promise<void> {
   const first = Math.max(1, instant - BESIDE);
   const wanted = actions.slice(first - 1, instant + BESIDE);
   const shown = (await rowsOf(page)).filter(({ event }) => event > 0);
@@ -74,6 +82,7 @@ async function assertAround({ actions }: Program, page: Page, instant: number): 
     assert.equal(isChosen, event === instant);
     const action = wanted[i];
     assert.ok(text.startsWith(TEXTS[action.what]), `${text} for ${action.what}`);
+    if (action.what === "asked" && action.address !== null) assert.equal(text, askedText(recording, event));
     assert.equal(bytes, action.bytes === null ? "" : String(action.bytes));
     assert.equal(address, action.address === null ? "" : `0x${action.address.toString(16)}`);
   });

@@ -44,7 +44,9 @@ class Writer {
       ...[this.#allocate, this.#allocate, this.#allocate, this.#ask, this.#free, this.#free],
       ...[this.#reserve, this.#cut, this.#giveBack, this.#pause, this.#resume, this.#fail],
     ];
-    return actions[this.#below(actions.length)].call(this, event) ?? UNKNOWN;
+    const isAsked = this.blocks.some(({ freed, end }) => freed === event - 1 && end === this.#never);
+    const action = isAsked && this.#random() < 0.5 ? this.#free : actions[this.#below(actions.length)];
+    return action.call(this, event) ?? UNKNOWN;
   }
 
   #below(bound: number): number {
@@ -114,7 +116,9 @@ class Writer {
   }
 
   #free(event: number): Action | null {
-    const block = this.#oneOf(this.blocks.filter(({ end }) => end === this.#never));
+    // What was asked for just before is done at once, as it is where no other stream uses a block.
+    const asked = this.blocks.find(({ freed, end }) => freed === event - 1 && end === this.#never);
+    const block = asked ?? this.#oneOf(this.blocks.filter(({ end }) => end === this.#never));
     if (block === undefined) return null;
     block.freed = Math.min(block.freed, event);
     block.end = event;
