@@ -197,7 +197,8 @@ test("stacks open in the list, and scrolling one does not choose another instant
   const stack = page.locator("#events td summary").first();
   await stack.click();
   const frames = page.locator("#events .frames");
-  assert.ok((await frames.locator("li").count()) > 1);
+  // A stack is filled in once it has opened, which is a moment later.
+  await frames.locator("li").nth(1).waitFor();
   await frames.focus();
   await page.keyboard.press("ArrowDown");
   assert.equal(await shownInstant(page), 200);
