@@ -45,6 +45,17 @@ fn failures_are_counted_by_name_and_can_be_taken_back() {
 }
 
 #[test]
+fn failures_of_one_call_are_one() {
+    let driver = Driver::start();
+    let code = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
+    assert_eq!(driver.fail("cuMemCreate", 1, code), OK);
+    assert_eq!(driver.fail("cuMemCreate", 1, code), OK);
+    assert_eq!(create(PAGE), Err(code));
+    assert!(allocate(PAGE).is_ok(), "another call");
+    assert!(create(PAGE).is_ok());
+}
+
+#[test]
 fn a_reset_forgets_everything() {
     let driver = Driver::start();
     let (address, stream) = (allocate(PAGE).unwrap(), non_blocking_stream());
