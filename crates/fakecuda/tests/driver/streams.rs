@@ -28,7 +28,7 @@ fn make_current_here() {
 
 #[test]
 fn words_are_filled_as_bytes_are() {
-    Driver::start();
+    let _driver = Driver::start();
     let stream = non_blocking_stream();
     let address = allocate(PAGE).unwrap();
     let fill = |address, count| unsafe { cuMemsetD32Async(address, 0x0403_0201, count, stream) };

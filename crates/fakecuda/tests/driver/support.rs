@@ -17,6 +17,7 @@ pub(crate) const PAGE: usize = 2 * MIB;
 pub(crate) const OK: CUresult = CUresult::CUDA_SUCCESS;
 
 /// The driver, reset and initialized, with the context of device 0 current; no other test uses it.
+#[must_use = "the next test may begin once this is dropped"]
 pub(crate) struct Driver {
     library: &'static Library,
     _turn: MutexGuard<'static, ()>,
