@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStringExt;
 use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -323,6 +324,24 @@ fn memory_may_be_given_back_after_the_driver_has_ended() {
         // SAFETY: the function is there until the end.
         assert_eq!(unsafe { libc::atexit(give_back) }, 0);
         LATE.store(allocate(1 << 20, 0).unwrap(), Ordering::Relaxed);
+    });
+}
+
+/// Threads of its own run in it, and the process's allocators are in it.
+#[test]
+fn whoever_closes_the_library_leaves_it_loaded() {
+    isolated("whoever_closes_the_library_leaves_it_loaded", &[], |_| {
+        let path = std::env::current_exe()
+            .unwrap()
+            .with_file_name("liblowtide.so");
+        // SAFETY: loading it runs what runs wherever it is loaded.
+        let library = unsafe { libloading::Library::new(&path) }.unwrap();
+        library.close().unwrap();
+        let path = CString::new(path.into_os_string().into_vec()).unwrap();
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        // SAFETY: the path ends with a zero byte, and nothing is loaded.
+        let loaded = unsafe { libc::dlopen(path.as_ptr(), flags) };
+        assert!(!loaded.is_null());
     });
 }
 
