@@ -12,9 +12,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use lowtide_cuda::SignalsBlocked;
+
 use crate::exposition::Reader;
 use crate::share::is_same_user;
-use crate::threads::{ParentsOnly, SignalsBlocked};
+use crate::threads::ParentsOnly;
 use crate::{exposition, metrics, registry};
 
 /// How long one who asks may take.

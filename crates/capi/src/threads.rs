@@ -1,11 +1,11 @@
-//! Threads of lowtide's own: the program's signals, and what the child of a fork does not have.
+//! Threads of lowtide's own: what the child of a fork does not have.
 
 use std::ffi::c_int;
+use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::{io, mem, ptr};
 
 /// The numbers of the files that this process keeps for itself; negative where there is none.
 static FILES: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
@@ -68,32 +68,5 @@ fn watch_forks() -> io::Result<()> {
     match code {
         0 => Ok(()),
         code => Err(io::Error::from_raw_os_error(code)),
-    }
-}
-
-/// No signal comes to this thread, nor to those that it starts: they are the program's to handle.
-pub(crate) struct SignalsBlocked {
-    before: libc::sigset_t,
-}
-
-impl SignalsBlocked {
-    pub(crate) fn begin() -> SignalsBlocked {
-        // SAFETY: a set is numbers only.
-        let mut all: libc::sigset_t = unsafe { mem::zeroed() };
-        let mut before = all;
-        // SAFETY: `all` may be written to.
-        unsafe { libc::sigfillset(&raw mut all) };
-        // SAFETY: reads the one set and writes the other; both outlive the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-        SignalsBlocked { before }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: reads the set, which outlives the call.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
-        };
     }
 }

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::signals::SignalsBlocked;
+
 /// Such threads that are in the driver now.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 /// The process ends: none of them may call the driver any more, which is about to be torn down.
@@ -23,6 +25,7 @@ pub fn start_beside(
     act: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, io::Error> {
     stop_at_exit();
+    let _signals = SignalsBlocked::begin();
     thread::Builder::new().name(name.into()).spawn(act)
 }
 

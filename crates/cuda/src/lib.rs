@@ -57,6 +57,7 @@ mod physical;
 mod primary;
 mod scrubbing;
 mod sharing;
+mod signals;
 mod streams;
 mod sys;
 
@@ -71,4 +72,5 @@ pub use library::Library;
 pub use mappings::MappedRange;
 pub use primary::PrimaryContexts;
 pub use sharing::IpcHandle;
+pub use signals::SignalsBlocked;
 pub use streams::CaptureStatus;

@@ -13,6 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Action, Bytes, Count, Event, MempoolId, SegmentSnapshot};
+use lowtide_cuda::SignalsBlocked;
 use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
@@ -21,7 +22,6 @@ use super::ring::{Entry, Ring};
 use super::stacks;
 use crate::error::{Error, Status};
 use crate::regions;
-use crate::threads::SignalsBlocked;
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);

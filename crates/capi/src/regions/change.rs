@@ -11,7 +11,7 @@ use lowtide_core::{
     AllocError, Allocation, Bytes, DeviceAddress, Driver, DriverError, MempoolId, SegmentSource,
     Stream,
 };
-use lowtide_cuda::CudaDriver;
+use lowtide_cuda::{CudaDriver, SignalsBlocked};
 use lowtide_region::{
     BackupError, BackupKind, Copies, Device, MemoryRange, Pools, PoolsError, RegionError,
     RegionFigures, RegionSource, RegionState,
@@ -54,6 +54,7 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
     };
     thread::scope(|scope| {
         let others = devices.values().map(|regions| {
+            let _signals = SignalsBlocked::begin();
             let thread = thread::Builder::new().name("lowtide change".into());
             let thread = thread.spawn_scoped(scope, || change_all(regions, change));
             (regions, thread)

@@ -7,11 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use lowtide_cuda::SignalsBlocked;
+
 use super::socket;
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
-use crate::threads::{ParentsOnly, SignalsBlocked};
+use crate::threads::ParentsOnly;
 use crate::{drivers, registry};
 
 /// How long an importer may take to ask, or to take an answer: others wait meanwhile.

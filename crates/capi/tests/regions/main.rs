@@ -18,6 +18,7 @@ mod work;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::fs;
 use std::ptr;
 use std::thread;
 
@@ -375,6 +376,33 @@ fn a_region_that_finds_no_memory_stays_paused() {
         assert_eq!(resume("kv"), Status::Ok);
         assert_eq!(allocate(60 * MIB, 0), Err(Status::OutOfMemory));
         assert!(stat(0, "reserved_bytes.all.current") >= 120 << 20);
+    });
+}
+
+/// A signal is the program's to handle, in its own threads: none of lowtide's takes it.
+#[test]
+fn no_signal_comes_to_a_thread_beside_the_job() {
+    let test = "no_signal_comes_to_a_thread_beside_the_job";
+    isolated(test, &[], |_| {
+        allocate_in("kv", Backup::Host, MIB, 0, 1);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        // By then the thread has its name.
+        assert_eq!(lowtide_page_lock_backups(), Status::Ok);
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let mut names = Vec::new();
+        for task in tasks.map(|task| task.unwrap().path()) {
+            let status = fs::read_to_string(task.join("status")).unwrap();
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+            let name = field("Name:").unwrap().trim();
+            if name.starts_with("lowtide ") {
+                let blocked = u64::from_str_radix(field("SigBlk:").unwrap().trim(), 16).unwrap();
+                let all = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGALRM];
+                let is_blocked = |signal| blocked >> (signal - 1) & 1 == 1;
+                assert!(all.into_iter().all(is_blocked), "{name}: {blocked:#x}");
+                names.push(name.to_owned());
+            }
+        }
+        assert_eq!(names, ["lowtide keeper"]);
     });
 }
 

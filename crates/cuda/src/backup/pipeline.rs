@@ -19,6 +19,7 @@ use lowtide_region::BackupError;
 use crate::backup::Sizes;
 use crate::backup::layout::Layout;
 use crate::backup::link::{Link, Loading, Slot, Way};
+use crate::signals::SignalsBlocked;
 
 /// What threads do with a slot's part: the span of the backup, and its bytes there.
 pub(super) trait Work:
@@ -196,6 +197,7 @@ fn with_threads<'a>(
             jobs,
             done,
         };
+        let signals = SignalsBlocked::begin();
         for started in 0..sizes.threads.min(spans.len()) {
             let (queue, work, tell) = (&queue, &work, tell.clone());
             let serve = move || serve(queue, work, &tell);
@@ -212,6 +214,7 @@ fn with_threads<'a>(
                 Err(_) => break,
             }
         }
+        drop(signals);
         lead(&mut ring)
     })
 }
