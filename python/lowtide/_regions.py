@@ -90,6 +90,9 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
+    # `None` would be the outside of every region, as `disable` is, and nobody would know.
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a text: not {tag!r}")
     return Inside(tag, kind_to_c(backup))
 
 

@@ -193,6 +193,8 @@ def test_a_tag_that_no_region_has_is_an_error(gpu: Machine) -> None:
     [
         ("lowtide.region('a', 'ram')", 'a backup is None, "host" or "disk", not \'ram\''),
         ("lowtide.region('')", "a tag has characters, none of them zero: not ''"),
+        ("lowtide.region(None)", "a tag is a text: not None"),
+        ("lowtide.region(7)", "a tag is a text: not 7"),
         ("lowtide.pause('a\\0b')", "a tag has characters, none of them zero: not 'a\\x00b'"),
     ],
 )
@@ -202,7 +204,7 @@ def test_arguments_that_are_none(gpu: Machine, call: str, expected: str) -> None
         import lowtide
         try:
             {call}
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             print(error)
         """
     )
