@@ -110,6 +110,8 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     What is freed from now on is not brought back, and a request in the region raises `PausedError` until it is
     resumed. Garbage is not collected before: tensors in cycles are kept as if they lived.
 
+    Not while a graph is captured on one of the devices: that fails, and the capture with it.
+
     Raises `BackupError` where contents could not be kept, else `Error`; that region's memory is then mapped as
     before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
     A tag that no region has is an error.

@@ -139,6 +139,9 @@ pub unsafe extern "C" fn lowtide_region_trim(
 /// Waits for all work of the devices on which the region has memory, which is that of each device's primary
 /// context: work in other contexts must have ended before. A region that is paused already stays so.
 ///
+/// Not while a stream of such a device is captured: the device refuses the wait, `LOWTIDE_STATUS_DRIVER`, and the
+/// capture is spoiled. A resume may come then.
+///
 /// Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they let
 /// go of it. The region has other memory after a resume, which is no longer shared with them.
 ///

@@ -167,11 +167,16 @@ impl Fake {
 
     /// Ends the capture of a stream, which no call may have spoiled.
     pub(crate) fn end_capture(&self, stream: *mut c_void) {
+        assert!(self.ends_capture(stream));
+    }
+
+    /// Ends the capture of a stream, and returns whether no call has spoiled it.
+    pub(crate) fn ends_capture(&self, stream: *mut c_void) -> bool {
         type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
         let end = self.function::<End>("cuStreamEndCapture");
         let mut graph = ptr::null_mut();
         // SAFETY: 1. the stream exists. 2. `graph` may be written to.
-        assert_eq!(unsafe { end(stream, &raw mut graph) }, 0);
+        unsafe { end(stream, &raw mut graph) == 0 }
     }
 
     /// Has the work that comes to a stream wait for what is now in another, as `wait_stream` does.

@@ -379,6 +379,27 @@ fn a_region_that_finds_no_memory_stays_paused() {
     });
 }
 
+/// A capture that is under way ends with a pause, which does nothing then, and not with a resume.
+#[test]
+fn a_pause_is_refused_in_a_capture_and_a_resume_is_not() {
+    let test = "a_pause_is_refused_in_a_capture_and_a_resume_is_not";
+    isolated(test, &[], |fake| {
+        let held = allocate_in("kv", Backup::Host, MIB, 0, 1);
+        let stream = fake.stream();
+        fake.begin_capture(stream);
+        assert_eq!(pause("kv"), Status::Driver);
+        assert!(last_error().contains("capturing"), "{}", last_error());
+        assert!(!fake.ends_capture(stream), "it was spoiled");
+        assert_eq!(region("kv", Backup::Host, 0).state, RegionState::Mapped);
+        check(held, MIB, 1);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        fake.begin_capture(stream);
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert!(fake.ends_capture(stream));
+        check(held, MIB, 1);
+    });
+}
+
 /// A signal is the program's to handle, in its own threads: none of lowtide's takes it.
 #[test]
 fn no_signal_comes_to_a_thread_beside_the_job() {
