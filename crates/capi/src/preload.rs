@@ -38,6 +38,11 @@
 //! an allocation that does not begin it (`cudaErrorNotSupported`), because the other process would map its
 //! beginning. Statistics and limits of the driver's own pools know nothing of lowtide's memory. `cudaMalloc`
 //! works during a graph capture.
+//!
+//! What is free between blocks that are held serves requests up to its own size only, though `cudaMemGetInfo` counts
+//! it: a program that leaves such gaps in most of the memory runs out of it sooner. What was freed in the order of a
+//! stream is kept for that stream until memory runs out, also once the stream has ended, or the thread whose default
+//! stream it was: with many of those a program comes to hold all of the card, which other processes see.
 
 mod lookup;
 mod memory;
