@@ -502,7 +502,7 @@ impl<D: Driver> DeviceAllocator<D> {
     )]
     #[inline(always)]
     fn give_back(&mut self, id: BlockId, block: Block) -> Result<(), DriverError> {
-        debug_assert_eq!(self.heap.blocks.get(id).state, BlockState::Free);
+        debug_assert_eq!(self.heap.blocks.state(id), BlockState::Free);
         let (address, requested, domain) = (block.address, block.requested, block.domain);
         self.heap
             .record(Action::FreeCompleted, domain, address, requested);
@@ -705,7 +705,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {
         match self.heap.blocks.find(address) {
-            Some(id) if self.heap.blocks.get(id).state == BlockState::Allocated => Ok(id),
+            Some(id) if self.heap.blocks.state(id) == BlockState::Allocated => Ok(id),
             _ => Err(AllocError::NotAllocated { address }),
         }
     }

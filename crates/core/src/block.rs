@@ -93,7 +93,7 @@ impl Block {
     }
 }
 
-/// How the table keeps a [`Block`], in half a cache line.
+/// How the table keeps a [`Block`] without its state, in half a cache line.
 ///
 /// A job's blocks are touched in no order, each time from a cache that holds only some of them: what
 /// fits into it twice as often is worth the few instructions that packing takes. No segment has 2^48
@@ -112,15 +112,13 @@ struct Record {
 /// The bits of a size in a word of a record.
 const SIZE_BITS: u32 = 48;
 const SIZE_MASK: u64 = (1 << SIZE_BITS) - 1;
-/// The flags: two bits of the state, whose values are those of [`BlockState`], and one for each of the others.
-const STATE_SHIFT: u32 = SIZE_BITS;
-const STATE_MASK: u64 = 3 << STATE_SHIFT;
-const IS_LARGE: u64 = 1 << (SIZE_BITS + 2);
-const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 3);
+/// The flags.
+const IS_LARGE: u64 = 1 << SIZE_BITS;
+const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 1);
 /// Whether the block can be found by its address.
-const IS_LISTED: u64 = 1 << (SIZE_BITS + 4);
+const IS_LISTED: u64 = 1 << (SIZE_BITS + 2);
 /// Whether the block was noted, and not handed out since.
-const IS_WATCHED: u64 = 1 << (SIZE_BITS + 5);
+const IS_WATCHED: u64 = 1 << (SIZE_BITS + 3);
 
 impl Record {
     /// What keeps the place of a block that is no more.
@@ -138,10 +136,9 @@ impl Record {
         debug_assert!(block.requested.get() <= SIZE_MASK);
         let is_large = u64::from(block.kind == SizeKind::Large) * IS_LARGE;
         let used_elsewhere = u64::from(block.used_elsewhere) * USED_ELSEWHERE;
-        let state = (block.state as u64) << STATE_SHIFT;
         Record {
             address: block.address,
-            size_and_flags: block.size.get() | state | is_large | used_elsewhere,
+            size_and_flags: block.size.get() | is_large | used_elsewhere,
             requested_and_domain: block.requested.get()
                 | u64::from(block.domain.number()) << SIZE_BITS,
             previous: block.previous,
@@ -150,7 +147,7 @@ impl Record {
     }
 
     #[inline(always)]
-    fn unpack(&self) -> Block {
+    fn unpack(&self, state: BlockState) -> Block {
         let has = |flag| self.size_and_flags & flag != 0;
         Block {
             address: self.address,
@@ -162,7 +159,7 @@ impl Record {
             } else {
                 SizeKind::Small
             },
-            state: self.state(),
+            state,
             used_elsewhere: has(USED_ELSEWHERE),
             previous: self.previous,
             next: self.next,
@@ -172,16 +169,6 @@ impl Record {
     #[inline(always)]
     fn size(&self) -> Bytes {
         Bytes(self.size_and_flags & SIZE_MASK)
-    }
-
-    #[inline(always)]
-    fn state(&self) -> BlockState {
-        match (self.size_and_flags & STATE_MASK) >> STATE_SHIFT {
-            0 => BlockState::Free,
-            1 => BlockState::Allocated,
-            2 => BlockState::Pending,
-            _ => BlockState::Unmapped,
-        }
     }
 
     /// Replaces those bits of the first word that `mask` has.
@@ -199,6 +186,9 @@ impl Record {
 pub(crate) struct BlockTable {
     /// Record 0 is never used, so that `Option<BlockId>` takes four bytes.
     records: Vec<Record>,
+    /// What each block is doing: apart from its record, because of a block's neighbours that is often all that is
+    /// asked, and a cache that has few of the records has all of these.
+    states: Vec<BlockState>,
     /// The segment of each block: apart from its record, because a request that hits does not ask for it.
     segments: Vec<SegmentId>,
     /// A number of the strategy's own for each block, as far as it has set any: an order, a size class,
@@ -214,6 +204,7 @@ impl BlockTable {
     pub(crate) fn new() -> BlockTable {
         BlockTable {
             records: vec![Record::VACANT],
+            states: vec![BlockState::Unmapped],
             segments: vec![SegmentId::NONE],
             marks: Vec::new(),
             vacant: Vec::new(),
@@ -242,7 +233,15 @@ impl BlockTable {
     /// Returns a block. Constant time.
     #[inline(always)]
     pub(crate) fn get(&self, id: BlockId) -> Block {
-        self.records[id.index()].unpack()
+        self.records[id.index()].unpack(self.state(id))
+    }
+
+    /// Returns what a block is doing. Constant time.
+    #[inline(always)]
+    pub(crate) fn state(&self, id: BlockId) -> BlockState {
+        // Where nobody looks at the state, an access that cannot panic is left out.
+        let state = self.states.get(id.index()).copied();
+        state.unwrap_or(BlockState::Unmapped)
     }
 
     /// Returns the segment that a block lies in. Constant time.
@@ -276,7 +275,7 @@ impl BlockTable {
     /// Says what a block is doing.
     #[inline(always)]
     pub(crate) fn set_state(&mut self, id: BlockId, state: BlockState) {
-        self.records[id.index()].set(STATE_MASK, (state as u64) << STATE_SHIFT);
+        self.states[id.index()] = state;
     }
 
     /// Returns the block that the program holds at `address`, as the program held it, and makes it free.
@@ -284,13 +283,12 @@ impl BlockTable {
     #[inline(always)]
     pub(crate) fn free_held(&mut self, address: DeviceAddress) -> Option<(BlockId, Block)> {
         let id = self.find(address)?;
-        let record = &mut self.records[id.index()];
-        let block = record.unpack();
-        if block.state != BlockState::Allocated {
+        let state = &mut self.states[id.index()];
+        if *state != BlockState::Allocated {
             return None;
         }
-        record.set(STATE_MASK, (BlockState::Free as u64) << STATE_SHIFT);
-        Some((id, block))
+        *state = BlockState::Free;
+        Some((id, self.records[id.index()].unpack(BlockState::Allocated)))
     }
 
     /// Returns a block as it was, and makes it free. Constant time.
@@ -337,11 +335,11 @@ impl BlockTable {
         debug_assert!(requested.get() <= SIZE_MASK);
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
-        let allocated = (BlockState::Allocated as u64) << STATE_SHIFT;
-        record.set(STATE_MASK | IS_LISTED | IS_WATCHED, allocated | IS_LISTED);
+        record.set(IS_LISTED | IS_WATCHED, IS_LISTED);
         let domain = record.requested_and_domain & !SIZE_MASK;
         record.requested_and_domain = domain | requested.get();
-        let block = record.unpack();
+        let block = record.unpack(BlockState::Allocated);
+        self.states[id.index()] = BlockState::Allocated;
         if !is_listed {
             self.put_in_map(id, block.address);
         }
@@ -351,20 +349,27 @@ impl BlockTable {
     /// Puts a block in and returns its number. Constant time.
     #[inline(always)]
     pub(crate) fn insert(&mut self, block: &Block, segment: SegmentId) -> BlockId {
-        self.insert_record(Record::pack(block), segment, 0)
+        self.insert_record(Record::pack(block), block.state, segment, 0)
     }
 
     #[inline(always)]
-    fn insert_record(&mut self, mut record: Record, segment: SegmentId, mark: u64) -> BlockId {
+    fn insert_record(
+        &mut self,
+        mut record: Record,
+        state: BlockState,
+        segment: SegmentId,
+        mark: u64,
+    ) -> BlockId {
         let lists = !self.lists_when_handed_out;
         record.set(IS_LISTED, u64::from(lists) * IS_LISTED);
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.records[id.index()] = record;
+                self.states[id.index()] = state;
                 self.segments[id.index()] = segment;
                 id
             }
-            None => self.push(record, segment),
+            None => self.push(record, state, segment),
         };
         self.set_mark(id, mark);
         if lists {
@@ -374,11 +379,12 @@ impl BlockTable {
     }
 
     #[cold]
-    fn push(&mut self, record: Record, segment: SegmentId) -> BlockId {
+    fn push(&mut self, record: Record, state: BlockState, segment: SegmentId) -> BlockId {
         let number = u32::try_from(self.records.len())
             .ok()
             .and_then(NonZeroU32::new);
         self.records.push(record);
+        self.states.push(state);
         self.segments.push(segment);
         BlockId(number.expect("fewer than 2^32 blocks: their records alone are 128 GiB"))
     }
@@ -419,7 +425,7 @@ impl BlockTable {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, Block)> {
         let numbered = (1..).filter_map(NonZeroU32::new).zip(&self.records[1..]);
         let present = numbered.filter(|(_, record)| !record.size().is_zero());
-        present.map(|(number, record)| (BlockId(number), record.unpack()))
+        present.map(|(number, _)| (BlockId(number), self.get(BlockId(number))))
     }
 
     /// Returns every block with its segment: segment by segment, in the order of their addresses.
@@ -443,7 +449,7 @@ impl BlockTable {
             previous: Some(id),
             ..first
         };
-        let rest = self.insert_record(rest, self.segment(id), self.mark(id));
+        let rest = self.insert_record(rest, self.state(id), self.segment(id), self.mark(id));
         let record = &mut self.records[id.index()];
         record.set(SIZE_MASK, size.get());
         record.next = Some(rest);

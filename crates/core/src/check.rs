@@ -43,7 +43,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let waiting = self.uses.waiting();
         let strays = waiting
             .iter()
-            .filter(|&&id| self.heap.blocks.get(id).state != BlockState::Pending);
+            .filter(|&&id| self.heap.blocks.state(id) != BlockState::Pending);
         ensure_equal(
             "blocks that wait but are not pending",
             strays.count() as u64,
@@ -59,7 +59,7 @@ impl<D: Driver> DeviceAllocator<D> {
             waiting.len() as u64,
         )?;
         let is_stray = |&id: &BlockId| {
-            let is_held = self.heap.blocks.get(id).state == BlockState::Allocated;
+            let is_held = self.heap.blocks.state(id) == BlockState::Allocated;
             !is_held && !waiting.contains(&id)
         };
         let strays = self.uses.used().filter(is_stray).count();

@@ -237,9 +237,9 @@ impl Bfc {
         let chunks = &mut self.domains[whole.domain.index()];
         let merges = |&neighbour: &BlockId| {
             let is_safe = heap.blocks.mark(neighbour) == 0 || merge == Merge::All;
-            is_safe && heap.blocks.get(neighbour).state == BlockState::Free
+            is_safe && heap.blocks.state(neighbour) == BlockState::Free
         };
-        // Both neighbours are looked at first: their records are likely far away.
+        // Both neighbours are asked for first: those that are free have records that are likely far away.
         let (next, previous) = (whole.next.filter(merges), whole.previous.filter(merges));
         if let Some(next_id) = next {
             let (next, mark) = (heap.blocks.get(next_id), heap.blocks.mark(next_id));
@@ -458,7 +458,7 @@ impl Bfc {
 fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), String> {
     let region = heap.segments.get(heap.blocks.segment(id));
     let at = chunk.address;
-    let is_safe = |id| heap.blocks.get(id).state == BlockState::Free && heap.blocks.mark(id) == 0;
+    let is_safe = |id| heap.blocks.state(id) == BlockState::Free && heap.blocks.mark(id) == 0;
     let next = chunk.next.map(|next| (next, heap.blocks.get(next)));
     match next {
         None if chunk.end() != region.address + region.size => {

@@ -142,8 +142,8 @@ impl Caching {
         let counts = !self.is_expandable(heap, id);
         let pool = pool_of(&mut self.domains, whole.domain, whole.kind);
         let (mut blocks, mut bytes) = (0, 0);
-        // Both neighbours are looked at first: their records are likely far away.
-        let is_free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
+        // Both neighbours are asked for first: those that are free have records that are likely far away.
+        let is_free = |&id: &BlockId| heap.blocks.state(id) == BlockState::Free;
         let (next, previous) = (whole.next.filter(is_free), whole.previous.filter(is_free));
         if let Some(next_id) = next {
             let next = heap.blocks.get(next_id);

@@ -89,7 +89,7 @@ impl Bfc {
             let Some(id) = heap.blocks.find(address) else {
                 continue;
             };
-            debug_assert_eq!(heap.blocks.get(id).state, BlockState::Free);
+            debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
             self.remove_free(heap, id, &mut change);
             let (id, _) = self.coalesce(heap, id, Merge::All, &mut change);
             self.insert_free(heap, id, &mut change);

@@ -97,7 +97,7 @@ impl Bfc {
         let mut change = SplitChange::default();
         if !offset.is_zero() {
             let last = last_chunk(heap, region);
-            let last_is_free = heap.blocks.get(last).state == BlockState::Free;
+            let last_is_free = heap.blocks.state(last) == BlockState::Free;
             if last_is_free {
                 change.subtract(&heap.blocks.get(last));
             }
@@ -141,7 +141,7 @@ impl Bfc {
         free.map(|chunk| chunk.id)
             .filter(|&id| heap.blocks.get(id).previous.is_none())
             .filter(|&id| {
-                let free = |&id: &BlockId| heap.blocks.get(id).state == BlockState::Free;
+                let free = |&id: &BlockId| heap.blocks.state(id) == BlockState::Free;
                 following(heap, id).all(|id| free(&id))
             })
             .collect()

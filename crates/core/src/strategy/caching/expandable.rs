@@ -95,7 +95,7 @@ impl Caching {
                 }
             }
         };
-        if heap.blocks.get(candidate).state == BlockState::Unmapped {
+        if heap.blocks.state(candidate) == BlockState::Unmapped {
             match self.map_some(heap, candidate, size)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
@@ -360,7 +360,7 @@ impl Caching {
         id: Option<BlockId>,
         state: BlockState,
     ) -> Option<BlockId> {
-        id.filter(|&id| heap.blocks.get(id).state == state)
+        id.filter(|&id| heap.blocks.state(id) == state)
     }
 
     fn insert_unmapped<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
