@@ -330,7 +330,7 @@ def test_a_resume_without_memory_can_be_tried_again() -> None:
 
 @on_a_card
 def test_a_thousand_random_cycles_keep_every_content() -> None:
-    """In three threads, each with tags of its own, on every device."""
+    """A thousand pauses and as many resumes, in three threads, each with tags of its own, on every device."""
     failures: list[BaseException] = []
 
     def work(thread: int) -> None:
@@ -349,19 +349,21 @@ def test_a_thousand_random_cycles_keep_every_content() -> None:
 
 
 def random_cycles(thread: int, count: int) -> None:
-    """Tags, backups, sizes, devices and moments at random; contents are compared byte for byte."""
+    """So many pauses: tags, backups, sizes, devices and moments at random; contents are compared byte for byte."""
     choose = random.Random(4 + thread)
     tags = [f"r{thread}.{number}" for number in range(4)]
     kinds = [(tags[0], "host"), (tags[0], "disk"), (tags[1], "host"), (tags[2], "disk"), (tags[3], None)]
     held: list[tuple[str, str | None, Any, Any]] = []
     paused: set[str] = set()
-    for cycle in range(count):
+    cycle = pauses = 0
+    while pauses < count:
+        cycle += 1
         tag, backup = choose.choice(kinds)
         if tag not in paused and len(held) < 40:
             device = f"cuda:{choose.randrange(torch.cuda.device_count())}"
             with lowtide.region(tag, backup):  # type: ignore[arg-type]
                 tensor = torch.empty(choose.choice((512, 70_000, 3 * MIB, 9 * MIB)), dtype=torch.uint8, device=device)
-            tensor.copy_(noise(tensor.numel(), 1000 * thread + cycle))
+            tensor.copy_(noise(tensor.numel(), 100_000 * thread + cycle))
             held.append((tag, backup, tensor, tensor.cpu()))
         tag = choose.choice(tags)
         if not any(seen["tag"] == tag for seen in lowtide.regions()):
@@ -375,6 +377,7 @@ def random_cycles(thread: int, count: int) -> None:
         else:
             lowtide.pause(tag)
             paused.add(tag)
+            pauses += 1
         if choose.random() < 0.4 and held:
             held.pop(choose.randrange(len(held)))
     for tag in paused:
