@@ -779,7 +779,15 @@ fn a_surrogate_is_read_as_a_replacement_character() {
 
 #[test]
 fn what_an_event_lacks_is_named() {
-    let bytes = b"(dVdevice_traces\n(((dVaction\nValloc\nsVaddr\nI1024\nslls.";
-    let error = read_from(&bytes[..]).unwrap_err().to_string();
-    assert_eq!(error, "device 0, event 0: `size` is missing");
+    let check = |event: &str, expected: &str| {
+        let pickle = format!("(dVdevice_traces\n(((d{event}lls.");
+        let error = read_from(pickle.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error, format!("device 0, event 0: {expected}"));
+    };
+    check("Vaction\nValloc\nsVaddr\nI1024\ns", "`size` is missing");
+    check("Vaction\nValloc\nsVsize\nI1024\ns", "`addr` is missing");
+    check(
+        "Vaddr\nI1024\ns",
+        "the entry is not a dict with an `action`",
+    );
 }

@@ -24,6 +24,7 @@
 mod forward;
 mod kinds;
 mod meanwhile;
+mod overlaps;
 mod segments;
 
 #[cfg(test)]
@@ -44,6 +45,7 @@ use crate::stacks::StackId;
 pub(crate) use forward::left_at_end;
 use kinds::Kinds;
 pub(crate) use meanwhile::Rewound;
+use overlaps::refuse_overlaps;
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
 
@@ -103,6 +105,10 @@ pub(crate) fn recover(
             }
         }
     };
+    // Otherwise the walk has met every block with what is there at the end.
+    if segments.is_empty() || walked.saw_younger {
+        refuse_overlaps(device, &events, &walked.initial, budget)?;
+    }
     budget.give_back(pools_known.len() as u64);
     budget.take(1, walked.retained_bytes)?;
     Ok(Recovered {
@@ -168,9 +174,10 @@ impl Block {
     }
 
     /// Returns whether it is shown, and is not the one of which an event says that so much was asked for. Where a
-    /// recording does not say what was asked for, it says the size.
+    /// recording does not say what was asked for, it says the size, which is no less.
     fn is_of_another(&self, requested: Bytes) -> bool {
-        self.freed_by.is_none() && ![requested, self.size].contains(&self.requested)
+        let may_be_it = self.size >= requested && [requested, self.size].contains(&self.requested);
+        self.freed_by.is_none() && !may_be_it
     }
 }
 

@@ -90,6 +90,33 @@ use Action::{
 use BlockStatus::{Allocated, Inactive, PendingFree};
 
 #[test]
+fn memory_that_two_blocks_have_at_once_though_the_end_does_not_tell() {
+    check_contradiction(
+        &[],
+        &[
+            event(SegmentAlloc, SEGMENT, 2 << 20),
+            event(Alloc, SEGMENT, 1000),
+            event(Alloc, SEGMENT + 512, 500),
+        ],
+        "device 0, event 2: allocates 500 bytes at 0x100200, where a block of 1000 bytes at 0x100000 is in use",
+    );
+    // The block is shown as half as long, as if another had come in its place.
+    check_contradiction(
+        &[segment(&[Allocated, Allocated])],
+        &[
+            event(Alloc, SEGMENT, 1024),
+            event(Alloc, SEGMENT + 512, 512),
+        ],
+        "device 0, event 1: allocates 512 bytes at 0x100200, where a block of 1.00 KiB at 0x100000 is in use",
+    );
+    // One half of each free may have been left out.
+    for half in [FreeRequested, FreeCompleted] {
+        let again = [Alloc, half, Alloc].map(|action| event(action, SEGMENT, 512));
+        run(&[], &again).unwrap();
+    }
+}
+
+#[test]
 fn allocation_over_a_block_in_use() {
     check_contradiction(
         &[segment(&[Allocated, Allocated])],

@@ -9,7 +9,7 @@ use lowtide_core::{
 };
 
 use super::pauses::{self, Pause, Place};
-use super::records::{Record, Records, known_strings, natural, pool_id, stream};
+use super::records::{Record, Records, action, known_strings, natural, pool_id, stream};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::in_force::conf_pairs;
@@ -234,9 +234,15 @@ impl Reader {
                         events.push(number as usize, &mut self.budget)?
                     }
                     Some(Record::SkippedEvent) => parts.skipped_events += 1,
-                    _ if self.get(entry, "action") != Value::None => parts.skipped_events += 1,
                     _ => {
-                        let what = "the entry is not a dict with an `action`";
+                        let what = match self.get(entry, "action") {
+                            Value::None => "the entry is not a dict with an `action`",
+                            known if action(known).is_some() => "`addr` is missing",
+                            _ => {
+                                parts.skipped_events += 1;
+                                continue;
+                            }
+                        };
                         return Err(TraceError::malformed(what).at_event(device, index));
                     }
                 }

@@ -426,7 +426,7 @@ pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId, Tr
 }
 
 /// Returns the action that the known string `value` names.
-fn action(value: Value) -> Option<Action> {
+pub(super) fn action(value: Value) -> Option<Action> {
     match value {
         Value::String(id) => Action::ALL
             .get((id.0 as usize).checked_sub(FIELD_NAMES.len())?)

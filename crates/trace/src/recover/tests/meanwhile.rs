@@ -714,8 +714,12 @@ fn are_impossible(events: &[TraceEvent]) -> bool {
 fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<(), TraceError> {
     let stacks = BlockStacks::default();
     let past = Past::from_end(segments, None, &stacks).expect("segments of one moment");
-    let walked = past.walk(0, &mut events.to_vec(), &Budget::new(1 << 20));
-    walked.map(drop)
+    let budget = Budget::new(1 << 20);
+    let walked = past.walk(0, &mut events.to_vec(), &budget)?;
+    match segments.is_empty() || walked.saw_younger {
+        true => refuse_overlaps(0, events, &walked.initial, &budget),
+        false => Ok(()),
+    }
 }
 
 fn act() -> impl Strategy<Value = (u8, u64, u64)> {

@@ -1,0 +1,79 @@
+//! Refuses memory that two blocks have at once, where what is there at the end does not tell.
+
+use std::collections::BTreeMap;
+
+use lowtide_core::{Action, Bytes, DeviceAddress, Event};
+
+use super::{CHECK_EVERY_EVENTS, contradiction};
+use crate::budget::Budget;
+use crate::error::TraceError;
+use crate::model::{InitialState, TraceEvent};
+
+/// Fails where an allocation takes memory of a block that came before it and was not freed. `events` are all that a
+/// device has, in order, and `initial` was there before. O(n log m) for n events and m blocks at once.
+///
+/// # Errors
+///
+/// The first such event.
+pub(super) fn refuse_overlaps(
+    device: u32,
+    events: &[TraceEvent],
+    initial: &InitialState,
+    budget: &Budget,
+) -> Result<(), TraceError> {
+    let mut blocks = Blocks::default();
+    for block in &initial.blocks {
+        blocks.insert(block.address, block.requested);
+    }
+    for (index, recorded) in events.iter().enumerate() {
+        let event = recorded.event;
+        match event.action {
+            Action::Alloc => {
+                if let Some(other) = blocks.insert(event.address, event.size) {
+                    return Err(overlap(event, other).at_event(device, index));
+                }
+            }
+            // One half of a free may be left out.
+            Action::FreeRequested | Action::FreeCompleted => blocks.remove(event.address),
+            _ => {}
+        }
+        if index % CHECK_EVERY_EVENTS == 0 {
+            budget.check(blocks.retained_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+/// What was asked for of each block, by where it starts. No two overlap.
+#[derive(Default)]
+struct Blocks(BTreeMap<u64, Bytes>);
+
+impl Blocks {
+    /// Adds a block, or returns one that it overlaps. One of no bytes overlaps none.
+    fn insert(&mut self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, Bytes)> {
+        let below = self.0.range(..(address + size).get()).next_back();
+        let below = below.map(|(&start, &size)| (DeviceAddress(start), size));
+        let other = below.filter(|&(start, size)| start + size > address);
+        if other.is_none() && !size.is_zero() {
+            self.0.insert(address.get(), size);
+        }
+        other
+    }
+
+    fn remove(&mut self, address: DeviceAddress) {
+        self.0.remove(&address.get());
+    }
+
+    fn retained_bytes(&self) -> u64 {
+        // A node of a tree is a half to wholly full.
+        (3 * size_of::<(u64, Bytes)>() / 2 * self.0.len()) as u64
+    }
+}
+
+#[cold]
+fn overlap(event: Event, (other, size): (DeviceAddress, Bytes)) -> TraceError {
+    contradiction(format!(
+        "allocates {} at {}, where a block of {size} at {other} is in use",
+        event.size, event.address
+    ))
+}
