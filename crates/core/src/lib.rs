@@ -33,8 +33,8 @@
 //! │  └─ Strategy::take                   a free block, split in block.rs
 //! ├─ grow                                where there is none
 //! │  ├─ Strategy::collect_garbage        memory long idle goes back
-//! │  ├─ Strategy::grow                   new memory: segment.rs, which asks the Driver
-//! │  └─ is_rejected                      over the limit, where that is to fail at once
+//! │  ├─ is_rejected                      more than the device is to hold, where that fails at once
+//! │  └─ Strategy::grow                   new memory: segment.rs, which asks the Driver
 //! ├─ Lanes::grow_after_release           lanes.rs: where the driver has no more
 //! │  ├─ take_from_open_pools             free blocks of pools that allow it
 //! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory

@@ -5,7 +5,8 @@
 //! chunk that fits, of several the one at the lowest address; what is left over is split off if it is
 //! at least as large as the request, or too large to waste; free neighbours are merged. Source:
 //! `xla/tsl/framework/bfc_allocator.cc` of OpenXLA, 2026, whose decisions are made here in the same
-//! order. Of its options, spatial partitioning is left out.
+//! order. Of its options, spatial partitioning is left out. One difference is meant: once free regions went back,
+//! regions double from the largest that is left, where TensorFlow's go on from the last and take all that there is.
 //!
 //! As everywhere, memory is reused within its domain only: each pair of pool and stream is a BFC
 //! allocator of its own, and the limit is shared. Where TensorFlow is told the limit, this takes the
