@@ -172,12 +172,15 @@ fn verifications(ranked: &[Outcome]) -> impl Iterator<Item = String> {
         let verified = outcome.verified.as_ref()?;
         let limit = verified.limit_bytes;
         let limit = limit.map(|limit| format!(" under a limit of {limit}, found by trying"));
+        let pools = verified.told_pools.filter(|&pools| pools > 1);
+        let pools = pools.map(|pools| format!(", in {pools} pools that the addresses tell apart"));
         let same = format!(
-            "verified {}: {} of {} at the recorded address{}",
+            "verified {}: {} of {} at the recorded address{}{}",
             ranking::label(outcome),
             format::count(verified.same_address),
             format::counted(verified.compared, "block"),
             limit.unwrap_or_default(),
+            pools.unwrap_or_default(),
         );
         Some(match &verified.first_difference {
             Some(difference) => format!("{same}; first difference: {difference}"),

@@ -136,6 +136,26 @@ fn a_limit_that_was_searched_for_is_named() {
     assert!(limit.is_some_and(|limit| limit > 2 << 30), "{report}");
 }
 
+/// Graphs have private pools, of which torch 2.11 says only those that are there at the end.
+#[test]
+fn pools_that_the_addresses_tell_apart_are_counted() {
+    let check = |name: &str, pools, end: &str| {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/tests/data/");
+        let recording = format!("{data}{name}.pickle.gz");
+        let text = run(&["replay", &recording, "--verify"]);
+        let line = text.lines().find(|line| line.starts_with("verified"));
+        assert!(line.is_some_and(|line| line.ends_with(end)), "{text}");
+        let report = run_json(&["replay", &recording, "--verify", "--json"]);
+        assert_eq!(report["results"][0]["verified"]["told_pools"], pools);
+    };
+    let told = "at the recorded address, in 4 pools that the addresses tell apart";
+    check("graphs", json!(4), told);
+    // Of a job without pools all is in one.
+    check("rl", json!(1), "at the recorded address");
+    // Where no memory went back, the recording says it all.
+    check("varlen.split64", Value::Null, "at the recorded address");
+}
+
 #[test]
 fn every_address_of_the_recording_is_verified() {
     let report = run_json(&replay(&["--verify", "--json"]));

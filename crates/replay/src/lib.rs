@@ -170,6 +170,7 @@ impl<'a> Job<'a> {
         let mut outcome = Run::new(self, config, &options, &ages).finish(config, progress)?;
         if let Some(verified) = &mut outcome.verified {
             verified.limit_bytes = limit;
+            verified.told_pools = self.program.told_pools;
         }
         Ok(outcome)
     }

@@ -64,6 +64,10 @@ pub struct Verified {
         serialize_with = "serialize_bytes"
     )]
     pub limit_bytes: Option<Bytes>,
+    /// How many pools the recorded addresses tell apart, where the recording does not say them. Each more than the job
+    /// had makes a verification weaker: memory that PyTorch passed over is taken for another pool's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub told_pools: Option<usize>,
 }
 
 fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -87,10 +87,12 @@ fn tell(trace: &Trace, initial: &Initial, card: Card) -> Option<Told> {
     let pools = pools.map(|mut pools| {
         let pool_of = |owner: Option<usize>| owner.map_or(MempoolId::DEFAULT, |owner| pools[owner]);
         let events = owners.into_iter().map(pool_of).collect();
+        let count = pools.iter().collect::<BTreeSet<_>>().len();
         pools.truncate(trace.initial.segments.len());
         ToldPools {
             initial: pools,
             events,
+            count,
         }
     });
     let mut shorter_by = layout.shorter_by;
@@ -148,6 +150,11 @@ impl<'a> EventPools<'a> {
         told.unwrap_or(self.trace.events[index].event.pool)
     }
 
+    /// Returns how many pools the addresses tell apart, where the recording does not say them.
+    pub(crate) fn told_count(&self) -> Option<usize> {
+        self.told.as_ref().map(|told| told.count)
+    }
+
     /// Returns the pool of the segment at `index` of those that were there before the first event.
     pub(crate) fn of_initial(&self, index: usize) -> MempoolId {
         let told = self.told.as_ref().map(|told| told.initial[index]);
@@ -174,6 +181,8 @@ struct ToldPools {
     initial: Vec<MempoolId>,
     /// Of each event that takes a block or concerns a segment.
     events: Vec<MempoolId>,
+    /// How many there are.
+    count: usize,
 }
 
 /// Memory as the recording lays it out.

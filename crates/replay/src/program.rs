@@ -97,6 +97,8 @@ pub(crate) struct Program {
     /// The least that the job was allowed to hold from the driver.
     pub(crate) limit_min: Bytes,
     pub(crate) card: Card,
+    /// How many pools the addresses tell apart, where the recording does not say them.
+    pub(crate) told_pools: Option<usize>,
 }
 
 impl Program {
