@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char};
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,10 +58,15 @@ fn tell() {
     let line = LAST_ERROR.try_with(|last| {
         let text = last.borrow();
         let text = String::from_utf8_lossy(text.to_bytes());
-        format!("lowtide: {}\n", text.lines().next().unwrap_or_default())
+        text.lines().next().unwrap_or_default().to_owned()
     });
+    let _ = line.map(say);
+}
+
+/// Writes a line to standard error that says whose it is.
+pub(crate) fn say(line: impl Display) {
     // Where nobody can be told, there is nobody to tell that.
-    let _ = line.map(|line| io::stderr().write_all(line.as_bytes()));
+    let _ = io::stderr().write_all(format!("lowtide: {line}\n").as_bytes());
 }
 
 /// Keeps an error's text for the thread and returns its status.

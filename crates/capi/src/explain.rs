@@ -12,6 +12,10 @@ use lowtide_shared::SharedError;
 use crate::dump;
 use crate::error::Error;
 use crate::registry::{self, Allocator};
+use crate::switch::Switch;
+
+/// Whether there are any words but PyTorch's.
+static EXPLAINS: Switch = Switch::new("LOWTIDE_OOM_EXPLAIN", true);
 
 /// For how long other settings are tried for one request. The program may go on after the error, and waits for it.
 const BUDGET: Duration = Duration::from_millis(500);
@@ -27,7 +31,9 @@ pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
     let SharedError::Alloc(AllocError::OutOfMemory(figures)) = &error else {
         return error.into();
     };
-    let explanation = is_wanted().then(|| spared(|| explanation(allocator, figures).ok()));
+    let explanation = EXPLAINS
+        .is_on()
+        .then(|| spared(|| explanation(allocator, figures).ok()));
     let dumped = spared(dump::write_once);
     let mut error = Error::from(error);
     for line in [explanation.flatten(), dumped].into_iter().flatten() {
@@ -40,11 +46,6 @@ pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
 /// Returns what `act` does, and nothing if it panics: whoever catches the error is to have that error.
 fn spared(act: impl FnOnce() -> Option<String>) -> Option<String> {
     catch_unwind(AssertUnwindSafe(act)).ok().flatten()
-}
-
-/// Whether `LOWTIDE_OOM_EXPLAIN` does not forbid it.
-fn is_wanted() -> bool {
-    registry::variable("LOWTIDE_OOM_EXPLAIN").is_none_or(|text| text != "0")
 }
 
 /// What other threads did since the request failed is in it: their memory is not locked that long.

@@ -16,8 +16,12 @@ use lowtide_cuda::SignalsBlocked;
 
 use crate::exposition::Reader;
 use crate::share::is_same_user;
+use crate::switch::Switch;
 use crate::threads::ParentsOnly;
-use crate::{exposition, metrics, registry};
+use crate::{exposition, metrics};
+
+/// Whether `lowtide top` sees this process.
+static PUBLISHES: Switch = Switch::new("LOWTIDE_PUBLISH", true);
 
 /// How long one who asks may take.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -32,7 +36,7 @@ pub(crate) fn start() {
     }
     let _signals = SignalsBlocked::begin();
     metrics::start();
-    if registry::variable("LOWTIDE_PUBLISH").as_deref() != Some("0") {
+    if PUBLISHES.is_on() {
         // Where there is no socket or thread for it, the process is one that `top` does not see.
         let _ = listen();
     }

@@ -30,14 +30,15 @@ use lowtide_trace::EarlierFiles;
 
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
+use crate::switch::Switch;
 use crate::{boundary, registry};
 
 pub(crate) use file::{Existing, create as create_file};
 use recorder::Options;
 pub(crate) use recorder::{Recorder, now_us};
 
-/// Whether those are recorded with stacks: 1, or 0.
-const STACKS_VARIABLE: &str = "LOWTIDE_RECORD_STACKS";
+/// Whether those are recorded with stacks.
+static STACKS: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);
 
 /// The recordings that `lowtide record` has found there, which the new one is to replace.
 const EARLIER_VARIABLE: &str = "LOWTIDE_RECORD_EARLIER";
@@ -117,7 +118,7 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
         let existing = Existing::IsReplacedIfOf(&earlier);
         let created = file::create(&path, existing, registry::variable);
         let options = Options {
-            has_stacks: registry::variable(STACKS_VARIABLE).as_deref() == Some("1"),
+            has_stacks: STACKS.is_on(),
             tells: true,
         };
         recorder = Some(Recorder::start(&path, created, options)?);

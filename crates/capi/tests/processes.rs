@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStringExt;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use common::{allocate, isolated, last_error};
+use common::{Fake, allocate, isolated, last_error};
 use lowtide::*;
 
 fn configure(strategy: Option<&CStr>, conf: Option<&CStr>) -> Status {
@@ -94,9 +94,52 @@ fn told_by(test: &str, child: &str) -> Vec<String> {
         .output()
         .expect("it can be started");
     assert!(output.status.success());
+    lines_of_lowtide(&output)
+}
+
+fn lines_of_lowtide(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
     lines.map(str::to_owned).collect()
+}
+
+/// A variable that is 0 or 1 and has another value is not passed over without a word.
+#[test]
+fn what_is_neither_0_nor_1_is_told_once() {
+    const TEST: &str = "what_is_neither_0_nor_1_is_told_once";
+    const CHILD: &str = "LOWTIDE_TEST_SWITCHES";
+    if std::env::var_os(CHILD).is_some() {
+        let _driver = Fake::load();
+        for _ in 0..2 {
+            // SAFETY: the tag ends with a zero byte.
+            let entered = unsafe { lowtide_region_enter(c"kv".as_ptr(), Backup::Host as c_int) };
+            assert_eq!(entered, Status::Ok);
+            assert!(allocate(1 << 20, 0).is_ok());
+            assert_eq!(lowtide_region_leave(), Status::Ok);
+            // SAFETY: a null pointer means every region.
+            assert_eq!(unsafe { lowtide_pause(ptr::null()) }, Status::Ok);
+            // SAFETY: likewise.
+            assert_eq!(unsafe { lowtide_resume(ptr::null()) }, Status::Ok);
+        }
+        return;
+    }
+    let told = |value: &str| {
+        let mut child = common::command(TEST);
+        let variables = ["LOWTIDE_RETAIN_BACKUPS", "LOWTIDE_PUBLISH"].map(|name| (name, value));
+        let output = child.env(CHILD, "1").envs(variables).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        lines_of_lowtide(&output)
+    };
+    assert_eq!(
+        told("yes"),
+        [
+            "lowtide: LOWTIDE_PUBLISH is 'yes', and can be 0 or 1; it is taken for 1",
+            "lowtide: LOWTIDE_RETAIN_BACKUPS is 'yes', and can be 0 or 1; it is taken for 0",
+        ]
+    );
+    for value in ["", "0", "1"] {
+        assert_eq!(told(value), [""; 0]);
+    }
 }
 
 /// PyTorch does not ask why its pluggable allocator returned null.

@@ -21,7 +21,7 @@ use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
 use crate::error::{Error, Status};
-use crate::regions;
+use crate::{boundary, regions};
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
@@ -232,9 +232,9 @@ impl Recorder {
         let settled = known.get_or_insert_with(|| {
             stacks::want(false);
             match &outcome {
-                Ok(what) if self.options.tells => tell(what),
+                Ok(what) if self.options.tells => boundary::say(what),
                 Ok(_) => {}
-                Err(error) => tell(&error.text),
+                Err(error) => boundary::say(&error.text),
             }
             outcome.map(drop)
         });
@@ -519,11 +519,6 @@ fn end_at_exit(recorder: &Arc<Recorder>) {
         // SAFETY: the function stays: what has a thread is not unloaded.
         let _ = unsafe { libc::atexit(at_exit) };
     });
-}
-
-fn tell(text: &str) {
-    // Where nobody can be told, there is nobody to tell that.
-    let _ = io::stderr().write_all(format!("lowtide: {text}\n").as_bytes());
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

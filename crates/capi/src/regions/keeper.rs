@@ -13,6 +13,10 @@ use super::change::{self, RegionPools};
 use super::table::{self, stopped};
 use crate::error::Error;
 use crate::registry::{self, DEVICES_MAX};
+use crate::switch::Switch;
+
+/// Whether the host's memory of backups is kept for the next pause, where the program does not say.
+static RETAINS: Switch = Switch::new("LOWTIDE_RETAIN_BACKUPS", false);
 
 static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
     Mutex::new(Keeper {
@@ -150,8 +154,7 @@ impl Settings {
     }
 
     fn retains(&self) -> bool {
-        let asked = || env::var_os("LOWTIDE_RETAIN_BACKUPS").is_some_and(|text| text == "1");
-        self.retains.unwrap_or_else(asked)
+        self.retains.unwrap_or_else(|| RETAINS.is_on())
     }
 }
 
