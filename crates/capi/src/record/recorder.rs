@@ -29,6 +29,11 @@ const FLUSH_EVERY: Duration = Duration::from_millis(50);
 const ENTRIES_PER_LOOK: u32 = 1024;
 /// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A process that ends looks so often whether its recording goes on, and so many times, as long as that patience.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOKS: u32 = 20;
+/// A signal's handler that ends the process does not return to what it interrupted.
+const INTERRUPTED: &str = "the process ended while one of its threads told of a request";
 /// So many times, a millisecond apart, it is asked at a recording's end which pools are regions'.
 const REGION_ATTEMPTS: u32 = 100;
 /// Debugging information is read by recursion, as deep as functions were inlined into each other. What is not used
@@ -187,17 +192,22 @@ impl Recorder {
         self.announce(Announcement::End);
         self.wake();
         let mut outcome = lock(&self.outcome);
-        loop {
+        let mut looks = 0;
+        let mut awaited = None;
+        while looks < LOOKS {
             let waited = self
                 .has_ended
-                .wait_timeout_while(outcome, PATIENCE, |outcome| outcome.is_none());
+                .wait_timeout_while(outcome, LOOK_EVERY, |outcome| outcome.is_none());
             outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            if !self.ring.is_delayed() {
-                break;
+            let before = mem::replace(&mut awaited, self.ring.awaited());
+            if awaited.is_some() && awaited == before {
+                drop(outcome);
+                return self.settle(Err(self.failure(INTERRUPTED)));
             }
+            looks = if self.ring.is_delayed() { 0 } else { looks + 1 };
         }
         drop(outcome);
         self.give_up()
@@ -534,22 +544,43 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_device_that_is_announced_twice_begins_once() {
-        let name = format!("lowtide-recorder-{}", std::process::id());
+    /// Returns a recorder to a file of its own, and that.
+    fn recorder(name: &str) -> (Arc<Recorder>, PathBuf) {
+        let name = format!("lowtide-recorder-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let created = File::create(&path).map(|file| (file, path.clone()));
         let options = Options {
             has_stacks: false,
             tells: false,
         };
-        let recorder = Recorder::start(&path, created, options).unwrap();
+        (Recorder::start(&path, created, options).unwrap(), path)
+    }
+
+    #[test]
+    fn a_device_that_is_announced_twice_begins_once() {
+        let (recorder, path) = recorder("twice");
         recorder.begin(3, AllocatorSettings::default(), Vec::new(), Vec::new());
         recorder.begin(3, AllocatorSettings::default(), Vec::new(), Vec::new());
         assert_eq!(recorder.end(), Ok(()));
         assert_eq!(recorder.end(), Ok(()), "it has ended");
         let read = lowtide_trace::read(&path).unwrap();
         assert!(!read.is_cut_off);
+        assert_eq!(read.traces.len(), 1);
+        let _ = std::fs::remove_file(path);
+    }
+
+    /// As where a signal comes in between whose handler ends the process. What came before is in the file.
+    #[test]
+    fn an_entry_that_never_comes_ends_the_recording() {
+        let (recorder, path) = recorder("interrupted");
+        recorder.begin(3, AllocatorSettings::default(), Vec::new(), Vec::new());
+        let entries = (0..1_usize).map(|_| -> Entry { panic!("the process ends here") });
+        let interrupted = catch_unwind(AssertUnwindSafe(|| recorder.put(entries)));
+        assert!(interrupted.is_err());
+        let error = recorder.end().unwrap_err();
+        assert!(error.text.contains(INTERRUPTED), "{}", error.text);
+        let read = lowtide_trace::read(&path).unwrap();
+        assert!(read.is_cut_off);
         assert_eq!(read.traces.len(), 1);
         let _ = std::fs::remove_file(path);
     }

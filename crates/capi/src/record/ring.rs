@@ -125,6 +125,15 @@ impl Ring {
         Some(entry)
     }
 
+    /// Returns the number of the oldest entry, if there is one and whoever puts it in has not done so yet.
+    pub(super) fn awaited(&self) -> Option<u64> {
+        let number = self.oldest.0.load(Ordering::Relaxed);
+        let (place, turn) = self.place(number);
+        let is_awaited = number < self.next.0.load(Ordering::Relaxed)
+            && place.turn.load(Ordering::Acquire) == turn;
+        is_awaited.then_some(number)
+    }
+
     /// Says whether who takes out does something else from now on, for which others wait patiently.
     pub(super) fn set_delayed(&self, is_delayed: bool) {
         self.is_delayed.store(is_delayed, Ordering::Relaxed);
