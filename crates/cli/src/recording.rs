@@ -28,7 +28,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
     // The error's text has its cause in it: it is not to be said twice.
     let snapshot = lowtide_trace::read_from(ReadWithProgress { reader, progress })
         .map_err(|error| anyhow!("{name}: {error}"))?;
-    if snapshot.is_cut_off {
+    if snapshot.is_cut_off && snapshot.traces.iter().any(Trace::is_used) {
         output::note(&format!(
             "{name}: the end is missing; this is about what comes before it"
         ));
@@ -145,7 +145,7 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> 
         keep_device(path, &mut snapshot, device)?;
     }
     let devices = devices(&snapshot);
-    let nothing = nothing_recorded(path, &snapshot.traces);
+    let nothing = nothing_recorded(path, &snapshot);
     let is_cut_off = snapshot.is_cut_off;
     let several = snapshot.traces.len() > 1;
     let traces = snapshot.traces.into_iter();
@@ -165,8 +165,9 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> 
     Ok(Recorded { trace, is_cut_off })
 }
 
-/// Returns what there is to say of the file at `path` if no allocation is recorded in its `traces`.
-pub(crate) fn nothing_recorded(path: &Path, traces: &[Trace]) -> String {
+/// Returns what there is to say of the file at `path`, whose contents are `snapshot`, if no allocation is recorded in it.
+pub(crate) fn nothing_recorded(path: &Path, snapshot: &Snapshot) -> String {
+    let traces = &snapshot.traces;
     let mut events = traces.iter().flat_map(|trace| &trace.events);
     let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
     let has_frees = events.any(|event| is_free(event.event.action));
@@ -176,6 +177,7 @@ pub(crate) fn nothing_recorded(path: &Path, traces: &[Trace]) -> String {
         .any(|trace| !trace.settings.strategy.is_empty())
         || path.is_file() && file_names::check_replaceable(path).is_ok();
     let what = match (has_frees, is_of_lowtide) {
+        _ if snapshot.is_cut_off => "the end is missing, and no allocation is recorded before it",
         (true, _) => {
             "only frees are recorded, the allocations before them are lost (record with a larger max_entries)"
         }

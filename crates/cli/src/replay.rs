@@ -4,7 +4,7 @@ use std::path::Path;
 use std::slice;
 
 use anyhow::{Context, Result, bail};
-use lowtide_core::Config;
+use lowtide_core::{Bytes, Config};
 use lowtide_replay::{Options, Outcome};
 use rayon::prelude::*;
 
@@ -52,6 +52,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         },
     };
 
+    note_whole_device(&configs, options.capacity);
+
     let total = trace.events.len() as u64 * configs.len() as u64;
     let progress = Progress::new("replaying", total);
     let outcomes = replay_all(
@@ -81,6 +83,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         })?);
     }
     output::print(&table::report(&job, &ranked, options.capacity))
+}
+
+/// Says that what takes all of a device at once takes one of any size, where nobody says which.
+fn note_whole_device(configs: &[Config], capacity: Option<Bytes>) {
+    let takes_all = |config: &&Config| matches!(config, Config::Bfc(bfc) if !bfc.allow_growth);
+    if capacity.is_none()
+        && let Some(config) = configs.iter().find(takes_all)
+    {
+        output::note(&format!(
+            "{config} takes the whole device with its first request: --capacity says how large that is, \
+             which is 64 TiB without"
+        ));
+    }
 }
 
 /// Returns the outcome of each configuration, in their order; several are replayed at once.

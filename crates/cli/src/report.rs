@@ -94,7 +94,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
     if traces.is_empty() {
-        bail!("{}", recording::nothing_recorded(path, &snapshot.traces));
+        bail!("{}", recording::nothing_recorded(path, &snapshot));
     }
     let mut lengths = lengths_of(&traces, lengths);
     for trace in &traces {

@@ -55,6 +55,28 @@ fn a_single_strategy_that_does_not_fit_says_what_the_program_would_see() {
 }
 
 #[test]
+fn what_takes_the_whole_device_asks_how_large_it_is() {
+    let told = |arguments: &[&str]| stderr(&lowtide().args(replay(arguments)).output().unwrap());
+    let whole = ["--strategy", "bfc:allow_growth:False"];
+    let note = "bfc:allow_growth:False takes the whole device with its first request";
+    assert!(told(&whole).contains(note), "{}", told(&whole));
+    assert_eq!(told(&[&whole[..], &["--capacity", "16GiB"]].concat()), "");
+    assert_eq!(told(&["--strategy", "bfc"]), "");
+}
+
+/// The end of a file of which only the beginning is left is nothing to be told besides.
+#[test]
+fn a_file_that_ends_before_the_first_allocation_is_one_line() {
+    let scratch = Scratch::new("replay-no-allocation");
+    let whole = scratch.write_snapshot("whole.lowtide", &read_sample("mnist_mlp.pickle.zst"));
+    let contents = fs::read(&whole).unwrap();
+    let path = scratch.write("begun.lowtide", &contents[..40]);
+    let error = fail(&["replay", path.to_str().unwrap()]);
+    let expected = "begun.lowtide: the end is missing, and no allocation is recorded before it";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+#[test]
 fn json_has_the_documented_keys() {
     let report = run_json(&replay(&["--strategy", "caching", "--json"]));
     let keys = |value: &Value| -> Vec<String> {

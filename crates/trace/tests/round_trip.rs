@@ -777,6 +777,18 @@ fn a_surrogate_is_read_as_a_replacement_character() {
     }
 }
 
+/// As PyTorch writes it: Python's -2 takes five bytes, 2^64 - 2 eleven.
+#[test]
+fn a_stream_has_a_sign() {
+    let mut snapshot = example();
+    let minus_two = Stream(u64::MAX - 1);
+    snapshot.traces[0].events[0].event.stream = minus_two;
+    let bytes = pickled(&snapshot);
+    assert!(bytes.windows(5).any(|bytes| bytes == b"J\xfe\xff\xff\xff"));
+    let read = read_from(&bytes[..]).unwrap();
+    assert_eq!(read.traces[0].events[0].event.stream, minus_two);
+}
+
 #[test]
 fn what_an_event_lacks_is_named() {
     let check = |event: &str, expected: &str| {

@@ -4,7 +4,9 @@ use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot};
+use lowtide_core::{
+    Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream,
+};
 
 use super::pauses::{Pause, Place, RegionPool, pauses_of};
 use crate::error::{ErrorKind, TraceError};
@@ -236,7 +238,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.bytes("allocated_size", segment.allocated_bytes())?;
         self.bytes("active_size", segment.active_bytes())?;
         self.bytes("requested_size", segment.requested_bytes())?;
-        self.natural("stream", segment.stream.0)?;
+        self.stream(segment.stream)?;
         self.pickle.string("segment_type")?;
         self.pickle
             .string(if segment.is_large { "large" } else { "small" })?;
@@ -281,7 +283,7 @@ impl<W: Write> SnapshotWriter<W> {
         };
         self.natural(address, event.event.address.get())?;
         self.bytes("size", event.event.size)?;
-        self.natural("stream", event.event.stream.0)?;
+        self.stream(event.event.stream)?;
         self.pickle.string("time_us")?;
         self.pickle.integer(event.time_us)?;
         if let Some(pool) = event.pool() {
@@ -398,6 +400,12 @@ impl<W: Write> SnapshotWriter<W> {
     fn natural(&mut self, key: &str, value: u64) -> io::Result<()> {
         self.pickle.string(key)?;
         self.pickle.natural(value)
+    }
+
+    /// A stream is a pointer, to which PyTorch gives a sign.
+    fn stream(&mut self, stream: Stream) -> io::Result<()> {
+        self.pickle.string("stream")?;
+        self.pickle.integer(stream.0.cast_signed())
     }
 
     fn bytes(&mut self, key: &str, value: Bytes) -> io::Result<()> {
