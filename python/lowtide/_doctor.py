@@ -19,6 +19,19 @@ from ._memory import version
 
 WITHOUT_SHIM = "lowtide works, but torch.cuda knows nothing about memory, and MemPool is not there"
 
+# What can be done where lowtide works, and the checks that have to be well for it.
+FEATURES = (
+    ("PyTorch's memory, CUDA graphs", ()),
+    ("torch.cuda.memory_stats, snapshots, torch.OutOfMemoryError", ("shim",)),
+    ("torch.cuda.MemPool, torch.compile with graphs", ("shim",)),
+    ("CUDA tensors in torch.multiprocessing", ("shim",)),
+    ("the same of expandable segments", ("shim", "virtual memory", "sharing")),
+    ("expandable_segments", ("virtual memory",)),
+    ("lowtide.region, pause and resume", ("virtual memory",)),
+    ("recordings, lowtide top, Prometheus", ()),
+    ("lowtide run --preload", ("command",)),
+)
+
 
 @dataclass
 class Check:
@@ -30,15 +43,44 @@ class Check:
     advice: str | None = None
 
 
+@dataclass
+class Feature:
+    """Something that can be done with lowtide here, or cannot for what these checks found."""
+
+    name: str
+    obstacles: list[str]
+
+
 def doctor(as_json: bool) -> int:
-    """Prints every check; returns 1 if lowtide does not work here, else 0."""
+    """Prints every check, and what can be done; returns 1 if lowtide does not work here, else 0."""
     checks = [*_package(), *_machine(), *_pytorch()]
+    can = list(features(checks))
     works = all(check.state != "missing" for check in checks)
     if as_json:
-        print(json.dumps({"works": works, "checks": [asdict(check) for check in checks]}))
+        lists = {"checks": [asdict(check) for check in checks], "features": [asdict(feature) for feature in can]}
+        print(json.dumps({"works": works, **lists}))
     else:
-        print(text(checks), end="")
+        print(text(checks), text_of_features(can), sep="\n", end="")
     return 0 if works else 1
+
+
+def features(checks: list[Check]) -> Iterator[Feature]:
+    """Returns what can be done where these checks were made, and what cannot."""
+    for name, needs in FEATURES:
+        ends = tuple(f" {need}" for need in needs)
+        missing = {check.name for check in checks if check.state == "missing"}
+        limited = {check.name for check in checks if check.state == "limited" and f" {check.name}".endswith(ends)}
+        yield Feature(name, sorted(missing | limited))
+
+
+def text_of_features(features: list[Feature]) -> str:
+    """Returns one line for each feature."""
+    lines = []
+    for feature in features:
+        state = "cannot" if feature.obstacles else "can"
+        reason = f": see {', '.join(feature.obstacles)}" if feature.obstacles else ""
+        lines.append(f"{state:7}  {feature.name}{reason}\n")
+    return "".join(lines)
 
 
 def text(checks: list[Check]) -> str:

@@ -18,6 +18,12 @@ def examine(machine: Machine, **variables: str) -> tuple[dict[str, Any], bool]:
     return {check["name"]: check for check in report["checks"]}, report["works"]
 
 
+def features(machine: Machine, **variables: str) -> list[dict[str, Any]]:
+    """Returns what can be done, and what keeps it from that."""
+    done = machine.run("-m", "lowtide", "doctor", "--json", **variables)
+    return list(json.loads(done.stdout)["features"])
+
+
 @pytest.fixture
 def headers(machine: Machine) -> Machine:
     """A machine with everything that the shim takes."""
@@ -35,6 +41,7 @@ def test_all_is_well(headers: Machine) -> None:
     assert checks["PyTorch"]["found"] == "2.11.0+cu130, for CUDA 13.0"
     assert checks["configuration"]["found"] == "caching"
     assert checks["shim"]["found"].startswith("not built yet")
+    assert not any(feature["obstacles"] for feature in features(headers))
     checks, _ = examine(headers, PYTORCH_ALLOC_CONF="expandable_segments:True")
     assert checks["configuration"]["found"] == "caching:expandable_segments:True"
 
@@ -69,6 +76,34 @@ def test_what_is_missing_is_named(
     assert checks[name]["advice"]
     others = {other["state"] for other in checks.values() if other["name"] != name}
     assert others == {"ok"}, checks
+
+
+def test_each_feature_says_whether_it_will_work(headers: Machine) -> None:
+    def obstacles(**variables: str) -> dict[str, list[str]]:
+        return {feature["name"]: feature["obstacles"] for feature in features(headers, **variables)}
+
+    seen = obstacles(CXX="no-such-compiler")
+    assert seen["torch.cuda.memory_stats, snapshots, torch.OutOfMemoryError"] == ["shim"]
+    assert seen["PyTorch's memory, CUDA graphs"] == seen["lowtide.region, pause and resume"] == []
+    seen = obstacles(FAKE_TORCH_CARDS="0")
+    assert all(found == ["PyTorch's cards"] for found in seen.values())
+    lines = headers.run("-m", "lowtide", "doctor", CXX="no-such-compiler").stdout.splitlines()
+    assert "can      lowtide.region, pause and resume" in lines
+    assert "cannot   torch.cuda.MemPool, torch.compile with graphs: see shim" in lines
+
+
+def test_a_card_without_virtual_memory(headers: Machine) -> None:
+    done = headers.run(
+        "-c",
+        "from lowtide._doctor import Check, features\n"
+        "for feature in features([Check('shim', 'ok', ''), Check('card 1 virtual memory', 'limited', 'no')]):\n"
+        "    print(feature.name if feature.obstacles == ['card 1 virtual memory'] else '', end=';')",
+    )
+    assert [name for name in done.stdout.split(";") if name] == [
+        "the same of expandable segments",
+        "expandable_segments",
+        "lowtide.region, pause and resume",
+    ]
 
 
 def test_pytorch_that_is_not_there(gpu: Machine) -> None:
