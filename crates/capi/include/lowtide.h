@@ -969,7 +969,8 @@ enum lowtide_status lowtide_region_trim(int device,
  * of it may be used until `lowtide_resume`.
  *
  * Waits for all work of the devices on which the region has memory, which is that of each device's primary
- * context: work in other contexts must have ended before. A region that is paused already stays so.
+ * context, and for the streams that blocks which were freed wait for (`lowtide_record_stream`), of whatever device:
+ * other work in other contexts must have ended before. A region that is paused already stays so.
  *
  * Not while a stream of such a device is captured: the device refuses the wait, `LOWTIDE_STATUS_DRIVER`, and the
  * capture is spoiled. A resume may come then.

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use lowtide_core::{
     AllocError, Allocation, Bytes, DeviceAddress, Driver, DriverError, MempoolId, SegmentSource,
@@ -28,6 +29,9 @@ use crate::registry::{self, Allocator, Lane};
 
 /// What is done with a region on one device.
 pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
+
+/// How often a pause looks whether other streams are done with what was freed.
+const POLL_EVERY: Duration = Duration::from_micros(100);
 
 /// How many bytes of a device regions leave free when they grow.
 static MARGIN: AtomicU64 = AtomicU64::new(0);
@@ -365,6 +369,15 @@ impl RegionPools<'_> {
         }
         Ok(answers)
     }
+
+    /// Returns whether freed blocks of the region wait for other streams still.
+    fn has_pending(&mut self) -> Result<bool, PoolsError> {
+        let pending = self.for_each(|lane, pool| {
+            lane.process_events()?;
+            lane.has_pending(pool)
+        })?;
+        Ok(pending.contains(&true))
+    }
 }
 
 impl Pools for RegionPools<'_> {
@@ -377,9 +390,12 @@ impl Pools for RegionPools<'_> {
     }
 
     fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        // The device is done with it; streams of other devices may not be. Nobody is kept from the pools meanwhile.
+        while self.has_pending()? {
+            thread::sleep(POLL_EVERY);
+        }
         let own_pool = self.0.own_pool;
         let held = self.for_each(|lane, pool| {
-            lane.process_events()?;
             if pool == own_pool {
                 lane.trim_pool(pool)?;
             }

@@ -10,7 +10,7 @@ use std::{env, ptr, thread};
 use lowtide::*;
 
 use crate::common::{Fake, allocate, allocate_on, check, fill, isolated, last_error};
-use crate::{MIB, enter, leave, pause, region, resume};
+use crate::{MIB, allocate_in, enter, leave, pause, region, resume};
 
 const THREADS: usize = 4;
 const CYCLES: u64 = 12;
@@ -204,4 +204,38 @@ fn pause_and_resume(shared: &Shared) {
         drop(is_away);
     }
     shared.is_over.store(true, Ordering::Relaxed);
+}
+
+/// What was freed while another device's stream uses it stays until that is done: the pause waits for it, with the
+/// program's requests served.
+#[test]
+fn a_pause_waits_for_streams_of_other_devices() {
+    let test = "meanwhile::a_pause_waits_for_streams_of_other_devices";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
+        assert!(allocate(1, 1).is_ok());
+        let memory = allocate_in("kv", Backup::Host, 4 * MIB, 0, 1);
+        let kept = allocate_in("kv", Backup::Host, MIB, 0, 2);
+        assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
+        let stream = fake.stream_of(1);
+        fake.use_device(1);
+        fake.hold(stream, true);
+        fake.set_bytes(memory, 4 * MIB, stream);
+        assert_eq!(lowtide_record_stream(memory, stream), Status::Ok);
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        thread::scope(|scope| {
+            let asked = fake.calls("cuEventQuery");
+            let pausing = scope.spawn(|| pause("kv"));
+            while fake.calls("cuEventQuery") < asked + 10 && !pausing.is_finished() {
+                thread::yield_now();
+            }
+            assert!(!pausing.is_finished(), "the stream uses it");
+            let other = allocate(MIB, 0).unwrap();
+            assert_eq!(lowtide_deallocate(other), Status::Ok);
+            fake.hold(stream, false);
+            assert_eq!(pausing.join().unwrap(), Status::Ok, "{}", last_error());
+        });
+        assert!(fake.synchronize(stream), "its work found the memory there");
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        check(kept, MIB, 2);
+    });
 }

@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::{Allocation, DeviceAllocator, Route};
+use crate::block::BlockId;
 use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
@@ -243,6 +244,19 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn held_blocks(&self, pool: MempoolId) -> Result<Vec<Allocation>, AllocError> {
         let held = self.held_in_pool(self.find_pool(pool)?);
         Ok(held.into_iter().map(|id| self.allocation_of(id)).collect())
+    }
+
+    /// Returns whether blocks of a pool that were freed wait for other streams, and can be waited for: during a
+    /// capture they cannot. Linear in the blocks of any pool that wait.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn has_pending(&self, pool: MempoolId) -> Result<bool, AllocError> {
+        let index = self.find_pool(pool)?;
+        let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
+        let is_of_pool = |&id: &BlockId| domains.domain(blocks.get(id).domain).pool == index;
+        Ok(self.captures == 0 && self.uses.waiting().iter().any(is_of_pool))
     }
 
     /// Refuses to hand out what is away.
