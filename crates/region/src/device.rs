@@ -47,6 +47,15 @@ pub trait Pools {
     /// What their allocator says.
     fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError>;
 
+    /// Waits until no stream, of whatever device, uses what was freed in them. Comes after the device was waited for.
+    ///
+    /// # Errors
+    ///
+    /// What their allocator says.
+    fn wait_for_pending(&mut self) -> Result<(), PoolsError> {
+        Ok(())
+    }
+
     /// Gives back the free segments of the pools that may lose them, and returns the blocks that the program
     /// holds in all of them, by rising addresses.
     ///

@@ -371,6 +371,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let is_empty = self.books()?.reservations.is_empty();
         if !is_empty {
             self.device.synchronize()?;
+            pools.wait_for_pending()?;
         }
         let ranges = pools.settle()?;
         // Its memory is the next one's.

@@ -372,11 +372,14 @@ impl RegionPools<'_> {
 
     /// Returns whether freed blocks of the region wait for other streams still.
     fn has_pending(&mut self) -> Result<bool, PoolsError> {
-        let pending = self.for_each(|lane, pool| {
+        let answers = self.for_each(|lane, pool| {
             lane.process_events()?;
-            lane.has_pending(pool)
+            Ok((lane.has_pending(pool)?, lane.is_capturing()))
         })?;
-        Ok(pending.contains(&true))
+        if answers.contains(&(true, true)) {
+            return Err("a graph is captured, and memory that was freed waits for its end".into());
+        }
+        Ok(answers.contains(&(true, false)))
     }
 }
 
@@ -389,13 +392,18 @@ impl Pools for RegionPools<'_> {
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        // The device is done with it; streams of other devices may not be. Nobody is kept from the pools meanwhile.
+    /// The device is done with it; streams of other devices may not be. Nobody is kept from the pools meanwhile.
+    fn wait_for_pending(&mut self) -> Result<(), PoolsError> {
         while self.has_pending()? {
             thread::sleep(POLL_EVERY);
         }
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         let own_pool = self.0.own_pool;
         let held = self.for_each(|lane, pool| {
+            lane.process_events()?;
             if pool == own_pool {
                 lane.trim_pool(pool)?;
             }

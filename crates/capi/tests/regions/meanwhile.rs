@@ -239,3 +239,58 @@ fn a_pause_waits_for_streams_of_other_devices() {
         check(kept, MIB, 2);
     });
 }
+
+/// A resume brings memory back and takes none away: what was freed meanwhile may still wait.
+#[test]
+fn a_resume_waits_for_no_stream() {
+    let test = "meanwhile::a_resume_waits_for_no_stream";
+    isolated(test, &[], |fake| {
+        let freed = allocate_in("kv", Backup::Host, MIB, 0, 1);
+        let kept = allocate_in("kv", Backup::Host, MIB, 0, 2);
+        let other = allocate(MIB, 0).unwrap();
+        let stream = fake.stream();
+        assert_eq!(lowtide_record_stream(freed, stream), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        fake.hold(stream, true);
+        fake.set_bytes(other, MIB, stream);
+        assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        thread::scope(|scope| {
+            let asked = fake.calls("cuEventQuery");
+            let resuming = scope.spawn(|| resume("kv"));
+            while fake.calls("cuEventQuery") < asked + 10 && !resuming.is_finished() {
+                thread::yield_now();
+            }
+            let has_waited = !resuming.is_finished();
+            fake.hold(stream, false);
+            assert_eq!(resuming.join().unwrap(), Status::Ok, "{}", last_error());
+            assert!(!has_waited);
+        });
+        check(kept, MIB, 2);
+    });
+}
+
+/// The end of a capture is nothing that a pause can wait for: whoever pauses may be who captures.
+#[test]
+fn a_pause_is_refused_where_what_was_freed_waits_for_a_capture() {
+    let test = "meanwhile::a_pause_is_refused_where_what_was_freed_waits_for_a_capture";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
+        assert!(allocate(1, 1).is_ok());
+        let memory = allocate_in("kv", Backup::Host, MIB, 0, 1);
+        let kept = allocate_in("kv", Backup::Host, MIB, 0, 2);
+        let stream = fake.stream_of(1);
+        assert_eq!(lowtide_record_stream(memory, stream), Status::Ok);
+        assert_eq!(lowtide_capture_begin(0), Status::Ok);
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        assert_ne!(pause("kv"), Status::Ok);
+        assert!(
+            last_error().contains("a graph is captured"),
+            "{}",
+            last_error()
+        );
+        assert_eq!(region("kv", Backup::Host, 0).state, RegionState::Mapped);
+        assert_eq!(lowtide_capture_end(0), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        check(kept, MIB, 2);
+    });
+}

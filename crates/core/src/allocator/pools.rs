@@ -246,8 +246,8 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(held.into_iter().map(|id| self.allocation_of(id)).collect())
     }
 
-    /// Returns whether blocks of a pool that were freed wait for other streams, and can be waited for: during a
-    /// capture they cannot. Linear in the blocks of any pool that wait.
+    /// Returns whether blocks of a pool that were freed wait for other streams; those freed during a capture wait for
+    /// its end first. Linear in the blocks of any pool that wait.
     ///
     /// # Errors
     ///
@@ -256,7 +256,12 @@ impl<D: Driver> DeviceAllocator<D> {
         let index = self.find_pool(pool)?;
         let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
         let is_of_pool = |&id: &BlockId| domains.domain(blocks.get(id).domain).pool == index;
-        Ok(self.captures == 0 && self.uses.waiting().iter().any(is_of_pool))
+        Ok(self.uses.waiting().iter().any(is_of_pool))
+    }
+
+    /// Returns whether a graph is captured, during which no event is asked whether it has passed.
+    pub fn is_capturing(&self) -> bool {
+        self.captures > 0
     }
 
     /// Refuses to hand out what is away.
