@@ -19,17 +19,19 @@ from ._memory import version
 
 WITHOUT_SHIM = "lowtide works, but torch.cuda knows nothing about memory, and MemPool is not there"
 
-# What can be done where lowtide works, and the checks that have to be well for it.
+# What can be done, and the checks that have to be well for it.
+_ANY = ("lowtide", "configuration", "command", "driver", "cards")
+_JOB = (*_ANY, "PyTorch", "PyTorch's cards")
 FEATURES = (
-    ("PyTorch's memory, CUDA graphs", ()),
-    ("torch.cuda.memory_stats, snapshots, torch.OutOfMemoryError", ("shim",)),
-    ("torch.cuda.MemPool, torch.compile with graphs", ("shim",)),
-    ("CUDA tensors in torch.multiprocessing", ("shim",)),
-    ("the same of expandable segments", ("shim", "virtual memory", "sharing")),
-    ("expandable_segments", ("virtual memory",)),
-    ("lowtide.region, pause and resume", ("virtual memory",)),
-    ("recordings, lowtide top, Prometheus", ()),
-    ("lowtide run --preload", ("command",)),
+    ("PyTorch's memory, CUDA graphs", _JOB),
+    ("torch.cuda.memory_stats, snapshots, torch.OutOfMemoryError", (*_JOB, "shim")),
+    ("torch.cuda.MemPool, torch.compile with graphs", (*_JOB, "shim")),
+    ("CUDA tensors in torch.multiprocessing", (*_JOB, "shim")),
+    ("the same of expandable segments", (*_JOB, "shim", "virtual memory", "sharing")),
+    ("expandable_segments", (*_JOB, "virtual memory")),
+    ("lowtide.region, pause and resume", (*_JOB, "virtual memory")),
+    ("recordings, lowtide top, Prometheus", _ANY),
+    ("lowtide run --preload", _ANY),
 )
 
 
@@ -54,29 +56,31 @@ class Feature:
 def doctor(as_json: bool) -> int:
     """Prints every check, and what can be done; returns 1 if lowtide does not work here, else 0."""
     checks = [*_package(), *_machine(), *_pytorch()]
-    can = list(features(checks))
+    known = list(features(checks))
     works = all(check.state != "missing" for check in checks)
     if as_json:
-        lists = {"checks": [asdict(check) for check in checks], "features": [asdict(feature) for feature in can]}
+        lists = {"checks": [asdict(check) for check in checks], "features": [asdict(feature) for feature in known]}
         print(json.dumps({"works": works, **lists}))
     else:
-        print(text(checks), text_of_features(can), sep="\n", end="")
+        print(text(checks), text_of_features(known), sep="\n", end="")
     return 0 if works else 1
 
 
 def features(checks: list[Check]) -> Iterator[Feature]:
-    """Returns what can be done where these checks were made, and what cannot."""
+    """Returns what can be done on all cards where these checks were made, and what cannot."""
     for name, needs in FEATURES:
-        ends = tuple(f" {need}" for need in needs)
-        missing = {check.name for check in checks if check.state == "missing"}
-        limited = {check.name for check in checks if check.state == "limited" and f" {check.name}".endswith(ends)}
-        yield Feature(name, sorted(missing | limited))
+        yield Feature(name, [check.name for check in checks if check.state != "ok" and _concerns(check, needs)])
 
 
-def text_of_features(features: list[Feature]) -> str:
+def _concerns(check: Check, needs: tuple[str, ...]) -> bool:
+    of_card = check.name.startswith("card ") and check.name.endswith(tuple(f" {need}" for need in needs))
+    return of_card or check.name in needs
+
+
+def text_of_features(known: list[Feature]) -> str:
     """Returns one line for each feature."""
     lines = []
-    for feature in features:
+    for feature in known:
         state = "cannot" if feature.obstacles else "can"
         reason = f": see {', '.join(feature.obstacles)}" if feature.obstacles else ""
         lines.append(f"{state:7}  {feature.name}{reason}\n")

@@ -86,24 +86,43 @@ def test_each_feature_says_whether_it_will_work(headers: Machine) -> None:
     assert seen["torch.cuda.memory_stats, snapshots, torch.OutOfMemoryError"] == ["shim"]
     assert seen["PyTorch's memory, CUDA graphs"] == seen["lowtide.region, pause and resume"] == []
     seen = obstacles(FAKE_TORCH_CARDS="0")
-    assert all(found == ["PyTorch's cards"] for found in seen.values())
+    assert seen["lowtide.region, pause and resume"] == ["PyTorch's cards"]
+    assert seen["lowtide run --preload"] == seen["recordings, lowtide top, Prometheus"] == []
+    assert all(obstacles(LD_LIBRARY_PATH="").values())
     lines = headers.run("-m", "lowtide", "doctor", CXX="no-such-compiler").stdout.splitlines()
     assert "can      lowtide.region, pause and resume" in lines
     assert "cannot   torch.cuda.MemPool, torch.compile with graphs: see shim" in lines
 
 
-def test_a_card_without_virtual_memory(headers: Machine) -> None:
+@pytest.mark.parametrize(
+    ("check", "hindered"),
+    [
+        (
+            "card 1 virtual memory",
+            ["the same of expandable segments", "expandable_segments", "lowtide.region, pause and resume"],
+        ),
+        ("card 10 sharing", ["the same of expandable segments"]),
+        ("card 0 GPUDirect RDMA", []),
+    ],
+)
+def test_what_a_card_cannot_do(headers: Machine, check: str, hindered: list[str]) -> None:
     done = headers.run(
         "-c",
+        "import json, sys\n"
         "from lowtide._doctor import Check, features\n"
-        "for feature in features([Check('shim', 'ok', ''), Check('card 1 virtual memory', 'limited', 'no')]):\n"
-        "    print(feature.name if feature.obstacles == ['card 1 virtual memory'] else '', end=';')",
+        "known = features([Check('shim', 'ok', ''), Check(sys.argv[1], 'limited', 'no')])\n"
+        "print(json.dumps([feature.name for feature in known if feature.obstacles == [sys.argv[1]]]))",
+        check,
     )
-    assert [name for name in done.stdout.split(";") if name] == [
-        "the same of expandable segments",
-        "expandable_segments",
-        "lowtide.region, pause and resume",
-    ]
+    assert json.loads(done.stdout) == hindered
+
+
+def test_the_command_that_does_not_run_leaves_everything_unknown(headers: Machine) -> None:
+    code = (
+        "from lowtide._doctor import Check, features\n"
+        "print(all(feature.obstacles for feature in features([Check('command', 'limited', '')])))"
+    )
+    assert headers.run("-c", code).stdout == "True\n"
 
 
 def test_pytorch_that_is_not_there(gpu: Machine) -> None:

@@ -1,15 +1,15 @@
 //! Variables of the environment that are 0 or 1.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{boundary, registry};
 
-/// One of them, as it was when somebody first asked.
+/// One of them.
 #[derive(Debug)]
 pub(crate) struct Switch {
     name: &'static str,
     default: bool,
-    value: OnceLock<bool>,
+    has_told: AtomicBool,
 }
 
 impl Switch {
@@ -17,28 +17,32 @@ impl Switch {
         Switch {
             name,
             default,
-            value: OnceLock::new(),
+            has_told: AtomicBool::new(false),
         }
     }
 
-    /// Returns whether the variable is 1 or, where it is not set, the default. What is neither 1 nor 0 is told on
+    /// Returns whether the variable is 1 now or, where it is not set, the default. What is neither 1 nor 0 is told on
     /// standard error, once, and is the default, too: no program is to end for it.
     pub(crate) fn is_on(&self) -> bool {
-        *self.value.get_or_init(|| {
-            let text = registry::variable(self.name).unwrap_or_default();
-            match text.as_str() {
-                "0" => false,
-                "1" => true,
-                "" => self.default,
-                _ => {
-                    let default = u8::from(self.default);
-                    boundary::say(format_args!(
-                        "{} is '{text}', and can be 0 or 1; it is taken for {default}",
-                        self.name
-                    ));
-                    self.default
-                }
+        let text = registry::variable(self.name).unwrap_or_default();
+        match text.as_str() {
+            "0" => false,
+            "1" => true,
+            "" => self.default,
+            _ => {
+                self.tell(&text);
+                self.default
             }
-        })
+        }
+    }
+
+    #[cold]
+    fn tell(&self, text: &str) {
+        if !self.has_told.swap(true, Ordering::Relaxed) {
+            let (name, default) = (self.name, u8::from(self.default));
+            boundary::say(format_args!(
+                "{name} is '{text}', and can be 0 or 1; it is taken for {default}"
+            ));
+        }
     }
 }

@@ -12,9 +12,9 @@ use crate::recording::Job;
 /// wait for the device is not even counted.
 const SLOW_SHARE: f64 = 0.1;
 
-/// ... or give memory back more often than this in a second: each time the host waits for all work that it has queued.
-/// PyTorch did so up to 818 times a second in the jobs recorded on a card, `direct` 8,000 to 13,000 times in the five
-/// largest.
+/// ... or give memory back more often than this in a second, or at all in less than one: each time the host waits for all
+/// work that it has queued. PyTorch did so up to 818 times a second in the jobs recorded on a card, `direct` 8,000 to
+/// 13,000 times in the five largest.
 const WAITS_PER_SECOND_MAX: f64 = 1000.0;
 
 /// ... and more than so many times what there is of that anyway: a job that spends its time in the driver as it is
@@ -48,7 +48,7 @@ impl Burden {
         let waits = outcome.device_frees as f64;
         Burden {
             share: outcome.driver_time_us / duration_us,
-            waits_per_second: 1e6 * waits / duration_us,
+            waits_per_second: 1e6 * waits / duration_us.max(1e6),
         }
     }
 }
@@ -246,6 +246,17 @@ mod tests {
         let seldom = freeing(90_000, "bfc", Bytes::mib(900));
         assert_eq!(driver_note(&job(), &seldom), None);
         assert_eq!(names(vec![caching(), seldom]), ["bfc", "caching"]);
+        // What a short job gives back once is no habit.
+        let short = Job {
+            duration_us: Some(20_000.0),
+            ..job()
+        };
+        let once = Outcome {
+            driver_time_us: 100.0,
+            ..freeing(21, "bfc", Bytes::mib(900))
+        };
+        assert_eq!(driver_note(&short, &once), None);
+        assert!(!Ranking::new(&short, None).is_slow(&once));
     }
 
     #[test]

@@ -14,8 +14,16 @@ use crate::format;
 use crate::output;
 use crate::progress::{Progress, ReadWithProgress};
 
-/// Returns what is recorded in the file at `path`, or on standard input where that is `-`.
+/// Returns what is recorded in the file at `path`, or on standard input where that is `-`, and says what is missing at its
+/// end.
 pub(crate) fn read(path: &Path) -> Result<Snapshot> {
+    let snapshot = read_silently(path)?;
+    note_missing_end(path, &snapshot);
+    Ok(snapshot)
+}
+
+/// As [`read`], for who has to see first whether there is anything to say more of.
+pub(crate) fn read_silently(path: &Path) -> Result<Snapshot> {
     let name = name(path);
     let (reader, length): (Box<dyn Read>, u64) = if is_stdin(path) {
         (Box::new(io::stdin().lock()), 0)
@@ -26,15 +34,19 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot> {
     };
     let progress = Progress::new("reading", length);
     // The error's text has its cause in it: it is not to be said twice.
-    let snapshot = lowtide_trace::read_from(ReadWithProgress { reader, progress })
-        .map_err(|error| anyhow!("{name}: {error}"))?;
-    if snapshot.is_cut_off && snapshot.traces.iter().any(Trace::is_used) {
+    lowtide_trace::read_from(ReadWithProgress { reader, progress })
+        .map_err(|error| anyhow!("{name}: {error}"))
+}
+
+/// Says what is missing at the end of the recording at `path`.
+pub(crate) fn note_missing_end(path: &Path, snapshot: &Snapshot) {
+    let name = name(path);
+    if snapshot.is_cut_off {
         output::note(&format!(
             "{name}: the end is missing; this is about what comes before it"
         ));
     }
     note_missed_events(&name, &snapshot.traces);
-    Ok(snapshot)
 }
 
 /// Says how much is missing at the end of the recording that is called `name`, if other threads went on while PyTorch took
@@ -140,7 +152,10 @@ pub(crate) struct Recorded {
 /// Returns what is recorded of `device` in the recording at `path`; without `device`, of the one with the
 /// most events, and says so where there are several.
 pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> {
-    let mut snapshot = read(path)?;
+    let mut snapshot = read_silently(path)?;
+    if snapshot.traces.iter().any(|trace| trace.allocs() > 0) {
+        note_missing_end(path, &snapshot);
+    }
     if let Some(device) = device {
         keep_device(path, &mut snapshot, device)?;
     }

@@ -89,13 +89,14 @@ fn default_output(trace: &Path) -> PathBuf {
 /// Adds every device of the recording at `path` on which something was allocated or held. `lengths` are those of the file
 /// and of those that follow it.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
-    let snapshot = recording::read(path)?;
+    let snapshot = recording::read_silently(path)?;
     let name = recording::name(path);
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
     if traces.is_empty() {
         bail!("{}", recording::nothing_recorded(path, &snapshot));
     }
+    recording::note_missing_end(path, &snapshot);
     let mut lengths = lengths_of(&traces, lengths);
     for trace in &traces {
         let label = trace_name(&name, trace, traces.len());

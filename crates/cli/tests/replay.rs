@@ -74,6 +74,17 @@ fn a_file_that_ends_before_the_first_allocation_is_one_line() {
     let error = fail(&["replay", path.to_str().unwrap()]);
     let expected = "begun.lowtide: the end is missing, and no allocation is recorded before it";
     assert!(error.ends_with(expected), "{error}");
+    // Of what is no error it is said by itself.
+    let to = scratch.path("converted.lowtide");
+    let output = lowtide()
+        .arg("convert")
+        .args([&path, &to])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success() && stderr(&output).contains("the end is missing"),
+        "{output:?}"
+    );
 }
 
 #[test]

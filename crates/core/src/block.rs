@@ -553,7 +553,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_number_that_is_used_again_has_no_mark() {
+    fn a_number_that_is_used_again_has_neither_mark_nor_state() {
         let mut table = BlockTable::new();
         let block = |address| {
             let address = DeviceAddress(address);
@@ -561,14 +561,18 @@ pub(crate) mod tests {
         };
         let first = table.insert(&block(1 << 20), SegmentId::NONE);
         table.set_mark(first, 7);
+        table.set_state(first, BlockState::Pending);
         table.remove(first);
         let again = table.insert(&block(1 << 21), SegmentId::NONE);
         assert_eq!((again, table.mark(again)), (first, 0));
+        assert_eq!(table.state(again), BlockState::Free);
         let other = table.insert(&block(1 << 22), SegmentId::NONE);
         table.set_mark(other, 9);
+        table.set_state(other, BlockState::Allocated);
         table.remove(other);
         let rest = table.split(again, Bytes(512));
         assert_eq!((rest, table.mark(rest)), (other, 0));
+        assert_eq!(table.state(rest), BlockState::Free);
     }
 
     #[test]

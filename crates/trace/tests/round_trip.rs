@@ -799,6 +799,10 @@ fn what_an_event_lacks_is_named() {
     check("Vaction\nValloc\nsVaddr\nI1024\ns", "`size` is missing");
     check("Vaction\nValloc\nsVsize\nI1024\ns", "`addr` is missing");
     check(
+        "Vaction\nVoom\nsVsize\nI1024\ns",
+        "`device_free` is missing",
+    );
+    check(
         "Vaddr\nI1024\ns",
         "the entry is not a dict with an `action`",
     );

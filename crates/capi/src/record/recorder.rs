@@ -29,10 +29,10 @@ const FLUSH_EVERY: Duration = Duration::from_millis(50);
 const ENTRIES_PER_LOOK: u32 = 1024;
 /// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A process that ends looks so often whether its recording goes on, and so many times, as long as that patience.
+/// Who ends a recording looks so often whether it goes on, and so many times, as long as that patience.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOKS: u32 = 20;
-/// A signal's handler that ends the process does not return to what it interrupted.
+/// What is said where an entry never comes.
 const INTERRUPTED: &str = "the process ended while one of its threads told of a request";
 /// So many times, a millisecond apart, it is asked at a recording's end which pools are regions'.
 const REGION_ATTEMPTS: u32 = 100;
@@ -189,11 +189,25 @@ impl Recorder {
     ///
     /// If it could not be written to, now or before.
     pub(crate) fn end(&self) -> Result<(), Error> {
+        self.complete(|| false)
+    }
+
+    /// As [`Recorder::end`], when the process ends: a signal's handler that ends it does not return to what it
+    /// interrupted, which may be a thread that was about to put an entry in.
+    fn end_with_process(&self) -> Result<(), Error> {
+        let mut awaited = None;
+        self.complete(|| {
+            let before = mem::replace(&mut awaited, self.ring.awaited());
+            awaited.is_some() && awaited == before
+        })
+    }
+
+    /// Completes the file; asks now and then whether what it waits for never comes.
+    fn complete(&self, mut never_comes: impl FnMut() -> bool) -> Result<(), Error> {
         self.announce(Announcement::End);
         self.wake();
         let mut outcome = lock(&self.outcome);
         let mut looks = 0;
-        let mut awaited = None;
         while looks < LOOKS {
             let waited = self
                 .has_ended
@@ -202,8 +216,7 @@ impl Recorder {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            let before = mem::replace(&mut awaited, self.ring.awaited());
-            if awaited.is_some() && awaited == before {
+            if never_comes() {
                 drop(outcome);
                 return self.settle(Err(self.failure(INTERRUPTED)));
             }
@@ -520,7 +533,7 @@ fn end_at_exit(recorder: &Arc<Recorder>) {
         let last = lock(&LAST).upgrade();
         if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
             // What went wrong was told, and there is nobody left to tell it to.
-            let _ = recorder.end();
+            let _ = recorder.end_with_process();
         }
     }
     *lock(&LAST) = Arc::downgrade(recorder);
@@ -577,7 +590,7 @@ mod tests {
         let entries = (0..1_usize).map(|_| -> Entry { panic!("the process ends here") });
         let interrupted = catch_unwind(AssertUnwindSafe(|| recorder.put(entries)));
         assert!(interrupted.is_err());
-        let error = recorder.end().unwrap_err();
+        let error = recorder.end_with_process().unwrap_err();
         assert!(error.text.contains(INTERRUPTED), "{}", error.text);
         let read = lowtide_trace::read(&path).unwrap();
         assert!(read.is_cut_off);

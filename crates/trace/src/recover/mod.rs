@@ -18,7 +18,8 @@
 //! - With every `segment_*` left out, the segments at the end are taken to have been there all the
 //!   time. A block that was there before the first event and lies in no segment gets one of its own.
 //! - Without any `alloc`, blocks may be freed in memory that only came before.
-//! - With no segments at the end, every block that is not freed is taken to be alive then.
+//! - With no segments at the end, every block that is not freed is taken to be alive then, and one that overlaps it for
+//!   a contradiction.
 //! - What a kind of event that is missing would have told is no sign of other threads.
 
 mod forward;

@@ -51,10 +51,13 @@ struct Blocks(BTreeMap<u64, Bytes>);
 impl Blocks {
     /// Adds a block, or returns one that it overlaps. One of no bytes overlaps none.
     fn insert(&mut self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, Bytes)> {
+        if size.is_zero() {
+            return None;
+        }
         let below = self.0.range(..(address + size).get()).next_back();
         let below = below.map(|(&start, &size)| (DeviceAddress(start), size));
         let other = below.filter(|&(start, size)| start + size > address);
-        if other.is_none() && !size.is_zero() {
+        if other.is_none() {
             self.0.insert(address.get(), size);
         }
         other

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_core::{
-    BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
+    Action, BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
 };
 
 use super::pauses::{self, Pause, Place};
@@ -237,11 +237,14 @@ impl Reader {
                     _ => {
                         let what = match self.get(entry, "action") {
                             Value::None => "the entry is not a dict with an `action`",
-                            known if action(known).is_some() => "`addr` is missing",
-                            _ => {
-                                parts.skipped_events += 1;
-                                continue;
-                            }
+                            known => match action(known) {
+                                Some(Action::OutOfMemory) => "`device_free` is missing",
+                                Some(_) => "`addr` is missing",
+                                None => {
+                                    parts.skipped_events += 1;
+                                    continue;
+                                }
+                            },
                         };
                         return Err(TraceError::malformed(what).at_event(device, index));
                     }
