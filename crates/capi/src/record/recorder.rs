@@ -29,9 +29,8 @@ const FLUSH_EVERY: Duration = Duration::from_millis(50);
 const ENTRIES_PER_LOOK: u32 = 1024;
 /// How long who allocates, and a process that ends, waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Who ends a recording looks so often whether it goes on, and so many times, as long as that patience.
+/// How often who ends a recording looks whether it goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-const LOOKS: u32 = 20;
 /// What is said where an entry never comes.
 const INTERRUPTED: &str = "the process ended while one of its threads told of a request";
 /// So many times, a millisecond apart, it is asked at a recording's end which pools are regions'.
@@ -207,8 +206,8 @@ impl Recorder {
         self.announce(Announcement::End);
         self.wake();
         let mut outcome = lock(&self.outcome);
-        let mut looks = 0;
-        while looks < LOOKS {
+        let mut waits_since = Instant::now();
+        while waits_since.elapsed() < PATIENCE {
             let waited = self
                 .has_ended
                 .wait_timeout_while(outcome, LOOK_EVERY, |outcome| outcome.is_none());
@@ -220,7 +219,9 @@ impl Recorder {
                 drop(outcome);
                 return self.settle(Err(self.failure(INTERRUPTED)));
             }
-            looks = if self.ring.is_delayed() { 0 } else { looks + 1 };
+            if self.ring.is_delayed() {
+                waits_since = Instant::now();
+            }
         }
         drop(outcome);
         self.give_up()

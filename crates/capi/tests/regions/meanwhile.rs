@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{RwLock, TryLockError};
+use std::thread::ScopedJoinHandle;
 use std::{env, ptr, thread};
 
 use lowtide::*;
@@ -206,6 +207,15 @@ fn pause_and_resume(shared: &Shared) {
     shared.is_over.store(true, Ordering::Relaxed);
 }
 
+/// Returns whether a thread asks again and again whether events have passed, rather than coming to an end. There were
+/// `asked` such questions before.
+fn goes_on_asking(fake: &Fake, asked: u64, asking: &ScopedJoinHandle<'_, Status>) -> bool {
+    while fake.calls("cuEventQuery") < asked + 10 && !asking.is_finished() {
+        thread::yield_now();
+    }
+    !asking.is_finished()
+}
+
 /// What was freed while another device's stream uses it stays until that is done: the pause waits for it, with the
 /// program's requests served.
 #[test]
@@ -225,10 +235,7 @@ fn a_pause_waits_for_streams_of_other_devices() {
         thread::scope(|scope| {
             let asked = fake.calls("cuEventQuery");
             let pausing = scope.spawn(|| pause("kv"));
-            while fake.calls("cuEventQuery") < asked + 10 && !pausing.is_finished() {
-                thread::yield_now();
-            }
-            assert!(!pausing.is_finished(), "the stream uses it");
+            assert!(goes_on_asking(fake, asked, &pausing), "the stream uses it");
             let other = allocate(MIB, 0).unwrap();
             assert_eq!(lowtide_deallocate(other), Status::Ok);
             fake.hold(stream, false);
@@ -257,10 +264,7 @@ fn a_resume_waits_for_no_stream() {
         thread::scope(|scope| {
             let asked = fake.calls("cuEventQuery");
             let resuming = scope.spawn(|| resume("kv"));
-            while fake.calls("cuEventQuery") < asked + 10 && !resuming.is_finished() {
-                thread::yield_now();
-            }
-            let has_waited = !resuming.is_finished();
+            let has_waited = goes_on_asking(fake, asked, &resuming);
             fake.hold(stream, false);
             assert_eq!(resuming.join().unwrap(), Status::Ok, "{}", last_error());
             assert!(!has_waited);

@@ -234,20 +234,12 @@ impl Reader {
                         events.push(number as usize, &mut self.budget)?
                     }
                     Some(Record::SkippedEvent) => parts.skipped_events += 1,
-                    _ => {
-                        let what = match self.get(entry, "action") {
-                            Value::None => "the entry is not a dict with an `action`",
-                            known => match action(known) {
-                                Some(Action::OutOfMemory) => "`device_free` is missing",
-                                Some(_) => "`addr` is missing",
-                                None => {
-                                    parts.skipped_events += 1;
-                                    continue;
-                                }
-                            },
-                        };
-                        return Err(TraceError::malformed(what).at_event(device, index));
-                    }
+                    _ => match lacks(self.get(entry, "action")) {
+                        None => parts.skipped_events += 1,
+                        Some(what) => {
+                            return Err(TraceError::malformed(what).at_event(device, index));
+                        }
+                    },
                 }
             }
             device_traces.push(DeviceTrace { device, events });
@@ -476,5 +468,16 @@ impl Runs {
                 taken
             }
         })
+    }
+}
+
+/// Returns what is wrong with an entry of this `action` that is no record of an event; `None` of an action that is none of
+/// the known ones, which newer versions may have.
+fn lacks(name: Value) -> Option<&'static str> {
+    match (name, action(name)) {
+        (Value::None, _) => Some("the entry is not a dict with an `action`"),
+        (_, Some(Action::OutOfMemory)) => Some("`device_free` is missing"),
+        (_, Some(_)) => Some("`addr` is missing"),
+        (_, None) => None,
     }
 }
