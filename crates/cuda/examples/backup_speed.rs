@@ -156,7 +156,8 @@ fn measure_case(
         }
         case.rest(&backups, driver, ranges[0].address)?;
         let start = Instant::now();
-        let mut backup = backups.save(ranges, case.kind)?;
+        let mut backup = backups.begin(ranges, case.kind)?;
+        while backups.save_next(&mut backup)? < ranges.len() {}
         let saved = start.elapsed();
         for range in ranges {
             driver.fill(range.address, range.size, 0xee, Stream::DEFAULT)?;

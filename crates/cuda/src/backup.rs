@@ -1,7 +1,7 @@
 //! [`CudaBackups`]: contents of a device's memory in the host's memory or in a file, at the link's speed.
 //!
 //! ```text
-//! save, restore
+//! begin, save_next, restore
 //! ├─ layout.rs         the ranges one behind the other: a backup is a row of bytes
 //! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
 //! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
@@ -42,7 +42,7 @@ use crate::context::PrimaryContext;
 use crate::device::Device;
 use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
-use keeper::{Keeper, Times};
+use keeper::{Keeper, Saving, Times};
 use layout::Layout;
 use link::{Link, Way};
 
@@ -67,6 +67,10 @@ pub struct CudaBackups {
 pub struct CudaBackup {
     layout: Layout,
     contents: Contents,
+    /// Up to where it is saved.
+    saved_bytes: usize,
+    /// While it is, in the host's memory.
+    saving: Option<Saving>,
 }
 
 #[derive(Debug)]
@@ -86,6 +90,9 @@ struct Sizes {
     /// What is page-locked at once, a multiple of `piece_bytes`: other threads may wait for the driver as
     /// long as that takes, some milliseconds.
     block_bytes: usize,
+    /// What is saved in the host's memory at once, or what of a range is more, a multiple of `block_bytes`: little
+    /// beside a large backup, most of which leaves the device meanwhile, and a thousand times what a step takes more.
+    step_bytes: usize,
     /// How many threads fill and empty slots.
     threads: usize,
 }
@@ -100,6 +107,7 @@ impl Default for Sizes {
             piece_bytes: 4 << 20,
             slots: 2 * threads,
             block_bytes: 16 << 20,
+            step_bytes: 1 << 30,
             threads,
         }
     }
@@ -146,6 +154,7 @@ impl CudaBackups {
         open_storage: OpenStorage,
     ) -> CudaBackups {
         assert!(sizes.block_bytes.is_multiple_of(sizes.piece_bytes));
+        assert!(sizes.step_bytes.is_multiple_of(sizes.block_bytes));
         CudaBackups {
             context,
             keeper: Keeper::new(times),
@@ -212,19 +221,29 @@ impl CudaBackups {
         copied.and(ended.map_err(BackupError::Driver))
     }
 
-    fn save_to_host(&mut self, layout: &Layout) -> Result<Arc<HostMemory>, BackupError> {
-        let needed_bytes = layout.bytes();
-        let memory = match self.keeper.take(needed_bytes) {
-            Some(memory) => memory,
-            None => Arc::new(self.with_room(|| {
-                let context = Arc::clone(&self.context);
-                HostMemory::map(context, needed_bytes, self.sizes.block_bytes)
-            })?),
-        };
+    /// Returns memory of the host for so many bytes.
+    fn host_memory(&self, needed_bytes: usize) -> Result<Arc<HostMemory>, BackupError> {
+        if let Some(memory) = self.keeper.take(needed_bytes) {
+            return Ok(memory);
+        }
+        let memory = self.with_room(|| {
+            let context = Arc::clone(&self.context);
+            HostMemory::map(context, needed_bytes, self.sizes.block_bytes)
+        });
+        memory.map(Arc::new)
+    }
+
+    /// Saves what lies within a step of a backup: no unit of memory or of the ring is in two of them.
+    fn save_to_host(
+        &mut self,
+        layout: &Layout,
+        memory: &HostMemory,
+        step: &Range<usize>,
+    ) -> Result<(), BackupError> {
         self.with_link(|link, sizes| {
-            let parts = Parts::of(layout, &memory, sizes);
+            let parts = Parts::of(layout, step, memory, sizes);
             for span in parts.direct {
-                link.begin_direct(Way::ToHost, layout, span, &memory)?;
+                link.begin_direct(Way::ToHost, layout, span, memory)?;
             }
             pipeline::load(link, sizes, layout, &parts.staged, |span, content| {
                 memory.populate(span.clone());
@@ -232,9 +251,7 @@ impl CudaBackups {
                 unsafe { memory.write(span.start, content) };
                 Ok(())
             })
-        })?;
-        self.keeper.lock_beside(&memory, needed_bytes);
-        Ok(memory)
+        })
     }
 
     /// Returns what `make` makes in the host's memory; where that has too little, what waits for other backups goes
@@ -255,7 +272,7 @@ impl CudaBackups {
         memory: &HostMemory,
     ) -> Result<(), BackupError> {
         self.with_link(|link, sizes| {
-            let parts = Parts::of(layout, memory, sizes);
+            let parts = Parts::of(layout, &(0..layout.bytes()), memory, sizes);
             for span in parts.direct {
                 link.begin_direct(Way::ToDevice, layout, span, memory)?;
             }
@@ -267,18 +284,14 @@ impl CudaBackups {
         })
     }
 
-    fn save_to_disk(&mut self, layout: &Layout) -> Result<FileBackup, BackupError> {
-        let piece_bytes = self.sizes.piece_bytes;
-        let open = self.open_storage;
-        let file = FileBackup::create(&self.directory, layout.bytes(), piece_bytes, open)?;
-        let pieces = pieces(layout, &file, piece_bytes);
+    fn save_to_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
+        let pieces = pieces(layout, file, self.sizes.piece_bytes);
         self.with_link(|link, sizes| {
             pipeline::load(link, sizes, layout, &pieces, |piece, content| {
                 file.write(piece, content)
             })
         })?;
-        file.finish()?;
-        Ok(file)
+        file.finish()
     }
 
     fn restore_from_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
@@ -296,26 +309,61 @@ impl CudaBackups {
 impl Backups for CudaBackups {
     type Backup = CudaBackup;
 
-    fn save(
+    fn begin(
         &mut self,
         ranges: &[MemoryRange],
         kind: BackupKind,
     ) -> Result<CudaBackup, BackupError> {
         let layout = Layout::new(ranges);
+        let saving = (kind == BackupKind::Host).then(|| self.keeper.begin_saving());
         let contents = match kind {
-            BackupKind::Host => {
-                let _saving = self.keeper.begin_saving();
-                Contents::Host(self.save_to_host(&layout)?)
-            }
-            BackupKind::Disk => {
-                let mut file = self.save_to_disk(&layout)?;
-                if self.shows_files {
-                    file.show(ranges.iter().map(|range| range.address));
+            BackupKind::Host => Contents::Host(self.host_memory(layout.bytes())?),
+            BackupKind::Disk => Contents::Disk(FileBackup::create(
+                &self.directory,
+                layout.bytes(),
+                self.sizes.piece_bytes,
+                self.open_storage,
+            )?),
+        };
+        Ok(CudaBackup {
+            layout,
+            contents,
+            saved_bytes: 0,
+            saving,
+        })
+    }
+
+    fn save_next(&mut self, backup: &mut CudaBackup) -> Result<usize, BackupError> {
+        // Not after an error: the next backup begins anew.
+        let saving = backup.saving.take();
+        let layout = &backup.layout;
+        let step = match &mut backup.contents {
+            Contents::Host(memory) => {
+                let Sizes {
+                    step_bytes,
+                    block_bytes,
+                    ..
+                } = self.sizes;
+                let step = layout.step(backup.saved_bytes, step_bytes, block_bytes);
+                self.save_to_host(layout, memory, &step)?;
+                if step.end == layout.bytes() {
+                    self.keeper.lock_beside(memory, step.end);
+                } else {
+                    backup.saving = saving;
                 }
-                Contents::Disk(file)
+                step
+            }
+            // What leaves the device later than it could is nothing beside a disk's time.
+            Contents::Disk(file) => {
+                self.save_to_disk(layout, file)?;
+                if self.shows_files {
+                    file.show(layout.addresses());
+                }
+                0..layout.bytes()
             }
         };
-        Ok(CudaBackup { layout, contents })
+        backup.saved_bytes = step.end;
+        Ok(layout.ranges_within(step.end))
     }
 
     fn restore(
@@ -350,7 +398,7 @@ impl Backups for CudaBackups {
 
     fn bytes(backup: &CudaBackup) -> (Bytes, Bytes) {
         match &backup.contents {
-            Contents::Host(_) => (Bytes(backup.layout.bytes() as u64), Bytes::ZERO),
+            Contents::Host(_) => (Bytes(backup.saved_bytes as u64), Bytes::ZERO),
             Contents::Disk(file) => (Bytes::ZERO, Bytes(file.bytes() as u64)),
         }
     }
@@ -378,14 +426,16 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(layout: &Layout, memory: &HostMemory, sizes: &Sizes) -> Parts {
+    /// Returns the spans that begin within a part of the backup.
+    fn of(layout: &Layout, within: &Range<usize>, memory: &HostMemory, sizes: &Sizes) -> Parts {
         // Once for both: blocks are page-locked meanwhile.
         let locked = memory.locked_blocks();
         let is_direct = |span: &Range<usize>| locked[span.start / memory.block_bytes()];
+        let is_within = |span: &Range<usize>| within.contains(&span.start);
         let mut direct = layout.spans(memory.block_bytes());
-        direct.retain(is_direct);
+        direct.retain(|span| is_within(span) && is_direct(span));
         let mut staged = layout.spans(sizes.piece_bytes);
-        staged.retain(|span| !is_direct(span));
+        staged.retain(|span| is_within(span) && !is_direct(span));
         Parts { direct, staged }
     }
 }

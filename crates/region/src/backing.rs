@@ -160,6 +160,14 @@ impl Backing {
         outcome
     }
 
+    /// Gives back the pieces that end at `end` or below. What the driver refuses stays.
+    pub(crate) fn reduce_from(&mut self, device: &impl Device, end: DeviceAddress) {
+        let pieces = self.pieces.iter();
+        let kept = pieces.filter(|(address, piece)| **address + piece.size > end);
+        let kept = kept.map(|(&address, _)| address).collect();
+        let _ = self.reduce_to(device, &kept);
+    }
+
     /// Gives back the pieces in which nothing is in use, once the work is done that may use them. What the
     /// driver refuses stays, and goes the next time.
     pub(crate) fn sweep(&mut self, device: &impl Device, is_used: impl Fn(MemoryRange) -> bool) {

@@ -8,26 +8,37 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 
 /// What keeps the contents of one device's memory while that memory is away.
 ///
-/// Each call is all or nothing: after an error of [`save`](Backups::save) nothing is held, after one of
-/// [`restore`](Backups::restore) the backup is as whole as before and the call may be made again. So it is after a
-/// panic of either, which the region takes for an error. A panic or the end of the process leaves no file behind.
+/// A backup is [begun](Backups::begin), and then saved step by step: what lies in ranges that are saved may leave the
+/// device before the others are. After an error of a step, what was saved by then still is; after one of
+/// [`restore`](Backups::restore) the backup is as whole as before, and the call may be made again. So it is after a
+/// panic, which the region takes for an error. A panic or the end of the process leaves no file behind.
 pub trait Backups {
     /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
     type Backup;
 
-    /// Copies the ranges away and returns when that is done.
+    /// Returns a backup that is to hold some ranges, none of which is saved yet.
     ///
-    /// The ranges are mapped, do not overlap, and no work that writes to them is under way; memory between
-    /// them is not touched. The time taken is that of the bytes: a range costs a few microseconds more.
+    /// The ranges are by rising addresses, none overlap, and none is empty.
     ///
     /// # Errors
     ///
-    /// [`BackupError`] where the copy or what keeps it fails; the ranges' contents are untouched then.
-    fn save(
+    /// [`BackupError`] where there is no room for them.
+    fn begin(
         &mut self,
         ranges: &[MemoryRange],
         kind: BackupKind,
     ) -> Result<Self::Backup, BackupError>;
+
+    /// Copies the next of a backup's ranges away, and returns how many of them are saved by now once that is done: each
+    /// step saves more, until all of them are.
+    ///
+    /// Those that are not saved are mapped, and no work that writes to them is under way; memory between them is not
+    /// touched. The time taken is that of the bytes: a range costs a few microseconds more, a step some ten.
+    ///
+    /// # Errors
+    ///
+    /// [`BackupError`] where the copy or what keeps it fails; the ranges' contents are untouched then.
+    fn save_next(&mut self, backup: &mut Self::Backup) -> Result<usize, BackupError>;
 
     /// Copies the ranges back to where they came from, and returns when that is done. The backup stays whole.
     ///

@@ -36,13 +36,14 @@ pub enum RegionError {
         /// What the driver said.
         error: DriverError,
     },
-    /// The region was not paused, and some of its memory could not be mapped again: it is paused, with its
-    /// contents kept. Resuming it brings the rest back, pausing it gives the rest away.
+    /// The region was not paused, and what had left it by then could not be put back: it is paused, with its contents
+    /// kept. Resuming it brings the rest back; pausing it gives the rest away, after it was resumed where not all of it
+    /// was saved.
     NotPutBack {
         /// Why it was not paused.
-        error: DriverError,
-        /// Why it could not be mapped again.
-        mapping: DriverError,
+        error: Box<RegionError>,
+        /// Why it could not be put back.
+        putting_back: Box<RegionError>,
     },
     /// The region is mapped with its contents, but the allocator that the blocks are in could not be told so
     /// and still refuses requests: it is told with the next resume.
@@ -64,6 +65,14 @@ impl RegionError {
                 | RegionError::Driver(DriverError::OutOfMemory)
                 | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory))
         )
+    }
+
+    /// Returns the error of a region that was not paused, and could not be put back.
+    pub(crate) fn not_put_back(error: RegionError, putting_back: RegionError) -> RegionError {
+        RegionError::NotPutBack {
+            error: Box::new(error),
+            putting_back: Box::new(putting_back),
+        }
     }
 
     /// Returns whether the call that failed left the region paused that was to be paused.
@@ -97,10 +106,13 @@ impl fmt::Display for RegionError {
                 f,
                 "it is paused, but the driver did not take {size} back ({error}): pause it again"
             ),
-            RegionError::NotPutBack { error, mapping } => write!(
+            RegionError::NotPutBack {
+                error,
+                putting_back,
+            } => write!(
                 f,
-                "pausing failed ({error}), and so did mapping its memory again ({mapping}): its contents \
-                 are kept, resume it"
+                "pausing failed ({error}), and so did putting its memory back ({putting_back}): its \
+                 contents are kept, resume it"
             ),
             RegionError::NotTold { error } => write!(
                 f,
@@ -118,7 +130,7 @@ impl Error for RegionError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             RegionError::Driver(error) | RegionError::StillHeld { error, .. } => Some(error),
-            RegionError::NotPutBack { mapping, .. } => Some(mapping),
+            RegionError::NotPutBack { putting_back, .. } => Some(putting_back),
             RegionError::Backup(error) => Some(error),
             RegionError::Pools(error) | RegionError::NotTold { error } => Some(&**error),
             RegionError::NoRoom { .. } | RegionError::Stopped => None,

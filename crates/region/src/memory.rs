@@ -13,26 +13,30 @@
 //!
 //! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
 //! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
-//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away. One leaves
-//! *mapped* behind with pools that refuse requests: [`RegionError::NotTold`]. ² Resuming again tells them.
+//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away, or, if not all of
+//! what it holds is saved, resumes the region first. One leaves *mapped* behind with pools that refuse requests:
+//! [`RegionError::NotTold`]. ² Resuming again tells them.
 //!
 //! The pieces are taken out of the books while driver calls and copies are made for all of them, so that the
 //! lock of the books is held for moments only: a thread that frees a block never waits for a copy.
 
 use std::fmt;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, SegmentSource, Stream};
 
 use crate::backing::Backing;
-use crate::backup::{BackupError, BackupKind, Backups, MemoryRange};
+use crate::backup::{BackupKind, Backups, MemoryRange};
 use crate::device::{Device, Pools};
 use crate::error::RegionError;
 use crate::figures::{Copied, RegionFigures};
 use crate::reservation::Reservation;
+use saved::Saved;
+
+mod leaving;
+mod saved;
 
 /// New memory comes in pieces of at least this part of what the region has, so that many small segments are
 /// few pieces, but takes no more ahead of segments to come than this part of what the device has left.
@@ -88,20 +92,6 @@ struct Books<K> {
     figures: RegionFigures,
 }
 
-/// Contents that are kept.
-#[derive(Debug)]
-struct Saved<K> {
-    backup: K,
-    /// What was saved, by rising addresses.
-    ranges: Vec<MemoryRange>,
-    /// How long that took.
-    time: Duration,
-    /// Whether someone was given the address of the copy, and may read it.
-    is_shown: bool,
-    /// Whether it is of no use any more, and waits for someone who has the backups.
-    is_over: bool,
-}
-
 impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Returns a memory that has nothing yet. `kind` says what becomes of contents while it is paused: they
     /// are lost where it is `None`.
@@ -144,50 +134,6 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         self.take_away(pools, backups, None)
     }
 
-    fn take_away(
-        &self,
-        pools: &mut impl Pools,
-        backups: &mut B,
-        kind: Option<BackupKind>,
-    ) -> Result<(), RegionError> {
-        let start = Instant::now();
-        let _operation = self.operation.lock()?;
-        if self.state()? != RegionState::Mapped {
-            return self.give_rest_away();
-        }
-        self.books()?.refuses = true;
-        // Before the books say so: what asks for a segment after that is told of no reason.
-        let told = pools.set_paused(true).map_err(RegionError::from);
-        self.books()?.state = RegionState::Pausing;
-        let (saved, outcome) = match told.and_then(|()| self.save(pools, backups, kind)) {
-            Ok(saved) => {
-                pools.tell(true);
-                let unmapped = self.unmap();
-                if unmapped.as_ref().is_err_and(|error| !error.is_paused()) {
-                    pools.tell(false);
-                }
-                (saved, unmapped)
-            }
-            Err(error) => (None, Err(error)),
-        };
-        let mut books = self.books()?;
-        if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
-            let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
-            books.state = RegionState::Paused;
-            books.saved = saved;
-            books.figures.count_pause(copied, start.elapsed());
-            return outcome;
-        }
-        books.state = RegionState::Mapped;
-        books.tidy(&self.device);
-        drop(books);
-        if let Some(saved) = saved {
-            backups.discard(saved.backup);
-        }
-        // Why it was not paused says more than why nothing can be allocated.
-        outcome.and(self.admit(pools))
-    }
-
     /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
     /// the region is mapped, but for telling pools that could not be told. Waits for no work of the device.
     ///
@@ -195,13 +141,17 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     ///
     /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
     pub fn resume(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
-        let start = Instant::now();
         let _operation = self.operation.lock()?;
-        let mut books = self.books()?;
-        if books.state == RegionState::Mapped {
-            drop(books);
+        if self.state()? == RegionState::Mapped {
             return self.admit(pools);
         }
+        self.come_back(pools, backups)
+    }
+
+    /// Resumes a region that is paused.
+    fn come_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+        let start = Instant::now();
+        let mut books = self.books()?;
         books.state = RegionState::Resuming;
         drop(books);
         let restored = self.bring_back(pools, backups);
@@ -218,7 +168,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         books.tidy(&self.device);
         books.figures.count_resume(copied, start.elapsed());
         let is_empty = books.has_no_segments();
-        let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
+        let is_over =
+            |saved: &mut Saved<_>| is_empty || saved.is_partial || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
         let retained = books.saved.as_ref().map(|saved| saved.ranges.clone());
         drop(books);
@@ -361,70 +312,6 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         Ok(())
     }
 
-    /// Waits for those who may use the memory, and saves what it holds.
-    fn save(
-        &self,
-        pools: &mut impl Pools,
-        backups: &mut B,
-        kind: Option<BackupKind>,
-    ) -> Result<Option<Saved<B::Backup>>, RegionError> {
-        let is_empty = self.books()?.reservations.is_empty();
-        if !is_empty {
-            self.device.synchronize()?;
-            pools.wait_for_pending()?;
-        }
-        let ranges = pools.settle()?;
-        // Its memory is the next one's.
-        let retained = self.books()?.saved.take();
-        if let Some(retained) = retained {
-            pools.watch(&retained.ranges, false);
-            backups.discard(retained.backup);
-        }
-        let Some(kind) = kind.filter(|_| !ranges.is_empty()) else {
-            return Ok(None);
-        };
-        let start = Instant::now();
-        let backup = caught(|| backups.save(&ranges, kind))?;
-        Ok(Some(Saved {
-            backup,
-            ranges,
-            time: start.elapsed(),
-            is_shown: false,
-            is_over: false,
-        }))
-    }
-
-    /// Unmaps everything and gives it back.
-    fn unmap(&self) -> Result<(), RegionError> {
-        let mut backings = self.take_backings()?;
-        let mut unmapped = backings.iter_mut();
-        let unmapped = unmapped.try_for_each(|backing| {
-            backing.forget_streams();
-            backing.unmap_all(&self.device)
-        });
-        let outcome = match unmapped {
-            // The handles are still held, and what was in them is.
-            Err(error) => match backings
-                .iter_mut()
-                .try_for_each(|backing| backing.bring_all(&self.device))
-            {
-                Ok(()) => Err(RegionError::Driver(error)),
-                Err(mapping) => Err(RegionError::NotPutBack { error, mapping }),
-            },
-            Ok(()) => give_all_back(&mut backings, &self.device),
-        };
-        self.put_backings(backings)?;
-        outcome
-    }
-
-    /// Gives away what an earlier pause left on the device.
-    fn give_rest_away(&self) -> Result<(), RegionError> {
-        let mut backings = self.take_backings()?;
-        let outcome = give_all_back(&mut backings, &self.device);
-        self.put_backings(backings)?;
-        outcome
-    }
-
     /// Makes memory for every segment and restores what it held. Returns what that was.
     fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Copied, RegionError> {
         let mut held = pools.settle()?;
@@ -450,14 +337,10 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if outcome.is_ok()
             && let Some(saved) = &mut saved
         {
-            let ranges = saved.of_blocks(&held);
-            let start = Instant::now();
-            outcome =
-                caught(|| backups.restore(&mut saved.backup, &ranges)).map_err(RegionError::from);
-            restored = Copied {
-                bytes: ranges.iter().map(|range| range.size).sum(),
-                time: start.elapsed(),
-            };
+            let copied = saved.restore(&held, backups);
+            outcome = copied
+                .map(|copied| restored = copied)
+                .map_err(RegionError::from);
         }
         if outcome.is_err() {
             // What was there before may be all that is left of contents that were never saved.
@@ -648,38 +531,6 @@ impl<K> Books<K> {
     }
 }
 
-impl<K> Saved<K> {
-    fn copied(&self) -> Copied {
-        Copied {
-            bytes: self.ranges.iter().map(|range| range.size).sum(),
-            time: self.time,
-        }
-    }
-
-    /// Returns the saved range that a block lies in.
-    fn around(&self, block: MemoryRange) -> Option<MemoryRange> {
-        let after = self
-            .ranges
-            .partition_point(|range| range.address <= block.address);
-        let range = self.ranges.get(after.checked_sub(1)?)?;
-        range.contains(block).then_some(block)
-    }
-
-    /// Returns the block, if it is one that was saved: it begins where that did, and is as long but for what
-    /// rounding added.
-    fn exactly(&self, block: MemoryRange) -> Option<MemoryRange> {
-        let find = |range: &MemoryRange| range.address.cmp(&block.address);
-        let range = self.ranges[self.ranges.binary_search_by(find).ok()?];
-        (range.size == block.size).then_some(range)
-    }
-
-    /// Returns what was saved of those blocks that the program still holds.
-    fn of_blocks(&self, held: &[MemoryRange]) -> Vec<MemoryRange> {
-        let held = held.iter();
-        held.filter_map(|&block| self.around(block)).collect()
-    }
-}
-
 /// Returns how much memory to take at once for a segment of `size` bytes: `wanted`, or less where the device
 /// has little left; fails where it has too little for the segment besides its margin. No call to the driver
 /// where it has no margin and no more is wanted than the segment takes.
@@ -705,26 +556,4 @@ fn supply_all(
 ) -> Result<(), RegionError> {
     let mut all = backings.iter_mut().zip(needed);
     Ok(all.try_for_each(|(backing, needed)| backing.supply(device, needed))?)
-}
-
-/// Returns what a copy says, and an error where it panics: the region is then as before it, where it would have
-/// stayed on its way for good.
-fn caught<T>(copy: impl FnOnce() -> Result<T, BackupError>) -> Result<T, BackupError> {
-    // What a panic leaves half done is behind `Backups`, which is to be as after an error.
-    catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|panic| {
-        let owned = panic.downcast_ref::<String>().cloned();
-        let text = || panic.downcast_ref::<&str>().map(ToString::to_string);
-        let message = owned.or_else(text).unwrap_or_default();
-        Err(BackupError::Panicked { message })
-    })
-}
-
-/// Gives everything back, or as much as the driver takes.
-fn give_all_back(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
-    let mut outcome = Ok(());
-    for backing in backings.iter_mut() {
-        outcome = outcome.and(backing.reduce_to(device, &Default::default()));
-    }
-    let size = backings.iter().map(Backing::bytes).sum();
-    outcome.map_err(|error| RegionError::StillHeld { size, error })
 }

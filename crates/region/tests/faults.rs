@@ -104,6 +104,7 @@ fn for_each_call(mut test: impl FnMut(u64) -> bool) -> u64 {
 fn a_call_that_fails_while_pausing_loses_nothing() {
     for kind in KINDS {
         for error in [failed(), DriverError::OutOfMemory] {
+            let mut failures = 0;
             let count = for_each_call(|nth| {
                 let mut world = World::new(kind);
                 let before = (world.driver.failures(), world.mapped());
@@ -113,7 +114,13 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 let paused = world.pause();
                 world.driver.set_faults(FaultPlan::none());
                 let has_failed = world.driver.failures() > before.0;
-                assert_eq!(paused.is_err(), has_failed, "{nth}: {paused:?}");
+                // What the driver refuses while the rest is saved is offered again.
+                let is_tolerated = kind.is_some() && has_failed;
+                assert!(
+                    paused.is_err() == has_failed || is_tolerated,
+                    "{nth}: {paused:?}"
+                );
+                failures += u32::from(paused.is_err());
                 match &paused {
                     Err(RegionError::StillHeld { size, .. }) => {
                         assert_eq!(
@@ -154,6 +161,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
             });
             // The wait; an unmap for each of the runs; a release for each piece.
             assert!(count >= 8, "{count} calls failed");
+            assert!(failures >= 3, "{failures} of {count} pauses failed");
         }
     }
 }
@@ -192,19 +200,21 @@ fn a_call_that_fails_while_resuming_loses_nothing() {
     }
 }
 
+/// How many calls a pause makes to the backups of the world: to begin, and two of its eight blocks at a time.
+const BACKUP_CALLS: u64 = 1 + 4;
+
 #[test]
 fn a_backup_that_fails_loses_nothing() {
     for kind in [BackupKind::Host, BackupKind::Disk] {
-        for panics in [false, true] {
+        for (panics, nth) in (0..BACKUP_CALLS).flat_map(|nth| [(false, nth), (true, nth)]) {
             let mut world = World::new(Some(kind));
             let mapped = world.mapped();
             world.backups.panics = panics;
-            world.backups.fails_in = Some(0);
+            world.backups.fails_in = Some(nth);
             assert!(matches!(world.pause(), Err(RegionError::Backup(_))));
-            assert_eq!(
-                (world.state(), world.mapped()),
-                (RegionState::Mapped, mapped)
-            );
+            assert_eq!(world.state(), RegionState::Mapped);
+            // Room for segments to come does not come back, where it had left.
+            assert!(world.mapped() <= mapped && (nth > 2 || world.mapped() == mapped));
             world.check_contents(false);
             world.pause().expect("nothing fails any more");
             world.backups.fails_in = Some(0);
@@ -220,15 +230,112 @@ fn a_backup_that_fails_loses_nothing() {
     }
 }
 
+#[test]
+fn what_is_saved_leaves_before_the_rest_is() {
+    let mut world = World::new(Some(BackupKind::Host));
+    world.pause().expect("nothing fails");
+    let in_use = &world.backups.in_use;
+    assert_eq!(in_use.len() as u64, BACKUP_CALLS - 1);
+    assert!(
+        in_use.windows(2).all(|pair| pair[1] < pair[0]),
+        "{in_use:?}"
+    );
+    world.resume().expect("nothing fails");
+    world.check_contents(false);
+    world.end();
+}
+
+/// Two failures: a step of the backup, and any call of the driver before or after.
+#[test]
+fn a_backup_and_a_call_that_fail_lose_nothing() {
+    for (nth_step, way_out) in (0..BACKUP_CALLS).flat_map(|nth| {
+        [
+            (nth, World::resume as fn(&mut World) -> _),
+            (nth, World::pause),
+        ]
+    }) {
+        let mut kept_away = 0;
+        let count = for_each_call(|nth| {
+            let mut world = World::new(Some(BackupKind::Host));
+            let failures = world.driver.failures();
+            world.backups.fails_in = Some(nth_step);
+            world
+                .driver
+                .set_faults(FaultPlan::nth_of_any(nth, failed()));
+            let error = world.pause().expect_err("the backup fails");
+            world.driver.set_faults(FaultPlan::none());
+            world.backups.fails_in = None;
+            let is_away = world.state() == RegionState::Paused;
+            assert_eq!(is_away, error.is_paused(), "{error}");
+            kept_away += u32::from(is_away);
+            let has_failed = world.driver.failures() > failures;
+            way_out(&mut world).expect("nothing fails any more");
+            world.resume().expect("nothing fails any more");
+            world.check_contents(true);
+            world.end();
+            has_failed
+        });
+        // A create, a map and an access to put back what has left.
+        assert!(
+            nth_step < 2 || kept_away >= 3,
+            "{nth_step}: {kept_away} of {count}"
+        );
+    }
+}
+
+/// Two failures: a step of the backup, and then the copy that would bring back what had left by then.
+#[test]
+fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
+    for kind in [BackupKind::Host, BackupKind::Disk] {
+        let mut count = 0;
+        for nth in 0..BACKUP_CALLS {
+            for way_out in [World::resume, World::pause] {
+                let mut world = World::new(Some(kind));
+                world.backups.fails_in = Some(nth);
+                world.backups.more_failures = 1;
+                let paused = world.pause();
+                if matches!(paused, Err(RegionError::NotPutBack { .. })) {
+                    assert_eq!(world.state(), RegionState::Paused);
+                    count += 1;
+                } else {
+                    assert!(matches!(paused, Err(RegionError::Backup(_))), "{paused:?}");
+                    assert_eq!(world.state(), RegionState::Mapped);
+                    world.backups.fails_in = None;
+                }
+                world.backups.more_failures = 0;
+                way_out(&mut world).expect("nothing fails any more");
+                world.resume().expect("nothing fails any more");
+                world.check_contents(true);
+                world.end();
+            }
+        }
+        assert!(count >= 4, "{count} pauses could not be undone");
+    }
+}
+
+impl World {
+    /// Returns a world whose pause failed twice: at an unmap, and then at the first call of another kind. Unmaps that
+    /// are refused while the rest is saved fail no pause.
+    fn not_put_back(kind: Option<BackupKind>, then: Call) -> World {
+        let mut worlds = (1..16).map(|nth| {
+            let world = World::new(kind);
+            world.driver.fail_unmap_then(nth, then);
+            world
+        });
+        let is_it =
+            |world: &mut World| matches!(world.pause(), Err(RegionError::NotPutBack { .. }));
+        let world = worlds.find_map(|mut world| is_it(&mut world).then_some(world));
+        world.expect("an unmap fails after everything is saved")
+    }
+}
+
 /// Two failures: an unmap, and then the mapping that would undo the unmaps before it.
 #[test]
 fn what_cannot_be_put_back_is_kept() {
     for kind in KINDS {
         for then in [Call::Map, Call::SetAccess] {
             for way_out in [World::resume, World::pause] {
-                let mut world = World::new(kind);
-                world.driver.fail_unmap_then(2, then);
-                assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+                let mut world = World::not_put_back(kind, then);
                 assert_eq!(world.state(), RegionState::Paused);
                 world.driver.set_faults(FaultPlan::none());
                 way_out(&mut world).expect("nothing fails any more");
@@ -245,9 +352,7 @@ fn what_cannot_be_put_back_is_kept() {
 fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
     for kind in KINDS {
         let count = for_each_call(|nth| {
-            let mut world = World::new(kind);
-            world.driver.fail_unmap_then(2, Call::Map);
-            assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+            let mut world = World::not_put_back(kind, Call::Map);
             let failures = world.driver.failures();
             world
                 .driver

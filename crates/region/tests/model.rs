@@ -37,7 +37,8 @@ enum Op {
     Fail(u64, Option<Call>, DriverError),
     /// Has some calls of the driver fail in the next step.
     FailAtRandom(u64),
-    FailBackup(u64),
+    /// Has a later call to the backups fail in the next step, and some after it.
+    FailBackup(u64, u64),
     /// Has a later call to the pools of regions fail in the next step.
     FailPools(u64),
     /// Whether backups in the host's memory stay after a resume from now on.
@@ -72,7 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::EmptyCache),
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
-        3 => (0..2_u64).prop_map(Op::FailBackup),
+        3 => (0..5_u64, 0..2_u64).prop_map(|(after, more)| Op::FailBackup(after, more)),
         3 => (0..3_u64).prop_map(Op::FailPools),
         3 => any::<bool>().prop_map(Op::Retain),
         2 => (0..3_usize).prop_map(Op::ReleaseRetained),
@@ -97,6 +98,8 @@ struct World {
     states: [RegionState; 3],
     /// Which regions may refuse requests while they are mapped, as a call to their pools failed.
     may_refuse: [bool; 3],
+    /// Which regions' last pause failed and left them paused: their copies may be of a part.
+    may_be_partial: [bool; 3],
     backups: TestBackups,
     held: Vec<Held>,
     last_value: u64,
@@ -119,6 +122,7 @@ impl World {
             allocator,
             states: [RegionState::Mapped; 3],
             may_refuse: [false; 3],
+            may_be_partial: [false; 3],
             held: Vec::new(),
             last_value: 0,
             is_failing: false,
@@ -155,8 +159,9 @@ impl World {
                 });
             }
             Op::FailAtRandom(seed) => self.fail(FaultPlan::random(*seed, 3, failed())),
-            Op::FailBackup(after) => {
+            Op::FailBackup(after, more) => {
                 self.backups.fails_in = Some(*after);
+                self.backups.more_failures = *more;
                 self.is_failing = true;
             }
             Op::FailPools(after) => {
@@ -190,6 +195,7 @@ impl World {
     fn fail_no_more(&mut self) {
         self.driver.set_faults(FaultPlan::none());
         self.backups.fails_in = None;
+        self.backups.more_failures = 0;
         for region in &self.regions {
             region.fails_in.set(None);
         }
@@ -252,15 +258,34 @@ impl World {
 
     fn pause(&mut self, number: usize) {
         let before = self.states[number];
+        // It is resumed first then.
+        let may_be_mapped = before == RegionState::Mapped || self.may_be_partial[number];
         let region = &self.regions[number];
         let paused = region.pause(&mut self.backups);
         let state = region.memory.state().expect("no call panics");
         match &paused {
-            Ok(()) => assert_eq!(state, RegionState::Paused),
+            Ok(()) => {
+                assert_eq!(state, RegionState::Paused);
+                self.may_be_partial[number] &= before == RegionState::Paused;
+            }
+            Err(RegionError::NoRoom { needed, free }) => {
+                assert!(self.may_be_partial[number]);
+                assert_eq!((before, state), (RegionState::Paused, before));
+                assert!(needed > free || self.is_failing, "{needed} {free}");
+            }
+            Err(RegionError::NotTold { .. }) => {
+                assert!(self.is_failing && self.may_be_partial[number]);
+                assert_eq!(state, RegionState::Mapped);
+                self.may_refuse[number] = true;
+            }
             Err(error) => {
                 assert!(self.is_failing, "{error}");
-                let is_away = before == RegionState::Paused || error.is_paused();
-                assert_eq!(state == RegionState::Paused, is_away, "{error}");
+                self.may_be_partial[number] |= matches!(error, RegionError::NotPutBack { .. });
+                let may_be_away = before == RegionState::Paused || error.is_paused();
+                match state {
+                    RegionState::Paused => assert!(may_be_away, "{error}"),
+                    _ => assert!(may_be_mapped && !error.is_paused(), "{error}"),
+                }
             }
         }
         if paused.is_ok() {
@@ -367,7 +392,8 @@ impl World {
         if before == RegionState::Paused {
             assert!(host.is_zero() || self.backups.retains);
             let has_held = self.held.iter().any(|held| held.region == number);
-            if has_held && is_of_host && self.backups.retains {
+            let is_whole = !self.may_be_partial[number];
+            if has_held && is_of_host && is_whole && self.backups.retains {
                 assert!(!host.is_zero());
                 for held in self.held.iter().filter(|held| held.region == number) {
                     let copy = region.memory.host_copy(held.range);

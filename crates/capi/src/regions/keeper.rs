@@ -161,12 +161,16 @@ impl Settings {
 impl Backups for Keeper {
     type Backup = CudaBackup;
 
-    fn save(
+    fn begin(
         &mut self,
         ranges: &[MemoryRange],
         kind: BackupKind,
     ) -> Result<CudaBackup, BackupError> {
-        self.engine()?.save(ranges, kind)
+        self.engine()?.begin(ranges, kind)
+    }
+
+    fn save_next(&mut self, backup: &mut CudaBackup) -> Result<usize, BackupError> {
+        self.engine()?.save_next(backup)
     }
 
     fn restore(

@@ -85,6 +85,24 @@ impl Layout {
         self.parts.last().map_or(0, Part::end)
     }
 
+    /// Returns where the ranges begin.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = DeviceAddress> {
+        self.parts.iter().map(|part| part.range.address)
+    }
+
+    /// Returns how many ranges lie within the first `bytes` of the backup.
+    pub(super) fn ranges_within(&self, bytes: usize) -> usize {
+        self.parts.partition_point(|part| part.end() <= bytes)
+    }
+
+    /// Returns the part of the backup from `start` in which at least `step_bytes` and one range more lie, if there are
+    /// as many; it ends at the end of a unit, or of the backup.
+    pub(super) fn step(&self, start: usize, step_bytes: usize, unit_bytes: usize) -> Range<usize> {
+        let next = self.parts.get(self.ranges_within(start));
+        let end = next.map_or(start, Part::end).max(start + step_bytes);
+        start..end.next_multiple_of(unit_bytes).min(self.bytes())
+    }
+
     /// Cuts the backup into units and returns, of each unit in which ranges lie, what lies between the
     /// first and the last byte of theirs.
     pub(super) fn spans(&self, unit_bytes: usize) -> Vec<Range<usize>> {
@@ -165,6 +183,23 @@ mod tests {
         assert_eq!(copies, [copy(0x2000, 0, 513), copy(0x9000, 1024, 1024)]);
         let copies: Vec<_> = layout.copies(4096..5024).collect();
         assert_eq!(copies, [copy(0x9c00, 4096, 928)]);
+    }
+
+    #[test]
+    fn each_step_has_a_range_more_and_ends_with_a_unit() {
+        let layout = Layout::new(&[
+            range(0x2000, 512),
+            range(0x9000, 5000),
+            range(0x20000, 2000),
+        ]);
+        assert_eq!(layout.bytes(), 7632);
+        assert_eq!(layout.step(0, 1024, 1024), 0..1024);
+        assert_eq!(layout.ranges_within(1024), 1);
+        // The second range ends at 5512.
+        assert_eq!(layout.step(1024, 1024, 1024), 1024..6144);
+        assert_eq!(layout.ranges_within(6144), 2);
+        assert_eq!(layout.step(6144, 1024, 1024), 6144..7632);
+        assert_eq!(layout.ranges_within(7632), 3);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod program;
 mod disk;
 mod failures;
 mod keeping;
+mod region;
 
 /// Where `control` looks for the program.
 mod common {
@@ -32,6 +33,7 @@ const SIZES: Sizes = Sizes {
     piece_bytes: 16 << 10,
     slots: 3,
     block_bytes: 64 << 10,
+    step_bytes: 128 << 10,
     threads: 2,
 };
 
@@ -95,7 +97,7 @@ impl World {
 
     fn save(&mut self, kind: BackupKind) -> Result<CudaBackup, BackupError> {
         let ranges = self.ranges.clone();
-        self.backups.save(&ranges, kind)
+        save(&mut self.backups, &ranges, kind)
     }
 
     fn restore(&mut self, backup: &mut CudaBackup) -> Result<(), BackupError> {
@@ -122,6 +124,22 @@ impl World {
             thread::yield_now();
         }
     }
+}
+
+/// Saves all of some ranges.
+fn save(
+    backups: &mut CudaBackups,
+    ranges: &[MemoryRange],
+    kind: BackupKind,
+) -> Result<CudaBackup, BackupError> {
+    let mut backup = backups.begin(ranges, kind)?;
+    let mut saved = 0;
+    while saved < ranges.len() {
+        let before = saved;
+        saved = backups.save_next(&mut backup)?;
+        assert!(saved > before, "each step saves more");
+    }
+    Ok(backup)
 }
 
 /// The stand-in's device memory can be used by the host.
@@ -297,7 +315,7 @@ fn backups_go_from_thread_to_thread() {
 fn nothing_can_be_saved_too() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     for kind in KINDS {
-        let mut backup = world.backups.save(&[], kind).unwrap();
+        let mut backup = save(&mut world.backups, &[], kind).unwrap();
         world.backups.restore(&mut backup, &[]).unwrap();
         world.backups.discard(backup);
     }
@@ -333,7 +351,7 @@ fn a_thousand_random_steps() {
                     .collect();
                 let ranges: Vec<_> = chosen.iter().map(|&index| world.ranges[index]).collect();
                 let kind = KINDS[random.below(2)];
-                let outcome = world.backups.save(&ranges, kind);
+                let outcome = save(&mut world.backups, &ranges, kind);
                 assert!(
                     world.contents() == contents,
                     "{step}: a save changes nothing"

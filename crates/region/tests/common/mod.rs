@@ -321,6 +321,9 @@ impl Device for TestDriver {
     }
 }
 
+/// How many ranges are saved at once.
+const STEP: usize = 2;
+
 /// Backups in the test's memory.
 #[derive(Debug)]
 pub(crate) struct TestBackups {
@@ -333,7 +336,11 @@ pub(crate) struct TestBackups {
     pub(crate) fails_in: Option<u64>,
     /// Whether that one panics.
     pub(crate) panics: bool,
+    /// How many after that one fail, too.
+    pub(crate) more_failures: u64,
     pub(crate) failures: u64,
+    /// How much memory the device had in use at each step of saving.
+    pub(crate) in_use: Vec<Bytes>,
     /// How many came back.
     pub(crate) discards: usize,
 }
@@ -341,9 +348,18 @@ pub(crate) struct TestBackups {
 #[derive(Debug)]
 pub(crate) struct TestBackup {
     ranges: Vec<MemoryRange>,
+    /// How many of them are saved.
+    saved: usize,
     contents: BTreeMap<DeviceAddress, u64>,
     kind: BackupKind,
     _there: Arc<()>,
+}
+
+impl TestBackup {
+    fn has(&self, range: MemoryRange) -> bool {
+        let mut saved = self.ranges[..self.saved].iter();
+        saved.any(|saved| saved.contains(range))
+    }
 }
 
 impl TestBackups {
@@ -354,7 +370,9 @@ impl TestBackups {
             retains: false,
             fails_in: None,
             panics: false,
+            more_failures: 0,
             failures: 0,
+            in_use: Vec::new(),
             discards: 0,
         }
     }
@@ -367,7 +385,9 @@ impl TestBackups {
     fn call(&mut self) -> Result<(), BackupError> {
         match &mut self.fails_in {
             Some(0) => {
-                self.fails_in = None;
+                let more = self.more_failures.checked_sub(1);
+                self.fails_in = more.map(|_| 0);
+                self.more_failures = more.unwrap_or(0);
                 self.failures += 1;
                 assert!(!self.panics, "it was to panic");
                 let message = "it was to fail".to_owned();
@@ -391,22 +411,35 @@ impl TestBackups {
 impl Backups for TestBackups {
     type Backup = TestBackup;
 
-    fn save(
+    fn begin(
         &mut self,
         ranges: &[MemoryRange],
         kind: BackupKind,
     ) -> Result<TestBackup, BackupError> {
-        self.require_usable(ranges);
         self.call()?;
-        let contents = ranges
-            .iter()
-            .flat_map(|&range| self.driver.card().read(range));
+        assert!(ranges.iter().all(|range| !range.size.is_zero()));
+        let is_behind = |pair: &[MemoryRange]| pair[0].end() <= pair[1].address;
+        assert!(ranges.windows(2).all(is_behind), "{ranges:?}");
         Ok(TestBackup {
             ranges: ranges.to_vec(),
-            contents: contents.collect(),
+            saved: 0,
+            contents: BTreeMap::new(),
             kind,
             _there: Arc::clone(&self.there),
         })
+    }
+
+    fn save_next(&mut self, backup: &mut TestBackup) -> Result<usize, BackupError> {
+        let left = &backup.ranges[backup.saved..];
+        self.require_usable(left);
+        assert!(!left.is_empty(), "nothing is left to be saved");
+        self.in_use.push(self.driver.physical_bytes());
+        self.call()?;
+        for &range in left.iter().take(STEP) {
+            backup.contents.extend(self.driver.card().read(range));
+            backup.saved += 1;
+        }
+        Ok(backup.saved)
     }
 
     fn restore(
@@ -417,8 +450,7 @@ impl Backups for TestBackups {
         self.require_usable(ranges);
         let fails = self.call();
         for &range in ranges {
-            let is_around = |saved: &MemoryRange| saved.contains(range);
-            assert!(backup.ranges.iter().any(is_around), "{range:?} was saved");
+            assert!(backup.has(range), "{range:?} was saved");
             for (&address, &value) in backup.contents.range(range.address..range.end()) {
                 let value = fails.is_ok().then_some(value);
                 self.driver.card().put(address, value);
@@ -436,13 +468,13 @@ impl Backups for TestBackups {
     }
 
     fn host_copy(backup: &TestBackup, range: MemoryRange) -> Option<usize> {
-        let is_around = |saved: &MemoryRange| saved.contains(range);
-        assert!(backup.ranges.iter().any(is_around), "{range:?} was saved");
+        assert!(backup.has(range), "{range:?} was saved");
         (backup.kind == BackupKind::Host).then_some(1)
     }
 
     fn bytes(backup: &TestBackup) -> (Bytes, Bytes) {
-        let sum = backup.ranges.iter().map(|range| range.size).sum();
+        let saved = backup.ranges[..backup.saved].iter();
+        let sum = saved.map(|range| range.size).sum();
         match backup.kind {
             BackupKind::Host => (sum, Bytes::ZERO),
             BackupKind::Disk => (Bytes::ZERO, sum),

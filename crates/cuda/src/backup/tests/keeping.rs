@@ -91,7 +91,7 @@ fn growing_backups_keep_one_memory() {
     for size in 1..=40 {
         let size = Bytes::mib(size);
         let range = MemoryRange { address, size };
-        let backup = world.backups.save(&[range], BackupKind::Host).unwrap();
+        let backup = save(&mut world.backups, &[range], BackupKind::Host).unwrap();
         world.backups.discard(backup);
         held_max = held_max.max(world.backups.retained());
         assert!(
@@ -110,7 +110,7 @@ fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
     let save = |world: &mut World, mib| {
         let size = Bytes::mib(mib);
         let range = MemoryRange { address, size };
-        world.backups.save(&[range], BackupKind::Host).unwrap()
+        save(&mut world.backups, &[range], BackupKind::Host).unwrap()
     };
     let large = save(&mut world, 16);
     let its_address = address_of(&large);
@@ -323,7 +323,7 @@ fn end_while_memory_is_locked() -> ! {
     let size = Bytes::mib(16);
     let address = world.driver.allocate(size).unwrap();
     let range = MemoryRange { address, size };
-    let _backup = world.backups.save(&[range], BackupKind::Host).unwrap();
+    let _backup = save(&mut world.backups, &[range], BackupKind::Host).unwrap();
     std::process::exit(0);
 }
 
@@ -337,7 +337,7 @@ fn what_the_host_has_no_memory_for_is_refused() {
         address: world.ranges[0].address,
         size: Bytes::gib(1 << 14),
     };
-    let error = world.backups.save(&[range], BackupKind::Host).unwrap_err();
+    let error = save(&mut world.backups, &[range], BackupKind::Host).unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with("the host has no 16.00 TiB for a backup ("),

@@ -1,0 +1,236 @@
+//! A region whose backups these are: what is saved leaves the device while the rest is, and whatever call of the
+//! driver fails, contents come back.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard};
+
+use lowtide_core::{SegmentSource, Stream};
+use lowtide_region::{Pools, PoolsError, RegionError, RegionMemory, RegionSource, RegionState};
+
+use super::*;
+
+/// The functions that a pause and a resume call besides those of the backups.
+const CALLS: [&str; 14] = [
+    "cuCtxPushCurrent_v2",
+    "cuCtxSynchronize",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuMemCreate",
+    "cuMemHostRegister_v2",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+];
+
+const UNKNOWN: i32 = 999;
+
+#[derive(Clone)]
+struct Card(Arc<Mutex<CudaDriver>>);
+
+impl Card {
+    fn driver(&self) -> MutexGuard<'_, CudaDriver> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl lowtide_region::Device for Card {
+    type Driver = CudaDriver;
+
+    fn with_driver<R>(&self, act: impl FnOnce(&mut CudaDriver) -> R) -> R {
+        act(&mut self.driver())
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        let device = self.driver().device().clone();
+        device.synchronize()
+    }
+}
+
+/// A pool whose blocks these are, and that ask for nothing more.
+struct Held<'a>(&'a [MemoryRange]);
+
+impl Pools for Held<'_> {
+    fn set_paused(&mut self, _is_paused: bool) -> Result<(), PoolsError> {
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        Ok(self.0.to_vec())
+    }
+
+    fn watch(&mut self, _ranges: &[MemoryRange], _is_watched: bool) {}
+
+    fn tell(&mut self, _is_leaving: bool) {}
+}
+
+/// A region with a segment for each step of a backup, and a block in each.
+struct Paused {
+    world: World,
+    memory: Arc<RegionMemory<Card, CudaBackups>>,
+    source: RegionSource<Card, CudaBackups>,
+    card: Card,
+    held: Vec<MemoryRange>,
+}
+
+const SEGMENT: Bytes = Bytes::mib(2);
+
+impl Paused {
+    fn new(is_warm: bool) -> Paused {
+        let world = World::new(STAYS, TemporaryFile::open);
+        let card = Card(Arc::new(Mutex::new(world.fake.driver())));
+        let memory = Arc::new(RegionMemory::new(card.clone(), Some(BackupKind::Host)));
+        let mut source = RegionSource::new(Arc::clone(&memory), "weights".into());
+        let sizes = [
+            SIZES.step_bytes,
+            512,
+            200_000,
+            SIZES.step_bytes + 512,
+            70_000,
+        ];
+        let held = sizes.map(|size| MemoryRange {
+            address: source.allocate(SEGMENT, Stream::DEFAULT, false).unwrap(),
+            size: Bytes(size as u64),
+        });
+        let mut region = Paused {
+            world,
+            memory,
+            source,
+            card,
+            held: held.to_vec(),
+        };
+        if is_warm {
+            region.pause().unwrap();
+            region.world.backups.finish_locking();
+            region.resume().unwrap();
+        }
+        region
+    }
+
+    fn pause(&mut self) -> Result<(), RegionError> {
+        let backups = &mut self.world.backups;
+        self.memory.pause(&mut Held(&self.held), backups)
+    }
+
+    fn resume(&mut self) -> Result<(), RegionError> {
+        let backups = &mut self.world.backups;
+        self.memory.resume(&mut Held(&self.held), backups)
+    }
+
+    fn state(&self) -> RegionState {
+        self.memory.state().unwrap()
+    }
+
+    fn fill(&self) {
+        let mut random = Random(7);
+        for &range in &self.held {
+            content_mut(range).fill_with(|| random.next().to_le_bytes()[0]);
+        }
+    }
+
+    fn is_as_filled(&self) -> bool {
+        let mut random = Random(7);
+        let mut held = self.held.iter();
+        let mut is_next = |byte: &u8| *byte == random.next().to_le_bytes()[0];
+        held.all(|&range| content_mut(range).iter().all(&mut is_next))
+    }
+
+    fn end(self) {
+        let Paused {
+            mut world,
+            memory,
+            mut source,
+            card,
+            held,
+        } = self;
+        for range in held {
+            source.release(range.address, SEGMENT);
+        }
+        let trimmed = memory.trim(&mut Held(&[]), &mut world.backups);
+        trimmed.unwrap();
+        drop((memory, source, card));
+        world.end();
+    }
+}
+
+/// Pauses and resumes while one call, or two, fail. Returns how often each of [`CALLS`] was made, and whether the pause
+/// failed.
+fn run(is_warm: bool, failures: &[(&str, u64)]) -> ([u64; CALLS.len()], bool) {
+    let mut region = Paused::new(is_warm);
+    region.fill();
+    let before = CALLS.map(|call| region.world.fake.calls(call));
+    for &(call, nth) in failures {
+        region.world.fake.fail(call, nth, UNKNOWN);
+    }
+    let paused = region.pause();
+    let context = format!("{is_warm} {failures:?}: {paused:?}");
+    let mut is_away = true;
+    if let Err(error) = &paused {
+        assert!(!failures.is_empty(), "{context}");
+        is_away = region.state() == RegionState::Paused;
+        assert_eq!(is_away, error.is_paused(), "{context}");
+    }
+    assert!(is_away || region.is_as_filled(), "{context}");
+    if paused.is_err() && region.pause().is_err() {
+        region.pause().expect(&context);
+    }
+    assert_eq!(region.state(), RegionState::Paused, "{context}");
+    assert_eq!(
+        region.memory.figures().unwrap().mapped,
+        Bytes::ZERO,
+        "{context}"
+    );
+    if region.resume().is_err() {
+        assert_eq!(region.state(), RegionState::Paused, "{context}");
+        region.resume().expect(&context);
+    }
+    assert!(region.is_as_filled(), "{context}");
+    region.world.backups.finish_locking();
+    let calls = std::array::from_fn(|index| region.world.fake.calls(CALLS[index]) - before[index]);
+    region.world.fake.fail_none();
+    region.end();
+    (calls, paused.is_err())
+}
+
+#[test]
+fn a_region_survives_every_failure_of_the_driver() {
+    let mut struck = BTreeSet::new();
+    for is_warm in [false, true] {
+        let (counts, _) = run(is_warm, &[]);
+        for (call, count) in CALLS.into_iter().zip(counts) {
+            for nth in 1..=count {
+                run(is_warm, &[(call, nth)]);
+                struck.insert(call);
+            }
+        }
+    }
+    for call in CALLS {
+        assert!(struck.contains(call), "{call} was never made");
+    }
+}
+
+/// The copy of each step fails, and then each call of those that bring back what had left.
+#[test]
+fn a_region_survives_a_pause_that_cannot_be_undone() {
+    const COPY: &str = "cuMemcpyDtoHAsync_v2";
+    let copies = run(true, &[]).0[CALLS.iter().position(|&call| call == COPY).unwrap()];
+    let mut count = 0;
+    for nth in 1..=copies {
+        for call in [
+            "cuMemCreate",
+            "cuMemMap",
+            "cuMemSetAccess",
+            "cuMemcpyHtoDAsync_v2",
+        ] {
+            for then in 1..=3 {
+                let (_, has_failed) = run(true, &[(COPY, nth), (call, then)]);
+                count += u32::from(has_failed);
+            }
+        }
+    }
+    assert!(count >= 20, "{count}");
+}

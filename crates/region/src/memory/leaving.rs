@@ -1,0 +1,208 @@
+//! How a region's memory leaves: what it holds is saved by rising addresses, and each piece goes back as soon as what
+//! lies in it is saved. The device erases what goes back, and copies to it are at half their speed meanwhile: so most of
+//! that is done beside the copies from it, and little is left for those that follow.
+//!
+//! What is not saved leaves last, and all at once: while the handles are held, nothing is lost.
+
+use std::time::Instant;
+
+use crate::backing::Backing;
+use crate::backup::{BackupKind, Backups, MemoryRange};
+use crate::device::{Device, Pools};
+use crate::error::RegionError;
+use crate::figures::Copied;
+use crate::memory::saved::Saved;
+use crate::memory::{RegionMemory, RegionState, supply_all};
+use crate::reservation::Reservation;
+
+impl<D: Device, B: Backups> RegionMemory<D, B> {
+    /// Pauses the region, and saves what it holds in backups of this kind, or nothing.
+    pub(super) fn take_away(
+        &self,
+        pools: &mut impl Pools,
+        backups: &mut B,
+        kind: Option<BackupKind>,
+    ) -> Result<(), RegionError> {
+        let start = Instant::now();
+        let _operation = self.operation.lock()?;
+        if self.is_partly_saved()? {
+            self.come_back(pools, backups)?;
+        }
+        if self.state()? != RegionState::Mapped {
+            return self.give_rest_away();
+        }
+        self.books()?.refuses = true;
+        // Before the books say so: what asks for a segment after that is told of no reason.
+        let told = pools.set_paused(true).map_err(RegionError::from);
+        self.books()?.state = RegionState::Pausing;
+        let begun = told.and_then(|()| self.begin(pools, backups, kind));
+        let (saved, outcome) = match begun {
+            Ok(mut saved) => {
+                let outcome = self.leave(&mut saved, pools, backups);
+                (saved, outcome)
+            }
+            Err(error) => (None, Err(error)),
+        };
+        let mut books = self.books()?;
+        if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
+            let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
+            books.state = RegionState::Paused;
+            books.saved = saved;
+            books.figures.count_pause(copied, start.elapsed());
+            return outcome;
+        }
+        books.state = RegionState::Mapped;
+        books.tidy(&self.device);
+        drop(books);
+        if let Some(saved) = saved {
+            backups.discard(saved.backup);
+        }
+        // Why it was not paused says more than why nothing can be allocated.
+        outcome.and(self.admit(pools))
+    }
+
+    /// Returns whether a pause failed that left some contents on the device alone, in a region that is paused.
+    fn is_partly_saved(&self) -> Result<bool, RegionError> {
+        let books = self.books()?;
+        let is_partial = books.saved.as_ref().is_some_and(|saved| saved.is_partial);
+        Ok(is_partial && books.state == RegionState::Paused)
+    }
+
+    /// Waits for those who may use the memory, and begins to save what it holds.
+    fn begin(
+        &self,
+        pools: &mut impl Pools,
+        backups: &mut B,
+        kind: Option<BackupKind>,
+    ) -> Result<Option<Saved<B::Backup>>, RegionError> {
+        let is_empty = self.books()?.reservations.is_empty();
+        if !is_empty {
+            self.device.synchronize()?;
+            pools.wait_for_pending()?;
+        }
+        let ranges = pools.settle()?;
+        // Its memory is the next one's.
+        let retained = self.books()?.saved.take();
+        if let Some(retained) = retained {
+            pools.watch(&retained.ranges, false);
+            backups.discard(retained.backup);
+        }
+        let kind = kind.filter(|_| !ranges.is_empty());
+        let begun = kind.map(|kind| Saved::begin(ranges, kind, backups));
+        Ok(begun.transpose()?)
+    }
+
+    /// Saves what is to be saved, and gives everything back; after an error brings back what has left by then.
+    fn leave(
+        &self,
+        saved: &mut Option<Saved<B::Backup>>,
+        pools: &mut impl Pools,
+        backups: &mut B,
+    ) -> Result<(), RegionError> {
+        pools.tell(true);
+        let needed: Vec<_> = self
+            .books()?
+            .reservations
+            .iter()
+            .map(Reservation::needed)
+            .collect();
+        let mut backings = self.take_backings()?;
+        backings.iter_mut().for_each(Backing::forget_streams);
+        let left = self.save(saved, &mut backings, backups);
+        let left = left.and_then(|()| self.unmap(&mut backings));
+        let outcome = match (left, &mut *saved) {
+            (Err(error), Some(saved)) if !error.is_paused() => {
+                Err(self.put_back(error, saved, &mut backings, &needed, backups))
+            }
+            (left, _) => left,
+        };
+        self.put_backings(backings)?;
+        if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
+            pools.tell(false);
+        }
+        outcome
+    }
+
+    /// Saves everything, and gives back the pieces of which that was done, as far as the driver takes them.
+    fn save(
+        &self,
+        saved: &mut Option<Saved<B::Backup>>,
+        backings: &mut [Backing],
+        backups: &mut B,
+    ) -> Result<(), RegionError> {
+        let Some(saved) = saved else {
+            return Ok(());
+        };
+        while let Some(end) = saved.go_on(backups)? {
+            for backing in &mut *backings {
+                backing.reduce_from(&self.device, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps everything and gives it back.
+    fn unmap(&self, backings: &mut [Backing]) -> Result<(), RegionError> {
+        let mut unmapped = backings.iter_mut();
+        match unmapped.try_for_each(|backing| backing.unmap_all(&self.device)) {
+            Ok(()) => give_all_back(backings, &self.device),
+            // The handles are still held, and what was in them is.
+            Err(error) => {
+                let mut mapped = backings.iter_mut();
+                let mapped = mapped.try_for_each(|backing| backing.bring_all(&self.device));
+                Err(match mapped {
+                    Ok(()) => error.into(),
+                    Err(mapping) => RegionError::not_put_back(error.into(), mapping.into()),
+                })
+            }
+        }
+    }
+
+    /// Brings back what has left before a pause failed. Returns why it did, or that this failed, too: what was
+    /// saved is then in the backup, and the rest on the device.
+    fn put_back(
+        &self,
+        error: RegionError,
+        saved: &mut Saved<B::Backup>,
+        backings: &mut [Backing],
+        needed: &[Vec<MemoryRange>],
+        backups: &mut B,
+    ) -> RegionError {
+        let before: Vec<_> = backings.iter().map(Backing::starts).collect();
+        saved.stop();
+        let supplied = supply_all(backings, &self.device, needed);
+        let after = backings.iter().map(Backing::starts);
+        if supplied.is_ok() && after.eq(before.iter().cloned()) {
+            return error;
+        }
+        let ranges = saved.ranges.clone();
+        let restored = supplied.and_then(|()| Ok(saved.restore(&ranges, backups)?));
+        let Err(then) = restored else {
+            return error;
+        };
+        // What is new holds nothing yet.
+        for (backing, before) in backings.iter_mut().zip(&before) {
+            // What is not taken back now is offered with the next pause.
+            let _ = backing.reduce_to(&self.device, before);
+        }
+        RegionError::not_put_back(error, then)
+    }
+
+    /// Gives away what an earlier pause left on the device.
+    fn give_rest_away(&self) -> Result<(), RegionError> {
+        let mut backings = self.take_backings()?;
+        let outcome = give_all_back(&mut backings, &self.device);
+        self.put_backings(backings)?;
+        outcome
+    }
+}
+
+/// Gives everything back, or as much as the driver takes.
+fn give_all_back(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
+    let mut outcome = Ok(());
+    for backing in backings.iter_mut() {
+        outcome = outcome.and(backing.reduce_to(device, &Default::default()));
+    }
+    let size = backings.iter().map(Backing::bytes).sum();
+    outcome.map_err(|error| RegionError::StillHeld { size, error })
+}
