@@ -90,8 +90,9 @@ struct Sizes {
     /// What is page-locked at once, a multiple of `piece_bytes`: other threads may wait for the driver as
     /// long as that takes, some milliseconds.
     block_bytes: usize,
-    /// What is saved in the host's memory at once, or what of a range is more, a multiple of `block_bytes`: little
-    /// beside a large backup, most of which leaves the device meanwhile, and a thousand times what a step takes more.
+    /// What is saved at once in memory that is page-locked, or what of a range is more, a multiple of `block_bytes`:
+    /// little beside a large backup, most of which leaves the device meanwhile, and a thousand times what a step takes
+    /// more.
     step_bytes: usize,
     /// How many threads fill and empty slots.
     threads: usize,
@@ -233,6 +234,18 @@ impl CudaBackups {
         memory.map(Arc::new)
     }
 
+    /// Returns what of a backup is saved next: a step, or all the rest if some of it is not page-locked, as what goes
+    /// through the ring is the slower way and takes no longer beside what is copied directly.
+    fn step(&self, layout: &Layout, memory: &HostMemory, start: usize) -> Range<usize> {
+        let block_bytes = memory.block_bytes();
+        let rest = start..layout.bytes();
+        let blocks = rest.start / block_bytes..rest.end.div_ceil(block_bytes);
+        match memory.locked_blocks()[blocks].contains(&false) {
+            true => rest,
+            false => layout.step(start, self.sizes.step_bytes, block_bytes),
+        }
+    }
+
     /// Saves what lies within a step of a backup: no unit of memory or of the ring is in two of them.
     fn save_to_host(
         &mut self,
@@ -339,12 +352,7 @@ impl Backups for CudaBackups {
         let layout = &backup.layout;
         let step = match &mut backup.contents {
             Contents::Host(memory) => {
-                let Sizes {
-                    step_bytes,
-                    block_bytes,
-                    ..
-                } = self.sizes;
-                let step = layout.step(backup.saved_bytes, step_bytes, block_bytes);
+                let step = self.step(layout, memory, backup.saved_bytes);
                 self.save_to_host(layout, memory, &step)?;
                 if step.end == layout.bytes() {
                     self.keeper.lock_beside(memory, step.end);

@@ -238,6 +238,8 @@ fn status_of(error: &RegionError) -> Status {
     match error {
         _ if error.is_out_of_memory() => Status::OutOfMemory,
         RegionError::Backup(_) => Status::Backup,
+        // What is in the way of the resume that is next.
+        RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
         RegionError::NotTold { .. } | RegionError::Stopped => Status::Internal,
         _ => Status::Driver,
     }

@@ -79,33 +79,8 @@ struct Idle<T> {
 #[derive(Debug)]
 struct ToLock {
     memory: Weak<HostMemory>,
-    blocks: Spread,
-}
-
-/// The numbers below an end, one after the other by steps of [`Spread::STRIDE`], and again from the second on, the third
-/// and so on. So of whatever part of the memory is saved at once as much is page-locked as of the others, and what is copied
-/// directly and what through the ring are under way together.
-#[derive(Debug)]
-struct Spread {
     next: usize,
     end: usize,
-}
-
-impl Spread {
-    const STRIDE: usize = 8;
-}
-
-impl Iterator for Spread {
-    type Item = usize;
-
-    fn next(&mut self) -> Option<usize> {
-        let rows = self.end.div_ceil(Spread::STRIDE);
-        let places = self.next..rows * Spread::STRIDE;
-        let numbers = places.map(|place| place % rows * Spread::STRIDE + place / rows);
-        let (skipped, number) = numbers.enumerate().find(|&(_, number)| number < self.end)?;
-        self.next += skipped + 1;
-        Some(number)
-    }
 }
 
 impl Keeper {
@@ -179,7 +154,6 @@ impl Keeper {
             return;
         }
         let end = bytes.div_ceil(memory.block_bytes());
-        let blocks = Spread { next: 0, end };
         let mut state = self.shared.lock();
         if !state.is_served {
             // It has ended since: who waits would wait in vain.
@@ -191,7 +165,8 @@ impl Keeper {
             state.rests_until = Some(Instant::now() + self.times.quiet);
         }
         state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
-        state.to_lock.push_back(ToLock { memory, blocks });
+        let next = 0;
+        state.to_lock.push_back(ToLock { memory, next, end });
         drop(state);
         self.shared.changed.notify_all();
     }
@@ -361,8 +336,12 @@ impl State {
         while let Some(first) = self.to_lock.front_mut() {
             if let Some(memory) = first.memory.upgrade() {
                 let locked = memory.locked_blocks();
-                if let Some(block) = first.blocks.find(|&block| !locked[block]) {
-                    return Some((memory, Some(block)));
+                while first.next < first.end {
+                    let block = first.next;
+                    first.next += 1;
+                    if !locked[block] {
+                        return Some((memory, Some(block)));
+                    }
                 }
                 self.to_lock.pop_front();
                 return Some((memory, None));
@@ -449,29 +428,5 @@ fn give_back(expired: Expired) {
         Some(_call) => drop(expired),
         // As above.
         None => mem::forget(expired),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_block_is_page_locked_once_and_no_part_of_the_memory_before_the_others() {
-        for end in 0..70 {
-            let order: Vec<_> = Spread { next: 0, end }.collect();
-            let mut sorted = order.clone();
-            sorted.sort_unstable();
-            assert!(sorted.into_iter().eq(0..end), "{order:?}");
-            for count in 0..end {
-                let locked = |part: std::ops::Range<usize>| {
-                    let locked = order[..count].iter();
-                    locked.filter(|block| part.contains(block)).count()
-                };
-                let parts = (0..end / 8).map(|part| locked(8 * part..8 * part + 8));
-                let (least, most) = (parts.clone().min(), parts.max());
-                assert!(most <= least.map(|least| least + 1), "{count} of {end}");
-            }
-        }
     }
 }
