@@ -7,13 +7,15 @@
 //! RegionSource::allocate, release        memory.rs: segments for the pools whose blocks are in the region
 //! ├─ Reservation::reuse, grow            reservation.rs: where in the region's addresses
 //! └─ Backing::supply                     backing.rs: physical memory, in pieces larger than a segment
-//! RegionMemory::pause                    memory.rs: the state, and every step back where one fails
+//! RegionMemory::pause                    memory/leaving.rs: the state, and every step back where one fails
 //! ├─ Pools::set_paused                   device.rs: the pools' allocator hands out nothing more
 //! ├─ Device::synchronize                 any stream may use the memory, so all are waited for
 //! ├─ Pools::settle                       what is free goes back; what the program holds is to be kept
-//! ├─ Backups::save                       backup.rs: the contents of those blocks
+//! ├─ Backups::begin                      backup.rs: room for the contents of those blocks
 //! ├─ Pools::tell                         who registered the memory elsewhere lets go of it first
-//! └─ Backing::unmap_all, reduce_to       one call for each run of pieces, then one for each piece
+//! ├─ Backups::save_next                  memory/saved.rs: some of them, and so on until all are saved
+//! │  └─ Backing::reduce_from             the pieces of which all is saved go back
+//! └─ Backing::unmap_all, reduce_to       the others: one call for each run of them, then one for each
 //! RegionMemory::resume
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
 //! ├─ Backups::restore

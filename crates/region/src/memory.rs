@@ -112,7 +112,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold,
     /// and gives everything back. Does nothing where that was done before. One call for each run of
-    /// adjacent pieces, and one for each piece.
+    /// adjacent pieces of what is saved at once, and one for each piece.
     ///
     /// # Errors
     ///
