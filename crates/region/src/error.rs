@@ -38,7 +38,7 @@ pub enum RegionError {
     },
     /// The region was not paused, and what had left it by then could not be put back: it is paused, with its contents
     /// kept. Resuming it brings the rest back; pausing it gives the rest away, after it was resumed where not all of it
-    /// was saved.
+    /// was saved and it is to be.
     NotPutBack {
         /// Why it was not paused.
         error: Box<RegionError>,
@@ -59,12 +59,13 @@ impl RegionError {
     /// Returns whether the device had too little memory left, so that the caller may free some and try
     /// again.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(
-            self,
+        match self {
             RegionError::NoRoom { .. }
-                | RegionError::Driver(DriverError::OutOfMemory)
-                | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory))
-        )
+            | RegionError::Driver(DriverError::OutOfMemory)
+            | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory)) => true,
+            RegionError::NotPutBack { putting_back, .. } => putting_back.is_out_of_memory(),
+            _ => false,
+        }
     }
 
     /// Returns the error of a region that was not paused, and could not be put back.
@@ -168,5 +169,8 @@ mod tests {
         let refused = DriverError::Unsupported { call: "copy" };
         assert!(!backup(refused).is_out_of_memory());
         assert!(!RegionError::Stopped.is_out_of_memory());
+        let not_put_back = |then| RegionError::not_put_back(RegionError::Stopped, then);
+        assert!(not_put_back(DriverError::OutOfMemory.into()).is_out_of_memory());
+        assert!(!not_put_back(RegionError::Stopped).is_out_of_memory());
     }
 }

@@ -14,7 +14,7 @@
 //! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
 //! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
 //! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away, or, if not all of
-//! what it holds is saved, resumes the region first. One leaves *mapped* behind with pools that refuse requests:
+//! what it holds is saved and it is to be, resumes the region first. One leaves *mapped* behind with pools that refuse requests:
 //! [`RegionError::NotTold`]. ² Resuming again tells them.
 //!
 //! The pieces are taken out of the books while driver calls and copies are made for all of them, so that the
@@ -49,7 +49,8 @@ pub enum RegionState {
     Mapped,
     /// On its way from it.
     Pausing,
-    /// Nowhere; its contents are where the region's [`BackupKind`] says.
+    /// Nowhere, but for what the error of the pause said is still on the device; its contents are where the region's
+    /// [`BackupKind`] says.
     Paused,
     /// On its way back.
     Resuming,
@@ -85,6 +86,9 @@ struct Books<K> {
     /// Whether the pools may take the memory to be away, and refuse requests. While the region is mapped that
     /// is so only after a call to tell them has failed.
     refuses: bool,
+    /// Whether a pause failed and could not be undone, and some contents are on the device alone. Of no meaning while
+    /// the region is mapped.
+    holds_unsaved: bool,
     reservations: Vec<Reservation>,
     /// What the blocks held when the region was last paused: while it is paused, and after that as long as
     /// it is retained.
@@ -103,6 +107,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             books: Mutex::new(Books {
                 state: RegionState::Mapped,
                 refuses: false,
+                holds_unsaved: false,
                 reservations: Vec::new(),
                 saved: None,
                 figures: RegionFigures::default(),
@@ -121,7 +126,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         self.take_away(pools, backups, self.kind)
     }
 
-    /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is.
+    /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is: of a region that an earlier pause left
+    /// half on the device nothing of either half.
     ///
     /// # Errors
     ///
@@ -168,8 +174,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         books.tidy(&self.device);
         books.figures.count_resume(copied, start.elapsed());
         let is_empty = books.has_no_segments();
-        let is_over =
-            |saved: &mut Saved<_>| is_empty || saved.is_partial || !backups.retains(&saved.backup);
+        let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
         let retained = books.saved.as_ref().map(|saved| saved.ranges.clone());
         drop(books);

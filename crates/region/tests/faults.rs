@@ -371,6 +371,112 @@ fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
     }
 }
 
+impl World {
+    /// Returns a world whose pause failed at a step of the backup, and then at the copy back of what had left.
+    fn partly_saved() -> World {
+        let mut world = World::new(Some(BackupKind::Host));
+        world.backups.fails_in = Some(3);
+        world.backups.more_failures = 1;
+        assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+        let figures = world.region.memory.figures().expect("no call panics");
+        assert!(!figures.mapped.is_zero() && !figures.host.is_zero());
+        world
+    }
+}
+
+/// Half of the contents are in the backup, and half in that memory alone.
+#[test]
+fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
+    for act in [World::resume, World::pause] {
+        let count = for_each_call(|nth| {
+            let mut world = World::partly_saved();
+            let failures = world.driver.failures();
+            world
+                .driver
+                .set_faults(FaultPlan::nth_of_any(nth, failed()));
+            let _ = act(&mut world);
+            world.driver.set_faults(FaultPlan::none());
+            let has_failed = world.driver.failures() > failures;
+            world.resume().expect("nothing fails any more");
+            world.check_contents(false);
+            world.end();
+            has_failed
+        });
+        // A create, a map and an access at least.
+        assert!(count >= 3, "{count} calls failed");
+    }
+}
+
+/// However it may be that little is left on the device: nobody wants what was there.
+#[test]
+fn what_is_partly_saved_can_be_dropped_without_room() {
+    let mut world = World::partly_saved();
+    let failures = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
+    let paused = world
+        .region
+        .memory
+        .pause_and_drop(&mut world.region.pools(), &mut world.backups);
+    paused.expect("it takes no memory");
+    assert_eq!(
+        failures,
+        [Call::Create, Call::Map].map(|call| world.driver.calls(call))
+    );
+    assert_eq!(
+        (world.state(), world.mapped()),
+        (RegionState::Paused, Bytes::ZERO)
+    );
+    assert_eq!(world.backups.count(), 0);
+    world.resume().expect("nothing fails");
+    for &(range, _) in &world.held {
+        assert!(world.driver.is_usable(range));
+    }
+    world.end();
+}
+
+/// A pause that was to keep nothing, and left what it could not put back: the next is to keep it.
+#[test]
+fn what_a_drop_could_not_put_back_is_saved_by_the_next_pause() {
+    let mut world = World::new(Some(BackupKind::Host));
+    world.driver.fail_unmap_then(2, Call::Map);
+    let dropped = world
+        .region
+        .memory
+        .pause_and_drop(&mut world.region.pools(), &mut world.backups);
+    assert!(matches!(dropped, Err(RegionError::NotPutBack { .. })));
+    world.driver.set_faults(FaultPlan::none());
+    world.pause().expect("nothing fails any more");
+    assert_eq!(
+        (world.state(), world.mapped()),
+        (RegionState::Paused, Bytes::ZERO)
+    );
+    world.resume().expect("nothing fails any more");
+    world.check_contents(false);
+    world.end();
+}
+
+#[test]
+fn blocks_of_what_is_partly_saved_may_go() {
+    for is_trimmed in [false, true] {
+        let mut world = World::partly_saved();
+        let freed: Vec<_> = world
+            .held
+            .extract_if(.., |(_, value)| *value % 2 == 0)
+            .collect();
+        assert!(!freed.is_empty() && !world.held.is_empty());
+        for (range, _) in freed {
+            assert_eq!(world.region.lane().free(range.address), Ok(()));
+        }
+        if is_trimmed {
+            let pools = &mut world.region.pools();
+            let trimmed = world.region.memory.trim(pools, &mut world.backups);
+            trimmed.expect("nothing fails");
+        }
+        world.resume().expect("nothing fails");
+        world.check_contents(false);
+        world.end();
+    }
+}
+
 /// A segment that is gone when its region comes back needs no memory, so what a pause left of it is the others'.
 #[test]
 fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {

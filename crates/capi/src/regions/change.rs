@@ -99,7 +99,7 @@ fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
 }
 
 /// Pauses a region on one device, where other regions' retained copies go if the host has too little memory
-/// otherwise, but for those that someone may read.
+/// otherwise, but for those that someone may read, and what is cached if a pause that failed cannot be undone otherwise.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
     let mut pools = RegionPools(region);
     match region.memory.pause(&mut pools, keeper) {
@@ -108,8 +108,18 @@ pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Region
             released.map_err(|error| RegionError::Pools(error.text.into()))?;
             region.memory.pause(&mut pools, keeper)
         }
+        Err(error) if error.is_out_of_memory() => {
+            empty_cache(region)?;
+            region.memory.pause(&mut pools, keeper)
+        }
         outcome => outcome,
     }
+}
+
+/// Gives back what is cached on a region's device.
+fn empty_cache(region: &OnDevice) -> Result<(), RegionError> {
+    let emptied = allocator(region.device).empty_cache();
+    emptied.map_err(|error| RegionError::Pools(error.into()))
 }
 
 /// Pauses a region on one device, and keeps nothing of what is in it.
@@ -123,8 +133,7 @@ pub(super) fn resume(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Regio
     let mut pools = RegionPools(region);
     match region.memory.resume(&mut pools, keeper) {
         Err(error) if error.is_out_of_memory() => {
-            let emptied = allocator(region.device).empty_cache();
-            emptied.map_err(|error| RegionError::Pools(error.into()))?;
+            empty_cache(region)?;
             region.memory.resume(&mut pools, keeper)
         }
         outcome => outcome,

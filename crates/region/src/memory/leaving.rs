@@ -1,5 +1,5 @@
-//! How a region's memory leaves: what it holds is saved by rising addresses, and each piece goes back as soon as what
-//! lies in it is saved. The device erases what goes back, and copies to it are at half their speed meanwhile: so most of
+//! How a region's memory leaves: what it holds is saved by rising addresses, in the steps that its backup takes, and after
+//! each the pieces go back of which all is saved. The device erases what goes back, and copies to it are at half their speed meanwhile: so most of
 //! that is done beside the copies from it, and little is left for those that follow.
 //!
 //! What is not saved leaves last, and all at once: while the handles are held, nothing is lost.
@@ -23,14 +23,17 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         backups: &mut B,
         kind: Option<BackupKind>,
     ) -> Result<(), RegionError> {
-        let start = Instant::now();
         let _operation = self.operation.lock()?;
-        if self.is_partly_saved()? {
-            self.come_back(pools, backups)?;
+        if self.holds_unsaved()? {
+            match kind {
+                Some(_) => self.come_back(pools, backups)?,
+                None => self.forget(backups)?,
+            }
         }
         if self.state()? != RegionState::Mapped {
             return self.give_rest_away();
         }
+        let start = Instant::now();
         self.books()?.refuses = true;
         // Before the books say so: what asks for a segment after that is told of no reason.
         let told = pools.set_paused(true).map_err(RegionError::from);
@@ -47,6 +50,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
             let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
             books.state = RegionState::Paused;
+            books.holds_unsaved = matches!(outcome, Err(RegionError::NotPutBack { .. }))
+                && saved.as_ref().is_none_or(|saved| saved.is_partial);
             books.saved = saved;
             books.figures.count_pause(copied, start.elapsed());
             return outcome;
@@ -61,11 +66,22 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         outcome.and(self.admit(pools))
     }
 
-    /// Returns whether a pause failed that left some contents on the device alone, in a region that is paused.
-    fn is_partly_saved(&self) -> Result<bool, RegionError> {
+    /// Returns whether the region is paused and some of its contents are on the device alone.
+    fn holds_unsaved(&self) -> Result<bool, RegionError> {
         let books = self.books()?;
-        let is_partial = books.saved.as_ref().is_some_and(|saved| saved.is_partial);
-        Ok(is_partial && books.state == RegionState::Paused)
+        Ok(books.holds_unsaved && books.state == RegionState::Paused)
+    }
+
+    /// Forgets what a region that is paused held, in its backup and on the device.
+    fn forget(&self, backups: &mut B) -> Result<(), RegionError> {
+        let mut books = self.books()?;
+        books.holds_unsaved = false;
+        let saved = books.saved.take();
+        drop(books);
+        if let Some(saved) = saved {
+            backups.discard(saved.backup);
+        }
+        Ok(())
     }
 
     /// Waits for those who may use the memory, and begins to save what it holds.
@@ -80,7 +96,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             self.device.synchronize()?;
             pools.wait_for_pending()?;
         }
-        let ranges = pools.settle()?;
+        let mut ranges = pools.settle()?;
+        ranges.retain(|range| !range.size.is_zero());
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
@@ -146,7 +163,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let mut unmapped = backings.iter_mut();
         match unmapped.try_for_each(|backing| backing.unmap_all(&self.device)) {
             Ok(()) => give_all_back(backings, &self.device),
-            // The handles are still held, and what was in them is.
+            // The handles that are still held have their contents.
             Err(error) => {
                 let mut mapped = backings.iter_mut();
                 let mapped = mapped.try_for_each(|backing| backing.bring_all(&self.device));

@@ -16,7 +16,7 @@ pub(super) struct Saved<K> {
     pub(super) ranges: Vec<MemoryRange>,
     /// How many of the ranges are saved.
     count: usize,
-    /// Whether the blocks held more, which is still on the device.
+    /// Whether the blocks held more when it was saved.
     pub(super) is_partial: bool,
     /// How long saving took.
     time: Duration,
