@@ -419,7 +419,10 @@ impl CudaBackup {
             return Bytes::ZERO;
         };
         let locked = memory.locked_blocks();
-        let spans = self.layout.spans(memory.block_bytes()).into_iter();
+        let spans = self
+            .layout
+            .spans(0..self.layout.bytes(), memory.block_bytes())
+            .into_iter();
         let direct = spans.filter(|span| locked[span.start / memory.block_bytes()]);
         Bytes(direct.map(|span| span.len() as u64).sum())
     }
@@ -434,23 +437,22 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns the spans that begin within a part of the backup.
+    /// Returns the spans of a part of the backup, which begins and ends with a block.
     fn of(layout: &Layout, within: &Range<usize>, memory: &HostMemory, sizes: &Sizes) -> Parts {
         // Once for both: blocks are page-locked meanwhile.
         let locked = memory.locked_blocks();
         let is_direct = |span: &Range<usize>| locked[span.start / memory.block_bytes()];
-        let is_within = |span: &Range<usize>| within.contains(&span.start);
-        let mut direct = layout.spans(memory.block_bytes());
-        direct.retain(|span| is_within(span) && is_direct(span));
-        let mut staged = layout.spans(sizes.piece_bytes);
-        staged.retain(|span| is_within(span) && !is_direct(span));
+        let mut direct = layout.spans(within.clone(), memory.block_bytes());
+        direct.retain(is_direct);
+        let mut staged = layout.spans(within.clone(), sizes.piece_bytes);
+        staged.retain(|span| !is_direct(span));
         Parts { direct, staged }
     }
 }
 
 /// Returns the pieces of a file in which a layout's ranges lie.
 fn pieces(layout: &Layout, file: &FileBackup, piece_bytes: usize) -> Vec<Range<usize>> {
-    let spans = layout.spans(piece_bytes);
+    let spans = layout.spans(0..layout.bytes(), piece_bytes);
     let starts = spans.into_iter().map(|span| span.start);
     starts.map(|start| file.piece_at(start)).collect()
 }

@@ -100,11 +100,6 @@ impl Backing {
         })
     }
 
-    /// Makes every piece usable.
-    pub(crate) fn bring_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
-        self.bring(device, EVERYTHING)
-    }
-
     /// Makes the pieces that touch a range usable. Linear in those.
     fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
         for (&address, piece) in self.touched(range) {

@@ -176,7 +176,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let is_empty = books.has_no_segments();
         let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
         let saved = books.saved.take_if(is_over);
-        let retained = books.saved.as_ref().map(|saved| saved.ranges.clone());
+        let retained = books.saved.as_ref().map(|saved| saved.ranges().to_vec());
         drop(books);
         if let Some(saved) = saved {
             backups.discard(saved.backup);
@@ -211,7 +211,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
         drop(books);
         if let Some(saved) = saved {
-            pools.watch(&saved.ranges, false);
+            pools.watch(saved.ranges(), false);
             backups.discard(saved.backup);
         }
         Ok(())
@@ -237,7 +237,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let saved = books.saved.take();
         drop(books);
         if let Some(saved) = saved {
-            pools.watch(&saved.ranges, false);
+            pools.watch(saved.ranges(), false);
             backups.discard(saved.backup);
         }
         if was_paused {

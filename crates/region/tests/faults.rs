@@ -115,9 +115,10 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 world.driver.set_faults(FaultPlan::none());
                 let has_failed = world.driver.failures() > before.0;
                 // What the driver refuses while the rest is saved is offered again.
-                let is_tolerated = kind.is_some() && has_failed;
+                let refused = world.driver.failures_of([Call::Unmap, Call::Release]);
+                let may_be_offered_again = kind.is_some() && refused > 0;
                 assert!(
-                    paused.is_err() == has_failed || is_tolerated,
+                    paused.is_err() == has_failed || may_be_offered_again,
                     "{nth}: {paused:?}"
                 );
                 failures += u32::from(paused.is_err());
@@ -411,14 +412,14 @@ fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
 #[test]
 fn what_is_partly_saved_can_be_dropped_without_room() {
     let mut world = World::partly_saved();
-    let failures = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
+    let calls = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
     let paused = world
         .region
         .memory
         .pause_and_drop(&mut world.region.pools(), &mut world.backups);
     paused.expect("it takes no memory");
     assert_eq!(
-        failures,
+        calls,
         [Call::Create, Call::Map].map(|call| world.driver.calls(call))
     );
     assert_eq!(

@@ -103,15 +103,16 @@ impl Layout {
         start..end.next_multiple_of(unit_bytes).min(self.bytes())
     }
 
-    /// Cuts the backup into units and returns, of each unit in which ranges lie, what lies between the
-    /// first and the last byte of theirs.
-    pub(super) fn spans(&self, unit_bytes: usize) -> Vec<Range<usize>> {
+    /// Cuts a part of the backup, which begins with a unit, into units and returns, of each unit in which ranges lie, what
+    /// lies between the first and the last byte of theirs.
+    pub(super) fn spans(&self, within: Range<usize>, unit_bytes: usize) -> Vec<Range<usize>> {
         let mut spans: Vec<Range<usize>> = Vec::new();
-        for part in &self.parts {
-            let mut start = part.offset;
-            while start < part.end() {
+        for copy in self.copies(within) {
+            let mut start = copy.offset;
+            let copy_end = start + copy.size;
+            while start < copy_end {
                 let unit_end = (start / unit_bytes + 1) * unit_bytes;
-                let end = part.end().min(unit_end);
+                let end = copy_end.min(unit_end);
                 match spans.last_mut() {
                     Some(last) if last.start / unit_bytes == start / unit_bytes => last.end = end,
                     _ => spans.push(start..end),
@@ -178,7 +179,11 @@ mod tests {
     #[test]
     fn a_span_holds_all_of_a_unit_and_its_copies_all_of_a_span() {
         let layout = Layout::new(&[range(0x2000, 513), range(0x9000, 4000)]);
-        assert_eq!(layout.spans(2048), [0..2048, 2048..4096, 4096..5024]);
+        assert_eq!(
+            layout.spans(0..5024, 2048),
+            [0..2048, 2048..4096, 4096..5024]
+        );
+        assert_eq!(layout.spans(2048..4096, 1024), [2048..3072, 3072..4096]);
         let copies: Vec<_> = layout.copies(0..2048).collect();
         assert_eq!(copies, [copy(0x2000, 0, 513), copy(0x9000, 1024, 1024)]);
         let copies: Vec<_> = layout.copies(4096..5024).collect();
@@ -206,7 +211,7 @@ mod tests {
     fn what_is_selected_keeps_its_place() {
         let layout = Layout::new(&[range(0x2000, 512), range(0x9000, 4096)]);
         let selected = layout.select(&[range(0x9100, 256)]);
-        assert_eq!(selected.spans(1 << 20), vec![768..1024]);
+        assert_eq!(selected.spans(0..1 << 20, 1 << 20), vec![768..1024]);
         let copies: Vec<_> = selected.copies(0..1 << 20).collect();
         assert_eq!(copies, [copy(0x9100, 768, 256)]);
     }

@@ -224,7 +224,9 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
     world.backups.discard(first);
     let before = world.fake.calls("cuMemcpyDtoHAsync_v2");
     let second = world.save(BackupKind::Host).unwrap();
-    let blocks = second.layout.spans(SIZES.block_bytes);
+    let blocks = second
+        .layout
+        .spans(0..second.layout.bytes(), SIZES.block_bytes);
     let copies = blocks
         .into_iter()
         .map(|span| second.layout.copies(span).count());

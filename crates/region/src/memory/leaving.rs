@@ -1,6 +1,6 @@
-//! How a region's memory leaves: what it holds is saved by rising addresses, in the steps that its backup takes, and after
-//! each the pieces go back of which all is saved. The device erases what goes back, and copies to it are at half their speed meanwhile: so most of
-//! that is done beside the copies from it, and little is left for those that follow.
+//! How a region's memory leaves: what it holds is saved by rising addresses, in the steps that its backup takes, and
+//! after each the pieces go back of which all is saved. The device erases what goes back, and copies to it are at half
+//! their speed meanwhile: so most of that is done beside the copies from it, and little is left for those that follow.
 //!
 //! What is not saved leaves last, and all at once: while the handles are held, nothing is lost.
 
@@ -51,7 +51,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
             books.state = RegionState::Paused;
             books.holds_unsaved = matches!(outcome, Err(RegionError::NotPutBack { .. }))
-                && saved.as_ref().is_none_or(|saved| saved.is_partial);
+                && saved.as_ref().is_none_or(Saved::is_partial);
             books.saved = saved;
             books.figures.count_pause(copied, start.elapsed());
             return outcome;
@@ -101,7 +101,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
-            pools.watch(&retained.ranges, false);
+            pools.watch(retained.ranges(), false);
             backups.discard(retained.backup);
         }
         let kind = kind.filter(|_| !ranges.is_empty());
@@ -127,11 +127,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         backings.iter_mut().for_each(Backing::forget_streams);
         let left = self.save(saved, &mut backings, backups);
         let left = left.and_then(|()| self.unmap(&mut backings));
-        let outcome = match (left, &mut *saved) {
-            (Err(error), Some(saved)) if !error.is_paused() => {
+        let outcome = match left {
+            Err(error) if !error.is_paused() => {
                 Err(self.put_back(error, saved, &mut backings, &needed, backups))
             }
-            (left, _) => left,
+            left => left,
         };
         self.put_backings(backings)?;
         if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
@@ -158,21 +158,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         Ok(())
     }
 
-    /// Unmaps everything and gives it back.
+    /// Unmaps everything and gives it back. While not all is unmapped, the handles are held with their contents.
     fn unmap(&self, backings: &mut [Backing]) -> Result<(), RegionError> {
         let mut unmapped = backings.iter_mut();
-        match unmapped.try_for_each(|backing| backing.unmap_all(&self.device)) {
-            Ok(()) => give_all_back(backings, &self.device),
-            // The handles that are still held have their contents.
-            Err(error) => {
-                let mut mapped = backings.iter_mut();
-                let mapped = mapped.try_for_each(|backing| backing.bring_all(&self.device));
-                Err(match mapped {
-                    Ok(()) => error.into(),
-                    Err(mapping) => RegionError::not_put_back(error.into(), mapping.into()),
-                })
-            }
-        }
+        unmapped.try_for_each(|backing| backing.unmap_all(&self.device))?;
+        give_all_back(backings, &self.device)
     }
 
     /// Brings back what has left before a pause failed. Returns why it did, or that this failed, too: what was
@@ -180,21 +170,22 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     fn put_back(
         &self,
         error: RegionError,
-        saved: &mut Saved<B::Backup>,
+        saved: &mut Option<Saved<B::Backup>>,
         backings: &mut [Backing],
         needed: &[Vec<MemoryRange>],
         backups: &mut B,
     ) -> RegionError {
         let before: Vec<_> = backings.iter().map(Backing::starts).collect();
-        saved.stop();
         let supplied = supply_all(backings, &self.device, needed);
-        let after = backings.iter().map(Backing::starts);
-        if supplied.is_ok() && after.eq(before.iter().cloned()) {
-            return error;
-        }
-        let ranges = saved.ranges.clone();
-        let restored = supplied.and_then(|()| Ok(saved.restore(&ranges, backups)?));
-        let Err(then) = restored else {
+        let is_whole = backings
+            .iter()
+            .map(Backing::starts)
+            .eq(before.iter().cloned());
+        let restored = supplied.and_then(|()| match saved.as_mut().filter(|_| !is_whole) {
+            Some(saved) => Ok(saved.restore_all(backups)?),
+            None => Ok(()),
+        });
+        let Err(putting_back) = restored else {
             return error;
         };
         // What is new holds nothing yet.
@@ -202,7 +193,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             // What is not taken back now is offered with the next pause.
             let _ = backing.reduce_to(&self.device, before);
         }
-        RegionError::not_put_back(error, then)
+        RegionError::not_put_back(error, putting_back)
     }
 
     /// Gives away what an earlier pause left on the device.

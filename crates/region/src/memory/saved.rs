@@ -12,12 +12,10 @@ use crate::figures::Copied;
 #[derive(Debug)]
 pub(super) struct Saved<K> {
     pub(super) backup: K,
-    /// What is saved, by rising addresses; while that is under way, what is to be.
-    pub(super) ranges: Vec<MemoryRange>,
+    /// What was to be saved, by rising addresses.
+    ranges: Vec<MemoryRange>,
     /// How many of the ranges are saved.
     count: usize,
-    /// Whether the blocks held more when it was saved.
-    pub(super) is_partial: bool,
     /// How long saving took.
     time: Duration,
     /// Whether someone was given the address of the copy, and may read it.
@@ -39,7 +37,6 @@ impl<K> Saved<K> {
             backup,
             ranges,
             count: 0,
-            is_partial: false,
             time: start.elapsed(),
             is_shown: false,
             is_over: false,
@@ -57,10 +54,14 @@ impl<K> Saved<K> {
         Ok(self.ranges.get(self.count).map(|range| range.address))
     }
 
-    /// Forgets the ranges that are not saved.
-    pub(super) fn stop(&mut self) {
-        self.is_partial = self.count < self.ranges.len();
-        self.ranges.truncate(self.count);
+    /// Returns what is saved, by rising addresses.
+    pub(super) fn ranges(&self) -> &[MemoryRange] {
+        &self.ranges[..self.count]
+    }
+
+    /// Returns whether some of what was to be saved is not.
+    pub(super) fn is_partial(&self) -> bool {
+        self.count < self.ranges.len()
     }
 
     /// Copies back some blocks, as far as they are saved.
@@ -79,17 +80,26 @@ impl<K> Saved<K> {
         })
     }
 
+    /// Copies back everything that is saved.
+    pub(super) fn restore_all<B: Backups<Backup = K>>(
+        &mut self,
+        backups: &mut B,
+    ) -> Result<(), BackupError> {
+        let ranges = self.ranges().to_vec();
+        self.restore(&ranges, backups).map(drop)
+    }
+
     /// Returns how much was saved, and how long that took.
     pub(super) fn copied(&self) -> Copied {
         Copied {
-            bytes: self.ranges.iter().map(|range| range.size).sum(),
+            bytes: self.ranges().iter().map(|range| range.size).sum(),
             time: self.time,
         }
     }
 
     /// Returns the block, if it lies in a range that is saved.
     pub(super) fn around(&self, block: MemoryRange) -> Option<MemoryRange> {
-        let saved = &self.ranges[..self.count];
+        let saved = self.ranges();
         let after = saved.partition_point(|range| range.address <= block.address);
         let range = saved.get(after.checked_sub(1)?)?;
         range.contains(block).then_some(block)
@@ -99,7 +109,7 @@ impl<K> Saved<K> {
     /// rounding added.
     pub(super) fn exactly(&self, block: MemoryRange) -> Option<MemoryRange> {
         let find = |range: &MemoryRange| range.address.cmp(&block.address);
-        let range = self.ranges[self.ranges.binary_search_by(find).ok()?];
+        let range = self.ranges()[self.ranges().binary_search_by(find).ok()?];
         (range.size == block.size).then_some(range)
     }
 }

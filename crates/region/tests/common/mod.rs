@@ -84,11 +84,13 @@ impl TestDriver {
     }
 
     pub(crate) fn failures(&self) -> u64 {
+        self.failures_of(Call::ALL)
+    }
+
+    pub(crate) fn failures_of(&self, calls: impl AsRef<[Call]>) -> u64 {
         let card = self.card();
-        Call::ALL
-            .iter()
-            .map(|&call| card.sim.stats(call).failures)
-            .sum()
+        let calls = calls.as_ref().iter();
+        calls.map(|&call| card.sim.stats(call).failures).sum()
     }
 
     pub(crate) fn physical_bytes(&self) -> Bytes {
