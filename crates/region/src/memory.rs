@@ -326,13 +326,9 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         reservations.for_each(|reservation| reservation.backing.forget_streams());
         books.tidy(&self.device);
         // What was freed since has no memory, where its segment went with it.
-        let reservations = &books.reservations;
-        held.retain(|&block| {
-            reservations
-                .iter()
-                .any(|reservation| reservation.has(block))
-        });
-        let needed: Vec<_> = reservations.iter().map(Reservation::needed).collect();
+        held.retain(|&block| books.has(block));
+        let reservations = books.reservations.iter();
+        let needed: Vec<_> = reservations.map(Reservation::needed).collect();
         let mut saved = books.saved.take();
         drop(books);
         let mut backings = self.take_backings()?;
@@ -517,6 +513,12 @@ impl<K> Books<K> {
             !reservation.is_vacant() || give_back().is_err()
         });
         self.count_mapped();
+    }
+
+    /// Returns whether a block lies in a segment.
+    fn has(&self, block: MemoryRange) -> bool {
+        let mut reservations = self.reservations.iter();
+        reservations.any(|reservation| reservation.has(block))
     }
 
     fn has_no_segments(&self) -> bool {

@@ -4,7 +4,9 @@ mod common;
 
 use common::{TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, Stream};
-use lowtide_region::{BackupKind, Copies, MemoryRange, Pools, PoolsError, RegionError};
+use lowtide_region::{
+    BackupError, BackupKind, Copies, MemoryRange, Pools, PoolsError, RegionError, RegionState,
+};
 use lowtide_sim::{Call, FaultPlan};
 
 /// A region's pool, around whose calls another thread does something.
@@ -68,6 +70,46 @@ fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
         let resumed = region.memory.resume(&mut busy, &mut backups);
         resumed.expect("nothing fails");
         assert!(driver.check(kept, 1), "{strategy}");
+        assert_eq!(driver.wrongs(), [""; 0]);
+    }
+}
+
+/// Its piece may have left by then, and comes back with no segment. Each step of the backup saves two blocks.
+#[test]
+fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
+    for (strategy, steps_before) in [("direct", 1), ("direct", 2), ("buddy", 3), ("slab", 2)] {
+        let (driver, region) = region(strategy, BackupKind::Host);
+        let mut backups = TestBackups::new(&driver);
+        let blocks = [1, 2, 3, 4, 5, 6, 7, 8].map(|value| {
+            let range = region.allocate(Bytes::mib(40), Stream(0));
+            let range = range.expect("there is room");
+            driver.write(range, value);
+            (range, value)
+        });
+        let [(freed, _), kept @ ..] = blocks;
+        // Its beginning is a call, too.
+        backups.fails_in = Some(1 + steps_before);
+        let mut busy = Busy {
+            region: &region,
+            before_set_paused: &mut |_| {},
+            after_settle: &mut |region| {
+                assert_eq!(region.lane().free(freed.address), Ok(()));
+            },
+        };
+        let paused = region.memory.pause(&mut busy, &mut backups);
+        assert!(
+            matches!(
+                paused,
+                Err(RegionError::Backup(BackupError::NoThread { .. }))
+            ),
+            "{strategy}: {paused:?}"
+        );
+        let state = region.memory.state().expect("no panic");
+        assert_eq!(state, RegionState::Mapped, "{strategy}");
+        for (range, value) in kept {
+            assert!(driver.check(range, value), "{strategy}");
+        }
+        assert_eq!(backups.count(), 0);
         assert_eq!(driver.wrongs(), [""; 0]);
     }
 }

@@ -182,7 +182,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             .map(Backing::starts)
             .eq(before.iter().cloned());
         let restored = supplied.and_then(|()| match saved.as_mut().filter(|_| !is_whole) {
-            Some(saved) => Ok(saved.restore_all(backups)?),
+            Some(saved) => self.restore_saved(saved, backups),
             None => Ok(()),
         });
         let Err(putting_back) = restored else {
@@ -194,6 +194,21 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             let _ = backing.reduce_to(&self.device, before);
         }
         RegionError::not_put_back(error, putting_back)
+    }
+
+    /// Copies back what is saved. Of a segment that went back after its blocks were asked for nothing is: it may have no
+    /// memory, and what it held is nobody's.
+    fn restore_saved(
+        &self,
+        saved: &mut Saved<B::Backup>,
+        backups: &mut B,
+    ) -> Result<(), RegionError> {
+        let books = self.books()?;
+        let mut ranges = saved.ranges().to_vec();
+        ranges.retain(|&range| books.has(range));
+        drop(books);
+        saved.restore(&ranges, backups)?;
+        Ok(())
     }
 
     /// Gives away what an earlier pause left on the device.

@@ -80,15 +80,6 @@ impl<K> Saved<K> {
         })
     }
 
-    /// Copies back everything that is saved.
-    pub(super) fn restore_all<B: Backups<Backup = K>>(
-        &mut self,
-        backups: &mut B,
-    ) -> Result<(), BackupError> {
-        let ranges = self.ranges().to_vec();
-        self.restore(&ranges, backups).map(drop)
-    }
-
     /// Returns how much was saved, and how long that took.
     pub(super) fn copied(&self) -> Copied {
         Copied {
