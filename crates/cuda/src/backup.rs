@@ -6,7 +6,7 @@
 //! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
 //! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
 //! ├─ host_memory.rs    ordinary memory, block by block page-locked; available.rs: how much there is
-//! └─ file.rs           a file without a name, checksums
+//! └─ file.rs           a file without a name, checksums; names.rs: names for who looks
 //! discard, and the time between two backups
 //! └─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
 //! ```
@@ -23,6 +23,7 @@ mod host_memory;
 mod keeper;
 mod layout;
 mod link;
+mod names;
 mod pipeline;
 
 #[cfg(test)]
@@ -173,7 +174,8 @@ impl CudaBackups {
     }
 
     /// Sets whether a file has names as long as it is a backup, one for each range that is in it, where its file
-    /// system can give it some; it has none unless this is called. A process that ends before leaves them.
+    /// system can give it some; it has none unless this is called. They go when the process ends, too; one that is killed,
+    /// or ends by `_exit`, leaves them, and with them the file.
     pub fn set_shows_files(&mut self, shows: bool) {
         self.shows_files = shows;
     }

@@ -11,7 +11,8 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 /// A backup is [begun](Backups::begin), and then saved step by step: what lies in ranges that are saved may leave the
 /// device before the others are. After an error of a step, what was saved by then still is; after one of
 /// [`restore`](Backups::restore) the backup is as whole as before, and the call may be made again. So it is after a
-/// panic, which the region takes for an error. A panic or the end of the process leaves no file behind.
+/// panic, which the region takes for an error. A panic leaves no file behind, and neither does the process when it ends;
+/// one that is killed leaves those that the implementation was told to show.
 pub trait Backups {
     /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
     type Backup;

@@ -1,4 +1,4 @@
-//! A backup on disk: a file without a name, and a checksum of each piece.
+//! A backup on disk: a file without a name, unless it is shown, and a checksum of each piece.
 
 use std::ffi::CString;
 use std::fmt::Debug;
@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lowtide_core::{Bytes, DeviceAddress};
 use lowtide_region::BackupError;
+
+use crate::backup::names::Names;
 
 /// What a file system must do for backups. Tests have one that fails.
 pub(super) trait Storage: Debug + Send + Sync {
@@ -45,8 +47,7 @@ pub(super) struct FileBackup {
     /// The length of the file, a multiple of [`UNIT_BYTES`].
     bytes: usize,
     checksums: Vec<AtomicU32>,
-    /// The names that it was given.
-    names: Vec<PathBuf>,
+    names: Names,
 }
 
 impl FileBackup {
@@ -69,21 +70,16 @@ impl FileBackup {
             checksums: (0..bytes.div_ceil(piece_bytes))
                 .map(|_| AtomicU32::new(0))
                 .collect(),
-            names: Vec::new(),
+            names: Names::default(),
         })
     }
 
-    /// Gives the file a name in its directory for each address, which end with it. What the file system refuses
-    /// is left out: names are for who looks.
+    /// Gives the file a name in its directory for each address, which end with it.
     pub(super) fn show(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
         let process = std::process::id();
         for address in addresses {
             let path = self.directory.join(format!("lowtide-{process}-{address}"));
-            // One that a process of this number left when it was killed.
-            let _ = std::fs::remove_file(&path);
-            if self.storage.link(&path).is_ok() {
-                self.names.push(path);
-            }
+            self.names.add(path, |path| self.storage.link(path));
         }
     }
 
@@ -130,15 +126,6 @@ impl FileBackup {
 
     fn error(&self, action: &'static str, error: &io::Error) -> BackupError {
         BackupError::io(&self.directory, action, Bytes(self.bytes as u64), error)
-    }
-}
-
-impl Drop for FileBackup {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Somebody else may have removed it, or its directory.
-            let _ = std::fs::remove_file(name);
-        }
     }
 }
 

@@ -241,6 +241,41 @@ fn a_file_is_shown_by_a_name_for_each_range() {
 }
 
 #[test]
+fn no_file_outlives_its_process() {
+    const CHILD: &str = "LOWTIDE_BACKUP_TEST_SHOWS";
+    const TEST: &str = "backup::tests::disk::no_file_outlives_its_process";
+    if let Some(directory) = std::env::var_os(CHILD) {
+        end_with_files_shown(Directory(directory.into()));
+    }
+    let directory = Directory::new();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let child = child.args([TEST, "--exact"]).env(CHILD, &directory.0);
+    let child = child.output().unwrap();
+    let messages = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{messages}");
+    assert_eq!(directory.files(), 0);
+}
+
+/// Ends the process while it has a backup, after a child of it that has none.
+fn end_with_files_shown(directory: Directory) -> ! {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    world.backups.set_directory(directory.0.clone());
+    world.backups.set_shows_files(true);
+    let _backup = world.save(BackupKind::Disk).unwrap();
+    // SAFETY: the child does nothing but end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::process::exit(0);
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((ended, status), (child, 0));
+    assert_eq!(directory.files(), world.ranges.len());
+    std::process::exit(0);
+}
+
+#[test]
 fn a_directory_that_is_not_there_is_an_error() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
