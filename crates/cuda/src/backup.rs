@@ -168,7 +168,8 @@ impl CudaBackups {
     }
 
     /// Sets where files are made from now on: the system's temporary directory, unless this is called. One
-    /// that is in the host's memory (tmpfs) takes that.
+    /// that is in the host's memory (tmpfs) takes that, and a backup that does not fit there is refused as one that is to
+    /// be in the host's memory.
     pub fn set_directory(&mut self, directory: PathBuf) {
         self.directory = directory;
     }
@@ -333,12 +334,14 @@ impl Backups for CudaBackups {
         let saving = (kind == BackupKind::Host).then(|| self.keeper.begin_saving());
         let contents = match kind {
             BackupKind::Host => Contents::Host(self.host_memory(layout.bytes())?),
-            BackupKind::Disk => Contents::Disk(FileBackup::create(
-                &self.directory,
-                layout.bytes(),
-                self.sizes.piece_bytes,
-                self.open_storage,
-            )?),
+            BackupKind::Disk => Contents::Disk(self.with_room(|| {
+                FileBackup::create(
+                    &self.directory,
+                    layout.bytes(),
+                    self.sizes.piece_bytes,
+                    self.open_storage,
+                )
+            })?),
         };
         Ok(CudaBackup {
             layout,

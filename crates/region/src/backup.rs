@@ -117,6 +117,8 @@ pub enum BackupError {
         needed: Bytes,
         /// The system's words.
         message: String,
+        /// The directory of backups, where the host's memory is what files in it take.
+        directory: Option<PathBuf>,
     },
     /// The file system has too little room.
     NoRoom {
@@ -187,9 +189,22 @@ impl fmt::Display for BackupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackupError::Driver(error) => write!(f, "the device's memory was not copied: {error}"),
-            BackupError::NoHostMemory { needed, message } => write!(
+            BackupError::NoHostMemory {
+                needed,
+                message,
+                directory: None,
+            } => write!(
                 f,
                 "the host has no {needed} for a backup ({message}): back up to disk, or free memory"
+            ),
+            BackupError::NoHostMemory {
+                needed,
+                message,
+                directory: Some(directory),
+            } => write!(
+                f,
+                "{directory:?} is in the host's memory, which has no {needed} for a backup ({message}): choose a \
+                 directory on a disk with LOWTIDE_BACKUP_DIR, or free memory"
             ),
             BackupError::NoRoom { directory, needed } => write!(
                 f,
@@ -249,6 +264,19 @@ mod tests {
         assert_eq!(
             denied.to_string(),
             r#"a backup in "/scratch\nhere" could not be written (permission denied): if this lasts, choose another directory with LOWTIDE_BACKUP_DIR"#
+        );
+        let no_memory = |directory| BackupError::NoHostMemory {
+            needed,
+            message: "2.00 GiB is available".to_owned(),
+            directory,
+        };
+        assert_eq!(
+            no_memory(None).to_string(),
+            "the host has no 8.00 GiB for a backup (2.00 GiB is available): back up to disk, or free memory"
+        );
+        assert_eq!(
+            no_memory(Some("/dev/shm".into())).to_string(),
+            r#""/dev/shm" is in the host's memory, which has no 8.00 GiB for a backup (2.00 GiB is available): choose a directory on a disk with LOWTIDE_BACKUP_DIR, or free memory"#
         );
         assert_eq!(
             BackupError::from(DriverError::OutOfMemory).to_string(),

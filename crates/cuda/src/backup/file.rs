@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use lowtide_core::{Bytes, DeviceAddress};
 use lowtide_region::BackupError;
 
+use crate::backup::available::Promise;
 use crate::backup::names::Names;
 
 /// What a file system must do for backups. Tests have one that fails.
@@ -32,7 +34,7 @@ pub(super) trait Storage: Debug + Send + Sync {
 }
 
 /// Makes a [`Storage`] of so many bytes in a directory, or says that there is no room.
-pub(super) type OpenStorage = fn(&Path, u64) -> io::Result<Box<dyn Storage>>;
+pub(super) type OpenStorage = fn(&Path, Bytes) -> Result<Box<dyn Storage>, BackupError>;
 
 /// The unit of a file that is read and written past the system's cache; no device has a larger one.
 pub(super) const UNIT_BYTES: usize = 4096;
@@ -59,11 +61,8 @@ impl FileBackup {
         open: OpenStorage,
     ) -> Result<FileBackup, BackupError> {
         let bytes = bytes.max(1).next_multiple_of(UNIT_BYTES);
-        let needed = Bytes(bytes as u64);
-        let storage = open(directory, needed.get())
-            .map_err(|error| BackupError::io(directory, "made", needed, &error))?;
         Ok(FileBackup {
-            storage,
+            storage: open(directory, Bytes(bytes as u64))?,
             directory: directory.to_path_buf(),
             piece_bytes,
             bytes,
@@ -136,17 +135,27 @@ pub(super) struct TemporaryFile {
     /// Reads and writes go past the system's cache, which would double the host's work and push out what
     /// the job needs.
     is_direct: AtomicBool,
+    /// What of it is about to take the host's memory, where that is what its file system has.
+    promise: Option<Promise>,
 }
 
 impl TemporaryFile {
     /// Makes a file of so many bytes.
-    pub(super) fn open(directory: &Path, bytes: u64) -> io::Result<Box<dyn Storage>> {
-        refuse_beyond_limit(bytes)?;
-        let file = open_unnamed(directory)?;
-        allocate(&file, bytes)?;
+    pub(super) fn open(directory: &Path, bytes: Bytes) -> Result<Box<dyn Storage>, BackupError> {
+        let failed = |error| BackupError::io(directory, "made", bytes, &error);
+        refuse_beyond_limit(bytes.get()).map_err(failed)?;
+        let file = open_unnamed(directory).map_err(failed)?;
+        let promise = is_in_memory(&file).then(|| Promise::new(bytes)).transpose();
+        let promise = promise.map_err(|left| BackupError::NoHostMemory {
+            needed: bytes,
+            message: format!("{left} is available"),
+            directory: Some(directory.to_path_buf()),
+        })?;
+        let is_allocated = allocate(&file, bytes.get()).map_err(failed)?;
         let storage = TemporaryFile {
             is_direct: AtomicBool::new(set_direct(&file, true).is_ok()),
             file,
+            promise: promise.filter(|_| !is_allocated),
         };
         Ok(Box::new(storage))
     }
@@ -168,7 +177,11 @@ impl TemporaryFile {
 
 impl Storage for TemporaryFile {
     fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()> {
-        self.transfer(|file| file.write_all_at(content, offset))
+        self.transfer(|file| file.write_all_at(content, offset))?;
+        if let Some(promise) = &self.promise {
+            promise.keep(Bytes(content.len() as u64));
+        }
+        Ok(())
     }
 
     fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()> {
@@ -238,19 +251,32 @@ fn open_unnamed(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// Gives the file its length and its room on disk, so that a full disk is met before the first copy.
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+/// Returns whether the file's contents stay in the host's memory, as far as the system says.
+fn is_in_memory(file: &File) -> bool {
+    // As `linux/magic.h` has them.
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    // SAFETY: all of its fields are numbers.
+    let mut found: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY: the call writes `found`, which outlives it.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
+    result == 0 && [TMPFS, RAMFS].map(i64::from).contains(&found.f_type)
+}
+
+/// Gives the file its length and its room on disk, so that a full disk is met before the first copy. Returns whether
+/// the room is its own by now.
+fn allocate(file: &File, bytes: u64) -> io::Result<bool> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
     loop {
         // SAFETY: reads no memory.
         if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-            return Ok(());
+            return Ok(true);
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
             // A file system that cannot: there the first write that finds no room says so.
-            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return file.set_len(bytes),
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return file.set_len(bytes).map(|()| false),
             _ => return Err(error),
         }
     }

@@ -48,7 +48,11 @@ impl HostMemory {
     ) -> Result<HostMemory, BackupError> {
         let bytes = HostMemory::bytes_for(needed_bytes);
         let needed = Bytes(needed_bytes as u64);
-        let refused = |message| BackupError::NoHostMemory { needed, message };
+        let refused = |message| BackupError::NoHostMemory {
+            needed,
+            message,
+            directory: None,
+        };
         let promise = Promise::new(needed);
         let promise = promise.map_err(|left| refused(format!("{left} is available")))?;
         let start = map_pages(bytes).map_err(|error| refused(error.to_string()))?;

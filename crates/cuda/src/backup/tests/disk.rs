@@ -23,6 +23,8 @@ enum Operation {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     Error(i32),
+    /// The directory is in the host's memory, and that is full.
+    NoMemory,
     /// One bit is another one when it is read.
     Damage,
     /// The thread panics.
@@ -61,9 +63,19 @@ fn fail_if_due(operation: Operation) -> io::Result<()> {
     }
 }
 
-fn open_faulty(directory: &Path, bytes: u64) -> io::Result<Box<dyn Storage>> {
-    fail_if_due(Operation::Open)?;
-    Ok(Box::new(FaultyFile(TemporaryFile::open(directory, bytes)?)))
+fn open_faulty(directory: &Path, bytes: Bytes) -> Result<Box<dyn Storage>, BackupError> {
+    match next_fault(Operation::Open) {
+        Some(Fault::Error(code)) => {
+            let error = io::Error::from_raw_os_error(code);
+            Err(BackupError::io(directory, "made", bytes, &error))
+        }
+        Some(Fault::NoMemory) => Err(BackupError::NoHostMemory {
+            needed: bytes,
+            message: "it was to fail".to_owned(),
+            directory: Some(directory.to_path_buf()),
+        }),
+        _ => Ok(Box::new(FaultyFile(TemporaryFile::open(directory, bytes)?))),
+    }
 }
 
 impl Storage for FaultyFile {
@@ -285,6 +297,55 @@ fn a_directory_that_is_not_there_is_an_error() {
     let expected = "a backup in \"/nowhere/at/all\" could not be made (No such file or directory (os error 2)): if this lasts, choose another directory with LOWTIDE_BACKUP_DIR";
     assert_eq!(error.to_string(), expected);
     assert_eq!(world.contents(), saved);
+    world.end();
+}
+
+/// Where Linux has a file system in memory; to give a file room there takes that memory.
+const IN_MEMORY: &str = "/dev/shm";
+
+#[test]
+fn what_the_host_has_no_memory_for_is_refused_in_a_directory_too() {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    world.backups.set_directory(IN_MEMORY.into());
+    let range = MemoryRange {
+        address: world.ranges[0].address,
+        size: Bytes::gib(1 << 14),
+    };
+    let error = world.backups.begin(&[range], BackupKind::Disk).unwrap_err();
+    let text = error.to_string();
+    let expected = "\"/dev/shm\" is in the host's memory, which has no 16.00 TiB for a backup (";
+    assert!(text.starts_with(expected), "{text}");
+    world.end();
+}
+
+#[test]
+fn a_file_in_memory_has_taken_what_it_was_promised() {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    world.backups.set_directory(IN_MEMORY.into());
+    let before = available::promised();
+    let saved = world.fill(1);
+    let ranges = world.ranges.clone();
+    let begun = world.backups.begin(&ranges, BackupKind::Disk).unwrap();
+    assert_eq!(available::promised(), before);
+    drop(begun);
+    let mut backup = world.save(BackupKind::Disk).unwrap();
+    world.fill(2);
+    world.restore(&mut backup).unwrap();
+    assert!(world.contents() == saved);
+    drop(backup);
+    world.end();
+}
+
+#[test]
+fn idle_memory_goes_back_for_a_file_in_memory() {
+    let mut world = World::new(STAYS, open_faulty);
+    let backup = world.save(BackupKind::Host).unwrap();
+    world.backups.discard(backup);
+    assert!(!world.backups.retained().is_zero());
+    *FAULT.lock().unwrap() = Some((Operation::Open, 1, Fault::NoMemory));
+    let backup = world.backups.begin(&[], BackupKind::Disk).unwrap();
+    assert!(world.backups.retained().is_zero());
+    drop(backup);
     world.end();
 }
 
