@@ -67,16 +67,17 @@ fn lock(bytes: &Mutex<Bytes>) -> MutexGuard<'_, Bytes> {
 }
 
 /// Returns how much memory this process could take before the system runs short or a limit of its control
-/// groups is met (version 2), as far as the system says. Others may take it in the meantime.
+/// groups is met, as far as the system says. Others may take it in the meantime.
 fn host_memory() -> Option<Bytes> {
     let system = read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| available_in(&text));
-    let group = read_to_string("/proc/self/cgroup")
-        .ok()
-        .and_then(|text| group_in(&text).map(str::to_owned))
-        .and_then(|group| left_in_groups(Path::new("/sys/fs/cgroup"), &group));
-    system.into_iter().chain(group).min()
+    let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = [&VERSION_1, &VERSION_2].into_iter().filter_map(|version| {
+        let group = group_in(&groups, version.controller)?;
+        left_in_groups(version, Path::new(version.root), group)
+    });
+    system.into_iter().chain(left).min()
 }
 
 /// Returns what `/proc/meminfo` says is available.
@@ -88,29 +89,61 @@ fn available_in(meminfo: &str) -> Option<Bytes> {
     Some(Bytes::kib(kib))
 }
 
-/// Returns the process's group of version 2 by what `/proc/self/cgroup` says.
-fn group_in(groups: &str) -> Option<&str> {
-    groups.lines().find_map(|line| line.strip_prefix("0::/"))
+/// Where a version of control groups says what of a group and those in it.
+struct Version {
+    /// Where the groups of memory are.
+    root: &'static str,
+    /// What names them in `/proc/self/cgroup`.
+    controller: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// The lines of `memory.stat` with what is used for files.
+    files: [&'static str; 2],
+}
+
+static VERSION_1: Version = Version {
+    root: "/sys/fs/cgroup/memory",
+    controller: "memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    files: ["total_inactive_file", "total_active_file"],
+};
+
+static VERSION_2: Version = Version {
+    root: "/sys/fs/cgroup",
+    controller: "",
+    limit: "memory.max",
+    used: "memory.current",
+    files: ["inactive_file", "active_file"],
+};
+
+/// Returns the process's group that a controller names by what `/proc/self/cgroup` says.
+fn group_in<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
+    groups.lines().find_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(":/")?;
+        let mut controllers = controllers.split(',');
+        controllers.any(|name| name == controller).then_some(group)
+    })
 }
 
 /// Returns the least that a group, or one that it is part of, has left.
-fn left_in_groups(root: &Path, group: &str) -> Option<Bytes> {
+fn left_in_groups(version: &Version, root: &Path, group: &str) -> Option<Bytes> {
     let own = root.join(group);
     let groups = own.ancestors().take_while(|path| path.starts_with(root));
-    groups.filter_map(left_in_group).min()
+    groups.filter_map(|path| left_in_group(version, path)).min()
 }
 
 /// Returns what is left of a group's limit, if it has one. What it uses for files it would give back.
-fn left_in_group(group: &Path) -> Option<Bytes> {
+fn left_in_group(version: &Version, group: &Path) -> Option<Bytes> {
     let number = |file| -> Option<u64> {
         let text = read_to_string(group.join(file)).ok()?;
         text.trim().parse().ok()
     };
-    let (limit, used) = (number("memory.max")?, number("memory.current")?);
+    let (limit, used) = (number(version.limit)?, number(version.used)?);
     let details = read_to_string(group.join("memory.stat")).unwrap_or_default();
     let files = details.lines().filter_map(|line| {
         let (name, bytes) = line.split_once(' ')?;
-        matches!(name, "inactive_file" | "active_file").then_some(bytes)
+        version.files.contains(&name).then_some(bytes)
     });
     let files: u64 = files.filter_map(|bytes| bytes.parse::<u64>().ok()).sum();
     Some(Bytes(limit.saturating_sub(used.saturating_sub(files))))
@@ -120,6 +153,7 @@ fn left_in_group(group: &Path) -> Option<Bytes> {
 mod tests {
     use super::*;
     use std::fs::{create_dir_all, remove_dir_all, write};
+    use std::path::PathBuf;
 
     #[test]
     fn the_system_says_what_is_available() {
@@ -130,34 +164,57 @@ mod tests {
         assert!(here > Bytes::mib(1) && here < Bytes::gib(1 << 20), "{here}");
     }
 
-    #[test]
-    fn the_tightest_group_counts_and_its_files_do_not() {
-        let name = format!("lowtide-groups-{}", std::process::id());
-        let root = std::env::temp_dir().join(name);
-        let inner = root.join("a/b");
-        create_dir_all(&inner).unwrap();
-        let make = |path: &Path, max: &str, current: &str, stat: &str| {
-            write(path.join("memory.max"), max).unwrap();
-            write(path.join("memory.current"), current).unwrap();
-            write(path.join("memory.stat"), stat).unwrap();
-        };
-        make(&root, "900\n", "850\n", "anon 700\n");
-        make(
-            &root.join("a"),
-            "800\n",
-            "790\n",
-            "anon 9\nactive_file 11\ninactive_file 9\n",
-        );
-        make(&inner, "max\n", "700\n", "");
-        assert_eq!(left_in_groups(&root, "a/b"), Some(Bytes(30)));
-        assert_eq!(left_in_groups(&root, ""), Some(Bytes(50)));
-        remove_dir_all(&root).unwrap();
-        assert_eq!(left_in_groups(&root, "a/b"), None);
+    /// Makes a group as a version has it.
+    fn make(version: &Version, path: &Path, limit: &str, used: &str, details: &str) {
+        create_dir_all(path).unwrap();
+        write(path.join(version.limit), limit).unwrap();
+        write(path.join(version.used), used).unwrap();
+        write(path.join("memory.stat"), details).unwrap();
+    }
+
+    fn directory(name: &str) -> PathBuf {
+        let name = format!("lowtide-{name}-{}", std::process::id());
+        std::env::temp_dir().join(name)
     }
 
     #[test]
-    fn only_groups_of_version_two_are_looked_at() {
-        assert_eq!(group_in("4:memory:/x\n0::/job/one\n"), Some("job/one"));
-        assert_eq!(group_in("4:memory:/x\n"), None);
+    fn the_tightest_group_counts_and_its_files_do_not() {
+        let root = directory("groups-2");
+        let made = |path: &Path, limit, used, details| make(&VERSION_2, path, limit, used, details);
+        made(&root, "900\n", "850\n", "anon 700\n");
+        let details = "anon 9\nactive_file 11\ninactive_file 9\n";
+        made(&root.join("a"), "800\n", "790\n", details);
+        made(&root.join("a/b"), "max\n", "700\n", "");
+        let left = |group| left_in_groups(&VERSION_2, &root, group);
+        assert_eq!(left("a/b"), Some(Bytes(30)));
+        assert_eq!(left(""), Some(Bytes(50)));
+        remove_dir_all(&root).unwrap();
+        assert_eq!(left_in_groups(&VERSION_2, &root, "a/b"), None);
+    }
+
+    /// It has no word for a group without a limit, and counts the files of a group without those in it, too.
+    #[test]
+    fn groups_of_version_one_count_as_well() {
+        let root = directory("groups-1");
+        let made = |path: &Path, limit, used, details| make(&VERSION_1, path, limit, used, details);
+        made(&root, "9223372036854771712\n", "990\n", "");
+        let details = "cache 40\ninactive_file 1\nactive_file 2\ntotal_inactive_file 9\ntotal_active_file 11\n";
+        made(&root.join("a"), "800\n", "790\n", details);
+        made(&root.join("a/b"), "9223372036854771712\n", "700\n", "");
+        let left = |group| left_in_groups(&VERSION_1, &root, group);
+        assert_eq!(left("a/b"), Some(Bytes(30)));
+        // As in a container that sees its own group alone, at the root.
+        assert_eq!(left("not/there"), left(""));
+        assert!(left("") > Some(Bytes::gib(1 << 20)));
+        remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_process_has_a_group_of_each_version() {
+        let groups = "5:name=systemd:/y\n4:cpu,memory:/x:1\n0::/job/one\n";
+        let found = [&VERSION_1, &VERSION_2].map(|version| group_in(groups, version.controller));
+        assert_eq!(found, [Some("x:1"), Some("job/one")]);
+        assert_eq!(group_in("4:memory:/x\n", VERSION_2.controller), None);
+        assert_eq!(group_in("0::/\n", VERSION_1.controller), None);
     }
 }
