@@ -596,6 +596,26 @@ for _ in range(2):
     assert printed.splitlines() == [f"{{('default', 'disk'): {30 << 20}}}", away, back, away, back]
 
 
+def test_the_process_is_in_its_region_before_the_other_is_imported(machine: Machine) -> None:
+    machine.write("regions.py", MEMORY)
+    machine.write(
+        "script.py",
+        """
+        import torch
+        from regions import *
+        allocate(10 * MIB)
+        import torch_memory_saver
+        allocate(20 * MIB)
+        torch_memory_saver.torch_memory_saver.pause()
+        print(live(), lowtide.memory_stats(0)["allocated_bytes.all.current"] >> 20)
+        """,
+    )
+    done = machine.run(
+        *("-m", "lowtide", "run", "script.py"), LOWTIDE_COMPAT="vllm,torch_memory_saver", TMS_INIT_ENABLE="1"
+    )
+    assert done.stdout == f"{{('default', None): {30 << 20}}} 30\n", done
+
+
 @pytest.mark.parametrize("retains", ["", "0", "1"])
 def test_the_environment_says_whether_copies_stay(machine: Machine, retains: str) -> None:
     printed = machine.code(

@@ -30,6 +30,7 @@ use crate::record::{self, Recorder};
 use crate::regions::{self, RegionPool};
 use crate::settings::Choice;
 use crate::shortage::ShortageListener;
+use crate::tms;
 
 /// One device's allocator.
 pub(crate) type Allocator = SharedAllocator<CudaDriver>;
@@ -539,6 +540,8 @@ pub(crate) fn is_driver_gone(error: &AllocError) -> bool {
 
 #[cold]
 fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
+    // Without any lock: it may enter a region, which the device is then prepared for.
+    tms::start_if_named();
     let allocator = make(ordinal)?;
     // Without any lock: what is shown first is asked for here.
     publish::start();

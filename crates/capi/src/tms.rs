@@ -20,6 +20,7 @@ use crate::regions::{
     self, Backup, lowtide_pause, lowtide_region_enter, lowtide_region_leave, lowtide_resume,
     lowtide_retain_backups, lowtide_set_backup_directory,
 };
+use crate::registry;
 
 thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
@@ -272,6 +273,15 @@ pub extern "C" fn tms_torch_free(
     stream: *mut c_void,
 ) {
     lowtide_free(memory, size, device, stream);
+}
+
+/// Does what the environment asks of the process, where it puts lowtide in the other's place: the other's library does
+/// it from the process's first request on, before anybody calls a function of it.
+pub(crate) fn start_if_named() {
+    let names = registry::variable("LOWTIDE_COMPAT").unwrap_or_default();
+    if names.split(',').any(|name| name == "torch_memory_saver") {
+        start();
+    }
 }
 
 /// Does what the environment asks of the process, once.

@@ -14,6 +14,8 @@ of lowtide. What is different from the package whose interface this is:
 - A `torch.cuda.MemPool` goes before a region even where the region begins inside of it, but for that of `disable`.
 - A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
 - A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
+- `TMS_INIT_ENABLE` is in force from the process's first request on where `LOWTIDE_COMPAT` names torch_memory_saver,
+  else from the import of this on: what was allocated before that is in no region.
 - lowtide always copies through page-locked memory into ordinary memory, which is page-locked beside the program.
   `cpu_backup_backend` says whether that goes back at once with a resume ("mmap") or after half a minute, as the next
   backup is faster with it ("pinned"); with the latter, `get_cpu_backup(zero_copy=True)` waits until it is page-locked.
