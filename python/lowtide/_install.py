@@ -43,7 +43,8 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     `PYTORCH_CUDA_ALLOC_CONF`. What is `None` is decided by `LOWTIDE_STRATEGY` and `LOWTIDE_CONF`, for the
     strategy `caching`, which is the default, then by PyTorch's own `PYTORCH_CUDA_ALLOC_CONF`.
 
-    A later call changes the choice, as long as CUDA is not in use; one without arguments does nothing.
+    A later call changes the choice, as long as CUDA is not in use; one without arguments does nothing. Where lowtide
+    has served others already, as in a program of `lowtide run --preload`, one without arguments keeps the choice.
 
     The first call for a version of PyTorch builds the shim, which takes half a minute. Where that is not
     possible, a line on standard error says why, and PyTorch's pluggable interface is used: memory works,
@@ -55,14 +56,21 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     global _is_installed
     if _is_installed and strategy is None and config is None:
         return
-    configure(strategy, config)
+    is_settled = False
+    try:
+        configure(strategy, config)
+    except StartedError:
+        if strategy is not None or config is not None:
+            raise
+        is_settled = True
     if _is_installed:
         return
     torch = _import_torch()
     if torch.cuda.is_initialized():
         raise _started()
     find_driver()
-    check(library().lowtide_set_torch_version(*torch_version(torch)))
+    if not is_settled:
+        check(library().lowtide_set_torch_version(*torch_version(torch)))
     reason = _install_shim(torch)
     if reason is not None:
         _install_pluggable(torch)

@@ -7,7 +7,8 @@ from it with its environment (by torchrun, `spawn`, a shell), finds `_startup/si
 pays a few milliseconds, and a child that was forked has what its parent had.
 
 `--preload` is for programs that know nothing of Python or PyTorch: the program is run with liblowtide.so in
-front of NVIDIA's driver, by the loader's `LD_PRELOAD`.
+front of NVIDIA's driver, by the loader's `LD_PRELOAD`. PyTorch keeps its own allocator there, unless
+`LOWTIDE_COMPAT` names packages that are to be lowtide's: these take what a script does.
 """
 
 import os
@@ -51,11 +52,15 @@ def run(arguments: list[str]) -> NoReturn:
 
 
 def run_preloaded(strategy: str | None, config: str | None, program: list[str]) -> NoReturn:
-    """Becomes a program that has lowtide in front of the driver, as its children do."""
+    """Becomes a program that has lowtide in front of the driver, as its children do.
+
+    Where `LOWTIDE_COMPAT` names packages, those are lowtide's in every Python among them, and so is PyTorch's memory.
+    """
     # Without options there are none, whatever PyTorch's own variables say.
     has_options = config is not None or ":" in (strategy or "")
     choose(strategy, config if has_options else "")
-    environment = with_choice(os.environ, strategy, config)
+    with_environment = script_environment if names_of_environment() else with_choice
+    environment = with_environment(os.environ, strategy, config)
     environment["LOWTIDE_PRELOAD"] = "1"
     environment["LD_PRELOAD"] = preload_list(str(PATH), os.environ.get("LD_PRELOAD"))
     try:

@@ -2,6 +2,7 @@
 
 import ast
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -737,6 +738,39 @@ def test_an_unmodified_program_has_it_by_a_variable(machine: Machine) -> None:
     assert done.stderr == (
         "lowtide: LOWTIDE_COMPAT names 'tms', of which lowtide has no counterpart: it has torch_memory_saver, vllm\n"
     )
+
+
+def test_what_other_libraries_take_is_in_regions_of_a_program_that_is_preloaded(machine: Machine) -> None:
+    machine.write("regions.py", MEMORY)
+    machine.write(
+        "script.py",
+        """
+        from regions import *
+        driver = ctypes.CDLL("libcuda.so.1")
+        context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+        assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert driver.cuCtxSetCurrent(context) == 0
+
+        def take(size):
+            assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)) == 0
+
+        take(10 * MIB)
+        import torch
+        from torch_memory_saver import torch_memory_saver as saver
+        take(20 * MIB)
+        with saver.region("other"):
+            take(40 * MIB)
+        print(torch.cuda.memory.current is not None, saver.__class__.__module__, live())
+        """,
+    )
+    preload = ("-m", "lowtide", "run", "--preload")
+    done = machine.run(
+        *(*preload, sys.executable, "script.py"), LOWTIDE_COMPAT="torch_memory_saver", TMS_INIT_ENABLE="1"
+    )
+    regions = {("default", None): 30 << 20, ("other", None): 40 << 20}
+    assert done.stdout == f"True lowtide.compat.torch_memory_saver.entrypoint {regions}\n", done
+    refusal = machine.refusal(*preload[2:], "true", LOWTIDE_COMPAT="nonsense")
+    assert refusal.startswith("LOWTIDE_COMPAT names 'nonsense', of which")
 
 
 def test_the_functions_of_c_keep_a_thread_s_state(gpu: Machine) -> None:

@@ -41,6 +41,12 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     let program_path = env::current_exe().context("where this command lies is not known")?;
     let library = find_library(&program_path)?;
+    if env::var_os("LOWTIDE_COMPAT").is_some_and(|names| !names.is_empty()) {
+        // Where the package of a Python lies is that Python's to say.
+        output::note(
+            "LOWTIDE_COMPAT changes no import here: `python -m lowtide run --preload` has Python heed it",
+        );
+    }
     let mut command = Command::new(program);
     command.args(arguments);
     command.env(

@@ -50,7 +50,12 @@ fn compile(library: &Path) {
 
 fn run(command: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(command);
-    for name in ["LD_PRELOAD", "LOWTIDE_STRATEGY", "LOWTIDE_CONF"] {
+    for name in [
+        "LD_PRELOAD",
+        "LOWTIDE_STRATEGY",
+        "LOWTIDE_CONF",
+        "LOWTIDE_COMPAT",
+    ] {
         command.env_remove(name);
     }
     command.args(arguments).envs(variables.iter().copied());
@@ -111,6 +116,24 @@ fn the_users_own_libraries_are_loaded_too() {
     );
     // Once by the command itself, as the user has it there.
     assert_eq!(stderr(&output).lines().count(), 3, "{}", stderr(&output));
+}
+
+#[test]
+fn it_is_told_that_packages_of_python_stay_as_they_are() {
+    let scratch = Scratch::new("run_compat");
+    let command = install(&scratch, Some("bin/liblowtide.so"));
+    let check = |names: &str, expected: &str| {
+        let arguments = ["run", "--preload", "true"];
+        let output = run(&command, &arguments, &[("LOWTIDE_COMPAT", names)]);
+        let text = stderr(&output);
+        let (told, _) = text.split_once("preload=1").unwrap();
+        assert_eq!(told, expected);
+    };
+    check("", "");
+    check(
+        "vllm",
+        "lowtide: LOWTIDE_COMPAT changes no import here: `python -m lowtide run --preload` has Python heed it\n",
+    );
 }
 
 #[test]

@@ -6,8 +6,8 @@ Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where
 says why. Both hook modes are served, by the same means: memory that PyTorch asks for in a region comes from a region
 of lowtide. What is different from the package whose interface this is:
 
-- What other libraries take by `cudaMalloc` is in a region only in a program that `lowtide run --preload` started.
-  `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
+- What other libraries take by `cudaMalloc` is in a region only in a program that `python -m lowtide run --preload`
+  started. `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
 - Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
 - Graphs that name one pool share its memory where they are of one region: each region has a pool of its own there,
   which `graph.pool()` says.
