@@ -4,6 +4,7 @@ import ast
 import shutil
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from machine import MEMORY, Machine
@@ -578,23 +579,46 @@ from torch_memory_saver.utils import get_binary_path_from_package
 # By this trainers tell whether the library can do it, before they ask for it.
 its_library = get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
 assert b"TMS_INIT_ENABLE_DISK_BACKUP" in its_library.read_bytes()
-os.mkdir("files")
 kept = allocate(30 * MIB)
 write(kept, b"kept")
 print(live())
 for _ in range(2):
     saver.pause()
-    sizes = [os.stat(os.path.join("files", name)).st_size for name in os.listdir("files")]
+    sizes = [os.stat(os.path.join("files/made", name)).st_size for name in os.listdir("files/made")]
     print(len(sizes), sum(sizes) >= 30 * MIB, [seen["disk_bytes"] // MIB for seen in lowtide.regions()])
     saver.resume()
-    print(read(kept, 4), os.listdir("files"), [seen["disk_bytes"] for seen in lowtide.regions()])
+    print(read(kept, 4), os.listdir("files/made"), [seen["disk_bytes"] for seen in lowtide.regions()])
 """,
         TMS_INIT_ENABLE="1",
         TMS_INIT_ENABLE_DISK_BACKUP="1",
-        TMS_DISK_BACKUP_DIR="files",
+        TMS_DISK_BACKUP_DIR="files/made",
     )
     away, back = "1 True [30]", "b'kept' [] [0]"
     assert printed.splitlines() == [f"{{('default', 'disk'): {30 << 20}}}", away, back, away, back]
+
+
+def test_a_directory_for_backups_is_made(machine: Machine) -> None:
+    code = (
+        MEMORY,
+        """
+        from lowtide.compat.torch_memory_saver import torch_memory_saver as saver
+        from lowtide.compat.torch_memory_saver.binary_wrapper import BinaryWrapper
+        kept = allocate(30 * MIB)
+        print(live(), refusal(saver.pause))
+        BinaryWrapper().cdll.tms_set_disk_backup_dir(b"another/one")
+        saver.pause()
+        print(len(os.listdir("another/one")))
+        """,
+    )
+    machine.write("file", "")
+    variables = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1", "TMS_DISK_BACKUP_DIR": "file/deep"}
+    done = machine.run("-c", "".join(map(dedent, code)), **variables)
+    refused, files = done.stdout.splitlines()
+    # It is the directory all the same, and the process in its region.
+    assert refused.startswith(f"{{('default', 'disk'): {30 << 20}}} BackupError "), done
+    assert 'a backup in "file/deep" could not be made (Not a directory' in refused
+    assert files == "1"
+    assert 'lowtide: "file/deep" for backups could not be made: Not a directory (os error 20)' in done.stderr
 
 
 def test_the_process_is_in_its_region_before_the_other_is_imported(machine: Machine) -> None:

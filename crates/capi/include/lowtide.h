@@ -1527,8 +1527,8 @@ void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
 /**
- * As `lowtide_set_backup_directory`; from then on there is a file in the directory for each block that is kept
- * there, by names of one file for all blocks of a region.
+ * As `lowtide_set_backup_directory`, and makes the directory and those above it if need be; from then on there is a
+ * file in it for each block that is kept there, by names of one file for all blocks of a region.
  *
  * The caller promises:
  *

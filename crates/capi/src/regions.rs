@@ -29,7 +29,10 @@ use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
 use crate::registry;
 
-pub(crate) use keeper::{retains as retains_backups, show_files as show_backup_files};
+pub(crate) use keeper::{
+    retains as retains_backups, set_directory as set_backup_directory,
+    show_files as show_backup_files,
+};
 pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on, pools_unless_busy};
 
 /// What becomes of a region's contents while it is paused.

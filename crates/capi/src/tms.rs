@@ -5,20 +5,21 @@
 
 use std::cell::RefCell;
 use std::env;
-use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
 use std::mem::ManuallyDrop;
-use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::ptr;
 use std::sync::Once;
 
 use lowtide_core::Bytes;
 
-use crate::boundary::{run, run_and_tell, text_from_c};
+use crate::boundary::{path_from_c, run, run_and_tell, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, lowtide_free, lowtide_malloc};
 use crate::regions::{
     self, Backup, lowtide_pause, lowtide_region_enter, lowtide_region_leave, lowtide_resume,
-    lowtide_retain_backups, lowtide_set_backup_directory,
+    lowtide_retain_backups,
 };
 use crate::registry;
 
@@ -182,8 +183,8 @@ pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
     look(|thread| thread.backend.as_ptr())
 }
 
-/// As `lowtide_set_backup_directory`; from then on there is a file in the directory for each block that is kept
-/// there, by names of one file for all blocks of a region.
+/// As `lowtide_set_backup_directory`, and makes the directory and those above it if need be; from then on there is a
+/// file in it for each block that is kept there, by names of one file for all blocks of a region.
 ///
 /// # Safety
 ///
@@ -191,9 +192,9 @@ pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
     tell(|| {
-        regions::show_backup_files()?;
-        // SAFETY: by the contract of this function.
-        succeed(unsafe { lowtide_set_backup_directory(path) })
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
+        set_backup_directory(path)
     });
 }
 
@@ -288,13 +289,10 @@ pub(crate) fn start_if_named() {
 fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
+        if let Some(directory) = registry::path_variable("TMS_DISK_BACKUP_DIR") {
+            tell(|| set_backup_directory(&directory));
+        }
         tell(|| {
-            let directory = env::var_os("TMS_DISK_BACKUP_DIR").map(OsString::into_vec);
-            if let Some(directory) = directory.and_then(|path| CString::new(path).ok()) {
-                regions::show_backup_files()?;
-                // SAFETY: it ends with a zero byte.
-                succeed(unsafe { lowtide_set_backup_directory(directory.as_ptr()) })?;
-            }
             if is_set("TMS_RETAIN_CPU_BACKUP") {
                 succeed(lowtide_retain_backups(true))?;
             }
@@ -304,6 +302,17 @@ fn start() {
             Ok(())
         });
     });
+}
+
+/// Keeps backups on disk in a directory from now on, which is made if need be. Where that fails it is in force all the
+/// same: another would be a surprise, and a pause says so again.
+fn set_backup_directory(directory: &Path) -> Result<(), Error> {
+    regions::show_backup_files()?;
+    regions::set_backup_directory(directory.to_owned())?;
+    fs::create_dir_all(directory).map_err(|error| {
+        let text = format_args!("{directory:?} for backups could not be made: {error}");
+        Error::new(Status::Backup, text)
+    })
 }
 
 /// Returns something of what this thread has said.

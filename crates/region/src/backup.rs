@@ -185,6 +185,10 @@ impl From<DriverError> for BackupError {
     }
 }
 
+/// How files come to be elsewhere: what the program sets goes before the variable.
+const OTHER_DIRECTORY: &str = "choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where \
+                               neither that nor TMS_DISK_BACKUP_DIR names one";
+
 impl fmt::Display for BackupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -208,8 +212,7 @@ impl fmt::Display for BackupError {
             ),
             BackupError::NoRoom { directory, needed } => write!(
                 f,
-                "{directory:?} has no room for a backup of {needed}: free some, or choose another \
-                 directory with LOWTIDE_BACKUP_DIR"
+                "{directory:?} has no room for a backup of {needed}: free some, or {OTHER_DIRECTORY}"
             ),
             BackupError::Io {
                 directory,
@@ -217,8 +220,8 @@ impl fmt::Display for BackupError {
                 message,
             } => write!(
                 f,
-                "a backup in {directory:?} could not be {action} ({message}): if this lasts, choose \
-                 another directory with LOWTIDE_BACKUP_DIR"
+                "a backup in {directory:?} could not be {action} ({message}): if this lasts, \
+                 {OTHER_DIRECTORY}"
             ),
             BackupError::Corrupt { directory, address } => write!(
                 f,
@@ -257,13 +260,13 @@ mod tests {
         let full = BackupError::io(directory, "written", needed, &full);
         assert_eq!(
             full.to_string(),
-            r#""/scratch\nhere" has no room for a backup of 8.00 GiB: free some, or choose another directory with LOWTIDE_BACKUP_DIR"#
+            r#""/scratch\nhere" has no room for a backup of 8.00 GiB: free some, or choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one"#
         );
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         let denied = BackupError::io(directory, "written", needed, &denied);
         assert_eq!(
             denied.to_string(),
-            r#"a backup in "/scratch\nhere" could not be written (permission denied): if this lasts, choose another directory with LOWTIDE_BACKUP_DIR"#
+            r#"a backup in "/scratch\nhere" could not be written (permission denied): if this lasts, choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one"#
         );
         let no_memory = |directory| BackupError::NoHostMemory {
             needed,

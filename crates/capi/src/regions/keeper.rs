@@ -55,7 +55,7 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
 }
 
 /// Says where files of backups are made from now on.
-pub(super) fn set_directory(directory: PathBuf) -> Result<(), Error> {
+pub(crate) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     registry::refuse_fork()?;
     SETTINGS.lock().map_err(|_| stopped())?.directory = Some(directory);
     Ok(())

@@ -294,7 +294,7 @@ fn a_directory_that_is_not_there_is_an_error() {
     let missing = PathBuf::from("/nowhere/at/all");
     world.backups.set_directory(missing.clone());
     let error = world.save(BackupKind::Disk).unwrap_err();
-    let expected = "a backup in \"/nowhere/at/all\" could not be made (No such file or directory (os error 2)): if this lasts, choose another directory with LOWTIDE_BACKUP_DIR";
+    let expected = "a backup in \"/nowhere/at/all\" could not be made (No such file or directory (os error 2)): if this lasts, choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one";
     assert_eq!(error.to_string(), expected);
     assert_eq!(world.contents(), saved);
     world.end();
