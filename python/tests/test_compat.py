@@ -903,3 +903,35 @@ def test_memory_of_vllm_sleeps_and_wakes_up(machine: Machine) -> None:
         f"{dict.fromkeys(('weights', 'kv_cache', 'default'), 0)} ['kv_cache', 'weights']",
         "b'kept'",
     ]
+
+
+def test_a_tag_of_vllm_that_fails_keeps_no_other_awake(machine: Machine) -> None:
+    printed = machine.code(
+        MEMORY,
+        """
+        import torch
+        from lowtide.compat.vllm import CuMemAllocator
+        cleaned = []
+        torch.cuda.empty_cache = lambda: cleaned.append(True)
+        allocator = CuMemAllocator.get_instance()
+        # The contents of "b" cannot be kept: there is no such directory.
+        lowtide.set_backup_directory("nowhere")
+        for tag in ("a", "c"):
+            with allocator.use_memory_pool(tag):
+                allocate(512)
+        allocator._tags.add("b")
+        with lowtide.region("b", "disk"):
+            kept = allocate(512)
+
+        def asleep():
+            return [seen["tag"] for seen in lowtide.regions() if seen["state"] == "paused"]
+        print(refusal(allocator.sleep, ("a", "b", "c"))[:25], asleep(), cleaned)
+        os.mkdir("nowhere")
+        allocator.sleep(("a", "b", "c"))
+        print(asleep())
+        """,
+    )
+    assert printed.splitlines() == [
+        "BackupError region \"b\" on ['a', 'c'] [True]",
+        "['a', 'c', 'b']",
+    ]

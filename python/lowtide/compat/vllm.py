@@ -1,17 +1,17 @@
 """lowtide with the interface of `vllm.device_allocator.cumem`: the memory of vLLM's sleep mode.
 
 Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
-says why. What is different from the module whose interface this is: sleeping twice does nothing, after a wake-up that
-fails each tag is either awake or asleep as before, and another attempt wakes the rest, and expandable segments need not
-be turned off. What it is made of (handles that Python maps
-and unmaps) is not there.
+says why. What is different from the module whose interface this is: sleeping twice does nothing; a tag that fails to
+sleep or to wake up stays as it was, and keeps no other from it, so that another attempt does the rest; and expandable
+segments need not be turned off. What it is made of (handles that Python maps and unmaps) is not there.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .. import _regions
+from .._errors import Error
 from .._install import install
 
 cumem_available = True
@@ -51,30 +51,41 @@ class CuMemAllocator:
         if offload_tags is None:
             offload_tags = (CuMemAllocator.default_tag,)
         kept = (offload_tags,) if isinstance(offload_tags, str) else offload_tags
-        for tag in sorted(self._tags):
-            _regions.pause(tag, keep=tag in kept)
-        gc.collect()
         import torch
 
-        torch.cuda.empty_cache()
+        try:
+            _for_each(self._tags, lambda tag: _regions.pause(tag, keep=tag in kept))
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Takes the memory of these tags off the devices and keeps none of its contents.
 
         What is asleep already stays as it is, with what was kept of it.
         """
-        for tag in sorted(self._tags & ({tags} if isinstance(tags, str) else set(tags))):
-            _regions.pause(tag, keep=False)
+        named = {tags} if isinstance(tags, str) else set(tags)
+        _for_each(self._tags & named, lambda tag: _regions.pause(tag, keep=False))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings memory of these tags back, or all, at the addresses that it had."""
-        for tag in sorted(self._tags):
-            if tags is None or tag in tags:
-                _regions.resume(tag)
+        _for_each({tag for tag in self._tags if tags is None or tag in tags}, _regions.resume)
 
     def get_current_usage(self) -> int:
         """Returns how many bytes tensors hold of this memory, asleep or not, on all devices."""
         return sum(seen["live_bytes"] for seen in _regions.regions() if seen["tag"] in self._tags)
+
+
+def _for_each(tags: set[str], act: Callable[[str], None]) -> None:
+    """Does something with each tag, of which one that fails keeps no other from it; raises the first error."""
+    errors = []
+    for tag in sorted(tags):
+        try:
+            act(tag)
+        except Error as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 _BACKUP: _regions.Backup = "host"
