@@ -935,3 +935,26 @@ def test_a_tag_of_vllm_that_fails_keeps_no_other_awake(machine: Machine) -> None
         "BackupError region \"b\" on ['a', 'c'] [True]",
         "['a', 'c', 'b']",
     ]
+
+
+def test_what_vllm_s_allocator_is_made_of_is_an_error_that_says_what_to_do(machine: Machine) -> None:
+    printed = machine.code(
+        """
+        import lowtide.compat
+        lowtide.compat.install_as_vllm_cumem()
+        import sys, types
+        for name in ("vllm", "vllm.device_allocator"):
+            sys.modules[name] = types.ModuleType(name)
+        try:
+            from vllm.device_allocator.cumem import CuMemAllocator, libcudart, unmap_and_release
+        except ImportError as error:
+            print(error)
+        import vllm.device_allocator.cumem as cumem
+        print(hasattr(cumem, "never_heard_of"))
+        """
+    )
+    assert printed.splitlines() == [
+        "lowtide has no libcudart of vllm.device_allocator.cumem, with which others replace its sleep and wake_up: "
+        "leave that patch out and name tags (discard, wake_up), or take vllm out of LOWTIDE_COMPAT",
+        "False",
+    ]

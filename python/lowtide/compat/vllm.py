@@ -3,12 +3,14 @@
 Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
 says why. What is different from the module whose interface this is: sleeping twice does nothing; a tag that fails to
 sleep or to wake up stays as it was, and keeps no other from it, so that another attempt does the rest; and expandable
-segments need not be turned off. What it is made of (handles that Python maps and unmaps) is not there.
+segments need not be turned off. What it is made of (handles that Python maps and unmaps) is not there: importing that
+is an `ImportError` that says what to do.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .. import _regions
 from .._errors import Error
@@ -89,3 +91,23 @@ def _for_each(tags: set[str], act: Callable[[str], None]) -> None:
 
 
 _BACKUP: _regions.Backup = "host"
+
+_PARTS = (
+    *("create_and_map", "unmap_and_release", "python_create_and_map", "python_unmap_and_release", "init_module"),
+    *("libcudart", "lib_name", "AllocationData", "HandleType"),
+    *("get_pluggable_allocator", "use_memory_pool_with_allocator"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Raises an error for what the other module is made of.
+
+    Who imports it replaces `sleep` and `wake_up` by loops over `pointer_to_data`. On lowtide's memory these would do
+    nothing, and never call what they imported, so that it is too late to say so there.
+    """
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ImportError(
+        f"lowtide has no {name} of vllm.device_allocator.cumem, with which others replace its sleep and wake_up: "
+        "leave that patch out and name tags (discard, wake_up), or take vllm out of LOWTIDE_COMPAT"
+    )
