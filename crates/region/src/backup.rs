@@ -207,8 +207,8 @@ impl fmt::Display for BackupError {
                 directory: Some(directory),
             } => write!(
                 f,
-                "{directory:?} is in the host's memory, which has no {needed} for a backup ({message}): choose a \
-                 directory on a disk with LOWTIDE_BACKUP_DIR, or free memory"
+                "{directory:?} is in the host's memory, which has no {needed} for a backup ({message}): free \
+                 some, or {OTHER_DIRECTORY}"
             ),
             BackupError::NoRoom { directory, needed } => write!(
                 f,
@@ -279,7 +279,7 @@ mod tests {
         );
         assert_eq!(
             no_memory(Some("/dev/shm".into())).to_string(),
-            r#""/dev/shm" is in the host's memory, which has no 8.00 GiB for a backup (2.00 GiB is available): choose a directory on a disk with LOWTIDE_BACKUP_DIR, or free memory"#
+            r#""/dev/shm" is in the host's memory, which has no 8.00 GiB for a backup (2.00 GiB is available): free some, or choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one"#
         );
         assert_eq!(
             BackupError::from(DriverError::OutOfMemory).to_string(),
