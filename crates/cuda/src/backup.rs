@@ -14,8 +14,9 @@
 //! The device copies at the link's speed only to and from page-locked memory, and to page-lock takes the
 //! driver far longer than the copy. So the first backup goes through a small ring into ordinary memory,
 //! which threads fill as fast as the system gives it out. Beside the job a thread then page-locks that
-//! memory block by block, and each later copy goes directly to and from the blocks that are done, and
-//! through the ring for the others, both at once.
+//! memory block by block, from its beginning, and each later copy goes directly to and from the blocks that
+//! are done, and through the ring for the others, from the end, both at once; where the two ways meet, it
+//! goes on directly.
 
 mod available;
 mod file;
@@ -43,9 +44,10 @@ use crate::context::PrimaryContext;
 use crate::device::Device;
 use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
-use keeper::{Keeper, Saving, Times};
+use keeper::{Keeper, Times, Undisturbed};
 use layout::Layout;
 use link::{Link, Way};
+use pipeline::Staged;
 
 /// Keeps contents of one device's memory.
 ///
@@ -70,8 +72,8 @@ pub struct CudaBackup {
     contents: Contents,
     /// Up to where it is saved.
     saved_bytes: usize,
-    /// While it is, in the host's memory.
-    saving: Option<Saving>,
+    /// While it is.
+    undisturbed: Option<Undisturbed>,
 }
 
 #[derive(Debug)]
@@ -258,15 +260,20 @@ impl CudaBackups {
     ) -> Result<(), BackupError> {
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, step, memory, sizes);
-            for span in parts.direct {
+            for span in &parts.direct {
                 link.begin_direct(Way::ToHost, layout, span, memory)?;
             }
-            pipeline::load(link, sizes, layout, &parts.staged, |span, content| {
-                memory.populate(span.clone());
-                // SAFETY: each span is given to one thread, and no direct copy is within it.
-                unsafe { memory.write(span.start, content) };
-                Ok(())
-            })
+            pipeline::load(
+                link,
+                sizes,
+                &parts.staged(layout, memory),
+                |span, content| {
+                    memory.populate(span.clone());
+                    // SAFETY: each span is given to one thread, and no direct copy is within it.
+                    unsafe { memory.write(span.start, content) };
+                    Ok(())
+                },
+            )
         })
     }
 
@@ -289,21 +296,27 @@ impl CudaBackups {
     ) -> Result<(), BackupError> {
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, &(0..layout.bytes()), memory, sizes);
-            for span in parts.direct {
+            for span in &parts.direct {
                 link.begin_direct(Way::ToDevice, layout, span, memory)?;
             }
-            pipeline::store(link, sizes, layout, &parts.staged, |span, content| {
-                // SAFETY: nothing writes to a backup.
-                unsafe { memory.read(span.start, content) };
-                Ok(())
-            })
+            pipeline::store(
+                link,
+                sizes,
+                &parts.staged(layout, memory),
+                |span, content| {
+                    // SAFETY: nothing writes to a backup.
+                    unsafe { memory.read(span.start, content) };
+                    Ok(())
+                },
+            )
         })
     }
 
     fn save_to_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
         let pieces = pieces(layout, file, self.sizes.piece_bytes);
         self.with_link(|link, sizes| {
-            pipeline::load(link, sizes, layout, &pieces, |piece, content| {
+            let staged = Staged::new(layout, &pieces, None);
+            pipeline::load(link, sizes, &staged, |piece, content| {
                 file.write(piece, content)
             })
         })?;
@@ -313,7 +326,8 @@ impl CudaBackups {
     fn restore_from_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
         let pieces = pieces(layout, file, self.sizes.piece_bytes);
         self.with_link(|link, sizes| {
-            pipeline::store(link, sizes, layout, &pieces, |piece, content| {
+            let staged = Staged::new(layout, &pieces, None);
+            pipeline::store(link, sizes, &staged, |piece, content| {
                 let mut copies = layout.copies(piece.clone());
                 let first = copies.next().expect("a piece that is read has a range");
                 file.read(piece, content, first.address)
@@ -331,7 +345,6 @@ impl Backups for CudaBackups {
         kind: BackupKind,
     ) -> Result<CudaBackup, BackupError> {
         let layout = Layout::new(ranges);
-        let saving = (kind == BackupKind::Host).then(|| self.keeper.begin_saving());
         let contents = match kind {
             BackupKind::Host => Contents::Host(self.host_memory(layout.bytes())?),
             BackupKind::Disk => Contents::Disk(self.with_room(|| {
@@ -343,17 +356,21 @@ impl Backups for CudaBackups {
                 )
             })?),
         };
+        let undisturbed = match &contents {
+            Contents::Host(memory) => self.keeper.begin_copying(memory),
+            Contents::Disk(_) => None,
+        };
         Ok(CudaBackup {
             layout,
             contents,
             saved_bytes: 0,
-            saving,
+            undisturbed,
         })
     }
 
     fn save_next(&mut self, backup: &mut CudaBackup) -> Result<usize, BackupError> {
         // Not after an error: the next backup begins anew.
-        let saving = backup.saving.take();
+        let undisturbed = backup.undisturbed.take();
         let layout = &backup.layout;
         let step = match &mut backup.contents {
             Contents::Host(memory) => {
@@ -362,7 +379,7 @@ impl Backups for CudaBackups {
                 if step.end == layout.bytes() {
                     self.keeper.lock_beside(memory, step.end);
                 } else {
-                    backup.saving = saving;
+                    backup.undisturbed = undisturbed;
                 }
                 step
             }
@@ -386,7 +403,10 @@ impl Backups for CudaBackups {
     ) -> Result<(), BackupError> {
         let layout = backup.layout.select(ranges);
         match &backup.contents {
-            Contents::Host(memory) => self.restore_from_host(&layout, memory),
+            Contents::Host(memory) => {
+                let _undisturbed = self.keeper.begin_copying(memory);
+                self.restore_from_host(&layout, memory)
+            }
             Contents::Disk(file) => self.restore_from_disk(&layout, file),
         }
     }
@@ -437,7 +457,7 @@ impl CudaBackup {
 struct Parts {
     /// Within a block each, all of it page-locked.
     direct: Vec<Range<usize>>,
-    /// Within a piece each.
+    /// Within a piece each, from the end: blocks are page-locked from the beginning.
     staged: Vec<Range<usize>>,
 }
 
@@ -451,7 +471,13 @@ impl Parts {
         direct.retain(is_direct);
         let mut staged = layout.spans(within.clone(), sizes.piece_bytes);
         staged.retain(|span| !is_direct(span));
+        staged.reverse();
         Parts { direct, staged }
+    }
+
+    /// Returns what goes through the ring to or from this memory.
+    fn staged<'a>(&'a self, layout: &'a Layout, memory: &'a HostMemory) -> Staged<'a> {
+        Staged::new(layout, &self.staged, Some(memory))
     }
 }
 

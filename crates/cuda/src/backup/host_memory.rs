@@ -86,6 +86,11 @@ impl HostMemory {
         locked.map(|flag| flag.load(Ordering::Acquire)).collect()
     }
 
+    /// Returns whether the block is page-locked in which `offset` lies.
+    pub(super) fn is_locked(&self, offset: usize) -> bool {
+        self.locked[offset / self.block_bytes].load(Ordering::Acquire)
+    }
+
     /// Page-locks a block that is not: the device then copies to and from it by itself. Takes about
     /// 0.25 s for a GiB.
     ///

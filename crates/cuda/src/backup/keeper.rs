@@ -12,14 +12,14 @@ use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
 use crate::beside::{DriverCall, start_beside};
 
-/// A backup that is saved in the host's memory. While it is there nothing is page-locked for its device, unless somebody
-/// waits for that: its copies would wait for the driver in between, and cannot use what is locked meanwhile.
+/// Copies that have nothing of page-locking. While they are under way nothing is page-locked for their device, unless
+/// somebody waits for that: they would wait for the driver in between.
 #[derive(Debug)]
-pub(super) struct Saving(Arc<Shared>);
+pub(super) struct Undisturbed(Arc<Shared>);
 
-impl Drop for Saving {
+impl Drop for Undisturbed {
     fn drop(&mut self) {
-        self.0.lock().saving -= 1;
+        self.0.lock().undisturbed -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -59,8 +59,8 @@ struct State {
     to_lock: VecDeque<ToLock>,
     /// Until when none is, unless somebody waits for that.
     rests_until: Option<Instant>,
-    /// How many backups are saved now.
-    saving: usize,
+    /// During how many copies none is, unless somebody waits for that.
+    undisturbed: usize,
     /// How many wait until none is left.
     waiting: usize,
     /// Memory of which the thread page-locks a block, and which it holds for that.
@@ -133,10 +133,24 @@ impl Keeper {
         }
     }
 
-    /// Says that a backup is saved, as long as the answer is there.
-    pub(super) fn begin_saving(&self) -> Saving {
-        self.shared.lock().saving += 1;
-        Saving(Arc::clone(&self.shared))
+    /// Has what is left of some memory page-locked at once and before all else, as copies to and from it, which begin now,
+    /// go on directly where that is done. If nothing is left, they are undisturbed as long as the answer is there.
+    pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Option<Undisturbed> {
+        let memory = Arc::downgrade(memory);
+        let mut state = self.shared.lock();
+        let listed = state.to_lock.iter();
+        let Some(place) = listed
+            .map(|other| &other.memory)
+            .position(|other| other.ptr_eq(&memory))
+        else {
+            state.undisturbed += 1;
+            return Some(Undisturbed(Arc::clone(&self.shared)));
+        };
+        state.to_lock.swap(0, place);
+        state.rests_until = None;
+        drop(state);
+        self.shared.changed.notify_all();
+        None
     }
 
     /// Keeps the link for the next backup. Nothing is under way on it.
@@ -330,7 +344,7 @@ impl State {
     /// Returns the next block that is to be page-locked now, and its memory; or memory of which none is left, so that
     /// it does not go back under the lock if it is nobody else's by now.
     fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
-        if self.is_put_off() && (self.saving > 0 || self.rests_until > Some(now)) {
+        if self.is_put_off() && (self.undisturbed > 0 || self.rests_until > Some(now)) {
             return None;
         }
         while let Some(first) = self.to_lock.front_mut() {
@@ -351,11 +365,11 @@ impl State {
         None
     }
 
-    /// Returns when the next block is to be page-locked, where one is and that is not at once; where a backup is saved,
-    /// its end tells.
+    /// Returns when the next block is to be page-locked, where one is and that is not at once; where copies are not to be
+    /// disturbed, their end tells.
     fn next_locking(&self) -> Option<Instant> {
         self.rests_until
-            .filter(|_| self.is_put_off() && self.saving == 0)
+            .filter(|_| self.is_put_off() && self.undisturbed == 0)
     }
 
     /// Returns whether blocks are left, for which nobody waits.

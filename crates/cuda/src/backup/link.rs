@@ -195,10 +195,10 @@ impl Link {
         &self,
         way: Way,
         layout: &Layout,
-        span: Range<usize>,
+        span: &Range<usize>,
         memory: &HostMemory,
     ) -> Result<(), DriverError> {
-        let mut copies = layout.copies(span);
+        let mut copies = layout.copies(span.clone());
         copies.try_for_each(|copy| self.begin(way, self.direct, copy, memory.address(copy.offset)))
     }
 

@@ -17,6 +17,7 @@ use lowtide_core::DriverError;
 use lowtide_region::BackupError;
 
 use crate::backup::Sizes;
+use crate::backup::host_memory::HostMemory;
 use crate::backup::layout::Layout;
 use crate::backup::link::{Link, Loading, Slot, Way};
 use crate::signals::SignalsBlocked;
@@ -29,27 +30,48 @@ pub(super) trait Work:
 
 impl<T: Fn(&Range<usize>, &mut [u8]) -> Result<(), BackupError> + Sync> Work for T {}
 
-/// Copies spans from the device, each within one unit of a slot's length, and has threads `empty` them.
-/// Returns when all is done, or at the first error when nothing is under way any more.
+/// What goes through the ring.
+pub(super) struct Staged<'a> {
+    layout: &'a Layout,
+    /// Each within one unit of a slot's length, in the order in which they go.
+    spans: &'a [Range<usize>],
+    /// Memory at whose other end they are. Blocks of it may be page-locked meanwhile, and what is then need not go through
+    /// the ring.
+    memory: Option<&'a HostMemory>,
+}
+
+impl<'a> Staged<'a> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        spans: &'a [Range<usize>],
+        memory: Option<&'a HostMemory>,
+    ) -> Staged<'a> {
+        Staged {
+            layout,
+            spans,
+            memory,
+        }
+    }
+}
+
+/// Copies spans from the device, and has threads `empty` them. Returns when all is done but direct copies, which are under
+/// way, or at the first error when no thread is at work any more.
 pub(super) fn load(
     link: &mut Link,
     sizes: &Sizes,
-    layout: &Layout,
-    spans: &[Range<usize>],
+    staged: &Staged<'_>,
     empty: impl Work,
 ) -> Result<(), BackupError> {
-    with_threads(link, sizes, spans, empty, |ring| {
+    with_threads(link, sizes, staged, empty, |ring| {
         let mut loading: VecDeque<(Loading, &Range<usize>)> = VecDeque::new();
         loop {
             while let Some((slot, _)) = ring.try_receive()? {
                 ring.free.push(slot);
             }
             ring.grow()?;
-            while let Some((slot, span)) = ring.next() {
-                loading.push_back((
-                    ring.link.begin_staged(Way::ToHost, slot, layout, span)?,
-                    span,
-                ));
+            while let Some((slot, span)) = ring.next(Way::ToHost)? {
+                let begun = ring.begin_staged(Way::ToHost, slot, span)?;
+                loading.push_back((begun, span));
             }
             if let Some((first, span)) = loading.pop_front() {
                 let slot = ring.link.end(first)?;
@@ -64,16 +86,14 @@ pub(super) fn load(
     })
 }
 
-/// Has threads `fill` spans, each within one unit of a slot's length, and copies them to the device.
-/// Returns when all is done, or at the first error when nothing is under way any more.
+/// Has threads `fill` spans, and copies them to the device. Returns as [`load`] does.
 pub(super) fn store(
     link: &mut Link,
     sizes: &Sizes,
-    layout: &Layout,
-    spans: &[Range<usize>],
+    staged: &Staged<'_>,
     fill: impl Work,
 ) -> Result<(), BackupError> {
-    with_threads(link, sizes, spans, fill, |ring| {
+    with_threads(link, sizes, staged, fill, |ring| {
         let mut storing: VecDeque<Loading> = VecDeque::new();
         loop {
             while let Some(first) = storing.front()
@@ -83,12 +103,12 @@ pub(super) fn store(
                     .extend(storing.pop_front().map(Loading::into_slot));
             }
             ring.grow()?;
-            while let Some((slot, span)) = ring.next() {
+            while let Some((slot, span)) = ring.next(Way::ToDevice)? {
                 ring.send(slot, span);
             }
             if ring.at_work > 0 {
                 let (slot, span) = ring.receive()?;
-                storing.push_back(ring.link.begin_staged(Way::ToDevice, slot, layout, span)?);
+                storing.push_back(ring.begin_staged(Way::ToDevice, slot, span)?);
             } else if let Some(first) = storing.pop_front() {
                 let slot = ring.link.end(first)?;
                 ring.free.push(slot);
@@ -102,6 +122,8 @@ pub(super) fn store(
 /// The ring as the thread sees it that leads.
 struct Ring<'a> {
     link: &'a mut Link,
+    layout: &'a Layout,
+    memory: Option<&'a HostMemory>,
     /// How many slots there may be.
     slots_max: usize,
     /// What nothing has been done for yet.
@@ -123,13 +145,29 @@ struct Done<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// Returns a free slot and the next span, as long as there are both.
-    fn next(&mut self) -> Option<Job<'a>> {
-        if self.spans.as_slice().is_empty() {
-            return None;
+    /// Returns a free slot and the next span for it, as long as there are both. Begins to copy directly what is
+    /// page-locked by now.
+    fn next(&mut self, way: Way) -> Result<Option<Job<'a>>, DriverError> {
+        while !self.free.is_empty()
+            && let Some(span) = self.spans.next()
+        {
+            match self.memory.filter(|memory| memory.is_locked(span.start)) {
+                Some(memory) => {
+                    self.link.begin_direct(way, self.layout, span, memory)?;
+                }
+                None => return Ok(self.free.pop().map(|slot| (slot, span))),
+            }
         }
-        let slot = self.free.pop()?;
-        self.spans.next().map(|span| (slot, span))
+        Ok(None)
+    }
+
+    fn begin_staged(
+        &self,
+        way: Way,
+        slot: Slot,
+        span: &Range<usize>,
+    ) -> Result<Loading, DriverError> {
+        self.link.begin_staged(way, slot, self.layout, span)
     }
 
     /// Makes one more slot if none is free.
@@ -179,7 +217,7 @@ impl<'a> Ring<'a> {
 fn with_threads<'a>(
     link: &'a mut Link,
     sizes: &Sizes,
-    spans: &'a [Range<usize>],
+    staged: &Staged<'a>,
     work: impl Work,
     lead: impl FnOnce(&mut Ring<'a>) -> Result<(), BackupError>,
 ) -> Result<(), BackupError> {
@@ -192,13 +230,15 @@ fn with_threads<'a>(
             free: link.take_slots(),
             slots_max: link.slots_max(),
             link,
-            spans: spans.iter(),
+            layout: staged.layout,
+            memory: staged.memory,
+            spans: staged.spans.iter(),
             at_work: 0,
             jobs,
             done,
         };
         let signals = SignalsBlocked::begin();
-        for started in 0..sizes.threads.min(spans.len()) {
+        for started in 0..sizes.threads.min(staged.spans.len()) {
             let (queue, work, tell) = (&queue, &work, tell.clone());
             let serve = move || serve(queue, work, &tell);
             let spawned = thread::Builder::new()

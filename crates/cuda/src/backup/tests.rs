@@ -21,6 +21,7 @@ mod common {
 }
 
 use std::ptr;
+use std::sync::Mutex;
 
 use lowtide_core::{DeviceAddress, Driver};
 
@@ -254,6 +255,71 @@ fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
     }
     drop((warm, backup));
     world.end();
+}
+
+/// As it is when the keeper is at it from the beginning, and the ring from the end.
+#[test]
+fn what_is_locked_during_a_copy_goes_directly() {
+    for way in [Way::ToHost, Way::ToDevice] {
+        // The keeper keeps from it.
+        let times = Times {
+            quiet: LONG,
+            ..STAYS
+        };
+        let mut world = World::new(times, TemporaryFile::open);
+        let saved = world.fill(1);
+        let backup = world.save(BackupKind::Host).unwrap();
+        let Contents::Host(memory) = &backup.contents else {
+            panic!("it was asked for in the host's memory");
+        };
+        let new = world.fill(2);
+        let staged = Mutex::new(0);
+        let lock_all = || {
+            // Who comes second waits until all is done.
+            let mut staged = staged.lock().unwrap();
+            *staged += 1;
+            if *staged == 1 {
+                let mut blocks = 0..memory.locked_blocks().len();
+                blocks.try_for_each(|block| memory.lock(block)).unwrap();
+            }
+        };
+        let layout = &backup.layout;
+        let mut spans = layout.spans(0..layout.bytes(), SIZES.piece_bytes);
+        spans.reverse();
+        let ringed = Staged::new(layout, &spans, Some(memory));
+        let copied = world.backups.with_link(|link, sizes| match way {
+            Way::ToHost => pipeline::load(link, sizes, &ringed, |span, content| {
+                // SAFETY: each span is given to one thread.
+                unsafe { memory.write(span.start, content) };
+                lock_all();
+                Ok(())
+            }),
+            Way::ToDevice => pipeline::store(link, sizes, &ringed, |span, content| {
+                // SAFETY: nothing writes to it.
+                unsafe { memory.read(span.start, content) };
+                lock_all();
+                Ok(())
+            }),
+        });
+        copied.unwrap();
+        let through_the_ring = staged.into_inner().unwrap();
+        assert!(
+            (1..=SIZES.slots).contains(&through_the_ring),
+            "{through_the_ring} of {}",
+            spans.len()
+        );
+        assert!(spans.len() > 4 * SIZES.slots);
+        let now = if matches!(way, Way::ToHost) {
+            new
+        } else {
+            saved
+        };
+        assert!(world.contents() == now, "{way:?}");
+        let copies = world.ranges.iter().map(|&range| copy_of(&backup, range));
+        assert!(copies.eq(now), "{way:?}");
+        drop(backup);
+        world.end();
+    }
 }
 
 #[test]

@@ -181,13 +181,12 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
 
 /// The copies would wait for the driver.
 #[test]
-fn nothing_is_page_locked_while_a_backup_is_saved_unless_somebody_waits() {
+fn nothing_is_page_locked_during_copies_that_have_nothing_of_it_unless_somebody_waits() {
     let mut world = World::new(STAYS, TemporaryFile::open);
-    let context = Arc::clone(&world.backups.context);
-    let new = || HostMemory::map(Arc::clone(&context), 1, SIZES.block_bytes).unwrap();
-    let (first, second) = (Arc::new(new()), Arc::new(new()));
-    let saving = world.backups.keeper.begin_saving();
-    drop(world.backups.keeper.begin_saving());
+    let [copied, first, second] = [(); 3].map(|()| new_memory(&world));
+    let undisturbed = world.backups.keeper.begin_copying(&copied);
+    assert!(undisturbed.is_some());
+    drop(world.backups.keeper.begin_copying(&copied));
     world.backups.keeper.lock_beside(&first, 1);
     // Others come and go, and the keeper looks each time.
     for _ in 0..100 {
@@ -199,14 +198,66 @@ fn nothing_is_page_locked_while_a_backup_is_saved_unless_somebody_waits() {
     world.backups.finish_locking();
     assert!(first.locked_blocks()[0]);
     world.backups.keeper.lock_beside(&second, 1);
-    drop(saving);
+    drop(undisturbed);
     while !second.locked_blocks()[0] {
         thread::yield_now();
     }
     // The keeper may still hold it.
     world.backups.finish_locking();
-    drop((first, second, context));
+    drop((copied, first, second));
     world.end();
+}
+
+/// The copies are faster for it.
+#[test]
+fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
+    let quiet = Times {
+        quiet: LONG,
+        ..STAYS
+    };
+    let mut world = World::new(quiet, TemporaryFile::open);
+    let [first, copied] = [(); 2].map(|()| new_memory(&world));
+    world.backups.keeper.lock_beside(&first, 1);
+    world.backups.keeper.lock_beside(&copied, 1);
+    // Whoever is second is locked no more.
+    world.fake.fail("cuMemHostRegister_v2", 2, 1);
+    assert!(world.backups.keeper.begin_copying(&copied).is_none());
+    let locked = || [&first, &copied].map(|memory| memory.locked_blocks()[0]);
+    while locked() == [false, false] {
+        thread::yield_now();
+    }
+    world.backups.finish_locking();
+    assert_eq!(locked(), [false, true]);
+    drop((first, copied));
+    world.end();
+}
+
+/// Restored while it is still to be page-locked, and when it is.
+#[test]
+fn contents_come_back_while_memory_is_page_locked() {
+    for quiet in [Duration::ZERO, LONG] {
+        let mut world = World::new(Times { quiet, ..STAYS }, TemporaryFile::open);
+        for round in 0..10 {
+            let saved = world.fill(round);
+            let mut backup = world.save(BackupKind::Host).unwrap();
+            for restored in 0..3 {
+                world.fill(100 + restored);
+                world.restore(&mut backup).unwrap();
+                assert!(world.contents() == saved, "{quiet:?} {round} {restored}");
+            }
+            match round % 2 {
+                0 => world.backups.discard(backup),
+                _ => drop(backup),
+            }
+        }
+        world.end();
+    }
+}
+
+/// Memory of the host with which nothing has been done yet.
+fn new_memory(world: &World) -> Arc<HostMemory> {
+    let context = Arc::clone(&world.backups.context);
+    Arc::new(HostMemory::map(context, 1, SIZES.block_bytes).unwrap())
 }
 
 /// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
