@@ -88,16 +88,9 @@ def is_installed() -> bool:
 
 
 def release_workspaces(tag: bytes | None) -> None:
-    """Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all.
-
-    Without the shim nobody can ask where that lies, and all that PyTorch keeps is let go of.
-    """
+    """Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all."""
     if _shim is not None:
         _shim.lowtide_torch_release_workspaces(tag)
-    elif _is_installed:
-        import torch
-
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 def configure(strategy: str | None, config: str | None) -> None:

@@ -112,10 +112,6 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
 
     Not while a graph is captured on one of the devices: that fails, and the capture with it.
 
-    PyTorch's workspaces for cuBLAS that lie in these regions are let go of; without the shim all are, as where they
-    lie cannot be asked. A graph that `torch.cuda.graph` captured on a stream that had multiplied matrices already may
-    use one of those, and must then not be replayed after this.
-
     Raises `BackupError` where contents could not be kept, else `Error`; that region's memory is then mapped as
     before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
     A tag that no region has is an error.

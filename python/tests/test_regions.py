@@ -402,29 +402,6 @@ def test_a_backup_is_read_as_the_tensor_that_it_is_of(gpu: Machine) -> None:
     assert printed.splitlines() == [nothing, "torch.int32 (40, 50) True True", "True", "True", nothing]
 
 
-def test_without_the_shim_all_that_pytorch_keeps_for_cublas_is_let_go_of_before_a_pause(machine: Machine) -> None:
-    printed = machine.code(
-        MEMORY,
-        """
-        import torch
-        workspaces, cleared = [], []
-
-        def clear():
-            cleared.append({seen["state"] for seen in lowtide.regions()})
-            while workspaces:
-                free(workspaces.pop())
-
-        torch._C._cuda_clearCublasWorkspaces = clear
-        lowtide.install()
-        with lowtide.region("a"):
-            workspaces.append(allocate(1000))
-        lowtide.pause("a")
-        print(cleared, workspaces, live())
-        """,
-    )
-    assert printed == "[{'mapped'}] [] {('a', None): 0}\n"
-
-
 # What captures do with an allocator, without a device: the thread's requests go to the pool of the graph.
 CAPTURES = """
     import torch

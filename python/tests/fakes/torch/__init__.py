@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from . import cuda as cuda
 
 __version__ = os.environ.get("FAKE_TORCH_VERSION", "2.11.0+cu130")
-_C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
 version = SimpleNamespace(cuda=os.environ.get("FAKE_TORCH_CUDA", "13.0") or None, git_version="0")
 
 
