@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use crate::signals::SignalsBlocked;
+
 /// All names that there are; `None` once the process ends, when files get no more.
 static NAMES: Mutex<Option<BTreeSet<PathBuf>>> = Mutex::new(Some(BTreeSet::new()));
 /// The process whose names they are: the child of a fork has none.
@@ -21,6 +23,8 @@ impl Names {
     /// Has `link` give the file a name. One that the file system refuses is left out: names are for who looks.
     pub(super) fn add(&mut self, path: PathBuf, link: impl FnOnce(&Path) -> io::Result<()>) {
         remove_at_exit();
+        // Whose handler ends the process would wait for this lock in this thread.
+        let _signals = SignalsBlocked::begin();
         let mut names = lock();
         let Some(names) = names.as_mut() else {
             return;
@@ -39,6 +43,8 @@ impl Drop for Names {
         if self.0.is_empty() || !is_own_process() {
             return;
         }
+        // As above.
+        let _signals = SignalsBlocked::begin();
         let mut names = lock();
         for path in &self.0 {
             // Somebody else may have removed it, or its directory.

@@ -252,6 +252,9 @@ fn a_file_is_shown_by_a_name_for_each_range() {
     world.end();
 }
 
+/// What the process says that is to end.
+const SHOWN: &str = "its files are shown";
+
 #[test]
 fn no_file_outlives_its_process() {
     const CHILD: &str = "LOWTIDE_BACKUP_TEST_SHOWS";
@@ -261,10 +264,13 @@ fn no_file_outlives_its_process() {
     }
     let directory = Directory::new();
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    let child = child.args([TEST, "--exact"]).env(CHILD, &directory.0);
+    let child = child
+        .args([TEST, "--exact", "--nocapture"])
+        .env(CHILD, &directory.0);
     let child = child.output().unwrap();
     let messages = String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success(), "{messages}");
+    assert!(messages.contains(SHOWN), "{messages}");
     assert_eq!(directory.files(), 0);
 }
 
@@ -284,6 +290,7 @@ fn end_with_files_shown(directory: Directory) -> ! {
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((ended, status), (child, 0));
     assert_eq!(directory.files(), world.ranges.len());
+    eprintln!("{SHOWN}");
     std::process::exit(0);
 }
 
