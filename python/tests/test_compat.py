@@ -616,7 +616,7 @@ def test_a_directory_for_backups_is_made(machine: Machine) -> None:
     refused, files = done.stdout.splitlines()
     # It is the directory all the same, and the process in its region.
     assert refused.startswith(f"{{('default', 'disk'): {30 << 20}}} BackupError "), done
-    assert 'a backup in "file/deep" could not be made (Not a directory' in refused
+    assert f'a backup in "{machine.directory}/file/deep" could not be made (Not a directory' in refused
     assert files == "1"
     assert 'lowtide: "file/deep" for backups could not be made: Not a directory (os error 20)' in done.stderr
 

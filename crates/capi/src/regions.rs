@@ -30,8 +30,8 @@ use crate::pools::Mempool;
 use crate::registry;
 
 pub(crate) use keeper::{
-    retains as retains_backups, set_directory as set_backup_directory,
-    show_files as show_backup_files,
+    has_directory as has_backup_directory, has_retain, retains as retains_backups,
+    set_directory as set_backup_directory, show_files as show_backup_files,
 };
 pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on, pools_unless_busy};
 

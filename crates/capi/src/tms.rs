@@ -285,15 +285,16 @@ pub(crate) fn start_if_named() {
     }
 }
 
-/// Does what the environment asks of the process, once.
+/// Does what the environment asks of the process, once; what the program has said by then goes before it.
 fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        if let Some(directory) = registry::path_variable("TMS_DISK_BACKUP_DIR") {
+        let directory = registry::path_variable("TMS_DISK_BACKUP_DIR");
+        if let Some(directory) = directory.filter(|_| !regions::has_backup_directory()) {
             tell(|| set_backup_directory(&directory));
         }
         tell(|| {
-            if is_set("TMS_RETAIN_CPU_BACKUP") {
+            if is_set("TMS_RETAIN_CPU_BACKUP") && !regions::has_retain() {
                 succeed(lowtide_retain_backups(true))?;
             }
             if is_set("TMS_INIT_ENABLE") {

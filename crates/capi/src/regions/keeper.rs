@@ -57,8 +57,24 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
 /// Says where files of backups are made from now on.
 pub(crate) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     registry::refuse_fork()?;
+    // The program may go elsewhere before the first file is made, or the last is removed.
+    let directory = std::path::absolute(&directory).unwrap_or(directory);
     SETTINGS.lock().map_err(|_| stopped())?.directory = Some(directory);
     Ok(())
+}
+
+/// Returns whether the program has said where files of backups are made.
+pub(crate) fn has_directory() -> bool {
+    SETTINGS
+        .lock()
+        .is_ok_and(|settings| settings.directory.is_some())
+}
+
+/// Returns whether the program has said what becomes of idle memory.
+pub(crate) fn has_retain() -> bool {
+    SETTINGS
+        .lock()
+        .is_ok_and(|settings| settings.retains.is_some())
 }
 
 /// Has files of backups be seen in their directory from now on.

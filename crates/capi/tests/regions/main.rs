@@ -379,6 +379,25 @@ fn a_region_that_finds_no_memory_stays_paused() {
     });
 }
 
+/// The environment is looked at with the first request, after what the program has said.
+#[test]
+fn a_directory_stays_that_was_set_before_the_environment_was_looked_at() {
+    let test = "a_directory_stays_that_was_set_before_the_environment_was_looked_at";
+    let variables = [
+        ("LOWTIDE_COMPAT", "torch_memory_saver"),
+        ("TMS_DISK_BACKUP_DIR", "/proc/theirs"),
+    ];
+    isolated(test, &variables, |_| {
+        let directory = c_text("/proc/ours");
+        // SAFETY: the text outlives the call.
+        let set = unsafe { lowtide_set_backup_directory(directory.as_ptr()) };
+        assert_eq!(set, Status::Ok);
+        allocate_in("kv", Backup::Disk, MIB, 0, 1);
+        assert_eq!(pause("kv"), Status::Backup);
+        assert!(last_error().contains("/proc/ours"), "{}", last_error());
+    });
+}
+
 /// A capture that is under way ends with a pause, which does nothing then, and not with a resume.
 #[test]
 fn a_pause_is_refused_in_a_capture_and_a_resume_is_not() {
