@@ -2,7 +2,7 @@
 
 Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
 says why. What is different from the module whose interface this is: sleeping twice does nothing; a tag that fails to
-sleep or to wake up stays as it was, and keeps no other from it, so that another attempt does the rest; and expandable
+sleep or to wake up keeps its contents and no other from it, so that another attempt does the rest; and expandable
 segments need not be turned off. What it is made of (handles that Python maps and unmaps) is not there: importing that
 is an `ImportError` that says what to do.
 """
