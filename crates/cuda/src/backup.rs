@@ -263,17 +263,13 @@ impl CudaBackups {
             for span in &parts.direct {
                 link.begin_direct(Way::ToHost, layout, span, memory)?;
             }
-            pipeline::load(
-                link,
-                sizes,
-                &parts.staged(layout, memory),
-                |span, content| {
-                    memory.populate(span.clone());
-                    // SAFETY: each span is given to one thread, and no direct copy is within it.
-                    unsafe { memory.write(span.start, content) };
-                    Ok(())
-                },
-            )
+            let staged = Staged::new(layout, &parts.staged, Some(memory));
+            pipeline::load(link, sizes, &staged, |span, content| {
+                memory.populate(span.clone());
+                // SAFETY: each span is given to one thread, and no direct copy is within it.
+                unsafe { memory.write(span.start, content) };
+                Ok(())
+            })
         })
     }
 
@@ -299,16 +295,12 @@ impl CudaBackups {
             for span in &parts.direct {
                 link.begin_direct(Way::ToDevice, layout, span, memory)?;
             }
-            pipeline::store(
-                link,
-                sizes,
-                &parts.staged(layout, memory),
-                |span, content| {
-                    // SAFETY: nothing writes to a backup.
-                    unsafe { memory.read(span.start, content) };
-                    Ok(())
-                },
-            )
+            let staged = Staged::new(layout, &parts.staged, Some(memory));
+            pipeline::store(link, sizes, &staged, |span, content| {
+                // SAFETY: nothing writes to a backup.
+                unsafe { memory.read(span.start, content) };
+                Ok(())
+            })
         })
     }
 
@@ -473,11 +465,6 @@ impl Parts {
         staged.retain(|span| !is_direct(span));
         staged.reverse();
         Parts { direct, staged }
-    }
-
-    /// Returns what goes through the ring to or from this memory.
-    fn staged<'a>(&'a self, layout: &'a Layout, memory: &'a HostMemory) -> Staged<'a> {
-        Staged::new(layout, &self.staged, Some(memory))
     }
 }
 

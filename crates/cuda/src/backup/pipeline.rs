@@ -70,7 +70,8 @@ pub(super) fn load(
             }
             ring.grow()?;
             while let Some((slot, span)) = ring.next(Way::ToHost)? {
-                let begun = ring.begin_staged(Way::ToHost, slot, span)?;
+                let link = &ring.link;
+                let begun = link.begin_staged(Way::ToHost, slot, staged.layout, span)?;
                 loading.push_back((begun, span));
             }
             if let Some((first, span)) = loading.pop_front() {
@@ -108,7 +109,8 @@ pub(super) fn store(
             }
             if ring.at_work > 0 {
                 let (slot, span) = ring.receive()?;
-                storing.push_back(ring.begin_staged(Way::ToDevice, slot, span)?);
+                let link = &ring.link;
+                storing.push_back(link.begin_staged(Way::ToDevice, slot, staged.layout, span)?);
             } else if let Some(first) = storing.pop_front() {
                 let slot = ring.link.end(first)?;
                 ring.free.push(slot);
@@ -152,22 +154,11 @@ impl<'a> Ring<'a> {
             && let Some(span) = self.spans.next()
         {
             match self.memory.filter(|memory| memory.is_locked(span.start)) {
-                Some(memory) => {
-                    self.link.begin_direct(way, self.layout, span, memory)?;
-                }
+                Some(memory) => self.link.begin_direct(way, self.layout, span, memory)?,
                 None => return Ok(self.free.pop().map(|slot| (slot, span))),
             }
         }
         Ok(None)
-    }
-
-    fn begin_staged(
-        &self,
-        way: Way,
-        slot: Slot,
-        span: &Range<usize>,
-    ) -> Result<Loading, DriverError> {
-        self.link.begin_staged(way, slot, self.layout, span)
     }
 
     /// Makes one more slot if none is free.
