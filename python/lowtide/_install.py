@@ -87,10 +87,16 @@ def is_installed() -> bool:
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
-def release_workspaces(tag: bytes | None) -> None:
-    """Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all."""
+def take_workspaces(tag: bytes | None) -> None:
+    """Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all."""
     if _shim is not None:
-        _shim.lowtide_torch_release_workspaces(tag)
+        _shim.lowtide_torch_take_workspaces(tag)
+
+
+def put_back_workspaces(tag: bytes | None) -> None:
+    """Puts back what was taken, where PyTorch has no other by now."""
+    if _shim is not None:
+        _shim.lowtide_torch_put_back_workspaces(tag)
 
 
 def configure(strategy: str | None, config: str | None) -> None:

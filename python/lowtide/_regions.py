@@ -15,7 +15,7 @@ from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal
 
 from ._errors import Error
-from ._install import is_installed, release_workspaces
+from ._install import is_installed, put_back_workspaces, take_workspaces
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
@@ -118,7 +118,7 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     """
     c_tag = tag_to_c(tag)
     # Work outside of the regions would go on to use those that were made in one.
-    release_workspaces(c_tag)
+    take_workspaces(c_tag)
     check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
 
 
@@ -131,7 +131,9 @@ def resume(tag: str | None = None) -> None:
     lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
     and of tags that had room, and `regions` says which they are.
     """
-    check(library().lowtide_resume(tag_to_c(tag)))
+    c_tag = tag_to_c(tag)
+    check(library().lowtide_resume(c_tag))
+    put_back_workspaces(c_tag)
 
 
 @contextmanager

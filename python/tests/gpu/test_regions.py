@@ -458,6 +458,38 @@ def test_a_graph_replays_after_its_memory_came_back() -> None:
             assert torch.equal(result, before)
 
 
+@on_a_card
+def test_a_graph_keeps_what_it_uses_for_cublas_in_a_region() -> None:
+    # Few and long rows: cuBLAS adds up their parts in its workspace.
+    rows = torch.ones(16, 1 << 18, device="cuda")
+    columns = torch.ones(1 << 18, 16, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with lowtide.region("first"), torch.cuda.stream(stream):
+        rows @ columns
+    torch.cuda.synchronize()
+    held = figures("first")["live_bytes"]
+    assert held > 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = rows @ columns
+    for value in (1.0, 2.0):
+        lowtide.pause("first")
+        # Not in what is away.
+        with torch.cuda.stream(stream):
+            assert bool((rows @ columns > 0).all())
+        noise = torch.full((256 * MIB // 4,), float("nan"), device="cuda")
+        del noise
+        lowtide.resume("first")
+        assert figures("first")["live_bytes"] == held
+        rows.fill_(value)
+        result.zero_()
+        graph.replay()
+        assert bool((result == value * (1 << 18)).all())
+    del graph
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def warm_up(act: Any) -> None:
     """As PyTorch asks for before a capture: in a stream of its own."""
     side = torch.cuda.Stream()

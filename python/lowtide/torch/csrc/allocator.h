@@ -371,7 +371,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
 #if LOWTIDE_TORCH_AT_LEAST(13)
   void markCaptureBegin(DeviceIndex device) override {
-    check(lowtide_capture_begin(device));
+    begin_capture(device);
   }
 
   void markCaptureEnd(DeviceIndex device) override {

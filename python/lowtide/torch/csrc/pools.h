@@ -2,6 +2,7 @@
 #pragma once
 
 #include "status.h"
+#include "workspaces.h"
 
 #include <c10/cuda/CUDAGuard.h>
 
@@ -78,6 +79,12 @@ inline void warn_unless_ok(lowtide_status status) {
   }
 }
 
+// Notes that a graph is captured.
+inline void begin_capture(DeviceIndex device) {
+  has_captured.store(true, std::memory_order_relaxed);
+  check(lowtide_capture_begin(device));
+}
+
 #if !LOWTIDE_TORCH_AT_LEAST(13)
 // Whether work in a stream goes into a graph. Where nobody can tell, as for the default stream beside a capture, it may.
 inline bool is_captured(cudaStream_t stream) noexcept {
@@ -110,7 +117,7 @@ class Routes {
     const auto is_past = [&](const Route& known) { return known.is_lost && known.is_of(device, pool) && known.is_ours(); };
     routes_.erase(std::remove_if(routes_.begin(), routes_.end(), is_past), routes_.end());
     if (is_capture) {
-      check(lowtide_capture_begin(device));
+      begin_capture(device);
     }
     routes_.push_back({device, pool, is_capture, stream, std::this_thread::get_id(), std::move(has_begun)});
   }

@@ -66,11 +66,20 @@ extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installe
   return lowtide::native::get() == &lowtide::LowtideAllocator::instance();
 }
 
-// Lets go of what PyTorch keeps for cuBLAS in the memory of regions with this tag, or of all if it is null.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_release_workspaces(const char* tag) noexcept {
+// Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all if it is null.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_take_workspaces(const char* tag) noexcept {
   try {
-    lowtide::release_workspaces(tag);
+    lowtide::WorkspacesAside::instance().take(tag);
   } catch (const std::exception&) {
     // They are paused with the rest, then.
+  }
+}
+
+// Puts back what was taken.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_put_back_workspaces(const char* tag) noexcept {
+  try {
+    lowtide::WorkspacesAside::instance().put_back(tag);
+  } catch (const std::exception&) {
+    // PyTorch makes others.
   }
 }

@@ -5,6 +5,9 @@
 
 #include <c10/core/Allocator.h>
 
+#include <algorithm>
+#include <atomic>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -37,45 +40,91 @@ __attribute__((visibility("default"))) Workspaces& cublaslt_handle_stream_to_wor
 
 namespace lowtide {
 
-// Moves the workspaces that lie in regions with this tag, or in any region if it is null, out of PyTorch's list.
-inline void take_workspaces(at::cuda::Workspaces& workspaces, const char* tag, std::vector<at::cuda::Workspace>& taken) {
-  const auto memory = [](const at::cuda::Workspace& workspace) {
+// Whether any graph was captured in this process, which may use a workspace for as long as it lives.
+inline std::atomic<bool> has_captured{false};
+
+// Returns whether a workspace lies in a region with this tag, or in any if it is null.
+inline bool is_in_region(const at::cuda::Workspace& workspace, const char* tag) {
 #if LOWTIDE_TORCH_AT_LEAST(13)
-    return workspace.first.get();
+  const auto* memory = workspace.first.get();
 #else
-    return workspace.get();
+  const auto* memory = workspace.get();
 #endif
-  };
-  for (auto entry = workspaces.begin(); entry != workspaces.end();) {
-    bool is_in = false;
-    const auto status = lowtide_is_in_region(memory(entry->second), tag, &is_in);
-    if (status == LOWTIDE_STATUS_OK && is_in) {
-      taken.push_back(std::move(entry->second));
-      entry = workspaces.erase(entry);
-    } else {
-      ++entry;
-    }
-  }
+  bool is_in = false;
+  return lowtide_is_in_region(memory, tag, &is_in) == LOWTIDE_STATUS_OK && is_in;
 }
 
-// Gives those workspaces back: work outside of the regions would go on to use them while they are away. The others
-// stay, as captured graphs may use them.
-inline void release_workspaces(const char* tag) {
-  // They go back when the locks are released.
-  std::vector<at::cuda::Workspace> taken;
+// Calls a function with each of PyTorch's lists.
+template <typename Act>
+void with_workspaces(Act act) {
 #if LOWTIDE_TORCH_AT_LEAST(10)
   for (auto* workspaces :
        {&at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::cublaslt_handle_stream_to_workspace()}) {
     const std::unique_lock<std::shared_mutex> lock(workspaces->mutex);
-    take_workspaces(workspaces->map, tag, taken);
+    act(workspaces->map);
   }
 #else
   // PyTorch has no lock for them, be it to clear them: another thread must not multiply matrices meanwhile.
-  take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), tag, taken);
+  act(at::cuda::cublas_handle_stream_to_workspace());
 #if LOWTIDE_TORCH_AT_LEAST(9)
-  take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), tag, taken);
+  act(at::cuda::cublaslt_handle_stream_to_workspace());
 #endif
 #endif
 }
+
+// Workspaces that PyTorch does not see while their regions are away.
+class WorkspacesAside {
+ public:
+  static WorkspacesAside& instance() {
+    // Never dropped: what it holds would be given back when PyTorch is gone.
+    static auto* aside = new WorkspacesAside;
+    return *aside;
+  }
+
+  // Takes those that lie in regions with this tag, or in any region if it is null: work outside of the regions would go
+  // on to use them. They go back where no graph may use them. The others stay with PyTorch.
+  void take(const char* tag) {
+    // What is dropped goes back when the locks are released.
+    std::vector<Aside> taken;
+    with_workspaces([&](at::cuda::Workspaces& workspaces) {
+      for (auto entry = workspaces.begin(); entry != workspaces.end();) {
+        if (is_in_region(entry->second, tag)) {
+          taken.push_back({&workspaces, entry->first, std::move(entry->second)});
+          entry = workspaces.erase(entry);
+        } else {
+          ++entry;
+        }
+      }
+    });
+    if (has_captured.load(std::memory_order_relaxed)) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      aside_.insert(aside_.end(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
+      taken.clear();
+    }
+  }
+
+  // Puts those that lie in regions with this tag, or in any region if it is null, back where PyTorch has no others by
+  // now. Where it has, a graph may use them still.
+  void put_back(const char* tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    with_workspaces([&](at::cuda::Workspaces& workspaces) {
+      const auto is_back = [&](Aside& aside) {
+        return aside.workspaces == &workspaces && is_in_region(aside.workspace, tag) &&
+            workspaces.try_emplace(aside.key, std::move(aside.workspace)).second;
+      };
+      aside_.erase(std::remove_if(aside_.begin(), aside_.end(), is_back), aside_.end());
+    });
+  }
+
+ private:
+  struct Aside {
+    at::cuda::Workspaces* workspaces;
+    at::cuda::Workspaces::key_type key;
+    at::cuda::Workspace workspace;
+  };
+
+  std::mutex mutex_;
+  std::vector<Aside> aside_;
+};
 
 }  // namespace lowtide
