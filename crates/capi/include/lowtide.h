@@ -740,6 +740,10 @@ void *lowtide_base_alloc(void *memory,
  * which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
  * the latest counts.
  *
+ * In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
+ * region's, as by `lowtide_region_pool`, where this thread has entered nothing else and the pool has neither segments
+ * nor a source yet.
+ *
  * What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
  * cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
  * `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been

@@ -7,6 +7,7 @@ use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, S
 use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, host_size, pointer_to};
+use crate::regions;
 use crate::registry::{self, Lane};
 
 /// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
@@ -46,6 +47,10 @@ pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
 /// which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
 /// the latest counts.
 ///
+/// In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
+/// region's, as by `lowtide_region_pool`, where this thread has entered nothing else and the pool has neither segments
+/// nor a source yet.
+///
 /// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
 /// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
 /// `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
@@ -66,9 +71,7 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
     let filter = Filter { accepts, context };
     run(move || {
         let accepts = move |stream| filter.accepts(stream);
-        with_pools(device, |pools| {
-            pools.begin_allocate_to_pool(pool.id(), accepts)
-        })
+        regions::begin_allocate_to_pool(device, pool.id(), accepts)
     })
 }
 

@@ -29,6 +29,7 @@ use crate::pluggable::{address_of, host_size};
 use crate::pools::Mempool;
 use crate::registry;
 
+pub(crate) use change::begin_allocate_to_pool;
 pub(crate) use keeper::{
     has_directory as has_backup_directory, has_retain, retains as retains_backups,
     set_directory as set_backup_directory, show_files as show_backup_files,

@@ -275,6 +275,53 @@ def training_engine() -> None:
     assert bool((parameter.grad == 2).all())
 
 
+def captured_training() -> None:
+    """The whole process is in a region: plain captures, too, on streams that multiplied in it before."""
+    weight = torch.eye(8192, device="cuda") * 3
+    static = torch.ones(16, 8192, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            static @ weight
+    torch.cuda.current_stream().wait_stream(side)
+    pool = torch.cuda.graph_pool_handle()
+    graphs, results, large = [], [], []
+    # The second is in the stream that graphs have by default, in which nobody has multiplied.
+    for stream in (side, None):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            large.append(filled(GIB, 7))
+            results.append((static @ weight) @ weight)
+        graphs.append(graph)
+    of_user = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(of_user):
+        kept = filled(GIB, 8)
+
+    def check(value: float) -> None:
+        static.fill_(value)
+        for graph, result, filled_by_graph in zip(graphs, results, large, strict=True):
+            result.zero_()
+            filled_by_graph.zero_()
+            graph.replay()
+            assert bool((result == 9 * value).all())
+            assert bool((filled_by_graph == 7).all())
+
+    check(1)
+    for value in (2, 3):
+        before = get_and_print_gpu_memory("before")
+        torch_memory_saver.pause()
+        assert before - get_and_print_gpu_memory("paused") > 3 * GIB
+        with torch_memory_saver.disable():
+            noise = torch.full((GIB,), float("nan"), device="cuda")
+            apart = torch.ones(512, 512, device="cuda")
+            assert bool((apart @ apart == 512).all())
+            del noise, apart
+        torch_memory_saver.resume()
+        assert bool((kept == 8).all())
+        check(value)
+
+
 def nested_region() -> None:
     """Regions in the region that the whole process is in (TMS_INIT_ENABLE)."""
     torch_memory_saver._ensure_initialized()
@@ -321,7 +368,7 @@ def margin() -> None:
 
 SCENARIOS: list[Callable[[], None]] = [
     *(simple, cuda_graph, cpu_backup, ended_pool, disk_backup, multi_device, threads, rl_example, margin),
-    *(training_engine, nested_region),
+    *(training_engine, captured_training, nested_region),
 ]
 
 if __name__ == "__main__":

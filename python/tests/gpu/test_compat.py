@@ -47,7 +47,7 @@ def test_programs_for_torch_memory_saver(name: str, mode: str) -> None:
 
 
 @on_a_card
-@pytest.mark.parametrize("name", ["training_engine", "nested_region"])
+@pytest.mark.parametrize("name", ["training_engine", "captured_training", "nested_region"])
 def test_programs_that_are_in_a_region_as_a_whole(name: str) -> None:
     run(name, "preload", TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
 

@@ -165,30 +165,57 @@ pub(super) fn add_pool(
     // No region of the device is paused or resumed meanwhile, so that the pool is told of either.
     let _keeper = keeper::lock(device)?;
     let region = table::on_device(device, allocator, tag, kind)?;
-    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
     allocator.with_pools(|lane| {
-        if region.all_pools()?.contains(&pool) {
-            // Graphs share a pool, and each says so.
-            return Ok(());
-        }
         if lane.pool_use_count(pool).is_err() {
             lane.create_or_retain_pool(pool);
         }
-        let source = PoolSource {
-            source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
-            region: Arc::clone(&region),
-            pool,
-        };
-        lane.set_pool_source(pool, Box::new(source))?;
-        lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
-        region
-            .pools
-            .lock()
-            .map_err(|_| table::stopped())?
-            .push(pool);
-        Ok(())
+        give(lane, pool, &region)
     })?
+}
+
+/// Serves requests of the streams that `accepts` names from a pool of a device, which has the memory of the process's
+/// region from then on, if this thread is in that and the pool has none yet.
+pub(crate) fn begin_allocate_to_pool(
+    device: c_int,
+    pool: MempoolId,
+    accepts: impl Fn(Stream) -> bool + Send + 'static,
+) -> Result<(), Error> {
+    let allocator = registry::device(device)?;
+    if !table::is_in_process_region() {
+        return Ok(allocator.with_pools(|lane| lane.begin_allocate_to_pool(pool, accepts))??);
+    }
+    // As above.
+    let _keeper = keeper::lock(device)?;
+    let region = table::of_process(device, allocator)?;
+    allocator.with_pools(|lane| {
+        lane.begin_allocate_to_pool(pool, accepts)?;
+        match give(lane, pool, &region) {
+            // It was begun outside of the region, or its memory is somebody's own.
+            Err(error) if error.status == Status::Pool => Ok(()),
+            outcome => outcome,
+        }
+    })?
+}
+
+/// Gives a pool that is there the memory of a region, unless it has that already. `Status::Pool` if it has other
+/// segments or another source.
+fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), Error> {
+    if region.all_pools()?.contains(&pool) {
+        // Graphs share a pool, and each says so.
+        return Ok(());
+    }
+    let source = PoolSource {
+        source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
+        region: Arc::clone(region),
+        pool,
+    };
+    lane.set_pool_source(pool, Box::new(source))?;
+    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
+    lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
+    let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
+    pools.push(pool);
+    Ok(())
 }
 
 /// Where the segments of another pool than a region's own come from. It ends with the pool, whose name may then

@@ -154,6 +154,11 @@ fn pop() -> Option<u64> {
     popped.ok().flatten()
 }
 
+/// Returns whether this thread is in the region of the process: there is one, and it has entered nothing else.
+pub(super) fn is_in_process_region() -> bool {
+    INNERMOST.get() == UNSET && OF_PROCESS.load(Ordering::Relaxed) != NONE
+}
+
 /// Returns whether this thread's requests are served from a region.
 fn is_in(number: u64) -> bool {
     match INNERMOST.get() {
@@ -208,6 +213,18 @@ pub(super) fn on_device(
 ) -> Result<Arc<OnDevice>, Error> {
     let mut table = table()?;
     find_or_insert(&mut table, tag, kind)?.prepare(device, allocator)
+}
+
+/// Returns the region of the process on a device in use, which is prepared for it if need be.
+///
+/// # Panics
+///
+/// If there is none, which [`is_in_process_region`] tells; it stays then.
+pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<OnDevice>, Error> {
+    let number = OF_PROCESS.load(Ordering::Relaxed);
+    let mut table = table()?;
+    let region = table.iter_mut().find(|region| region.number == number);
+    region.expect("regions stay").prepare(device, allocator)
 }
 
 /// Returns every region on every device on which it has been.

@@ -1,12 +1,12 @@
 //! Memory pools of graphs that belong to a region.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use lowtide::*;
 
-use crate::common::{allocate, check, fill, isolated};
-use crate::{MIB, c_text, host_copy, pause, region, resume, trim};
+use crate::common::{allocate, check, fill, find, isolated, last_error};
+use crate::{MIB, c_text, enter, host_copy, leave, pause, region, resume, trim};
 
 /// A graph may use what is free in its pool.
 #[test]
@@ -147,5 +147,83 @@ fn a_pool_that_has_ended_is_in_no_region() {
         assert_eq!(host_copy(memory).unwrap().1, 3 * MIB);
         assert_eq!(resume("kv"), Status::Ok);
         check(memory, 3 * MIB, 4);
+    });
+}
+
+/// Returns `size` bytes of a pool, with a pattern in them.
+fn allocate_in_pool(pool: Mempool, size: usize, seed: usize) -> *mut c_void {
+    // SAFETY: there is no filter.
+    let routed = unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+    assert_eq!(routed, Status::Ok, "{}", last_error());
+    let memory = allocate(size, 0);
+    assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+    let memory = memory.unwrap();
+    assert_eq!(find(memory).unwrap().pool, pool);
+    fill(memory, size, seed);
+    memory
+}
+
+/// torch_memory_saver takes every `cudaMalloc` of such a process, those of captures and memory pools among them.
+#[test]
+fn pools_of_a_process_in_a_region_are_in_it() {
+    let test = "pools::pools_of_a_process_in_a_region_are_in_it";
+    let variables = [
+        ("LOWTIDE_COMPAT", "torch_memory_saver"),
+        ("TMS_INIT_ENABLE", "1"),
+        ("TMS_INIT_ENABLE_CPU_BACKUP", "1"),
+    ];
+    isolated(test, &variables, |fake| {
+        let [graph, of_user, other, apart] =
+            [(4, 0), (0, 7), (5, 0), (0, 8)].map(|(capture, user)| Mempool { capture, user });
+        // The device's first request is the pool's.
+        let kept = [
+            (allocate_in_pool(graph, 4 * MIB, 1), 4 * MIB, 1),
+            (allocate_in_pool(graph, 30 * MIB, 2), 30 * MIB, 2),
+            (allocate_in_pool(of_user, 6 * MIB, 3), 6 * MIB, 3),
+            (allocate(MIB, 0).unwrap(), MIB, 4),
+        ];
+        fill(kept[3].0, MIB, 4);
+        enter("other", Backup::Host);
+        let in_other = allocate_in_pool(other, 8 * MIB, 5);
+        leave();
+        // SAFETY: null stands for no region.
+        let entered = unsafe { lowtide_region_enter(ptr::null(), Backup::None as c_int) };
+        assert_eq!(entered, Status::Ok);
+        let in_none = allocate_in_pool(apart, 10 * MIB, 6);
+        leave();
+        let begun_elsewhere = allocate_in_pool(apart, 50 * MIB, 7);
+        let before = fake.used_bytes(0);
+        for _ in 0..2 {
+            assert_eq!(pause("default"), Status::Ok, "{}", last_error());
+            assert!(before - fake.used_bytes(0) >= 41 << 20);
+            assert_eq!(region("default", Backup::Host, 0).live_bytes, 41 << 20);
+            check(in_other, 8 * MIB, 5);
+            check(in_none, 10 * MIB, 6);
+            check(begun_elsewhere, 50 * MIB, 7);
+            assert_eq!(resume("default"), Status::Ok, "{}", last_error());
+            for (memory, size, seed) in kept {
+                check(memory, size, seed);
+            }
+        }
+        // Whoever has a graph holds its pool as often as it began.
+        for _ in 0..2 {
+            assert_eq!(lowtide_release_pool(0, graph), Status::Ok);
+        }
+        assert_eq!(lowtide_release_pool(0, graph), Status::Pool);
+        assert_eq!(lowtide_deallocate(kept[0].0), Status::Ok);
+        assert_eq!(lowtide_deallocate(kept[1].0), Status::Ok);
+        assert_eq!(lowtide_empty_cache(0), Status::Ok);
+        assert_eq!(region("default", Backup::Host, 0).live_bytes, 7 << 20);
+        // Its number may be another's, and in the region anew; while that is away, it is, too.
+        assert_eq!(pause("default"), Status::Ok);
+        // SAFETY: there is no filter.
+        let routed =
+            unsafe { lowtide_begin_allocate_to_pool(0, graph, None, ptr::null_mut(), None) };
+        assert_eq!(routed, Status::Ok);
+        assert_eq!(allocate(1000, 0), Err(Status::Paused));
+        assert_eq!(lowtide_end_allocate_to_pool(0, graph), Status::Ok);
+        assert_eq!(resume("default"), Status::Ok);
+        allocate_in_pool(graph, 2 * MIB, 8);
+        assert_eq!(region("default", Backup::Host, 0).live_bytes, 9 << 20);
     });
 }
