@@ -341,3 +341,90 @@ def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) ->
         """,
     )
     assert printed == "4\n2\n1 [0, 0]\n"
+
+
+# The shim's own part of it, with which a graph is captured without CUDA.
+ASIDE = """
+    #include "{sources}/workspaces.h"
+
+    #include <c10/cuda/CUDACachingAllocator.h>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    extern "C" void keep(void* handle, void* memory) {{
+      auto& kept = at::cuda::cublas_handle_stream_to_workspace().map;
+      const std::tuple<void*, void*> key(handle, nullptr);
+      at::DataPtr data(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0"));
+    #if LOWTIDE_TORCH_AT_LEAST(13)
+      kept.emplace(key, std::pair(std::move(data), size_t(1000)));
+    #else
+      kept.emplace(key, std::move(data));
+    #endif
+    }}
+
+    extern "C" size_t count() {{
+      return at::cuda::cublas_handle_stream_to_workspace().map.size();
+    }}
+
+    extern "C" void capture() {{
+      lowtide::has_captured = true;
+    }}
+
+    extern "C" void lowtide_torch_take_workspaces(const char* tag) {{
+      lowtide::WorkspacesAside::instance().take(tag);
+    }}
+
+    extern "C" void lowtide_torch_put_back_workspaces(const char* tag) {{
+      lowtide::WorkspacesAside::instance().put_back(tag);
+    }}
+"""
+
+
+def test_what_a_graph_may_use_for_cublas_comes_back_with_its_region(gpu: Machine) -> None:
+    from lowtide.torch import build
+
+    # As it is known there.
+    declarations_of_workspaces()
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        compiled("aside", dedent(ASIDE).format(sources=build.SOURCES)),
+        """
+        shim, lowtide._install._shim = lowtide._install._shim, aside
+        aside.lowtide_torch_is_installed = shim.lowtide_torch_is_installed
+        aside.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        aside.lowtide_torch_take_workspaces.argtypes = [ctypes.c_char_p]
+        aside.lowtide_torch_put_back_workspaces.argtypes = [ctypes.c_char_p]
+
+        def show():
+            print(aside.count(), [seen["live_bytes"] for seen in lowtide.regions()])
+
+        aside.capture()
+        with lowtide.region("a"):
+            aside.keep(1, allocate(1000)), aside.keep(2, allocate(1000))
+        with lowtide.region("b"):
+            aside.keep(3, allocate(1000))
+        for tag in ("a", "b", None):
+            lowtide.pause(tag)
+            show()
+            lowtide.resume(tag)
+            show()
+        lowtide.pause("a")
+        aside.keep(2, allocate(1000))
+        lowtide.pause("b")
+        lowtide.resume("b")
+        show()
+        # PyTorch has another of one by now, which a graph may use still.
+        lowtide.resume("a")
+        show()
+        lowtide.pause()
+        show()
+        lowtide.resume()
+        show()
+        """,
+    )
+    held = "[2048, 1024]"
+    assert printed.splitlines() == [
+        *(f"1 {held}", f"3 {held}", f"2 {held}", f"3 {held}", f"0 {held}", f"3 {held}"),
+        *(f"2 {held}", f"3 {held}", f"1 {held}", f"3 {held}"),
+    ]

@@ -5,7 +5,6 @@
 
 #include <c10/core/Allocator.h>
 
-#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <map>
@@ -108,11 +107,11 @@ class WorkspacesAside {
   void put_back(const char* tag) {
     const std::lock_guard<std::mutex> lock(mutex_);
     with_workspaces([&](at::cuda::Workspaces& workspaces) {
-      const auto is_back = [&](Aside& aside) {
-        return aside.workspaces == &workspaces && is_in_region(aside.workspace, tag) &&
-            workspaces.try_emplace(aside.key, std::move(aside.workspace)).second;
-      };
-      aside_.erase(std::remove_if(aside_.begin(), aside_.end(), is_back), aside_.end());
+      for (auto aside = aside_.begin(); aside != aside_.end();) {
+        const bool is_back = aside->workspaces == &workspaces && is_in_region(aside->workspace, tag) &&
+            workspaces.try_emplace(aside->key, std::move(aside->workspace)).second;
+        aside = is_back ? aside_.erase(aside) : std::next(aside);
+      }
     });
   }
 
