@@ -93,10 +93,10 @@ def take_workspaces(tag: bytes | None) -> None:
         _shim.lowtide_torch_take_workspaces(tag)
 
 
-def put_back_workspaces(tag: bytes | None) -> None:
-    """Puts back what was taken, where PyTorch has no other by now."""
+def settle_workspaces() -> None:
+    """Puts back what was taken and is not away, where PyTorch has no other by now, and takes what is away."""
     if _shim is not None:
-        _shim.lowtide_torch_put_back_workspaces(tag)
+        _shim.lowtide_torch_settle_workspaces()
 
 
 def configure(strategy: str | None, config: str | None) -> None:

@@ -15,7 +15,7 @@ from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal
 
 from ._errors import Error
-from ._install import is_installed, put_back_workspaces, take_workspaces
+from ._install import is_installed, settle_workspaces, take_workspaces
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
@@ -119,7 +119,10 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     c_tag = tag_to_c(tag)
     # Work outside of the regions would go on to use those that were made in one.
     take_workspaces(c_tag)
-    check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
+    try:
+        check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
+    finally:
+        settle_workspaces()
 
 
 def resume(tag: str | None = None) -> None:
@@ -131,9 +134,10 @@ def resume(tag: str | None = None) -> None:
     lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
     and of tags that had room, and `regions` says which they are.
     """
-    c_tag = tag_to_c(tag)
-    check(library().lowtide_resume(c_tag))
-    put_back_workspaces(c_tag)
+    try:
+        check(library().lowtide_resume(tag_to_c(tag)))
+    finally:
+        settle_workspaces()
 
 
 @contextmanager

@@ -374,43 +374,48 @@ ASIDE = """
       lowtide::WorkspacesAside::instance().take(tag);
     }}
 
-    extern "C" void lowtide_torch_put_back_workspaces(const char* tag) {{
-      lowtide::WorkspacesAside::instance().put_back(tag);
+    extern "C" void lowtide_torch_settle_workspaces() {{
+      lowtide::WorkspacesAside::instance().settle();
     }}
 """
 
 
-def test_what_a_graph_may_use_for_cublas_comes_back_with_its_region(gpu: Machine) -> None:
+def aside() -> str:
+    """Returns lines that put that in the shim's place, and a graph was captured."""
     from lowtide.torch import build
 
     # As it is known there.
     declarations_of_workspaces()
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        compiled("aside", dedent(ASIDE).format(sources=build.SOURCES)),
-        """
+    return dedent(compiled("aside", dedent(ASIDE).format(sources=build.SOURCES))) + dedent("""
         shim, lowtide._install._shim = lowtide._install._shim, aside
         aside.lowtide_torch_is_installed = shim.lowtide_torch_is_installed
         aside.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         aside.lowtide_torch_take_workspaces.argtypes = [ctypes.c_char_p]
-        aside.lowtide_torch_put_back_workspaces.argtypes = [ctypes.c_char_p]
+        aside.capture()
+
+        def keep(handle, tag=None):
+            with lowtide.region(tag) if tag else lowtide.disable():
+                aside.keep(handle, allocate(1000))
 
         def show():
-            print(aside.count(), [seen["live_bytes"] for seen in lowtide.regions()])
+            print(aside.count(), *(seen["live_bytes"] for seen in lowtide.regions()))
+    """)
 
-        aside.capture()
-        with lowtide.region("a"):
-            aside.keep(1, allocate(1000)), aside.keep(2, allocate(1000))
-        with lowtide.region("b"):
-            aside.keep(3, allocate(1000))
+
+def test_what_a_graph_may_use_for_cublas_comes_back_with_its_region(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a"), keep(2, "a"), keep(3, "b")
         for tag in ("a", "b", None):
             lowtide.pause(tag)
             show()
             lowtide.resume(tag)
             show()
         lowtide.pause("a")
-        aside.keep(2, allocate(1000))
+        keep(2)
         lowtide.pause("b")
         lowtide.resume("b")
         show()
@@ -423,8 +428,82 @@ def test_what_a_graph_may_use_for_cublas_comes_back_with_its_region(gpu: Machine
         show()
         """,
     )
-    held = "[2048, 1024]"
-    assert printed.splitlines() == [
-        *(f"1 {held}", f"3 {held}", f"2 {held}", f"3 {held}", f"0 {held}", f"3 {held}"),
-        *(f"2 {held}", f"3 {held}", f"1 {held}", f"3 {held}"),
-    ]
+    numbers = (1, 3, 2, 3, 0, 3, 2, 3, 1, 3)
+    assert printed.splitlines() == [f"{number} 2048 1024" for number in numbers]
+
+
+def test_what_a_graph_may_use_for_cublas_does_not_grow_from_pause_to_pause(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        def multiply(tag):
+            # As PyTorch does, which makes a workspace where it has none.
+            if aside.count() == 0:
+                keep(1, tag)
+
+        multiply("a")
+        with lowtide.region("b"):
+            held = allocate(1000)
+        for _ in range(3):
+            lowtide.pause("a")
+            multiply("b")
+            lowtide.resume("a")
+            lowtide.pause("b")
+            multiply("a")
+            lowtide.resume("b")
+        show()
+        """,
+    )
+    assert printed == "1 1024 2048\n"
+
+
+def test_what_pytorch_keeps_for_cublas_is_its_own_again_after_a_pause_that_failed(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        with lowtide.region("kept", "disk"):
+            aside.keep(2, allocate(1000))
+        lowtide.set_backup_directory("/proc/none")
+        for _ in range(2):
+            try:
+                lowtide.pause()
+            except lowtide.BackupError:
+                # One region has left all the same.
+                show()
+            lowtide.resume()
+            show()
+        """,
+    )
+    assert printed == "1 1024 1024\n2 1024 1024\n" * 2
+
+
+def test_what_pytorch_makes_for_cublas_during_a_pause_is_taken_after_it(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        take = aside.lowtide_torch_take_workspaces
+
+        class Meanwhile:
+            def __getattr__(self, name):
+                return getattr(aside, name)
+
+            def lowtide_torch_take_workspaces(self, tag):
+                take(tag)
+                keep(2, "a")
+
+        lowtide._install._shim = Meanwhile()
+        lowtide.pause("a")
+        show()
+        lowtide.resume("a")
+        show()
+        """,
+    )
+    assert printed == "0 2048\n2 2048\n"

@@ -742,7 +742,7 @@ void *lowtide_base_alloc(void *memory,
  *
  * In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
  * region's, as by `lowtide_region_pool`, where this thread has entered nothing else and the pool has neither segments
- * nor a source yet.
+ * nor a source yet; it then waits for a pause or resume that is under way, and has no other source from then on.
  *
  * What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
  * cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
@@ -1053,6 +1053,19 @@ enum lowtide_status lowtide_backup_find(const void *memory,
 enum lowtide_status lowtide_is_in_region(const void *memory,
                                          const char *tag,
                                          bool *is_in);
+
+/**
+ * Writes whether a block's memory is not on its device, as its region is paused, or leaves or comes back just now.
+ *
+ * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+ * hold.
+ *
+ * The caller promises:
+ *
+ * `is_away` is null or may be written to.
+ */
+enum lowtide_status lowtide_is_away(const void *memory,
+                                    bool *is_away);
 
 /**
  * Lets regions grow only while this many bytes of their device stay free: a request that needs more has

@@ -19,6 +19,7 @@ mod table;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, Copies, RegionFigures};
@@ -259,18 +260,21 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
 
 /// Refuses what needs the memory of a device's block, if that is not on the device.
 pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error> {
-    let Some(region) = table::memory_of(device, block.pool)? else {
+    let Some(tag) = region_away(device, block)? else {
         return Ok(());
     };
-    match region.memory.state().map_err(change::error)? {
-        lowtide_region::RegionState::Mapped => Ok(()),
-        _ => {
-            let tag = &region.name.tag;
-            let text =
-                format_args!("region {tag:?} is paused: resume it before sharing its blocks");
-            Err(Error::new(Status::Paused, text))
-        }
-    }
+    let text = format_args!("region {tag:?} is paused: resume it before sharing its blocks");
+    Err(Error::new(Status::Paused, text))
+}
+
+/// Returns the tag of the region that a device's block is in, if the region's memory is not on the device.
+fn region_away(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, Error> {
+    let Some(region) = table::memory_of(device, block.pool)? else {
+        return Ok(None);
+    };
+    let state = region.memory.state().map_err(change::error)?;
+    let is_away = state != lowtide_region::RegionState::Mapped;
+    Ok(is_away.then(|| Arc::clone(&region.name.tag)))
 }
 
 /// Returns where the host's copy of some bytes is, which lie in one block.
@@ -346,6 +350,24 @@ pub unsafe extern "C" fn lowtide_is_in_region(
         let found = found.is_some_and(|region| tag.is_none_or(|tag| *region.name.tag == *tag));
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_in", is_in, found) }
+    })
+}
+
+/// Writes whether a block's memory is not on its device, as its region is paused, or leaves or comes back just now.
+///
+/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
+/// hold.
+///
+/// # Safety
+///
+/// `is_away` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_is_away(memory: *const c_void, is_away: *mut bool) -> Status {
+    run(|| {
+        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let found = region_away(device, &block)?.is_some();
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("is_away", is_away, found) }
     })
 }
 

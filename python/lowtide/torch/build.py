@@ -49,9 +49,10 @@ def build() -> ctypes.CDLL:
         raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
     loaded.lowtide_torch_is_installed.restype = ctypes.c_bool
-    for workspaces in (loaded.lowtide_torch_take_workspaces, loaded.lowtide_torch_put_back_workspaces):
-        workspaces.restype = None
-        workspaces.argtypes = [ctypes.c_char_p]
+    loaded.lowtide_torch_take_workspaces.restype = None
+    loaded.lowtide_torch_take_workspaces.argtypes = [ctypes.c_char_p]
+    loaded.lowtide_torch_settle_workspaces.restype = None
+    loaded.lowtide_torch_settle_workspaces.argtypes = []
     return loaded
 
 

@@ -475,9 +475,10 @@ def test_a_graph_keeps_what_it_uses_for_cublas_in_a_region() -> None:
         result = rows @ columns
     for value in (1.0, 2.0):
         lowtide.pause("first")
-        # Not in what is away.
-        with torch.cuda.stream(stream):
-            assert bool((rows @ columns > 0).all())
+        if value == 2.0:
+            # Not in what is away.
+            with torch.cuda.stream(stream):
+                assert bool((rows @ columns > 0).all())
         noise = torch.full((256 * MIB // 4,), float("nan"), device="cuda")
         del noise
         lowtide.resume("first")

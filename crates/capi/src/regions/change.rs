@@ -175,7 +175,7 @@ pub(super) fn add_pool(
 }
 
 /// Serves requests of the streams that `accepts` names from a pool of a device, which has the memory of the process's
-/// region from then on, if this thread is in that and the pool has none yet.
+/// region from then on, if this thread is in that and the pool has no other yet.
 pub(crate) fn begin_allocate_to_pool(
     device: c_int,
     pool: MempoolId,
@@ -185,16 +185,20 @@ pub(crate) fn begin_allocate_to_pool(
     if !table::is_in_process_region() {
         return Ok(allocator.with_pools(|lane| lane.begin_allocate_to_pool(pool, accepts))??);
     }
-    // As above.
-    let _keeper = keeper::lock(device)?;
     let region = table::of_process(device, allocator)?;
+    // No region is paused or resumed while the pool is given its memory; one that has it waits for nobody.
+    let is_given = region.all_pools()?.contains(&pool);
+    let _keeper = (!is_given).then(|| keeper::lock(device)).transpose()?;
     allocator.with_pools(|lane| {
-        lane.begin_allocate_to_pool(pool, accepts)?;
-        match give(lane, pool, &region) {
+        lane.create_or_retain_pool(pool);
+        let begun = match give(lane, pool, &region) {
             // It was begun outside of the region, or its memory is somebody's own.
             Err(error) if error.status == Status::Pool => Ok(()),
             outcome => outcome,
         }
+        .and_then(|()| Ok(lane.begin_allocate_to_pool(pool, accepts)?));
+        lane.release_pool(pool)?;
+        begun
     })?
 }
 
@@ -205,13 +209,13 @@ fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), 
         // Graphs share a pool, and each says so.
         return Ok(());
     }
+    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     let source = PoolSource {
         source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
         region: Arc::clone(region),
         pool,
     };
     lane.set_pool_source(pool, Box::new(source))?;
-    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
     let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
     pools.push(pool);

@@ -1,7 +1,9 @@
 //! Memory pools of graphs that belong to a region.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{ptr, thread};
 
 use lowtide::*;
 
@@ -163,6 +165,54 @@ fn allocate_in_pool(pool: Mempool, size: usize, seed: usize) -> *mut c_void {
     memory
 }
 
+fn is_away(memory: *mut c_void) -> bool {
+    let mut is_away = false;
+    // SAFETY: it may be written to.
+    let status = unsafe { lowtide_is_away(memory, &raw mut is_away) };
+    assert_eq!(status, Status::Ok, "{}", last_error());
+    is_away
+}
+
+/// One that is given its memory waits for what changes that, and one that has it does not: whoever has it may be what
+/// the pause waits for.
+#[test]
+fn a_pool_that_has_a_regions_memory_is_begun_beside_a_pause() {
+    let test = "pools::a_pool_that_has_a_regions_memory_is_begun_beside_a_pause";
+    let variables = [
+        ("LOWTIDE_COMPAT", "torch_memory_saver"),
+        ("TMS_INIT_ENABLE", "1"),
+    ];
+    isolated(test, &variables, |fake| {
+        let pool = Mempool {
+            capture: 4,
+            user: 0,
+        };
+        let memory = allocate_in_pool(pool, MIB, 1);
+        let stream = fake.stream();
+        fake.hold(stream, true);
+        fake.set_bytes(memory, MIB, stream);
+        let pause = thread::spawn(|| pause("default"));
+        while region("default", Backup::None, 0).state != RegionState::Pausing {
+            thread::yield_now();
+        }
+        let (sender, receiver) = mpsc::channel();
+        let begin = thread::spawn(move || {
+            // SAFETY: there is no filter.
+            let routed =
+                unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+            let _ = sender.send(routed);
+        });
+        // It would wait for good.
+        let routed = receiver.recv_timeout(Duration::from_secs(60));
+        let state = region("default", Backup::None, 0).state;
+        fake.hold(stream, false);
+        begin.join().unwrap();
+        assert_eq!((routed, state), (Ok(Status::Ok), RegionState::Pausing));
+        assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+        assert_eq!(pause.join().unwrap(), Status::Ok);
+    });
+}
+
 /// torch_memory_saver takes every `cudaMalloc` of such a process, those of captures and memory pools among them.
 #[test]
 fn pools_of_a_process_in_a_region_are_in_it() {
@@ -197,12 +247,16 @@ fn pools_of_a_process_in_a_region_are_in_it() {
             assert_eq!(pause("default"), Status::Ok, "{}", last_error());
             assert!(before - fake.used_bytes(0) >= 41 << 20);
             assert_eq!(region("default", Backup::Host, 0).live_bytes, 41 << 20);
+            assert!(kept.iter().all(|&(memory, ..)| is_away(memory)));
+            let others = [in_other, in_none, begun_elsewhere];
+            assert!(!others.into_iter().any(is_away));
             check(in_other, 8 * MIB, 5);
             check(in_none, 10 * MIB, 6);
             check(begun_elsewhere, 50 * MIB, 7);
             assert_eq!(resume("default"), Status::Ok, "{}", last_error());
             for (memory, size, seed) in kept {
                 check(memory, size, seed);
+                assert!(!is_away(memory));
             }
         }
         // Whoever has a graph holds its pool as often as it began.
@@ -214,7 +268,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         assert_eq!(lowtide_deallocate(kept[1].0), Status::Ok);
         assert_eq!(lowtide_empty_cache(0), Status::Ok);
         assert_eq!(region("default", Backup::Host, 0).live_bytes, 7 << 20);
-        // Its number may be another's, and in the region anew; while that is away, it is, too.
+        // The number of a pool that has ended may be another's, and in the region anew; while that is away, it is, too.
         assert_eq!(pause("default"), Status::Ok);
         // SAFETY: there is no filter.
         let routed =

@@ -12,7 +12,8 @@ of lowtide. What is different from the package whose interface this is:
 - Graphs that name one pool share its memory where they are of one region: each region has a pool of its own there,
   which `graph.pool()` says.
 - A `torch.cuda.MemPool` or the pool of a plain `torch.cuda.graph` goes before a region even where the region begins
-  inside of it, but for the pool of `disable`: what is in it stays on the card, but with `TMS_INIT_ENABLE`.
+  inside of it, but for the pool of `disable`: what is in it stays on the card. With `TMS_INIT_ENABLE` it is in the
+  process's region where it was begun outside of `region` and `disable`.
   `cuda_graph` is for graphs whose memory is to leave.
 - A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
 - A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.

@@ -66,20 +66,21 @@ extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installe
   return lowtide::native::get() == &lowtide::LowtideAllocator::instance();
 }
 
-// Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all if it is null.
+// Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all if it is null, before
+// they are paused.
 extern "C" __attribute__((visibility("default"))) void lowtide_torch_take_workspaces(const char* tag) noexcept {
   try {
     lowtide::WorkspacesAside::instance().take(tag);
   } catch (const std::exception&) {
-    // They are paused with the rest, then.
+    // What was not taken is paused with the rest.
   }
 }
 
-// Puts back what was taken.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_put_back_workspaces(const char* tag) noexcept {
+// Takes what is away, and puts back what is not: after regions were paused or resumed, or were not.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_settle_workspaces() noexcept {
   try {
-    lowtide::WorkspacesAside::instance().put_back(tag);
+    lowtide::WorkspacesAside::instance().settle();
   } catch (const std::exception&) {
-    // PyTorch makes others.
+    // The next does it.
   }
 }

@@ -42,15 +42,24 @@ namespace lowtide {
 // Whether any graph was captured in this process, which may use a workspace for as long as it lives.
 inline std::atomic<bool> has_captured{false};
 
+inline const void* memory_of(const at::cuda::Workspace& workspace) {
+#if LOWTIDE_TORCH_AT_LEAST(13)
+  return workspace.first.get();
+#else
+  return workspace.get();
+#endif
+}
+
 // Returns whether a workspace lies in a region with this tag, or in any if it is null.
 inline bool is_in_region(const at::cuda::Workspace& workspace, const char* tag) {
-#if LOWTIDE_TORCH_AT_LEAST(13)
-  const auto* memory = workspace.first.get();
-#else
-  const auto* memory = workspace.get();
-#endif
   bool is_in = false;
-  return lowtide_is_in_region(memory, tag, &is_in) == LOWTIDE_STATUS_OK && is_in;
+  return lowtide_is_in_region(memory_of(workspace), tag, &is_in) == LOWTIDE_STATUS_OK && is_in;
+}
+
+// Returns whether a workspace lies in a region that is not on the device.
+inline bool is_away(const at::cuda::Workspace& workspace) {
+  bool is_away = false;
+  return lowtide_is_away(memory_of(workspace), &is_away) == LOWTIDE_STATUS_OK && is_away;
 }
 
 // Calls a function with each of PyTorch's lists.
@@ -80,35 +89,21 @@ class WorkspacesAside {
     return *aside;
   }
 
-  // Takes those that lie in regions with this tag, or in any region if it is null: work outside of the regions would go
-  // on to use them. They go back where no graph may use them. The others stay with PyTorch.
+  // Takes those that lie in regions with this tag, or in any region if it is null, as these are about to leave: work
+  // outside of them would go on to use the workspaces.
   void take(const char* tag) {
-    // What is dropped goes back when the locks are released.
-    std::vector<Aside> taken;
-    with_workspaces([&](at::cuda::Workspaces& workspaces) {
-      for (auto entry = workspaces.begin(); entry != workspaces.end();) {
-        if (is_in_region(entry->second, tag)) {
-          taken.push_back({&workspaces, entry->first, std::move(entry->second)});
-          entry = workspaces.erase(entry);
-        } else {
-          ++entry;
-        }
-      }
-    });
-    if (has_captured.load(std::memory_order_relaxed)) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      aside_.insert(aside_.end(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
-      taken.clear();
-    }
+    take_if([tag](const at::cuda::Workspace& workspace) { return is_in_region(workspace, tag); });
   }
 
-  // Puts those that lie in regions with this tag, or in any region if it is null, back where PyTorch has no others by
-  // now. Where it has, a graph may use them still.
-  void put_back(const char* tag) {
+  // Takes those that are away by now, and puts the others back where PyTorch has none in their place. Comes after every
+  // change of a region, so that the last of several at once leaves it right.
+  void settle() {
+    take_if(is_away);
     const std::lock_guard<std::mutex> lock(mutex_);
     with_workspaces([&](at::cuda::Workspaces& workspaces) {
       for (auto aside = aside_.begin(); aside != aside_.end();) {
-        const bool is_back = aside->workspaces == &workspaces && is_in_region(aside->workspace, tag) &&
+        // What is refused, a graph may use still.
+        const bool is_back = aside->workspaces == &workspaces && !is_away(aside->workspace) &&
             workspaces.try_emplace(aside->key, std::move(aside->workspace)).second;
         aside = is_back ? aside_.erase(aside) : std::next(aside);
       }
@@ -121,6 +116,28 @@ class WorkspacesAside {
     at::cuda::Workspaces::key_type key;
     at::cuda::Workspace workspace;
   };
+
+  // Takes those that are chosen, which go back where no graph may use them.
+  template <typename IsChosen>
+  void take_if(IsChosen is_chosen) {
+    // What is dropped goes back when the locks are released.
+    std::vector<Aside> taken;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    with_workspaces([&](at::cuda::Workspaces& workspaces) {
+      for (auto entry = workspaces.begin(); entry != workspaces.end();) {
+        if (is_chosen(entry->second)) {
+          taken.push_back({&workspaces, entry->first, std::move(entry->second)});
+          entry = workspaces.erase(entry);
+        } else {
+          ++entry;
+        }
+      }
+    });
+    if (has_captured.load(std::memory_order_relaxed)) {
+      aside_.insert(aside_.end(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
+      taken.clear();
+    }
+  }
 
   std::mutex mutex_;
   std::vector<Aside> aside_;
