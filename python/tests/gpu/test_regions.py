@@ -97,6 +97,7 @@ def test_work_in_every_stream_is_waited_for() -> None:
     assert bool((tensor == 9).all())
 
 
+@on_a_card
 def test_autograd_in_a_region() -> None:
     def train(pauses: bool) -> list[Any]:
         torch.manual_seed(1)
