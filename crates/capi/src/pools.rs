@@ -48,8 +48,8 @@ pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
 /// the latest counts.
 ///
 /// In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
-/// region's, as by `lowtide_region_pool`, where this thread has entered nothing else and the pool has neither segments
-/// nor a source yet; it then waits for a pause or resume that is under way, and has no other source from then on.
+/// region's, as by `lowtide_region_pool`, where this thread is in that region and the pool has neither segments nor a
+/// source yet; it has no other source from then on.
 ///
 /// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
 /// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until

@@ -162,8 +162,6 @@ pub(super) fn add_pool(
     kind: Option<BackupKind>,
 ) -> Result<(), Error> {
     let allocator = registry::device(device)?;
-    // No region of the device is paused or resumed meanwhile, so that the pool is told of either.
-    let _keeper = keeper::lock(device)?;
     let region = table::on_device(device, allocator, tag, kind)?;
     // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
     allocator.with_pools(|lane| {
@@ -186,19 +184,19 @@ pub(crate) fn begin_allocate_to_pool(
         return Ok(allocator.with_pools(|lane| lane.begin_allocate_to_pool(pool, accepts))??);
     }
     let region = table::of_process(device, allocator)?;
-    // No region is paused or resumed while the pool is given its memory; one that has it waits for nobody.
-    let is_given = region.all_pools()?.contains(&pool);
-    let _keeper = (!is_given).then(|| keeper::lock(device)).transpose()?;
     allocator.with_pools(|lane| {
-        lane.create_or_retain_pool(pool);
-        let begun = match give(lane, pool, &region) {
-            // It was begun outside of the region, or its memory is somebody's own.
+        // First, as one that others have begun is not to become the region's by an attempt that fails.
+        lane.begin_allocate_to_pool(pool, accepts)?;
+        match give(lane, pool, &region) {
+            // It was begun outside of the region before, or its memory is somebody's own.
             Err(error) if error.status == Status::Pool => Ok(()),
-            outcome => outcome,
+            Err(error) => {
+                lane.end_allocate_to_pool(pool)?;
+                lane.release_pool(pool)?;
+                Err(error)
+            }
+            Ok(()) => Ok(()),
         }
-        .and_then(|()| Ok(lane.begin_allocate_to_pool(pool, accepts)?));
-        lane.release_pool(pool)?;
-        begun
     })?
 }
 
@@ -209,16 +207,14 @@ fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), 
         // Graphs share a pool, and each says so.
         return Ok(());
     }
-    let is_away = region.memory.state().map_err(error)? != RegionState::Mapped;
     let source = PoolSource {
         source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
         region: Arc::clone(region),
         pool,
     };
     lane.set_pool_source(pool, Box::new(source))?;
+    let is_away = region.add_pool(pool)?;
     lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
-    let mut pools = region.pools.lock().map_err(|_| table::stopped())?;
-    pools.push(pool);
     Ok(())
 }
 
@@ -248,7 +244,7 @@ impl SegmentSource for PoolSource {
 impl Drop for PoolSource {
     fn drop(&mut self) {
         if let Ok(mut pools) = self.region.pools.lock() {
-            pools.retain(|&pool| pool != self.pool);
+            pools.all.retain(|&pool| pool != self.pool);
         }
     }
 }
@@ -427,6 +423,9 @@ impl RegionPools<'_> {
 
 impl Pools for RegionPools<'_> {
     fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
+        // One that comes after this is told by who adds it.
+        let noted = self.0.note_paused(is_paused);
+        noted.map_err(|error| error.text)?;
         self.for_each(|lane, pool| {
             let tag = is_paused.then(|| Arc::clone(&self.0.name.tag));
             lane.set_paused(pool, tag)

@@ -91,11 +91,19 @@ pub(crate) struct OnDevice {
     pub(super) memory: Arc<Memory>,
     /// The pool of requests in the region.
     pub(super) own_pool: MempoolId,
-    /// Other pools that have its memory. Taken after any lock of an allocator.
-    pub(super) pools: Mutex<Vec<MempoolId>>,
+    /// Taken after any lock of an allocator.
+    pub(super) pools: Mutex<OtherPools>,
     /// Since when those who are told of events know its memory to be away, in microseconds since 1970; 0 where it is
     /// not. Changes while no listener does.
     pub(super) told_away_us: AtomicI64,
+}
+
+/// Other pools than a region's own that have its memory.
+#[derive(Default, Debug)]
+pub(super) struct OtherPools {
+    pub(super) all: Vec<MempoolId>,
+    /// What they were told last, or are being told: whether they are to refuse requests.
+    is_paused: bool,
 }
 
 /// Has this thread's requests served from a region.
@@ -154,9 +162,10 @@ fn pop() -> Option<u64> {
     popped.ok().flatten()
 }
 
-/// Returns whether this thread is in the region of the process: there is one, and it has entered nothing else.
+/// Returns whether this thread is in the region of the process, if there is one.
 pub(super) fn is_in_process_region() -> bool {
-    INNERMOST.get() == UNSET && OF_PROCESS.load(Ordering::Relaxed) != NONE
+    let of_process = OF_PROCESS.load(Ordering::Relaxed);
+    of_process != NONE && is_in(of_process)
 }
 
 /// Returns whether this thread's requests are served from a region.
@@ -410,8 +419,26 @@ impl OnDevice {
     /// Returns every pool that has the region's memory.
     pub(super) fn all_pools(&self) -> Result<Vec<MempoolId>, Error> {
         let mut pools = vec![self.own_pool];
-        pools.extend(self.pools.lock().map_err(|_| stopped())?.iter());
+        pools.extend(self.other_pools()?.all.iter());
         Ok(pools)
+    }
+
+    /// Adds a pool, and returns whether it is to refuse requests. The lock of its allocator is held until it does: a
+    /// change that is noted from now on is told to this one, too, and after that.
+    pub(super) fn add_pool(&self, pool: MempoolId) -> Result<bool, Error> {
+        let mut pools = self.other_pools()?;
+        pools.all.push(pool);
+        Ok(pools.is_paused)
+    }
+
+    /// Notes what all pools are being told, for those that are added later.
+    pub(super) fn note_paused(&self, is_paused: bool) -> Result<(), Error> {
+        self.other_pools()?.is_paused = is_paused;
+        Ok(())
+    }
+
+    fn other_pools(&self) -> Result<MutexGuard<'_, OtherPools>, Error> {
+        self.pools.lock().map_err(|_| stopped())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory pools of graphs that belong to a region.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -173,84 +174,222 @@ fn is_away(memory: *mut c_void) -> bool {
     is_away
 }
 
-/// One that is given its memory waits for what changes that, and one that has it does not: whoever has it may be what
-/// the pause waits for.
+/// Begins to serve requests from a pool, in a thread of its own, and returns what that said and where the region was by
+/// then. It would wait for good if it waited for the pause that it is beside.
+fn begin_beside_a_pause(pool: Mempool) -> (Status, RegionState) {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        // SAFETY: there is no filter.
+        let routed =
+            unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+        let _ = sender.send(routed);
+    });
+    let routed = receiver.recv_timeout(Duration::from_secs(60));
+    let state = region("default", Backup::Host, 0).state;
+    (routed.expect("it waits for the pause"), state)
+}
+
+/// Whoever begins may be what the pause waits for, and may have Python's lock. One that is given the region's memory
+/// meanwhile is paused with the others.
 #[test]
-fn a_pool_that_has_a_regions_memory_is_begun_beside_a_pause() {
-    let test = "pools::a_pool_that_has_a_regions_memory_is_begun_beside_a_pause";
-    let variables = [
-        ("LOWTIDE_COMPAT", "torch_memory_saver"),
-        ("TMS_INIT_ENABLE", "1"),
-    ];
-    isolated(test, &variables, |fake| {
+fn pools_of_a_process_in_a_region_are_begun_beside_a_pause() {
+    let test = "pools::pools_of_a_process_in_a_region_are_begun_beside_a_pause";
+    isolated(test, &IN_A_REGION_AS_A_WHOLE, |fake| {
+        let [known, new, of_region] = [4, 5, 6].map(|capture| Mempool { capture, user: 0 });
+        let memory = allocate_in_pool(known, MIB, 1);
+        let stream = fake.stream();
+        for (round, pool) in [(0, known), (1, new)] {
+            fake.hold(stream, true);
+            fake.set_bytes(memory, MIB, stream);
+            let pause = thread::spawn(|| pause("default"));
+            while region("default", Backup::Host, 0).state != RegionState::Pausing {
+                assert!(
+                    !pause.is_finished(),
+                    "{round}: it is to wait for the stream"
+                );
+                thread::yield_now();
+            }
+            let begun = begin_beside_a_pause(pool);
+            let tag = c_text("default");
+            // SAFETY: the text ends with a zero byte.
+            let added =
+                unsafe { lowtide_region_pool(0, of_region, tag.as_ptr(), Backup::Host as c_int) };
+            let refused = allocate(1000, 0);
+            fake.hold(stream, false);
+            assert_eq!(begun, (Status::Ok, RegionState::Pausing));
+            assert_eq!(added, Status::Ok);
+            assert_eq!(refused, Err(Status::Paused));
+            assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+            assert_eq!(pause.join().unwrap(), Status::Ok);
+            assert!(is_away(memory));
+            assert_eq!(resume("default"), Status::Ok, "{}", last_error());
+        }
+        for pool in [new, of_region] {
+            let memory = allocate_in_pool(pool, MIB, 2);
+            assert_eq!(pause("default"), Status::Ok, "{}", last_error());
+            assert!(is_away(memory));
+            assert_eq!(resume("default"), Status::Ok, "{}", last_error());
+            check(memory, MIB, 2);
+        }
+    });
+}
+
+/// Pools come, get memory and end in threads while another pauses and resumes their region.
+#[test]
+fn pools_come_and_end_beside_pauses() {
+    let test = "pools::pools_come_and_end_beside_pauses";
+    isolated(test, &IN_A_REGION_AS_A_WHOLE, |fake| {
+        let kept = allocate_in_pool(
+            Mempool {
+                capture: 1,
+                user: 0,
+            },
+            MIB,
+            1,
+        );
+        let before = fake.used_bytes(0);
+        thread::scope(|scope| {
+            let threads = [2, 3].map(|capture| scope.spawn(move || come_and_end(capture)));
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                assert_eq!(pause("default"), Status::Ok, "{}", last_error());
+                assert!(is_away(kept));
+                assert_eq!(resume("default"), Status::Ok, "{}", last_error());
+                assert!(!is_away(kept));
+            }
+        });
+        assert_eq!(region("default", Backup::Host, 0).live_bytes, MIB as u64);
+        // What came back together may be one piece of memory, which stays with what is kept until then.
+        assert_eq!(pause("default"), Status::Ok, "{}", last_error());
+        assert_eq!(resume("default"), Status::Ok, "{}", last_error());
+        check(kept, MIB, 1);
+        assert_eq!(fake.used_bytes(0), before);
+    });
+}
+
+thread_local! {
+    /// The pool of this thread's requests.
+    static OWN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Makes a pool again and again, for this thread's requests. They get memory in it, or are refused as that is away.
+fn come_and_end(capture: u64) {
+    OWN.set(capture);
+    let pool = Mempool { capture, user: 0 };
+    let own = ptr::without_provenance_mut(usize::try_from(capture).unwrap());
+    let (mut served, mut refused) = (0, 0);
+    while served < 100 || (refused == 0 && served < 10_000) {
+        // SAFETY: the filter compares numbers.
+        let routed = unsafe { lowtide_begin_allocate_to_pool(0, pool, Some(is_own), own, None) };
+        assert_eq!(routed, Status::Ok, "{}", last_error());
+        let memory = allocate(3 * MIB, 0);
+        assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+        match memory {
+            Ok(memory) => {
+                served += 1;
+                assert_eq!(find(memory).unwrap().pool, pool);
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+            Err(status) => {
+                refused += 1;
+                assert_eq!(status, Status::Paused, "{}", last_error());
+            }
+        }
+        assert_eq!(lowtide_release_pool(0, pool), Status::Ok);
+        assert_eq!(lowtide_empty_cache(0), Status::Ok);
+    }
+}
+
+unsafe extern "C" fn is_own(own: *mut c_void, _stream: *mut c_void) -> bool {
+    OWN.get() == own.addr() as u64
+}
+
+/// Another thread's pool, which is outside of the region, stays there.
+#[test]
+fn a_begin_that_fails_gives_a_pool_to_no_region() {
+    let test = "pools::a_begin_that_fails_gives_a_pool_to_no_region";
+    isolated(test, &IN_A_REGION_AS_A_WHOLE, |_| {
         let pool = Mempool {
             capture: 4,
             user: 0,
         };
-        let memory = allocate_in_pool(pool, MIB, 1);
-        let stream = fake.stream();
-        fake.hold(stream, true);
-        fake.set_bytes(memory, MIB, stream);
-        let pause = thread::spawn(|| pause("default"));
-        while region("default", Backup::None, 0).state != RegionState::Pausing {
-            thread::yield_now();
-        }
-        let (sender, receiver) = mpsc::channel();
-        let begin = thread::spawn(move || {
+        let begin = || {
             // SAFETY: there is no filter.
-            let routed =
-                unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
-            let _ = sender.send(routed);
-        });
-        // It would wait for good.
-        let routed = receiver.recv_timeout(Duration::from_secs(60));
-        let state = region("default", Backup::None, 0).state;
-        fake.hold(stream, false);
-        begin.join().unwrap();
-        assert_eq!((routed, state), (Ok(Status::Ok), RegionState::Pausing));
+            unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) }
+        };
+        enter_none();
+        assert_eq!(begin(), Status::Ok);
+        leave();
+        assert_eq!(begin(), Status::Pool, "it is begun");
+        let memory = allocate(MIB, 0).unwrap();
+        assert_eq!(find(memory).unwrap().pool, pool);
+        fill(memory, MIB, 1);
+        assert_eq!(pause("default"), Status::Ok, "{}", last_error());
+        assert!(!is_away(memory));
+        check(memory, MIB, 1);
         assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
-        assert_eq!(pause.join().unwrap(), Status::Ok);
+        assert_eq!(lowtide_release_pool(0, pool), Status::Ok);
+        assert_eq!(
+            lowtide_release_pool(0, pool),
+            Status::Pool,
+            "it is held once"
+        );
     });
 }
+
+fn enter_none() {
+    // SAFETY: null stands for no region.
+    let entered = unsafe { lowtide_region_enter(ptr::null(), Backup::None as c_int) };
+    assert_eq!(entered, Status::Ok);
+}
+
+/// As programs for torch_memory_saver are.
+const IN_A_REGION_AS_A_WHOLE: [(&str, &str); 3] = [
+    ("LOWTIDE_COMPAT", "torch_memory_saver"),
+    ("TMS_INIT_ENABLE", "1"),
+    ("TMS_INIT_ENABLE_CPU_BACKUP", "1"),
+];
 
 /// torch_memory_saver takes every `cudaMalloc` of such a process, those of captures and memory pools among them.
 #[test]
 fn pools_of_a_process_in_a_region_are_in_it() {
     let test = "pools::pools_of_a_process_in_a_region_are_in_it";
-    let variables = [
-        ("LOWTIDE_COMPAT", "torch_memory_saver"),
-        ("TMS_INIT_ENABLE", "1"),
-        ("TMS_INIT_ENABLE_CPU_BACKUP", "1"),
-    ];
-    isolated(test, &variables, |fake| {
-        let [graph, of_user, other, apart] =
-            [(4, 0), (0, 7), (5, 0), (0, 8)].map(|(capture, user)| Mempool { capture, user });
+    isolated(test, &IN_A_REGION_AS_A_WHOLE, |fake| {
+        let [graph, of_user, other, apart, inside, of_other] =
+            [(4, 0), (0, 7), (5, 0), (0, 8), (6, 0), (7, 0)]
+                .map(|(capture, user)| Mempool { capture, user });
         // The device's first request is the pool's.
         let kept = [
             (allocate_in_pool(graph, 4 * MIB, 1), 4 * MIB, 1),
             (allocate_in_pool(graph, 30 * MIB, 2), 30 * MIB, 2),
             (allocate_in_pool(of_user, 6 * MIB, 3), 6 * MIB, 3),
             (allocate(MIB, 0).unwrap(), MIB, 4),
+            (entered(|| allocate_in_pool(inside, 2 * MIB, 9)), 2 * MIB, 9),
         ];
         fill(kept[3].0, MIB, 4);
         enter("other", Backup::Host);
         let in_other = allocate_in_pool(other, 8 * MIB, 5);
         leave();
-        // SAFETY: null stands for no region.
-        let entered = unsafe { lowtide_region_enter(ptr::null(), Backup::None as c_int) };
-        assert_eq!(entered, Status::Ok);
+        // As a graph has that is to be in another region.
+        let tag = c_text("other");
+        // SAFETY: the text ends with a zero byte.
+        let added =
+            unsafe { lowtide_region_pool(0, of_other, tag.as_ptr(), Backup::Host as c_int) };
+        assert_eq!(added, Status::Ok);
+        let given_to_other = allocate_in_pool(of_other, 12 * MIB, 10);
+        enter_none();
         let in_none = allocate_in_pool(apart, 10 * MIB, 6);
         leave();
         let begun_elsewhere = allocate_in_pool(apart, 50 * MIB, 7);
         let before = fake.used_bytes(0);
         for _ in 0..2 {
             assert_eq!(pause("default"), Status::Ok, "{}", last_error());
-            assert!(before - fake.used_bytes(0) >= 41 << 20);
-            assert_eq!(region("default", Backup::Host, 0).live_bytes, 41 << 20);
+            assert!(before - fake.used_bytes(0) >= 43 << 20);
+            assert_eq!(region("default", Backup::Host, 0).live_bytes, 43 << 20);
             assert!(kept.iter().all(|&(memory, ..)| is_away(memory)));
-            let others = [in_other, in_none, begun_elsewhere];
+            let others = [in_other, given_to_other, in_none, begun_elsewhere];
             assert!(!others.into_iter().any(is_away));
             check(in_other, 8 * MIB, 5);
+            check(given_to_other, 12 * MIB, 10);
             check(in_none, 10 * MIB, 6);
             check(begun_elsewhere, 50 * MIB, 7);
             assert_eq!(resume("default"), Status::Ok, "{}", last_error());
@@ -267,7 +406,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         assert_eq!(lowtide_deallocate(kept[0].0), Status::Ok);
         assert_eq!(lowtide_deallocate(kept[1].0), Status::Ok);
         assert_eq!(lowtide_empty_cache(0), Status::Ok);
-        assert_eq!(region("default", Backup::Host, 0).live_bytes, 7 << 20);
+        assert_eq!(region("default", Backup::Host, 0).live_bytes, 9 << 20);
         // The number of a pool that has ended may be another's, and in the region anew; while that is away, it is, too.
         assert_eq!(pause("default"), Status::Ok);
         // SAFETY: there is no filter.
@@ -278,6 +417,14 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         assert_eq!(lowtide_end_allocate_to_pool(0, graph), Status::Ok);
         assert_eq!(resume("default"), Status::Ok);
         allocate_in_pool(graph, 2 * MIB, 8);
-        assert_eq!(region("default", Backup::Host, 0).live_bytes, 9 << 20);
+        assert_eq!(region("default", Backup::Host, 0).live_bytes, 11 << 20);
     });
+}
+
+/// Returns what `act` does in the region in which the process is, entered by name.
+fn entered<T>(act: impl FnOnce() -> T) -> T {
+    enter("default", Backup::Host);
+    let done = act();
+    leave();
+    done
 }
