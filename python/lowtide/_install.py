@@ -87,16 +87,22 @@ def is_installed() -> bool:
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
-def take_workspaces(tag: bytes | None) -> None:
+def begin_pause(tag: bytes | None) -> None:
     """Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all."""
     if _shim is not None:
-        _shim.lowtide_torch_take_workspaces(tag)
+        _shim.lowtide_torch_begin_pause(tag)
 
 
-def settle_workspaces() -> None:
-    """Puts back what was taken and is not away, where PyTorch has no other by now, and takes what is away."""
+def end_pause(tag: bytes | None) -> None:
+    """Puts back what was taken and is not away, and takes what is away; also where the pause failed."""
     if _shim is not None:
-        _shim.lowtide_torch_settle_workspaces()
+        _shim.lowtide_torch_end_pause(tag)
+
+
+def end_resume() -> None:
+    """Does so after a resume, also one that failed."""
+    if _shim is not None:
+        _shim.lowtide_torch_end_resume()
 
 
 def configure(strategy: str | None, config: str | None) -> None:

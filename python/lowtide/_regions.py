@@ -15,7 +15,7 @@ from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal
 
 from ._errors import Error
-from ._install import is_installed, settle_workspaces, take_workspaces
+from ._install import begin_pause, end_pause, end_resume, is_installed
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
@@ -117,12 +117,11 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     A tag that no region has is an error.
     """
     c_tag = tag_to_c(tag)
-    # Work outside of the regions would go on to use those that were made in one.
-    take_workspaces(c_tag)
     try:
+        begin_pause(c_tag)
         check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
     finally:
-        settle_workspaces()
+        end_pause(c_tag)
 
 
 def resume(tag: str | None = None) -> None:
@@ -137,7 +136,7 @@ def resume(tag: str | None = None) -> None:
     try:
         check(library().lowtide_resume(tag_to_c(tag)))
     finally:
-        settle_workspaces()
+        end_resume()
 
 
 @contextmanager

@@ -345,14 +345,13 @@ def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) ->
 
 # The shim's own part of it, with which a graph is captured without CUDA.
 ASIDE = """
-    #include "{sources}/workspaces.h"
+    #include "{sources}/pools.h"
 
     #include <c10/cuda/CUDACachingAllocator.h>
 
     namespace caching = c10::cuda::CUDACachingAllocator;
 
-    extern "C" void keep(void* handle, void* memory) {{
-      auto& kept = at::cuda::cublas_handle_stream_to_workspace().map;
+    static void insert(at::cuda::Workspaces& kept, void* handle, void* memory) {{
       const std::tuple<void*, void*> key(handle, nullptr);
       at::DataPtr data(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0"));
     #if LOWTIDE_TORCH_AT_LEAST(13)
@@ -362,19 +361,41 @@ ASIDE = """
     #endif
     }}
 
+    extern "C" void keep(void* handle, void* memory) {{
+      insert(at::cuda::cublas_handle_stream_to_workspace().map, handle, memory);
+    }}
+
+    extern "C" void keep_lt(void* handle, void* memory) {{
+      insert(at::cuda::cublaslt_handle_stream_to_workspace().map, handle, memory);
+    }}
+
     extern "C" size_t count() {{
       return at::cuda::cublas_handle_stream_to_workspace().map.size();
     }}
 
+    extern "C" size_t count_lt() {{
+      return at::cuda::cublaslt_handle_stream_to_workspace().map.size();
+    }}
+
+    extern "C" void clear() {{
+      at::cuda::cublas_handle_stream_to_workspace().map.clear();
+      at::cuda::cublaslt_handle_stream_to_workspace().map.clear();
+    }}
+
     extern "C" void capture() {{
-      lowtide::has_captured = true;
+      lowtide::begin_capture(0);
+      lowtide::check(lowtide_capture_end(0));
     }}
 
-    extern "C" void lowtide_torch_take_workspaces(const char* tag) {{
-      lowtide::WorkspacesAside::instance().take(tag);
+    extern "C" void lowtide_torch_begin_pause(const char* tag) {{
+      lowtide::WorkspacesAside::instance().begin_pause(tag);
     }}
 
-    extern "C" void lowtide_torch_settle_workspaces() {{
+    extern "C" void lowtide_torch_end_pause(const char* tag) {{
+      lowtide::WorkspacesAside::instance().end_pause(tag);
+    }}
+
+    extern "C" void lowtide_torch_end_resume() {{
       lowtide::WorkspacesAside::instance().settle();
     }}
 """
@@ -389,13 +410,13 @@ def aside() -> str:
     return dedent(compiled("aside", dedent(ASIDE).format(sources=build.SOURCES))) + dedent("""
         shim, lowtide._install._shim = lowtide._install._shim, aside
         aside.lowtide_torch_is_installed = shim.lowtide_torch_is_installed
-        aside.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        aside.lowtide_torch_take_workspaces.argtypes = [ctypes.c_char_p]
+        aside.keep.argtypes = aside.keep_lt.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        aside.lowtide_torch_begin_pause.argtypes = aside.lowtide_torch_end_pause.argtypes = [ctypes.c_char_p]
         aside.capture()
 
-        def keep(handle, tag=None):
+        def keep(handle, tag=None, insert=aside.keep):
             with lowtide.region(tag) if tag else lowtide.disable():
-                aside.keep(handle, allocate(1000))
+                insert(handle, allocate(1000))
 
         def show():
             print(aside.count(), *(seen["live_bytes"] for seen in lowtide.regions()))
@@ -426,10 +447,55 @@ def test_what_a_graph_may_use_for_cublas_comes_back_with_its_region(gpu: Machine
         show()
         lowtide.resume()
         show()
+        # Those that came back are what PyTorch sees.
+        aside.clear()
+        show()
         """,
     )
     numbers = (1, 3, 2, 3, 0, 3, 2, 3, 1, 3)
-    assert printed.splitlines() == [f"{number} 2048 1024" for number in numbers]
+    assert printed.splitlines() == [*(f"{number} 2048 1024" for number in numbers), "0 0 0"]
+
+
+def test_what_a_graph_may_use_for_cublas_comes_back_to_its_own_list(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a", aside.keep_lt)
+        for _ in range(2):
+            lowtide.pause("a")
+            print(aside.count(), aside.count_lt())
+            lowtide.resume("a")
+            print(aside.count(), aside.count_lt())
+        """,
+    )
+    assert printed == "0 0\n0 1\n" * 2
+
+
+def test_what_a_graph_may_use_for_cublas_waits_for_a_resume_that_works(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        with lowtide.region("a"):
+            allocate(100 << 20)
+        lowtide.pause("a")
+        in_its_way = allocate(100 << 20)
+        for _ in range(2):
+            try:
+                lowtide.resume("a")
+            except lowtide.OutOfMemoryError:
+                print(aside.count())
+        check(library().lowtide_deallocate(in_its_way))
+        lowtide.resume("a")
+        print(aside.count())
+        """,
+        FAKECUDA_CAPACITY=str(150 << 20),
+    )
+    assert printed == "0\n0\n1\n"
 
 
 def test_what_a_graph_may_use_for_cublas_does_not_grow_from_pause_to_pause(gpu: Machine) -> None:
@@ -454,9 +520,21 @@ def test_what_a_graph_may_use_for_cublas_does_not_grow_from_pause_to_pause(gpu: 
             multiply("a")
             lowtide.resume("b")
         show()
+        # As programs do that clean up.
+        for _ in range(3):
+            lowtide.pause("a")
+            multiply(None)
+            lowtide.resume("a")
+            aside.clear()
+            multiply("a")
+        show()
+        aside.clear()
+        lowtide.resume()
+        aside.clear()
+        show()
         """,
     )
-    assert printed == "1 1024 2048\n"
+    assert printed == "1 1024 2048\n1 1024 2048\n0 0 1024\n"
 
 
 def test_what_pytorch_keeps_for_cublas_is_its_own_again_after_a_pause_that_failed(gpu: Machine) -> None:
@@ -489,14 +567,14 @@ def test_what_pytorch_makes_for_cublas_during_a_pause_is_taken_after_it(gpu: Mac
         aside(),
         """
         keep(1, "a")
-        take = aside.lowtide_torch_take_workspaces
+        begin = aside.lowtide_torch_begin_pause
 
         class Meanwhile:
             def __getattr__(self, name):
                 return getattr(aside, name)
 
-            def lowtide_torch_take_workspaces(self, tag):
-                take(tag)
+            def lowtide_torch_begin_pause(self, tag):
+                begin(tag)
                 keep(2, "a")
 
         lowtide._install._shim = Meanwhile()
@@ -507,3 +585,33 @@ def test_what_pytorch_makes_for_cublas_during_a_pause_is_taken_after_it(gpu: Mac
         """,
     )
     assert printed == "0 2048\n2 2048\n"
+
+
+def test_what_a_pause_takes_of_cublas_does_not_come_back_with_another_change(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a"), keep(2, "b")
+        begin = aside.lowtide_torch_begin_pause
+
+        class Meanwhile:
+            def __getattr__(self, name):
+                return getattr(aside, name)
+
+            def lowtide_torch_begin_pause(self, tag):
+                begin(tag)
+                if tag == b"a":
+                    lowtide.pause("b")
+                    lowtide.resume()
+                    show()
+
+        lowtide._install._shim = Meanwhile()
+        lowtide.pause("a")
+        show()
+        lowtide.resume()
+        show()
+        """,
+    )
+    assert printed == "1 1024 1024\n1 1024 1024\n2 1024 1024\n"

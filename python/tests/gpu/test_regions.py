@@ -488,7 +488,17 @@ def test_a_graph_keeps_what_it_uses_for_cublas_in_a_region() -> None:
         result.zero_()
         graph.replay()
         assert bool((result == value * (1 << 18)).all())
+        # PyTorch has it again, and makes no other.
+        before = torch.cuda.memory_allocated()
+        with torch.cuda.stream(stream):
+            product = rows @ columns
+        assert torch.cuda.memory_allocated() - before == product.nbytes
+        del product
     del graph
+    torch._C._cuda_clearCublasWorkspaces()
+    assert figures("first")["live_bytes"] == 0
+    # The one that was made meanwhile is PyTorch's again with the next change.
+    lowtide.resume("first")
     torch._C._cuda_clearCublasWorkspaces()
 
 

@@ -68,16 +68,25 @@ extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installe
 
 // Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all if it is null, before
 // they are paused.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_take_workspaces(const char* tag) noexcept {
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_begin_pause(const char* tag) noexcept {
   try {
-    lowtide::WorkspacesAside::instance().take(tag);
+    lowtide::WorkspacesAside::instance().begin_pause(tag);
   } catch (const std::exception&) {
-    // What was not taken is paused with the rest.
+    // What was not taken is once it is away.
   }
 }
 
-// Takes what is away, and puts back what is not: after regions were paused or resumed, or were not.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_settle_workspaces() noexcept {
+// Takes what is away, and puts back what is not: after regions were paused, or were not.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_end_pause(const char* tag) noexcept {
+  try {
+    lowtide::WorkspacesAside::instance().end_pause(tag);
+  } catch (const std::exception&) {
+    // The next does it.
+  }
+}
+
+// The same after regions were resumed, or were not.
+extern "C" __attribute__((visibility("default"))) void lowtide_torch_end_resume() noexcept {
   try {
     lowtide::WorkspacesAside::instance().settle();
   } catch (const std::exception&) {

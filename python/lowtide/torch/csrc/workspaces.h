@@ -5,11 +5,14 @@
 
 #include <c10/core/Allocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -90,21 +93,26 @@ class WorkspacesAside {
   }
 
   // Takes those that lie in regions with this tag, or in any region if it is null, as these are about to leave: work
-  // outside of them would go on to use the workspaces.
-  void take(const char* tag) {
+  // outside of them would go on to use the workspaces. None of these comes back before `end_pause`.
+  void begin_pause(const char* tag) {
+    begin(tag);
     take_if([tag](const at::cuda::Workspace& workspace) { return is_in_region(workspace, tag); });
   }
 
-  // Takes those that are away by now, and puts the others back where PyTorch has none in their place. Comes after every
-  // change of a region, so that the last of several at once leaves it right.
+  // Comes after every pause, also one that failed or did not begin.
+  void end_pause(const char* tag) {
+    end(tag);
+    settle();
+  }
+
+  // Takes those that are away by now, and puts the others back. Comes after every change of a region, so that the last of
+  // several at once leaves it right.
   void settle() {
     take_if(is_away);
     const std::lock_guard<std::mutex> lock(mutex_);
     with_workspaces([&](at::cuda::Workspaces& workspaces) {
       for (auto aside = aside_.begin(); aside != aside_.end();) {
-        // What is refused, a graph may use still.
-        const bool is_back = aside->workspaces == &workspaces && !is_away(aside->workspace) &&
-            workspaces.try_emplace(aside->key, std::move(aside->workspace)).second;
+        const bool is_back = aside->workspaces == &workspaces && stays(aside->workspace) && put_back(*aside);
         aside = is_back ? aside_.erase(aside) : std::next(aside);
       }
     });
@@ -115,32 +123,73 @@ class WorkspacesAside {
     at::cuda::Workspaces* workspaces;
     at::cuda::Workspaces::key_type key;
     at::cuda::Workspace workspace;
+    // Whether it was taken from PyTorch, and did not make room for one that was.
+    bool is_taken;
   };
+
+  // The tag of a pause, or that of every region.
+  using Tag = std::optional<std::string>;
+
+  static Tag tag_of(const char* tag) {
+    return tag == nullptr ? Tag() : Tag(tag);
+  }
+
+  void begin(const char* tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pausing_.push_back(tag_of(tag));
+  }
+
+  void end(const char* tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto ended = std::find(pausing_.begin(), pausing_.end(), tag_of(tag));
+    if (ended != pausing_.end()) {
+      pausing_.erase(ended);
+    }
+  }
 
   // Takes those that are chosen, which go back where no graph may use them.
   template <typename IsChosen>
   void take_if(IsChosen is_chosen) {
-    // What is dropped goes back when the locks are released.
-    std::vector<Aside> taken;
+    // It goes back when the locks are released.
+    std::vector<Aside> dropped;
     const std::lock_guard<std::mutex> lock(mutex_);
     with_workspaces([&](at::cuda::Workspaces& workspaces) {
+      // Who captures says so before it looks for a workspace here.
+      auto& taken = has_captured.load(std::memory_order_relaxed) ? aside_ : dropped;
+      // Nothing fails once the first is taken.
+      taken.reserve(taken.size() + workspaces.size());
       for (auto entry = workspaces.begin(); entry != workspaces.end();) {
         if (is_chosen(entry->second)) {
-          taken.push_back({&workspaces, entry->first, std::move(entry->second)});
+          taken.push_back({&workspaces, entry->first, std::move(entry->second), true});
           entry = workspaces.erase(entry);
         } else {
           ++entry;
         }
       }
     });
-    if (has_captured.load(std::memory_order_relaxed)) {
-      aside_.insert(aside_.end(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
-      taken.clear();
+  }
+
+  // Returns whether a workspace is on the device, and nobody is about to take it away.
+  bool stays(const at::cuda::Workspace& workspace) const {
+    const auto leaves = [&](const Tag& tag) { return is_in_region(workspace, tag ? tag->c_str() : nullptr); };
+    return !is_away(workspace) && std::none_of(pausing_.begin(), pausing_.end(), leaves);
+  }
+
+  // Returns whether nothing is aside any more. Otherwise what PyTorch has made meanwhile is, as a graph may use it. Were what
+  // comes back refused in its favor, there would be one more with each that PyTorch drops and makes.
+  static bool put_back(Aside& aside) {
+    const auto [listed, is_first] = aside.workspaces->try_emplace(aside.key, std::move(aside.workspace));
+    if (!is_first && aside.is_taken) {
+      std::swap(listed->second, aside.workspace);
+      aside.is_taken = false;
     }
+    return is_first;
   }
 
   std::mutex mutex_;
   std::vector<Aside> aside_;
+  // Each as often as there are pauses of it under way.
+  std::vector<Tag> pausing_;
 };
 
 }  // namespace lowtide
