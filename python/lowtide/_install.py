@@ -87,22 +87,16 @@ def is_installed() -> bool:
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
-def begin_pause(tag: bytes | None) -> None:
-    """Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all."""
+def pause(tag: bytes | None, keep: bool) -> int:
+    """Pauses regions and returns the status; takes from PyTorch what it keeps for cuBLAS in their memory."""
     if _shim is not None:
-        _shim.lowtide_torch_begin_pause(tag)
+        return int(_shim.lowtide_torch_pause(tag, keep))
+    return int(library().lowtide_pause(tag) if keep else library().lowtide_pause_and_drop(tag))
 
 
-def end_pause(tag: bytes | None) -> None:
-    """Puts back what was taken and is not away, and takes what is away; also where the pause failed."""
-    if _shim is not None:
-        _shim.lowtide_torch_end_pause(tag)
-
-
-def end_resume() -> None:
-    """Does so after a resume, also one that failed."""
-    if _shim is not None:
-        _shim.lowtide_torch_end_resume()
+def resume(tag: bytes | None) -> int:
+    """Resumes regions and returns the status; gives that back."""
+    return int(library().lowtide_resume(tag) if _shim is None else _shim.lowtide_torch_resume(tag))
 
 
 def configure(strategy: str | None, config: str | None) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal
 
+from . import _install
 from ._errors import Error
-from ._install import begin_pause, end_pause, end_resume, is_installed
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
@@ -116,12 +116,7 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
     A tag that no region has is an error.
     """
-    c_tag = tag_to_c(tag)
-    try:
-        begin_pause(c_tag)
-        check(library().lowtide_pause(c_tag) if keep else library().lowtide_pause_and_drop(c_tag))
-    finally:
-        end_pause(c_tag)
+    check(_install.pause(tag_to_c(tag), keep))
 
 
 def resume(tag: str | None = None) -> None:
@@ -133,10 +128,7 @@ def resume(tag: str | None = None) -> None:
     lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
     and of tags that had room, and `regions` says which they are.
     """
-    try:
-        check(library().lowtide_resume(tag_to_c(tag)))
-    finally:
-        end_resume()
+    check(_install.resume(tag_to_c(tag)))
 
 
 @contextmanager
@@ -327,7 +319,7 @@ def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:
 
 def check_served() -> None:
     """Raises `Error` where PyTorch's memory is not lowtide's: a region would hold nothing, and nobody would know."""
-    if "torch" in sys.modules and not is_installed():
+    if "torch" in sys.modules and not _install.is_installed():
         raise Error(
             "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
             "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it"

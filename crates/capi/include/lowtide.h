@@ -742,7 +742,8 @@ void *lowtide_base_alloc(void *memory,
  *
  * In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
  * region's, as by `lowtide_region_pool`, where this thread is in that region and the pool has neither segments nor a
- * source yet; it has no other source from then on.
+ * source yet; it has no other source from then on. Requests in it fail while the region is being paused or resumed, as
+ * while it is paused.
  *
  * What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
  * cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until

@@ -49,11 +49,8 @@ def build() -> ctypes.CDLL:
         raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
     loaded.lowtide_torch_is_installed.restype = ctypes.c_bool
-    for told_of_pauses in (loaded.lowtide_torch_begin_pause, loaded.lowtide_torch_end_pause):
-        told_of_pauses.restype = None
-        told_of_pauses.argtypes = [ctypes.c_char_p]
-    loaded.lowtide_torch_end_resume.restype = None
-    loaded.lowtide_torch_end_resume.argtypes = []
+    loaded.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
+    loaded.lowtide_torch_resume.argtypes = [ctypes.c_char_p]
     return loaded
 
 

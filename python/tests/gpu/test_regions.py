@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,8 @@ def test_nothing_grows_over_100_cycles() -> None:
         lowtide.pause("cycles")
         lowtide.resume("cycles")
 
+    # For 0.4 s after another test has had 1 GiB leave or come back, lowtide has a page for a moment now and then.
+    time.sleep(1.0)
     for _ in range(10):
         cycle()
     device, host = used(), resident_bytes()
@@ -497,9 +500,6 @@ def test_a_graph_keeps_what_it_uses_for_cublas_in_a_region() -> None:
     del graph
     torch._C._cuda_clearCublasWorkspaces()
     assert figures("first")["live_bytes"] == 0
-    # The one that was made meanwhile is PyTorch's again with the next change.
-    lowtide.resume("first")
-    torch._C._cuda_clearCublasWorkspaces()
 
 
 def warm_up(act: Any) -> None:

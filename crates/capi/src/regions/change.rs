@@ -163,7 +163,7 @@ pub(super) fn add_pool(
 ) -> Result<(), Error> {
     let allocator = registry::device(device)?;
     let region = table::on_device(device, allocator, tag, kind)?;
-    // Before the table of pools knows it, the pool cannot be routed to by anybody: it is new, or empty.
+    // In one, so that nothing is allocated in it in between.
     allocator.with_pools(|lane| {
         if lane.pool_use_count(pool).is_err() {
             lane.create_or_retain_pool(pool);
@@ -203,7 +203,7 @@ pub(crate) fn begin_allocate_to_pool(
 /// Gives a pool that is there the memory of a region, unless it has that already. `Status::Pool` if it has other
 /// segments or another source.
 fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), Error> {
-    if region.all_pools()?.contains(&pool) {
+    if region.has_pool(pool)? {
         // Graphs share a pool, and each says so.
         return Ok(());
     }
@@ -398,11 +398,17 @@ impl RegionPools<'_> {
         let mut answers = Vec::new();
         for pool in self.0.all_pools().map_err(|error| error.text)? {
             let allocator = allocator(self.0.device);
-            let answer = allocator.with_pools(|lane| match act(lane, pool) {
-                Err(AllocError::NoSuchPool { .. }) => Ok(R::default()),
-                outcome => outcome,
+            let answer = allocator.with_pools(|lane| {
+                // The number of one that has ended meanwhile may be another's.
+                if !self.0.has_pool(pool).map_err(|error| error.text)? {
+                    return Ok(R::default());
+                }
+                match act(lane, pool) {
+                    Err(AllocError::NoSuchPool { .. }) => Ok(R::default()),
+                    outcome => Ok(outcome.map_err(SharedError::from)?),
+                }
             });
-            let answer = answer.and_then(|answer| answer.map_err(SharedError::from));
+            let answer: Result<R, PoolsError> = answer?;
             answers.push(answer?);
         }
         Ok(answers)

@@ -319,7 +319,7 @@ pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
 /// Returns the region whose memory a device's pool has.
 pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<OnDevice>>, Error> {
     for region in on_devices()? {
-        if region.device == device && region.all_pools()?.contains(&pool) {
+        if region.device == device && region.has_pool(pool)? {
             return Ok(Some(region));
         }
     }
@@ -421,6 +421,11 @@ impl OnDevice {
         let mut pools = vec![self.own_pool];
         pools.extend(self.other_pools()?.all.iter());
         Ok(pools)
+    }
+
+    /// Returns whether a pool has the region's memory, which does not change under the lock of the pool's allocator.
+    pub(super) fn has_pool(&self, pool: MempoolId) -> Result<bool, Error> {
+        Ok(pool == self.own_pool || self.other_pools()?.all.contains(&pool))
     }
 
     /// Adds a pool, and returns whether it is to refuse requests. The lock of its allocator is held until it does: a

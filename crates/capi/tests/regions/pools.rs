@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 use std::{ptr, thread};
@@ -174,19 +175,16 @@ fn is_away(memory: *mut c_void) -> bool {
     is_away
 }
 
-/// Begins to serve requests from a pool, in a thread of its own, and returns what that said and where the region was by
-/// then. It would wait for good if it waited for the pause that it is beside.
-fn begin_beside_a_pause(pool: Mempool) -> (Status, RegionState) {
+/// Does something in a thread of its own, and returns what that said and where the region was by then. It would wait for
+/// good if it waited for the pause that it is beside.
+fn beside_a_pause(act: impl FnOnce() -> Status + Send + 'static) -> (Status, RegionState) {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        // SAFETY: there is no filter.
-        let routed =
-            unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
-        let _ = sender.send(routed);
+        let _ = sender.send(act());
     });
-    let routed = receiver.recv_timeout(Duration::from_secs(60));
+    let status = receiver.recv_timeout(Duration::from_secs(60));
     let state = region("default", Backup::Host, 0).state;
-    (routed.expect("it waits for the pause"), state)
+    (status.expect("it waits for the pause"), state)
 }
 
 /// Whoever begins may be what the pause waits for, and may have Python's lock. One that is given the region's memory
@@ -209,15 +207,19 @@ fn pools_of_a_process_in_a_region_are_begun_beside_a_pause() {
                 );
                 thread::yield_now();
             }
-            let begun = begin_beside_a_pause(pool);
-            let tag = c_text("default");
+            // SAFETY: there is no filter.
+            let begun = beside_a_pause(move || unsafe {
+                lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None)
+            });
             // SAFETY: the text ends with a zero byte.
-            let added =
-                unsafe { lowtide_region_pool(0, of_region, tag.as_ptr(), Backup::Host as c_int) };
+            let added = beside_a_pause(move || unsafe {
+                let tag = c_text("default");
+                lowtide_region_pool(0, of_region, tag.as_ptr(), Backup::Host as c_int)
+            });
             let refused = allocate(1000, 0);
             fake.hold(stream, false);
             assert_eq!(begun, (Status::Ok, RegionState::Pausing));
-            assert_eq!(added, Status::Ok);
+            assert_eq!(added, (Status::Ok, RegionState::Pausing));
             assert_eq!(refused, Err(Status::Paused));
             assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
             assert_eq!(pause.join().unwrap(), Status::Ok);
@@ -248,16 +250,27 @@ fn pools_come_and_end_beside_pauses() {
             1,
         );
         let before = fake.used_bytes(0);
+        let met = Met::default();
         thread::scope(|scope| {
-            let threads = [2, 3].map(|capture| scope.spawn(move || come_and_end(capture)));
-            while threads.iter().any(|thread| !thread.is_finished()) {
+            let _ends = Ends(&met.is_over);
+            let threads = [2, 3].map(|capture| {
+                scope.spawn({
+                    let met = &met;
+                    move || come_and_end(capture, met)
+                })
+            });
+            for _ in 0..50 {
                 assert_eq!(pause("default"), Status::Ok, "{}", last_error());
                 assert!(is_away(kept));
+                wait_for(&met.refused, &threads);
                 assert_eq!(resume("default"), Status::Ok, "{}", last_error());
                 assert!(!is_away(kept));
+                wait_for(&met.served, &threads);
             }
         });
         assert_eq!(region("default", Backup::Host, 0).live_bytes, MIB as u64);
+        // The last one may have ended while it was away.
+        assert_eq!(lowtide_empty_cache(0), Status::Ok);
         // What came back together may be one piece of memory, which stays with what is kept until then.
         assert_eq!(pause("default"), Status::Ok, "{}", last_error());
         assert_eq!(resume("default"), Status::Ok, "{}", last_error());
@@ -271,13 +284,38 @@ thread_local! {
     static OWN: Cell<u64> = const { Cell::new(0) };
 }
 
+/// What the threads have met.
+#[derive(Default)]
+struct Met {
+    served: AtomicU64,
+    refused: AtomicU64,
+    is_over: AtomicBool,
+}
+
+/// Waits until there is one more.
+fn wait_for<T>(count: &AtomicU64, threads: &[thread::ScopedJoinHandle<'_, T>]) {
+    let before = count.load(Ordering::Relaxed);
+    while count.load(Ordering::Relaxed) == before {
+        assert!(!threads.iter().any(thread::ScopedJoinHandle::is_finished));
+        thread::yield_now();
+    }
+}
+
+/// Ends the threads, also where an assertion fails beside them.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Makes a pool again and again, for this thread's requests. They get memory in it, or are refused as that is away.
-fn come_and_end(capture: u64) {
+fn come_and_end(capture: u64, met: &Met) {
     OWN.set(capture);
     let pool = Mempool { capture, user: 0 };
     let own = ptr::without_provenance_mut(usize::try_from(capture).unwrap());
-    let (mut served, mut refused) = (0, 0);
-    while served < 100 || (refused == 0 && served < 10_000) {
+    while !met.is_over.load(Ordering::Relaxed) {
         // SAFETY: the filter compares numbers.
         let routed = unsafe { lowtide_begin_allocate_to_pool(0, pool, Some(is_own), own, None) };
         assert_eq!(routed, Status::Ok, "{}", last_error());
@@ -285,13 +323,13 @@ fn come_and_end(capture: u64) {
         assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
         match memory {
             Ok(memory) => {
-                served += 1;
                 assert_eq!(find(memory).unwrap().pool, pool);
                 assert_eq!(lowtide_deallocate(memory), Status::Ok);
+                met.served.fetch_add(1, Ordering::Relaxed);
             }
             Err(status) => {
-                refused += 1;
                 assert_eq!(status, Status::Paused, "{}", last_error());
+                met.refused.fetch_add(1, Ordering::Relaxed);
             }
         }
         assert_eq!(lowtide_release_pool(0, pool), Status::Ok);

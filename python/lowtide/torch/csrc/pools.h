@@ -81,8 +81,14 @@ inline void warn_unless_ok(lowtide_status status) {
 
 // Notes that a graph is captured.
 inline void begin_capture(DeviceIndex device) {
-  has_captured.store(true, std::memory_order_relaxed);
+  capture_changes.fetch_add(1, std::memory_order_relaxed);
   check(lowtide_capture_begin(device));
+}
+
+// Notes that the capture has ended.
+inline void end_capture(DeviceIndex device) {
+  capture_changes.fetch_add(1, std::memory_order_relaxed);
+  warn_unless_ok(lowtide_capture_end(device));
 }
 
 #if !LOWTIDE_TORCH_AT_LEAST(13)
@@ -186,7 +192,7 @@ class Routes {
       return;
     }
     if (route.is_capture) {
-      warn_unless_ok(lowtide_capture_end(route.device));
+      end_capture(route.device);
     }
     warn_unless_ok(lowtide_end_allocate_to_pool(route.device, to_lowtide(route.pool)));
   }

@@ -66,30 +66,13 @@ extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installe
   return lowtide::native::get() == &lowtide::LowtideAllocator::instance();
 }
 
-// Takes from PyTorch what it keeps for cuBLAS in the memory of regions with this tag, or of all if it is null, before
-// they are paused.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_begin_pause(const char* tag) noexcept {
-  try {
-    lowtide::WorkspacesAside::instance().begin_pause(tag);
-  } catch (const std::exception&) {
-    // What was not taken is once it is away.
-  }
+// As `lowtide_pause`, or `lowtide_pause_and_drop` if nothing is to be kept; takes from PyTorch what it keeps for cuBLAS in
+// the memory that leaves.
+extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_pause(const char* tag, bool keep) noexcept {
+  return lowtide::pause_regions(tag, keep);
 }
 
-// Takes what is away, and puts back what is not: after regions were paused, or were not.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_end_pause(const char* tag) noexcept {
-  try {
-    lowtide::WorkspacesAside::instance().end_pause(tag);
-  } catch (const std::exception&) {
-    // The next does it.
-  }
-}
-
-// The same after regions were resumed, or were not.
-extern "C" __attribute__((visibility("default"))) void lowtide_torch_end_resume() noexcept {
-  try {
-    lowtide::WorkspacesAside::instance().settle();
-  } catch (const std::exception&) {
-    // The next does it.
-  }
+// As `lowtide_resume`; gives that back.
+extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_resume(const char* tag) noexcept {
+  return lowtide::resume_regions(tag);
 }

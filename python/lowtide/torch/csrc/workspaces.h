@@ -5,14 +5,12 @@
 
 #include <c10/core/Allocator.h>
 
-#include <algorithm>
 #include <atomic>
-#include <iterator>
+#include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <set>
 #include <shared_mutex>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,8 +40,9 @@ __attribute__((visibility("default"))) Workspaces& cublaslt_handle_stream_to_wor
 
 namespace lowtide {
 
-// Whether any graph was captured in this process, which may use a workspace for as long as it lives.
-inline std::atomic<bool> has_captured{false};
+// How often a capture has begun or ended in this process. A graph may use what was a workspace in between, for as long as it
+// lives.
+inline std::atomic<uint64_t> capture_changes{0};
 
 inline const void* memory_of(const at::cuda::Workspace& workspace) {
 #if LOWTIDE_TORCH_AT_LEAST(13)
@@ -83,113 +82,188 @@ void with_workspaces(Act act) {
 #endif
 }
 
-// Workspaces that PyTorch does not see while their regions are away.
+// Workspaces that PyTorch does not see while their regions are away. Those come back that a graph may use; others are let go
+// of.
 class WorkspacesAside {
  public:
+  // Is there from before a pause of the regions with a tag, or of all if it is null, until that has ended or failed. Work
+  // outside of them would go on to use the workspaces that lie in them, so none of these is PyTorch's meanwhile.
+  class Pause {
+   public:
+    explicit Pause(const char* tag) noexcept : tag_(tag) {
+      instance().begin(this);
+    }
+
+    ~Pause() {
+      instance().end(this);
+    }
+
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    friend WorkspacesAside;
+
+    const char* tag_;
+    Pause* next_ = nullptr;
+  };
+
   static WorkspacesAside& instance() {
     // Never dropped: what it holds would be given back when PyTorch is gone.
     static auto* aside = new WorkspacesAside;
     return *aside;
   }
 
-  // Takes those that lie in regions with this tag, or in any region if it is null, as these are about to leave: work
-  // outside of them would go on to use the workspaces. None of these comes back before `end_pause`.
-  void begin_pause(const char* tag) {
-    begin(tag);
-    take_if([tag](const at::cuda::Workspace& workspace) { return is_in_region(workspace, tag); });
-  }
-
-  // Comes after every pause, also one that failed or did not begin.
-  void end_pause(const char* tag) {
-    end(tag);
-    settle();
-  }
-
   // Takes those that are away by now, and puts the others back. Comes after every change of a region, so that the last of
   // several at once leaves it right.
-  void settle() {
-    take_if(is_away);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    with_workspaces([&](at::cuda::Workspaces& workspaces) {
-      for (auto aside = aside_.begin(); aside != aside_.end();) {
-        const bool is_back = aside->workspaces == &workspaces && stays(aside->workspace) && put_back(*aside);
-        aside = is_back ? aside_.erase(aside) : std::next(aside);
-      }
-    });
+  void settle() noexcept {
+    exchange(is_away);
   }
 
  private:
+  using Workspaces = at::cuda::Workspaces;
+
+  // Memory that graphs may use.
+  using Used = std::set<const void*>;
+
   struct Aside {
-    at::cuda::Workspaces* workspaces;
-    at::cuda::Workspaces::key_type key;
+    Workspaces* workspaces;
+    Workspaces::key_type key;
     at::cuda::Workspace workspace;
     // Whether it was taken from PyTorch, and did not make room for one that was.
     bool is_taken;
   };
 
-  // The tag of a pause, or that of every region.
-  using Tag = std::optional<std::string>;
+  // What was seen of one of PyTorch's lists.
+  struct Seen {
+    uint64_t capture_changes = 0;
+    Used used;
+  };
 
-  static Tag tag_of(const char* tag) {
-    return tag == nullptr ? Tag() : Tag(tag);
-  }
-
-  void begin(const char* tag) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pausing_.push_back(tag_of(tag));
-  }
-
-  void end(const char* tag) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto ended = std::find(pausing_.begin(), pausing_.end(), tag_of(tag));
-    if (ended != pausing_.end()) {
-      pausing_.erase(ended);
+  void begin(Pause* pause) noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      pause->next_ = pauses_;
+      pauses_ = pause;
     }
+    exchange([pause](const at::cuda::Workspace& workspace) { return is_in_region(workspace, pause->tag_); });
   }
 
-  // Takes those that are chosen, which go back where no graph may use them.
-  template <typename IsChosen>
-  void take_if(IsChosen is_chosen) {
-    // It goes back when the locks are released.
-    std::vector<Aside> dropped;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    with_workspaces([&](at::cuda::Workspaces& workspaces) {
-      // Who captures says so before it looks for a workspace here.
-      auto& taken = has_captured.load(std::memory_order_relaxed) ? aside_ : dropped;
-      // Nothing fails once the first is taken.
-      taken.reserve(taken.size() + workspaces.size());
-      for (auto entry = workspaces.begin(); entry != workspaces.end();) {
-        if (is_chosen(entry->second)) {
-          taken.push_back({&workspaces, entry->first, std::move(entry->second), true});
-          entry = workspaces.erase(entry);
-        } else {
-          ++entry;
-        }
+  void end(Pause* pause) noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      auto** place = &pauses_;
+      while (*place != pause) {
+        place = &(*place)->next_;
       }
-    });
-  }
-
-  // Returns whether a workspace is on the device, and nobody is about to take it away.
-  bool stays(const at::cuda::Workspace& workspace) const {
-    const auto leaves = [&](const Tag& tag) { return is_in_region(workspace, tag ? tag->c_str() : nullptr); };
-    return !is_away(workspace) && std::none_of(pausing_.begin(), pausing_.end(), leaves);
-  }
-
-  // Returns whether nothing is aside any more. Otherwise what PyTorch has made meanwhile is, as a graph may use it. Were what
-  // comes back refused in its favor, there would be one more with each that PyTorch drops and makes.
-  static bool put_back(Aside& aside) {
-    const auto [listed, is_first] = aside.workspaces->try_emplace(aside.key, std::move(aside.workspace));
-    if (!is_first && aside.is_taken) {
-      std::swap(listed->second, aside.workspace);
-      aside.is_taken = false;
+      *place = pause->next_;
     }
-    return is_first;
+    settle();
+  }
+
+  // Takes those that are chosen, and puts back what stays. What is not done for want of the host's memory, the next does.
+  template <typename IsChosen>
+  void exchange(IsChosen is_chosen) noexcept {
+    // What is let go of goes back when the locks are released.
+    std::vector<Aside> dropped;
+    try {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      with_workspaces([&](Workspaces& workspaces) {
+        auto& used = note_used(workspaces);
+        aside_.reserve(aside_.size() + workspaces.size());
+        dropped.reserve(dropped.size() + aside_.capacity());
+        take(workspaces, used, is_chosen, dropped);
+        put_back(workspaces, used, dropped);
+      });
+    } catch (const std::exception&) {
+    }
+  }
+
+  // Returns which of the workspaces graphs may use: all, where a capture has begun or ended since they were seen last, and
+  // otherwise those of then that are there still. A capture counts before it looks for a workspace.
+  Used& note_used(const Workspaces& workspaces) {
+    auto& seen = seen_[&workspaces];
+    const auto changes = capture_changes.load(std::memory_order_relaxed);
+    Used used;
+    for (const auto& [key, workspace] : workspaces) {
+      if (changes != seen.capture_changes || seen.used.count(memory_of(workspace)) > 0) {
+        used.insert(memory_of(workspace));
+      }
+    }
+    seen = {changes, std::move(used)};
+    return seen.used;
+  }
+
+  template <typename IsChosen>
+  void take(Workspaces& workspaces, const Used& used, IsChosen is_chosen, std::vector<Aside>& dropped) {
+    for (auto entry = workspaces.begin(); entry != workspaces.end();) {
+      if (is_chosen(entry->second)) {
+        auto& taken = used.count(memory_of(entry->second)) > 0 ? aside_ : dropped;
+        taken.push_back({&workspaces, entry->first, std::move(entry->second), true});
+        entry = workspaces.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
+  }
+
+  void put_back(Workspaces& workspaces, Used& used, std::vector<Aside>& dropped) {
+    for (auto aside = aside_.begin(); aside != aside_.end();) {
+      if (aside->workspaces == &workspaces && stays(aside->workspace) && !remains(*aside, used, dropped)) {
+        aside = aside_.erase(aside);
+      } else {
+        ++aside;
+      }
+    }
+  }
+
+  // Puts a workspace back, and returns whether one is aside all the same: itself, where it made room for the one that is
+  // there, or else that, if a graph may use it. Were one that comes back refused in favor of what PyTorch has made
+  // meanwhile, PyTorch would drop and make others, and it would stay.
+  static bool remains(Aside& aside, Used& used, std::vector<Aside>& dropped) {
+    used.insert(memory_of(aside.workspace));
+    const auto [listed, is_only] = aside.workspaces->try_emplace(aside.key, std::move(aside.workspace));
+    if (is_only || !aside.is_taken) {
+      return !is_only;
+    }
+    std::swap(listed->second, aside.workspace);
+    aside.is_taken = false;
+    const bool is_used = used.count(memory_of(aside.workspace)) > 0;
+    if (!is_used) {
+      dropped.push_back(std::move(aside));
+    }
+    return is_used;
+  }
+
+  // Returns whether a workspace is on the device, and no pause is about to take it away.
+  bool stays(const at::cuda::Workspace& workspace) const {
+    for (const auto* pause = pauses_; pause != nullptr; pause = pause->next_) {
+      if (is_in_region(workspace, pause->tag_)) {
+        return false;
+      }
+    }
+    return !is_away(workspace);
   }
 
   std::mutex mutex_;
   std::vector<Aside> aside_;
-  // Each as often as there are pauses of it under way.
-  std::vector<Tag> pausing_;
+  std::map<const Workspaces*, Seen> seen_;
+  // Those that are under way.
+  Pause* pauses_ = nullptr;
 };
+
+// As `lowtide_pause`, or `lowtide_pause_and_drop` if nothing is to be kept. In one, as an interrupt of Python in between
+// would leave workspaces aside.
+inline lowtide_status pause_regions(const char* tag, bool keep) noexcept {
+  const WorkspacesAside::Pause aside(tag);
+  return keep ? lowtide_pause(tag) : lowtide_pause_and_drop(tag);
+}
+
+// As `lowtide_resume`.
+inline lowtide_status resume_regions(const char* tag) noexcept {
+  const auto status = lowtide_resume(tag);
+  WorkspacesAside::instance().settle();
+  return status;
+}
 
 }  // namespace lowtide

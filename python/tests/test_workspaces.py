@@ -1,0 +1,504 @@
+"""What the shim does with PyTorch's workspaces for cuBLAS, in a PyTorch that sees no GPU, on the stand-in driver.
+
+They need the real PyTorch, and are skipped without. What needs a GPU is in `gpu`.
+"""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from machine import Machine
+from shim import INSTALLED, SHIM, compiled
+
+pytest.importorskip("torch")
+
+# Puts memory where PyTorch keeps it for cuBLAS. `{declarations}` is what PyTorch's own header says of the place, which
+# takes more of CUDA's headers than are there.
+WORKSPACES = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+
+    #include <map>
+    #include <shared_mutex>
+
+    namespace at::cuda {
+    {declarations}
+    }
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    extern "C" void keep(void* handle, void* memory, bool is_lt) {
+      auto& kept = is_lt ? at::cuda::cublaslt_handle_stream_to_workspace()
+                         : at::cuda::cublas_handle_stream_to_workspace();
+      const std::tuple<void*, void*> key(handle, nullptr);
+      kept.map.emplace(key, at::DataPtr(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0")));
+    }
+
+    extern "C" size_t count() {
+      return at::cuda::cublas_handle_stream_to_workspace().map.size() +
+          at::cuda::cublaslt_handle_stream_to_workspace().map.size();
+    }
+"""
+
+
+def declarations_of_workspaces() -> str:
+    import torch
+
+    header = Path(torch.__file__).parent / "include" / "ATen" / "cuda" / "CUDAContextLight.h"
+    text = header.read_text()
+    first, last = "struct WorkspaceMapWithMutex", "cublaslt_handle_stream_to_workspace();"
+    if first not in text:
+        pytest.skip("an older PyTorch shows nobody what it keeps")
+    return text[text.index(first) : text.index(last) + len(last)]
+
+
+def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) -> None:
+    program = dedent(WORKSPACES).replace("{declarations}", declarations_of_workspaces())
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        compiled("workspaces", program),
+        """
+        workspaces.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_bool]
+
+        def keep(handle, is_lt=False):
+            workspaces.keep(handle, allocate(1000), is_lt)
+
+        with lowtide.region("a"):
+            keep(1), keep(2, is_lt=True)
+        with lowtide.region("b"):
+            keep(3)
+        keep(4)
+        print(workspaces.count())
+        lowtide.pause("a")
+        print(workspaces.count())
+        lowtide.resume()
+        lowtide.pause()
+        print(workspaces.count(), [seen["live_bytes"] for seen in lowtide.regions()])
+        """,
+    )
+    assert printed == "4\n2\n1 [0, 0]\n"
+
+
+# The shim's own part of it, with which a graph is captured without CUDA.
+ASIDE = """
+    #include "{sources}/pools.h"
+
+    #include <c10/cuda/CUDACachingAllocator.h>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+    using lowtide::WorkspacesAside;
+
+    static auto& cublas = at::cuda::cublas_handle_stream_to_workspace().map;
+    static auto& cublas_lt = at::cuda::cublaslt_handle_stream_to_workspace().map;
+
+    static std::tuple<void*, void*> key_of(void* handle) {{
+      return {{handle, nullptr}};
+    }}
+
+    static void insert(at::cuda::Workspaces& workspaces, void* handle, void* memory) {{
+      at::DataPtr data(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0"));
+    #if LOWTIDE_TORCH_AT_LEAST(13)
+      workspaces.emplace(key_of(handle), std::pair(std::move(data), size_t(1000)));
+    #else
+      workspaces.emplace(key_of(handle), std::move(data));
+    #endif
+    }}
+
+    extern "C" void insert_cublas(void* handle, void* memory) {{
+      insert(cublas, handle, memory);
+    }}
+
+    extern "C" void insert_cublas_lt(void* handle, void* memory) {{
+      insert(cublas_lt, handle, memory);
+    }}
+
+    extern "C" const void* listed(void* handle) {{
+      const auto found = cublas.find(key_of(handle));
+      return found == cublas.end() ? nullptr : lowtide::memory_of(found->second);
+    }}
+
+    extern "C" size_t count() {{
+      return cublas.size();
+    }}
+
+    extern "C" size_t count_lt() {{
+      return cublas_lt.size();
+    }}
+
+    extern "C" void clear() {{
+      cublas.clear();
+      cublas_lt.clear();
+    }}
+
+    extern "C" void begin_capture() {{
+      lowtide::begin_capture(0);
+    }}
+
+    extern "C" void end_capture() {{
+      lowtide::end_capture(0);
+    }}
+
+    extern "C" void* begin_pause(const char* tag) {{
+      return new WorkspacesAside::Pause(tag);
+    }}
+
+    extern "C" void end_pause(WorkspacesAside::Pause* pause) {{
+      delete pause;
+    }}
+
+    extern "C" lowtide_status lowtide_torch_pause(const char* tag, bool keep) {{
+      return lowtide::pause_regions(tag, keep);
+    }}
+
+    extern "C" lowtide_status lowtide_torch_resume(const char* tag) {{
+      return lowtide::resume_regions(tag);
+    }}
+"""
+
+
+def aside() -> str:
+    """Returns lines that put that in the shim's place, and functions to use it with."""
+    from lowtide.torch import build
+
+    # As it is known there.
+    declarations_of_workspaces()
+    return dedent(compiled("aside", dedent(ASIDE).format(sources=build.SOURCES))) + dedent("""
+        shim, lowtide._install._shim = lowtide._install._shim, aside
+        aside.lowtide_torch_is_installed = shim.lowtide_torch_is_installed
+        aside.insert_cublas.argtypes = aside.insert_cublas_lt.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        aside.listed.argtypes, aside.listed.restype = [ctypes.c_void_p], ctypes.c_void_p
+        aside.begin_pause.argtypes, aside.begin_pause.restype = [ctypes.c_char_p], ctypes.c_void_p
+        aside.end_pause.argtypes = [ctypes.c_void_p]
+        aside.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
+        aside.lowtide_torch_resume.argtypes = [ctypes.c_char_p]
+
+        def capture():
+            aside.begin_capture(), aside.end_capture()
+
+        def make(handle, tag=None, size=1000, insert=aside.insert_cublas):
+            with lowtide.region(tag) if tag else lowtide.disable():
+                memory = allocate(size)
+            insert(handle, memory)
+            return memory.value
+
+        def keep(handle, tag=None, **more):
+            # A graph may use it from then on.
+            make(handle, tag, **more), capture()
+
+        def multiply(handle, tag=None):
+            # PyTorch makes a workspace where it has none.
+            if not aside.listed(handle):
+                make(handle, tag)
+
+        def show():
+            print(aside.count(), *(seen["live_bytes"] for seen in lowtide.regions()))
+    """)
+
+
+def test_what_a_graph_may_use_comes_back_with_its_region(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a"), keep(2, "a"), keep(3, "b")
+        for tag in ("a", "b", None):
+            lowtide.pause(tag)
+            show()
+            lowtide.resume(tag)
+            show()
+        lowtide.pause("a")
+        keep(2)
+        lowtide.pause("b")
+        lowtide.resume("b")
+        show()
+        # PyTorch has another of one by now, which a graph may use still.
+        lowtide.resume("a")
+        show()
+        lowtide.pause()
+        show()
+        lowtide.resume()
+        show()
+        # Those that came back are what PyTorch sees.
+        aside.clear()
+        show()
+        """,
+    )
+    numbers = (1, 3, 2, 3, 0, 3, 2, 3, 1, 3)
+    assert printed.splitlines() == [*(f"{number} 2048 1024" for number in numbers), "0 0 0"]
+
+
+def test_what_no_graph_may_use_is_let_go_of(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        # What is there by the next change may be of the capture; this is not.
+        lowtide.resume("a")
+        make(2, "a")
+        lowtide.pause("a")
+        show()
+        lowtide.resume("a")
+        show()
+        # During it.
+        aside.begin_capture(), make(2, "a"), aside.end_capture()
+        lowtide.pause("a")
+        show()
+        # In the place of another.
+        make(1), make(2)
+        lowtide.resume("a")
+        show()
+        """,
+    )
+    assert printed == "0 1024\n1 1024\n0 2048\n2 2048\n"
+
+
+def test_what_a_graph_may_use_comes_back_to_its_own_list(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a", insert=aside.insert_cublas_lt)
+        for _ in range(2):
+            lowtide.pause("a")
+            print(aside.count(), aside.count_lt())
+            lowtide.resume("a")
+            print(aside.count(), aside.count_lt())
+        """,
+    )
+    assert printed == "0 0\n0 1\n" * 2
+
+
+def test_what_a_graph_may_use_waits_for_a_resume_that_works(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        with lowtide.region("a"):
+            allocate(100 << 20)
+        lowtide.pause("a")
+        in_its_way = allocate(100 << 20)
+        for _ in range(2):
+            try:
+                lowtide.resume("a")
+            except lowtide.OutOfMemoryError:
+                print(aside.count())
+        check(library().lowtide_deallocate(in_its_way))
+        lowtide.resume("a")
+        print(aside.count())
+        """,
+        FAKECUDA_CAPACITY=str(150 << 20),
+    )
+    assert printed == "0\n0\n1\n"
+
+
+def test_what_a_graph_may_use_is_pytorch_s_again_after_a_pause_that_failed(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        with lowtide.region("kept", "disk"):
+            aside.insert_cublas(2, allocate(1000))
+        capture()
+        lowtide.set_backup_directory("/proc/none")
+        for _ in range(2):
+            try:
+                lowtide.pause()
+            except lowtide.BackupError:
+                # One region has left all the same.
+                show()
+            lowtide.resume()
+            show()
+        """,
+    )
+    assert printed == "1 1024 1024\n2 1024 1024\n" * 2
+
+
+def test_what_is_made_while_a_pause_begins_is_taken_after_it(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        pause = aside.begin_pause(b"a")
+        keep(2, "a")
+        check(library().lowtide_pause(b"a"))
+        aside.end_pause(pause)
+        show()
+        lowtide.resume("a")
+        show()
+        """,
+    )
+    assert printed == "0 2048\n2 2048\n"
+
+
+def test_what_a_pause_takes_does_not_come_back_with_another_change(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a"), keep(2, "b")
+        pause = aside.begin_pause(b"a")
+        lowtide.pause("b")
+        lowtide.resume()
+        show()
+        check(library().lowtide_pause(b"a"))
+        aside.end_pause(pause)
+        show()
+        lowtide.resume()
+        show()
+        """,
+    )
+    assert printed == "1 1024 1024\n1 1024 1024\n2 1024 1024\n"
+
+
+# What a program does with the workspaces of two handles, and what PyTorch would have of it without regions: a graph may
+# use what was listed at any time of its capture, until the program clears it.
+PROGRAM = """
+    import random
+    HANDLES, TAGS = (1, 2), ("a", "b")
+    sizes, made, used, away = iter(range(1000, 1 << 20)), {}, set(), set()
+    found = (ctypes.c_uint64 * 16)()
+
+    def is_live(size):
+        status = library().lowtide_find_allocation(ctypes.c_void_p(made[size]), found)
+        return status == 0 and found[2] == size
+
+    def listed():
+        held = {made[size]: size for size in made if is_live(size)}
+        return {held[aside.listed(handle)] for handle in HANDLES if aside.listed(handle)}
+
+    def multiply(handle, tag):
+        if not aside.listed(handle):
+            size = next(sizes)
+            made[size] = make(handle, tag, size)
+
+    def clear():
+        used.difference_update(listed())
+        aside.clear()
+
+    def capture(act=lambda: None):
+        aside.begin_capture()
+        used.update(listed())
+        act()
+        aside.end_capture()
+        used.update(listed())
+
+    def pause(tag):
+        lowtide.pause(tag)
+        away.update([tag] if tag else TAGS)
+
+    def resume(tag):
+        lowtide.resume(tag)
+        away.difference_update([tag] if tag else TAGS)
+
+    def pause_meanwhile(tag, act):
+        pausing = aside.begin_pause(tag.encode())
+        act()
+        check(library().lowtide_pause(tag.encode()))
+        aside.end_pause(pausing)
+        away.add(tag)
+
+    def step(dice, captures):
+        handle = dice.choice(HANDLES)
+        places = [None, *(tag for tag in TAGS if tag not in away)]
+        place, tag = dice.choice(places), dice.choice(TAGS)
+        other = dice.choice([place for place in places if place != tag])
+        steps = [
+            lambda: multiply(handle, place),
+            lambda: multiply(handle, place),
+            lambda: pause(dice.choice([tag, None])),
+            lambda: resume(dice.choice([tag, None])),
+            lambda: pause_meanwhile(tag, lambda: multiply(handle, other)),
+            clear,
+        ]
+        if captures:
+            steps += [capture, lambda: capture(lambda: multiply(handle, place))]
+        dice.choice(steps)()
+
+    def live():
+        for size in [size for size in made if not is_live(size)]:
+            del made[size]
+        return set(made)
+
+    def check_all():
+        is_away = ctypes.c_bool()
+        for handle in HANDLES:
+            if aside.listed(handle):
+                check(library().lowtide_is_away(ctypes.c_void_p(aside.listed(handle)), ctypes.byref(is_away)))
+                assert not is_away.value, "PyTorch sees what is away"
+        assert used <= live(), "a graph's is gone"
+
+    for tag in TAGS:
+        with lowtide.region(tag):
+            held = allocate(1 << 20)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_random_programs_graphs_keep_what_they_may_use_and_nothing_else_stays(gpu: Machine, seed: int) -> None:
+    gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        PROGRAM,
+        f"""
+        dice = random.Random({seed})
+        for _ in range(5):
+            for _ in range(dice.randrange(100)):
+                step(dice, captures=True)
+                check_all()
+            # What is there by now may be of the last capture.
+            resume(None)
+            check_all()
+            before = len(live())
+            for _ in range(200):
+                step(dice, captures=False)
+                check_all()
+                # Each handle may have one that no graph uses.
+                assert len(live()) <= before + len(HANDLES), (before, live(), used)
+        """,
+    )
+
+
+def test_of_two_regions_that_take_turns_nothing_stays_but_what_graphs_may_use(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        multiply(1, "a"), capture()
+        for _ in range(3):
+            lowtide.pause("a")
+            multiply(1, "b")
+            lowtide.pause("b")
+            lowtide.resume()
+            aside.clear()
+            multiply(1, "a")
+        show()
+        capture()
+        for _ in range(3):
+            # Another thread's.
+            pausing = aside.begin_pause(b"a")
+            multiply(1)
+            check(library().lowtide_pause(b"a"))
+            aside.end_pause(pausing)
+            multiply(1, "b")
+            lowtide.resume("a")
+            lowtide.pause("b")
+            multiply(1, "a")
+            lowtide.resume("b")
+        show()
+        print(lowtide.memory_stats()["allocation.all.current"])
+        """,
+    )
+    assert printed == "1 1024 0\n1 1024 0\n1\n"
