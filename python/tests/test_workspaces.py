@@ -95,13 +95,16 @@ ASIDE = """
       return {{handle, nullptr}};
     }}
 
-    static void insert(at::cuda::Workspaces& workspaces, void* handle, void* memory) {{
-      at::DataPtr data(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0"));
+    static void insert_data(at::cuda::Workspaces& workspaces, void* handle, at::DataPtr data) {{
     #if LOWTIDE_TORCH_AT_LEAST(13)
       workspaces.emplace(key_of(handle), std::pair(std::move(data), size_t(1000)));
     #else
       workspaces.emplace(key_of(handle), std::move(data));
     #endif
+    }}
+
+    static void insert(at::cuda::Workspaces& workspaces, void* handle, void* memory) {{
+      insert_data(workspaces, handle, {{memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0")}});
     }}
 
     extern "C" void insert_cublas(void* handle, void* memory) {{
@@ -153,6 +156,15 @@ ASIDE = """
     extern "C" lowtide_status lowtide_torch_resume(const char* tag) {{
       return lowtide::resume_regions(tag);
     }}
+
+    extern "C" const char* lowtide_torch_change_error() {{
+      return lowtide::change_error.c_str();
+    }}
+
+    extern "C" void insert_foreign(void* handle) {{
+      static char memory[1];
+      insert_data(cublas, handle, at::DataPtr(memory, at::Device("cuda:0")));
+    }}
 """
 
 
@@ -171,6 +183,7 @@ def aside() -> str:
         aside.end_pause.argtypes = [ctypes.c_void_p]
         aside.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
         aside.lowtide_torch_resume.argtypes = [ctypes.c_char_p]
+        aside.lowtide_torch_change_error.restype = ctypes.c_char_p
 
         def capture():
             aside.begin_capture(), aside.end_capture()
@@ -502,3 +515,21 @@ def test_of_two_regions_that_take_turns_nothing_stays_but_what_graphs_may_use(gp
         """,
     )
     assert printed == "1 1024 0\n1 1024 0\n1\n"
+
+
+def test_an_error_is_told_though_a_workspace_is_not_lowtide_s(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        keep(1, "a")
+        aside.insert_foreign(ctypes.c_void_p(2))
+        for change in lowtide.pause, lowtide.resume:
+            try:
+                change("b")
+            except lowtide.Error as error:
+                print(error)
+        """,
+    )
+    assert printed == 'there is no region "b": there are "a"\n' * 2

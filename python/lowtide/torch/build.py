@@ -51,6 +51,7 @@ def build() -> ctypes.CDLL:
     loaded.lowtide_torch_is_installed.restype = ctypes.c_bool
     loaded.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
     loaded.lowtide_torch_resume.argtypes = [ctypes.c_char_p]
+    loaded.lowtide_torch_change_error.restype = ctypes.c_char_p
     return loaded
 
 

@@ -76,3 +76,8 @@ extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_p
 extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_resume(const char* tag) noexcept {
   return lowtide::resume_regions(tag);
 }
+
+// Returns what the last of these in this thread said that failed.
+extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_change_error() noexcept {
+  return lowtide::change_error.c_str();
+}

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <shared_mutex>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -252,16 +253,31 @@ class WorkspacesAside {
   Pause* pauses_ = nullptr;
 };
 
+// What the last pause or resume of this thread that failed said. To settle may overwrite `lowtide_last_error`, as it asks for
+// workspaces that are not lowtide's.
+inline thread_local std::string change_error;
+
+inline lowtide_status keep_error(lowtide_status status) noexcept {
+  if (status != LOWTIDE_STATUS_OK) {
+    try {
+      change_error = lowtide_last_error();
+    } catch (const std::exception&) {
+      change_error.clear();
+    }
+  }
+  return status;
+}
+
 // As `lowtide_pause`, or `lowtide_pause_and_drop` if nothing is to be kept. In one, as an interrupt of Python in between
 // would leave workspaces aside.
 inline lowtide_status pause_regions(const char* tag, bool keep) noexcept {
   const WorkspacesAside::Pause aside(tag);
-  return keep ? lowtide_pause(tag) : lowtide_pause_and_drop(tag);
+  return keep_error(keep ? lowtide_pause(tag) : lowtide_pause_and_drop(tag));
 }
 
 // As `lowtide_resume`.
 inline lowtide_status resume_regions(const char* tag) noexcept {
-  const auto status = lowtide_resume(tag);
+  const auto status = keep_error(lowtide_resume(tag));
   WorkspacesAside::instance().settle();
   return status;
 }
