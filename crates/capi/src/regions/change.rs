@@ -251,12 +251,9 @@ impl Drop for PoolSource {
 
 /// Returns the bytes of the blocks that the program holds in a region.
 pub(super) fn live_bytes(region: &OnDevice) -> Result<Bytes, Error> {
-    let mut sum = Bytes::ZERO;
-    for pool in region.all_pools()? {
-        let held = allocator(region.device).with_pools(|lane| lane.held_blocks(pool))?;
-        sum += held.iter().flatten().map(|block| block.size).sum();
-    }
-    Ok(sum)
+    let held = RegionPools(region).for_each(|lane, pool| lane.held_blocks(pool));
+    let held = held.map_err(|failure| error(RegionError::Pools(failure)))?;
+    Ok(held.iter().flatten().map(|block| block.size).sum())
 }
 
 /// Returns the error of a region that was not changed.
@@ -390,7 +387,7 @@ impl Device for Card {
 pub(super) struct RegionPools<'a>(pub(super) &'a OnDevice);
 
 impl RegionPools<'_> {
-    /// Returns what `act` does with each pool in turn. Other pools than the region's own may have ended.
+    /// Returns what `act` does with each pool in turn, and nothing for one that has ended meanwhile.
     fn for_each<R: Default>(
         &self,
         mut act: impl FnMut(&mut Lane, MempoolId) -> Result<R, AllocError>,
@@ -399,14 +396,11 @@ impl RegionPools<'_> {
         for pool in self.0.all_pools().map_err(|error| error.text)? {
             let allocator = allocator(self.0.device);
             let answer = allocator.with_pools(|lane| {
-                // The number of one that has ended meanwhile may be another's.
+                // Its number may be another's by then.
                 if !self.0.has_pool(pool).map_err(|error| error.text)? {
                     return Ok(R::default());
                 }
-                match act(lane, pool) {
-                    Err(AllocError::NoSuchPool { .. }) => Ok(R::default()),
-                    outcome => Ok(outcome.map_err(SharedError::from)?),
-                }
+                Ok(act(lane, pool).map_err(SharedError::from)?)
             });
             let answer: Result<R, PoolsError> = answer?;
             answers.push(answer?);
@@ -477,8 +471,8 @@ impl Pools for RegionPools<'_> {
                 // To picture all blocks takes a while, under the lock under which threads allocate.
                 return Ok(());
             }
-            let pools = self.0.all_pools()?;
             allocator(device).with_pools(|lane| {
+                let pools = self.0.all_pools()?;
                 let mut segments = lane.segments();
                 segments.retain(|segment| pools.contains(&segment.pool));
                 let event = |segment| registry::pause_event(is_leaving, segment);
@@ -490,8 +484,8 @@ impl Pools for RegionPools<'_> {
                     let number = registry::number_in_use(device);
                     recorder.tell_of_pause(number, &self.0.name.tag, events);
                 }
-            })?;
-            Ok(())
+                Ok(())
+            })?
         });
     }
 }
