@@ -12,71 +12,13 @@ from shim import INSTALLED, SHIM, compiled
 
 pytest.importorskip("torch")
 
-# Puts memory where PyTorch keeps it for cuBLAS. `{declarations}` is what PyTorch's own header says of the place, which
-# takes more of CUDA's headers than are there.
-WORKSPACES = """
-    #include <c10/cuda/CUDACachingAllocator.h>
 
-    #include <map>
-    #include <shared_mutex>
-
-    namespace at::cuda {
-    {declarations}
-    }
-
-    namespace caching = c10::cuda::CUDACachingAllocator;
-
-    extern "C" void keep(void* handle, void* memory, bool is_lt) {
-      auto& kept = is_lt ? at::cuda::cublaslt_handle_stream_to_workspace()
-                         : at::cuda::cublas_handle_stream_to_workspace();
-      const std::tuple<void*, void*> key(handle, nullptr);
-      kept.map.emplace(key, at::DataPtr(memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0")));
-    }
-
-    extern "C" size_t count() {
-      return at::cuda::cublas_handle_stream_to_workspace().map.size() +
-          at::cuda::cublaslt_handle_stream_to_workspace().map.size();
-    }
-"""
-
-
-def declarations_of_workspaces() -> str:
+def skip_unless_shared() -> None:
     import torch
 
     header = Path(torch.__file__).parent / "include" / "ATen" / "cuda" / "CUDAContextLight.h"
-    text = header.read_text()
-    first, last = "struct WorkspaceMapWithMutex", "cublaslt_handle_stream_to_workspace();"
-    if first not in text:
+    if "struct WorkspaceMapWithMutex" not in header.read_text():
         pytest.skip("an older PyTorch shows nobody what it keeps")
-    return text[text.index(first) : text.index(last) + len(last)]
-
-
-def test_what_pytorch_keeps_for_cublas_in_a_region_is_let_go_of(gpu: Machine) -> None:
-    program = dedent(WORKSPACES).replace("{declarations}", declarations_of_workspaces())
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        compiled("workspaces", program),
-        """
-        workspaces.keep.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_bool]
-
-        def keep(handle, is_lt=False):
-            workspaces.keep(handle, allocate(1000), is_lt)
-
-        with lowtide.region("a"):
-            keep(1), keep(2, is_lt=True)
-        with lowtide.region("b"):
-            keep(3)
-        keep(4)
-        print(workspaces.count())
-        lowtide.pause("a")
-        print(workspaces.count())
-        lowtide.resume()
-        lowtide.pause()
-        print(workspaces.count(), [seen["live_bytes"] for seen in lowtide.regions()])
-        """,
-    )
-    assert printed == "4\n2\n1 [0, 0]\n"
 
 
 # The shim's own part of it, with which a graph is captured without CUDA.
@@ -103,21 +45,15 @@ ASIDE = """
     #endif
     }}
 
-    static void insert(at::cuda::Workspaces& workspaces, void* handle, void* memory) {{
+    extern "C" void insert(void* handle, bool is_lt, void* memory) {{
+      auto& workspaces = is_lt ? cublas_lt : cublas;
       insert_data(workspaces, handle, {{memory, memory, caching::get()->raw_deleter(), at::Device("cuda:0")}});
     }}
 
-    extern "C" void insert_cublas(void* handle, void* memory) {{
-      insert(cublas, handle, memory);
-    }}
-
-    extern "C" void insert_cublas_lt(void* handle, void* memory) {{
-      insert(cublas_lt, handle, memory);
-    }}
-
-    extern "C" const void* listed(void* handle) {{
-      const auto found = cublas.find(key_of(handle));
-      return found == cublas.end() ? nullptr : lowtide::memory_of(found->second);
+    extern "C" const void* listed(void* handle, bool is_lt) {{
+      const auto& workspaces = is_lt ? cublas_lt : cublas;
+      const auto found = workspaces.find(key_of(handle));
+      return found == workspaces.end() ? nullptr : lowtide::memory_of(found->second);
     }}
 
     extern "C" size_t count() {{
@@ -172,13 +108,12 @@ def aside() -> str:
     """Returns lines that put that in the shim's place, and functions to use it with."""
     from lowtide.torch import build
 
-    # As it is known there.
-    declarations_of_workspaces()
+    skip_unless_shared()
     return dedent(compiled("aside", dedent(ASIDE).format(sources=build.SOURCES))) + dedent("""
         shim, lowtide._install._shim = lowtide._install._shim, aside
         aside.lowtide_torch_is_installed = shim.lowtide_torch_is_installed
-        aside.insert_cublas.argtypes = aside.insert_cublas_lt.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        aside.listed.argtypes, aside.listed.restype = [ctypes.c_void_p], ctypes.c_void_p
+        aside.insert.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p]
+        aside.listed.argtypes, aside.listed.restype = [ctypes.c_void_p, ctypes.c_bool], ctypes.c_void_p
         aside.begin_pause.argtypes, aside.begin_pause.restype = [ctypes.c_char_p], ctypes.c_void_p
         aside.end_pause.argtypes = [ctypes.c_void_p]
         aside.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
@@ -188,24 +123,46 @@ def aside() -> str:
         def capture():
             aside.begin_capture(), aside.end_capture()
 
-        def make(handle, tag=None, size=1000, insert=aside.insert_cublas):
+        # Handles of cuBLASLt have numbers below 0 here.
+        def make(handle, tag=None, size=1000):
             with lowtide.region(tag) if tag else lowtide.disable():
                 memory = allocate(size)
-            insert(handle, memory)
+            aside.insert(abs(handle), handle < 0, memory)
             return memory.value
 
-        def keep(handle, tag=None, **more):
+        def listed(handle):
+            return aside.listed(abs(handle), handle < 0)
+
+        def keep(handle, tag=None):
             # A graph may use it from then on.
-            make(handle, tag, **more), capture()
+            make(handle, tag), capture()
 
         def multiply(handle, tag=None):
             # PyTorch makes a workspace where it has none.
-            if not aside.listed(handle):
+            if not listed(handle):
                 make(handle, tag)
 
         def show():
             print(aside.count(), *(seen["live_bytes"] for seen in lowtide.regions()))
     """)
+
+
+def test_the_shim_lets_go_of_what_pytorch_keeps_for_cublas_in_a_region(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        """
+        lowtide._install._shim = shim
+        make(1, "a"), make(-2, "a"), make(3, "b"), make(4)
+        lowtide.pause("a")
+        print(aside.count(), aside.count_lt())
+        lowtide.resume()
+        lowtide.pause()
+        show()
+        """,
+    )
+    assert printed == "2 0\n1 0 0\n"
 
 
 def test_what_a_graph_may_use_comes_back_with_its_region(gpu: Machine) -> None:
@@ -274,7 +231,7 @@ def test_what_a_graph_may_use_comes_back_to_its_own_list(gpu: Machine) -> None:
         INSTALLED,
         aside(),
         """
-        keep(1, "a", insert=aside.insert_cublas_lt)
+        keep(-1, "a")
         for _ in range(2):
             lowtide.pause("a")
             print(aside.count(), aside.count_lt())
@@ -318,7 +275,7 @@ def test_what_a_graph_may_use_is_pytorch_s_again_after_a_pause_that_failed(gpu: 
         """
         keep(1, "a")
         with lowtide.region("kept", "disk"):
-            aside.insert_cublas(2, allocate(1000))
+            aside.insert(2, False, allocate(1000))
         capture()
         lowtide.set_backup_directory("/proc/none")
         for _ in range(2):
@@ -374,11 +331,11 @@ def test_what_a_pause_takes_does_not_come_back_with_another_change(gpu: Machine)
     assert printed == "1 1024 1024\n1 1024 1024\n2 1024 1024\n"
 
 
-# What a program does with the workspaces of two handles, and what PyTorch would have of it without regions: a graph may
-# use what was listed at any time of its capture, until the program clears it.
+# What a program does with the workspaces of some handles, and what PyTorch would have of it without regions: a graph
+# may use what was listed at any time of its capture, until the program clears it.
 PROGRAM = """
     import random
-    HANDLES, TAGS = (1, 2), ("a", "b")
+    HANDLES, TAGS = (1, 2, -1), ("a", "b")
     sizes, made, used, away = iter(range(1000, 1 << 20)), {}, set(), set()
     found = (ctypes.c_uint64 * 16)()
 
@@ -386,25 +343,27 @@ PROGRAM = """
         status = library().lowtide_find_allocation(ctypes.c_void_p(made[size]), found)
         return status == 0 and found[2] == size
 
-    def listed():
+    def all_listed():
         held = {made[size]: size for size in made if is_live(size)}
-        return {held[aside.listed(handle)] for handle in HANDLES if aside.listed(handle)}
+        return {held[listed(handle)] for handle in HANDLES if listed(handle)}
 
     def multiply(handle, tag):
-        if not aside.listed(handle):
+        if not listed(handle):
             size = next(sizes)
             made[size] = make(handle, tag, size)
 
     def clear():
-        used.difference_update(listed())
+        used.difference_update(all_listed())
         aside.clear()
 
-    def capture(act=lambda: None):
+    def capture(steps=()):
         aside.begin_capture()
-        used.update(listed())
-        act()
+        used.update(all_listed())
+        for act in steps:
+            act()
+            check_all()
+            used.update(all_listed())
         aside.end_capture()
-        used.update(listed())
 
     def pause(tag):
         lowtide.pause(tag)
@@ -421,21 +380,28 @@ PROGRAM = """
         aside.end_pause(pausing)
         away.add(tag)
 
-    def step(dice, captures):
-        handle = dice.choice(HANDLES)
-        places = [None, *(tag for tag in TAGS if tag not in away)]
-        place, tag = dice.choice(places), dice.choice(TAGS)
-        other = dice.choice([place for place in places if place != tag])
-        steps = [
-            lambda: multiply(handle, place),
-            lambda: multiply(handle, place),
-            lambda: pause(dice.choice([tag, None])),
-            lambda: resume(dice.choice([tag, None])),
-            lambda: pause_meanwhile(tag, lambda: multiply(handle, other)),
-            clear,
+    def place_of(dice, *without):
+        return dice.choice([None, *(tag for tag in TAGS if tag not in away and tag not in without)])
+
+    def steps_with(dice):
+        handle, tag, tags = dice.choice(HANDLES), dice.choice(TAGS), dice.choice([*TAGS, None])
+        return [
+            lambda: multiply(handle, place_of(dice)),
+            lambda: multiply(handle, place_of(dice)),
+            lambda: pause(tags),
+            lambda: resume(tags),
+            lambda: pause_meanwhile(tag, lambda: multiply(handle, place_of(dice, tag))),
         ]
+
+    def in_capture(dice):
+        # Another thread's changes, beside a side stream that multiplies before it is the capture's.
+        return [dice.choice(steps_with(dice)) for _ in range(dice.randrange(8))]
+
+    def step(dice, captures):
+        steps = [*steps_with(dice), clear]
         if captures:
-            steps += [capture, lambda: capture(lambda: multiply(handle, place))]
+            # The end of one that has not begun is no news.
+            steps += [lambda: capture(in_capture(dice)), lambda: capture(in_capture(dice)), aside.end_capture]
         dice.choice(steps)()
 
     def live():
@@ -446,8 +412,8 @@ PROGRAM = """
     def check_all():
         is_away = ctypes.c_bool()
         for handle in HANDLES:
-            if aside.listed(handle):
-                check(library().lowtide_is_away(ctypes.c_void_p(aside.listed(handle)), ctypes.byref(is_away)))
+            if listed(handle):
+                check(library().lowtide_is_away(ctypes.c_void_p(listed(handle)), ctypes.byref(is_away)))
                 assert not is_away.value, "PyTorch sees what is away"
         assert used <= live(), "a graph's is gone"
 
@@ -479,6 +445,24 @@ def test_of_random_programs_graphs_keep_what_they_may_use_and_nothing_else_stays
                 check_all()
                 # Each handle may have one that no graph uses.
                 assert len(live()) <= before + len(HANDLES), (before, live(), used)
+        """,
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_a_capture_whose_end_is_never_told_little_stays(gpu: Machine, seed: int) -> None:
+    gpu.code(
+        SHIM,
+        INSTALLED,
+        aside(),
+        PROGRAM,
+        f"""
+        dice = random.Random({seed})
+        aside.begin_capture()
+        for _ in range(1000):
+            step(dice, captures=False)
+            # One of each handle in each place.
+            assert len(live()) <= len(HANDLES) * (len(TAGS) + 1), live()
         """,
     )
 

@@ -79,15 +79,15 @@ inline void warn_unless_ok(lowtide_status status) {
   }
 }
 
-// Notes that a graph is captured.
+// Notes that a graph is captured from now on.
 inline void begin_capture(DeviceIndex device) {
-  capture_changes.fetch_add(1, std::memory_order_relaxed);
   check(lowtide_capture_begin(device));
+  count_capture_begin();
 }
 
 // Notes that the capture has ended.
 inline void end_capture(DeviceIndex device) {
-  capture_changes.fetch_add(1, std::memory_order_relaxed);
+  count_capture_end();
   warn_unless_ok(lowtide_capture_end(device));
 }
 

@@ -41,9 +41,23 @@ __attribute__((visibility("default"))) Workspaces& cublaslt_handle_stream_to_wor
 
 namespace lowtide {
 
-// How often a capture has begun or ended in this process. A graph may use what was a workspace in between, for as long as it
-// lives.
+// How many captures are under way in this process, and how often one has begun or ended. A graph may use what was a workspace
+// in between, for as long as it lives.
+inline std::atomic<uint64_t> captures_under_way{0};
 inline std::atomic<uint64_t> capture_changes{0};
+
+inline void count_capture_begin() noexcept {
+  captures_under_way.fetch_add(1, std::memory_order_relaxed);
+  capture_changes.fetch_add(1, std::memory_order_relaxed);
+}
+
+inline void count_capture_end() noexcept {
+  capture_changes.fetch_add(1, std::memory_order_relaxed);
+  // PyTorch may tell of the end of one that has not begun.
+  auto before = captures_under_way.load(std::memory_order_relaxed);
+  while (before > 0 && !captures_under_way.compare_exchange_weak(before, before - 1, std::memory_order_release)) {
+  }
+}
 
 inline const void* memory_of(const at::cuda::Workspace& workspace) {
 #if LOWTIDE_TORCH_AT_LEAST(13)
@@ -59,7 +73,7 @@ inline bool is_in_region(const at::cuda::Workspace& workspace, const char* tag) 
   return lowtide_is_in_region(memory_of(workspace), tag, &is_in) == LOWTIDE_STATUS_OK && is_in;
 }
 
-// Returns whether a workspace lies in a region that is not on the device.
+// Returns whether a workspace lies in a region that is not on the device; what is not lowtide's does not.
 inline bool is_away(const at::cuda::Workspace& workspace) {
   bool is_away = false;
   return lowtide_is_away(memory_of(workspace), &is_away) == LOWTIDE_STATUS_OK && is_away;
@@ -180,14 +194,17 @@ class WorkspacesAside {
     }
   }
 
-  // Returns which of the workspaces graphs may use: all, where a capture has begun or ended since they were seen last, and
-  // otherwise those of then that are there still. A capture counts before it looks for a workspace.
+  // Returns which of the workspaces graphs may use: all, where a capture is under way or has begun or ended since they were
+  // seen last, and otherwise those of then that are there still. A capture counts before it looks for a workspace.
   Used& note_used(const Workspaces& workspaces) {
     auto& seen = seen_[&workspaces];
+    // In this order, as one that is under way no more has counted its end before that.
+    const bool is_any_under_way = captures_under_way.load(std::memory_order_acquire) > 0;
     const auto changes = capture_changes.load(std::memory_order_relaxed);
+    const bool are_all = is_any_under_way || changes != seen.capture_changes;
     Used used;
     for (const auto& [key, workspace] : workspaces) {
-      if (changes != seen.capture_changes || seen.used.count(memory_of(workspace)) > 0) {
+      if (are_all || seen.used.count(memory_of(workspace)) > 0) {
         used.insert(memory_of(workspace));
       }
     }
