@@ -44,7 +44,7 @@ use crate::context::PrimaryContext;
 use crate::device::Device;
 use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
-use keeper::{Keeper, Times, Undisturbed};
+use keeper::{Copying, Keeper, Times};
 use layout::Layout;
 use link::{Link, Way};
 use pipeline::Staged;
@@ -73,7 +73,7 @@ pub struct CudaBackup {
     /// Up to where it is saved.
     saved_bytes: usize,
     /// While it is.
-    undisturbed: Option<Undisturbed>,
+    copying: Option<Copying>,
 }
 
 #[derive(Debug)]
@@ -348,21 +348,21 @@ impl Backups for CudaBackups {
                 )
             })?),
         };
-        let undisturbed = match &contents {
-            Contents::Host(memory) => self.keeper.begin_copying(memory),
+        let copying = match &contents {
+            Contents::Host(memory) => Some(self.keeper.begin_copying(memory)),
             Contents::Disk(_) => None,
         };
         Ok(CudaBackup {
             layout,
             contents,
             saved_bytes: 0,
-            undisturbed,
+            copying,
         })
     }
 
     fn save_next(&mut self, backup: &mut CudaBackup) -> Result<usize, BackupError> {
         // Not after an error: the next backup begins anew.
-        let undisturbed = backup.undisturbed.take();
+        let copying = backup.copying.take();
         let layout = &backup.layout;
         let step = match &mut backup.contents {
             Contents::Host(memory) => {
@@ -371,7 +371,7 @@ impl Backups for CudaBackups {
                 if step.end == layout.bytes() {
                     self.keeper.lock_beside(memory, step.end);
                 } else {
-                    backup.undisturbed = undisturbed;
+                    backup.copying = copying;
                 }
                 step
             }
@@ -396,7 +396,7 @@ impl Backups for CudaBackups {
         let layout = backup.layout.select(ranges);
         match &backup.contents {
             Contents::Host(memory) => {
-                let _undisturbed = self.keeper.begin_copying(memory);
+                let _copying = self.keeper.begin_copying(memory);
                 self.restore_from_host(&layout, memory)
             }
             Contents::Disk(file) => self.restore_from_disk(&layout, file),

@@ -12,15 +12,24 @@ use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
 use crate::beside::{DriverCall, start_beside};
 
-/// Copies that have nothing of page-locking. While they are under way nothing is page-locked for their device, unless
-/// somebody waits for that: they would wait for the driver in between.
+/// Copies to or from the host's memory that are under way.
 #[derive(Debug)]
-pub(super) struct Undisturbed(Arc<Shared>);
+pub(super) struct Copying {
+    shared: Arc<Shared>,
+    /// How long nothing is page-locked after them, if they have something of page-locking. Others would wait for the
+    /// driver in between: while they are under way nothing is page-locked for their device, unless somebody waits for that.
+    quiet: Option<Duration>,
+}
 
-impl Drop for Undisturbed {
+impl Drop for Copying {
     fn drop(&mut self) {
-        self.0.lock().undisturbed -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.shared.lock();
+        match self.quiet {
+            Some(quiet) => state.rests_until = Some(Instant::now() + quiet),
+            None => state.undisturbed -= 1,
+        }
+        drop(state);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -133,24 +142,27 @@ impl Keeper {
         }
     }
 
-    /// Has what is left of some memory page-locked at once and before all else, as copies to and from it, which begin now,
-    /// go on directly where that is done. If nothing is left, they are undisturbed as long as the answer is there.
-    pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Option<Undisturbed> {
+    /// Says that copies to or from some memory are under way as long as the answer is there. What is left of it is
+    /// page-locked at once and before all else, as they go on directly where that is done, and the rest after the quiet
+    /// time that follows. If nothing is left, they are undisturbed.
+    pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Copying {
         let memory = Arc::downgrade(memory);
         let mut state = self.shared.lock();
-        let listed = state.to_lock.iter();
-        let Some(place) = listed
-            .map(|other| &other.memory)
-            .position(|other| other.ptr_eq(&memory))
-        else {
-            state.undisturbed += 1;
-            return Some(Undisturbed(Arc::clone(&self.shared)));
-        };
-        state.to_lock.swap(0, place);
-        state.rests_until = None;
+        let mut listed = state.to_lock.iter();
+        let place = listed.position(|other| other.memory.ptr_eq(&memory));
+        match place {
+            Some(place) => {
+                state.to_lock.swap(0, place);
+                state.rests_until = None;
+            }
+            None => state.undisturbed += 1,
+        }
         drop(state);
         self.shared.changed.notify_all();
-        None
+        Copying {
+            shared: Arc::clone(&self.shared),
+            quiet: place.map(|_| self.times.quiet),
+        }
     }
 
     /// Keeps the link for the next backup. Nothing is under way on it.

@@ -162,12 +162,7 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
         panic!("it is in memory");
     };
     let memory = Arc::clone(memory);
-    // Others come and go, and the keeper looks each time.
-    for _ in 0..100 {
-        world.backups.set_retain(true);
-        world.backups.set_retain(false);
-        thread::yield_now();
-    }
+    let_keeper_look(&mut world);
     assert!(!memory.locked_blocks().contains(&true));
     world.backups.finish_locking();
     assert!(memory.locked_blocks()[0]);
@@ -184,21 +179,15 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
 fn nothing_is_page_locked_during_copies_that_have_nothing_of_it_unless_somebody_waits() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let [copied, first, second] = [(); 3].map(|()| new_memory(&world));
-    let undisturbed = world.backups.keeper.begin_copying(&copied);
-    assert!(undisturbed.is_some());
+    let copying = world.backups.keeper.begin_copying(&copied);
     drop(world.backups.keeper.begin_copying(&copied));
     world.backups.keeper.lock_beside(&first, 1);
-    // Others come and go, and the keeper looks each time.
-    for _ in 0..100 {
-        world.backups.set_retain(true);
-        world.backups.set_retain(false);
-        thread::sleep(Duration::from_micros(50));
-    }
+    let_keeper_look(&mut world);
     assert!(!first.locked_blocks()[0]);
     world.backups.finish_locking();
     assert!(first.locked_blocks()[0]);
     world.backups.keeper.lock_beside(&second, 1);
-    drop(undisturbed);
+    drop(copying);
     while !second.locked_blocks()[0] {
         thread::yield_now();
     }
@@ -221,14 +210,37 @@ fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
     world.backups.keeper.lock_beside(&copied, 1);
     // Whoever is second is locked no more.
     world.fake.fail("cuMemHostRegister_v2", 2, 1);
-    assert!(world.backups.keeper.begin_copying(&copied).is_none());
+    let copying = world.backups.keeper.begin_copying(&copied);
     let locked = || [&first, &copied].map(|memory| memory.locked_blocks()[0]);
     while locked() == [false, false] {
         thread::yield_now();
     }
     world.backups.finish_locking();
     assert_eq!(locked(), [false, true]);
-    drop((first, copied));
+    drop((first, copied, copying));
+    world.end();
+}
+
+/// The driver is the program's, as after the first pause: who reads what is free right after a resume, and once more after
+/// work that takes nothing, reads the same.
+#[test]
+fn what_is_left_to_be_page_locked_waits_after_the_copies_too() {
+    let quiet = Times {
+        quiet: LONG,
+        ..STAYS
+    };
+    let mut world = World::new(quiet, TemporaryFile::open);
+    let [copied, other] = [(); 2].map(|()| new_memory(&world));
+    world.backups.keeper.lock_beside(&copied, 1);
+    // So that nothing is page-locked before the copies have ended.
+    let undisturbed = world.backups.keeper.begin_copying(&other);
+    drop(world.backups.keeper.begin_copying(&copied));
+    drop(undisturbed);
+    let_keeper_look(&mut world);
+    assert!(!copied.locked_blocks()[0]);
+    world.backups.finish_locking();
+    assert!(copied.locked_blocks()[0]);
+    drop((copied, other));
     world.end();
 }
 
@@ -251,6 +263,15 @@ fn contents_come_back_while_memory_is_page_locked() {
             }
         }
         world.end();
+    }
+}
+
+/// Others come and go, and the keeper looks each time.
+fn let_keeper_look(world: &mut World) {
+    for _ in 0..100 {
+        world.backups.set_retain(true);
+        world.backups.set_retain(false);
+        thread::sleep(Duration::from_micros(50));
     }
 }
 
