@@ -121,9 +121,12 @@ impl Default for Sizes {
 /// take turns on a card, and soon enough for the job that will not come back to it.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 
-/// How long after a backup the job has the driver to itself. Longer than it takes to ask what has become free and to
+/// How long after copies the job has the driver to itself. Longer than it takes to ask what has become free and to
 /// begin with it, and short beside what page-locking takes, which the next backup is faster with.
 const QUIET_TIME: Duration = Duration::from_millis(50);
+
+/// How long page-locking lets the job have the driver to itself again and again: a few backups one after the other.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl CudaBackups {
     /// Returns what keeps a device's contents. It takes nothing before the first backup but the device's
@@ -146,6 +149,7 @@ impl CudaBackups {
             Times {
                 idle: IDLE_TIME,
                 quiet: QUIET_TIME,
+                patience: PATIENCE,
             },
             TemporaryFile::open,
         ))
@@ -255,9 +259,10 @@ impl CudaBackups {
     fn save_to_host(
         &mut self,
         layout: &Layout,
-        memory: &HostMemory,
+        copying: &Copying,
         step: &Range<usize>,
     ) -> Result<(), BackupError> {
+        let memory = copying.memory();
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, step, memory, sizes);
             for span in &parts.direct {
@@ -285,11 +290,8 @@ impl CudaBackups {
         }
     }
 
-    fn restore_from_host(
-        &mut self,
-        layout: &Layout,
-        memory: &HostMemory,
-    ) -> Result<(), BackupError> {
+    fn restore_from_host(&mut self, layout: &Layout, copying: &Copying) -> Result<(), BackupError> {
+        let memory = copying.memory();
         self.with_link(|link, sizes| {
             let parts = Parts::of(layout, &(0..layout.bytes()), memory, sizes);
             for span in &parts.direct {
@@ -348,30 +350,28 @@ impl Backups for CudaBackups {
                 )
             })?),
         };
-        let copying = match &contents {
-            Contents::Host(memory) => Some(self.keeper.begin_copying(memory)),
-            Contents::Disk(_) => None,
-        };
         Ok(CudaBackup {
             layout,
             contents,
             saved_bytes: 0,
-            copying,
+            copying: None,
         })
     }
 
     fn save_next(&mut self, backup: &mut CudaBackup) -> Result<usize, BackupError> {
-        // Not after an error: the next backup begins anew.
-        let copying = backup.copying.take();
         let layout = &backup.layout;
         let step = match &mut backup.contents {
             Contents::Host(memory) => {
+                let copying = backup.copying.take();
+                let copying = copying.unwrap_or_else(|| self.keeper.begin_copying(memory));
                 let step = self.step(layout, memory, backup.saved_bytes);
-                self.save_to_host(layout, memory, &step)?;
+                self.save_to_host(layout, &copying, &step)?;
                 if step.end == layout.bytes() {
+                    drop(copying);
+                    // After that, as what is copied is page-locked at once.
                     self.keeper.lock_beside(memory, step.end);
                 } else {
-                    backup.copying = copying;
+                    backup.copying = Some(copying);
                 }
                 step
             }
@@ -396,8 +396,7 @@ impl Backups for CudaBackups {
         let layout = backup.layout.select(ranges);
         match &backup.contents {
             Contents::Host(memory) => {
-                let _copying = self.keeper.begin_copying(memory);
-                self.restore_from_host(&layout, memory)
+                self.restore_from_host(&layout, &self.keeper.begin_copying(memory))
             }
             Contents::Disk(file) => self.restore_from_disk(&layout, file),
         }

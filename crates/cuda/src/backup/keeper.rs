@@ -12,24 +12,38 @@ use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
 use crate::beside::{DriverCall, start_beside};
 
-/// Copies to or from the host's memory that are under way.
+/// Copies to or from memory of the host, which are under way as long as this is there.
+///
+/// Meanwhile nothing else is page-locked for their device, as they would wait for the driver, and what is left of that
+/// memory at once, as they go on directly where that is done. When they have ended the driver is the program's: this waits
+/// for the block that is page-locked just then, and no other is in the quiet time that begins.
 #[derive(Debug)]
 pub(super) struct Copying {
     shared: Arc<Shared>,
-    /// How long nothing is page-locked after them, if they have something of page-locking. Others would wait for the
-    /// driver in between: while they are under way nothing is page-locked for their device, unless somebody waits for that.
-    quiet: Option<Duration>,
+    memory: Arc<HostMemory>,
+    quiet: Duration,
+}
+
+impl Copying {
+    pub(super) fn memory(&self) -> &HostMemory {
+        &self.memory
+    }
 }
 
 impl Drop for Copying {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        match self.quiet {
-            Some(quiet) => state.rests_until = Some(Instant::now() + quiet),
-            None => state.undisturbed -= 1,
-        }
-        drop(state);
+        let mut copied = state.copied.iter();
+        let place = copied.position(|memory| memory.ptr_eq(&Arc::downgrade(&self.memory)));
+        state
+            .copied
+            .swap_remove(place.expect("it was added and is removed here alone"));
+        state.quiet_until = Some(Instant::now() + self.quiet);
         self.shared.changed.notify_all();
+        let handled = state.blocks_handled;
+        while state.locking.is_some() && state.blocks_handled == handled {
+            state = self.shared.wait(state, None);
+        }
     }
 }
 
@@ -46,9 +60,11 @@ pub(super) struct Keeper {
 pub(super) struct Times {
     /// How long memory that is not retained waits for the next backup.
     pub(super) idle: Duration,
-    /// How long after a backup nothing is page-locked: other threads may wait for the driver meanwhile, and whoever
+    /// How long after copies nothing is page-locked: other threads may wait for the driver meanwhile, and whoever
     /// has just got memory free has the most to ask of it.
     pub(super) quiet: Duration,
+    /// How long memory waits at most for quiet to end that begins anew again and again.
+    pub(super) patience: Duration,
 }
 
 #[derive(Default, Debug)]
@@ -66,14 +82,17 @@ struct State {
     idle_link: Option<Idle<Link>>,
     /// Memory with blocks that are to be page-locked, and which one is next.
     to_lock: VecDeque<ToLock>,
-    /// Until when none is, unless somebody waits for that.
+    /// What copies are under way to or from. Others are not page-locked, unless somebody waits for that.
+    copied: Vec<Weak<HostMemory>>,
+    /// Until when none is that is not copied, likewise.
+    quiet_until: Option<Instant>,
+    /// Until when none is, likewise.
     rests_until: Option<Instant>,
-    /// During how many copies none is, unless somebody waits for that.
-    undisturbed: usize,
     /// How many wait until none is left.
     waiting: usize,
     /// Memory of which the thread page-locks a block, and which it holds for that.
     locking: Option<Weak<HostMemory>>,
+    blocks_handled: u64,
     /// Whether there is a thread that does what is to be done.
     is_served: bool,
     is_ended: bool,
@@ -90,6 +109,8 @@ struct ToLock {
     memory: Weak<HostMemory>,
     next: usize,
     end: usize,
+    /// Until when it waits for quiet to end.
+    patient_until: Instant,
 }
 
 impl Keeper {
@@ -142,26 +163,14 @@ impl Keeper {
         }
     }
 
-    /// Says that copies to or from some memory are under way as long as the answer is there. What is left of it is
-    /// page-locked at once and before all else, as they go on directly where that is done, and the rest after the quiet
-    /// time that follows. If nothing is left, they are undisturbed.
+    /// Says that copies to or from some memory are under way.
     pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Copying {
-        let memory = Arc::downgrade(memory);
-        let mut state = self.shared.lock();
-        let mut listed = state.to_lock.iter();
-        let place = listed.position(|other| other.memory.ptr_eq(&memory));
-        match place {
-            Some(place) => {
-                state.to_lock.swap(0, place);
-                state.rests_until = None;
-            }
-            None => state.undisturbed += 1,
-        }
-        drop(state);
+        self.shared.lock().copied.push(Arc::downgrade(memory));
         self.shared.changed.notify_all();
         Copying {
             shared: Arc::clone(&self.shared),
-            quiet: place.map(|_| self.times.quiet),
+            memory: Arc::clone(memory),
+            quiet: self.times.quiet,
         }
     }
 
@@ -186,13 +195,13 @@ impl Keeper {
             return;
         }
         let memory = Arc::downgrade(memory);
-        if state.to_lock.is_empty() {
-            // Only then: who takes one backup after the other would put off all of them.
-            state.rests_until = Some(Instant::now() + self.times.quiet);
-        }
         state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
-        let next = 0;
-        state.to_lock.push_back(ToLock { memory, next, end });
+        state.to_lock.push_back(ToLock {
+            memory,
+            next: 0,
+            end,
+            patient_until: Instant::now() + self.times.patience,
+        });
         drop(state);
         self.shared.changed.notify_all();
     }
@@ -295,10 +304,9 @@ impl Shared {
                 drop(state);
                 let is_locked = lock_block(memory, block);
                 state = self.lock();
-                // The driver lets those in who wait for it when nobody else asks, and not in turn. A backup that came
-                // meanwhile has its quiet time.
-                let rested = Instant::now() + now.elapsed() / REST_SHARE;
-                state.rests_until = state.rests_until.max(Some(rested));
+                // The driver lets those in who wait for it when nobody else asks, and not in turn.
+                state.rests_until = Some(Instant::now() + now.elapsed() / REST_SHARE);
+                state.blocks_handled += 1;
                 let handled = state.locking.take();
                 if let Some(handled) = handled.filter(|_| !is_locked) {
                     // What was refused once is not asked for again before the next backup.
@@ -309,7 +317,7 @@ impl Shared {
                 // What was listed last may have needed nothing, and who waits for that does not know.
                 self.changed.notify_all();
                 let next = state.next_expiry(idle_time).into_iter();
-                let next = next.chain(state.next_locking()).min();
+                let next = next.chain(state.next_due(now)).min();
                 let wait = next.map(|next| next.saturating_duration_since(now));
                 state = self.wait(state, wait);
             }
@@ -356,37 +364,53 @@ impl State {
     /// Returns the next block that is to be page-locked now, and its memory; or memory of which none is left, so that
     /// it does not go back under the lock if it is nobody else's by now.
     fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
-        if self.is_put_off() && (self.undisturbed > 0 || self.rests_until > Some(now)) {
-            return None;
-        }
-        while let Some(first) = self.to_lock.front_mut() {
-            if let Some(memory) = first.memory.upgrade() {
+        while let Some(place) = self.next_listed(now) {
+            let listed = &mut self.to_lock[place];
+            if let Some(memory) = listed.memory.upgrade() {
                 let locked = memory.locked_blocks();
-                while first.next < first.end {
-                    let block = first.next;
-                    first.next += 1;
+                while listed.next < listed.end {
+                    let block = listed.next;
+                    listed.next += 1;
                     if !locked[block] {
                         return Some((memory, Some(block)));
                     }
                 }
-                self.to_lock.pop_front();
+                self.to_lock.remove(place);
                 return Some((memory, None));
             }
-            self.to_lock.pop_front();
+            self.to_lock.remove(place);
         }
         None
     }
 
-    /// Returns when the next block is to be page-locked, where one is and that is not at once; where copies are not to be
-    /// disturbed, their end tells.
-    fn next_locking(&self) -> Option<Instant> {
-        self.rests_until
-            .filter(|_| self.is_put_off() && self.undisturbed == 0)
+    /// Returns which in the list a block is to be page-locked of now.
+    fn next_listed(&self, now: Instant) -> Option<usize> {
+        let mut listed = self.to_lock.iter();
+        listed.position(|listed| self.due(listed, now) == Some(now))
     }
 
-    /// Returns whether blocks are left, for which nobody waits.
-    fn is_put_off(&self) -> bool {
-        self.waiting == 0 && !self.to_lock.is_empty()
+    /// Returns when the next block is to be page-locked, if the end of copies does not tell.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let due = self
+            .to_lock
+            .iter()
+            .filter_map(|listed| self.due(listed, now));
+        due.min()
+    }
+
+    /// Returns from when on blocks of some memory are to be page-locked, `now` at the earliest; nothing while others are
+    /// copied.
+    fn due(&self, listed: &ToLock, now: Instant) -> Option<Instant> {
+        if self.waiting > 0 {
+            return Some(now);
+        }
+        let mut copied = self.copied.iter();
+        let quiet_until = match copied.any(|memory| memory.ptr_eq(&listed.memory)) {
+            true => None,
+            false if self.copied.is_empty() => self.quiet_until.min(Some(listed.patient_until)),
+            false => return None,
+        };
+        Some(now).max(quiet_until).max(self.rests_until)
     }
 
     /// Takes out what has waited long enough.

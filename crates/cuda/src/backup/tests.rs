@@ -44,6 +44,13 @@ const LONG: Duration = Duration::from_secs(3600);
 const STAYS: Times = Times {
     idle: LONG,
     quiet: Duration::ZERO,
+    patience: LONG,
+};
+
+/// What is idle stays, and is not page-locked unless it is copied or somebody waits for that.
+const QUIET: Times = Times {
+    quiet: LONG,
+    ..STAYS
 };
 
 /// What is idle goes back at once.

@@ -151,11 +151,7 @@ fn locking_stops_wherever_it_is() {
 /// device for it, and holds others up.
 #[test]
 fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
-    let quiet = Times {
-        quiet: LONG,
-        ..STAYS
-    };
-    let mut world = World::new(quiet, TemporaryFile::open);
+    let mut world = World::new(QUIET, TemporaryFile::open);
     let saved = world.fill(1);
     let mut backup = world.save(BackupKind::Host).unwrap();
     let Contents::Host(memory) = &backup.contents else {
@@ -176,7 +172,7 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
 
 /// The copies would wait for the driver.
 #[test]
-fn nothing_is_page_locked_during_copies_that_have_nothing_of_it_unless_somebody_waits() {
+fn nothing_else_is_page_locked_during_copies_unless_somebody_waits() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let [copied, first, second] = [(); 3].map(|()| new_memory(&world));
     let copying = world.backups.keeper.begin_copying(&copied);
@@ -197,49 +193,110 @@ fn nothing_is_page_locked_during_copies_that_have_nothing_of_it_unless_somebody_
     world.end();
 }
 
-/// The copies are faster for it.
+/// Those of each step, and between two steps.
 #[test]
-fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
-    let quiet = Times {
-        quiet: LONG,
-        ..STAYS
-    };
-    let mut world = World::new(quiet, TemporaryFile::open);
-    let [first, copied] = [(); 2].map(|()| new_memory(&world));
-    world.backups.keeper.lock_beside(&first, 1);
-    world.backups.keeper.lock_beside(&copied, 1);
-    // Whoever is second is locked no more.
-    world.fake.fail("cuMemHostRegister_v2", 2, 1);
-    let copying = world.backups.keeper.begin_copying(&copied);
-    let locked = || [&first, &copied].map(|memory| memory.locked_blocks()[0]);
-    while locked() == [false, false] {
+fn the_copies_of_a_backup_end_with_its_last_step() {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    let backup = world.save(BackupKind::Host).unwrap();
+    world.backups.finish_locking();
+    world.backups.discard(backup);
+    let ranges = world.ranges.clone();
+    let other = new_memory(&world);
+    let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
+    let mut saved = world.backups.save_next(&mut backup).unwrap();
+    world.backups.keeper.lock_beside(&other, 1);
+    while saved < ranges.len() {
+        let_keeper_look(&mut world);
+        assert!(!other.locked_blocks()[0], "{saved}");
+        saved = world.backups.save_next(&mut backup).unwrap();
+    }
+    while !other.locked_blocks()[0] {
         thread::yield_now();
     }
+    // The keeper may still hold it.
     world.backups.finish_locking();
-    assert_eq!(locked(), [false, true]);
-    drop((first, copied, copying));
+    drop(other);
+    world.backups.discard(backup);
     world.end();
 }
 
-/// The driver is the program's, as after the first pause: who reads what is free right after a resume, and once more after
-/// work that takes nothing, reads the same.
+/// The copies are faster for it, however long the quiet is that was promised to others.
 #[test]
-fn what_is_left_to_be_page_locked_waits_after_the_copies_too() {
-    let quiet = Times {
-        quiet: LONG,
-        ..STAYS
-    };
-    let mut world = World::new(quiet, TemporaryFile::open);
-    let [copied, other] = [(); 2].map(|()| new_memory(&world));
-    world.backups.keeper.lock_beside(&copied, 1);
-    // So that nothing is page-locked before the copies have ended.
-    let undisturbed = world.backups.keeper.begin_copying(&other);
+fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let [first, copied] = [(); 2].map(|()| new_memory(&world));
     drop(world.backups.keeper.begin_copying(&copied));
-    drop(undisturbed);
+    world.backups.keeper.lock_beside(&first, 1);
+    world.backups.keeper.lock_beside(&copied, 1);
     let_keeper_look(&mut world);
-    assert!(!copied.locked_blocks()[0]);
+    let locked = || [&first, &copied].map(|memory| memory.locked_blocks()[0]);
+    assert_eq!(locked(), [false, false]);
+    let copying = world.backups.keeper.begin_copying(&copied);
+    while locked() == [false, false] {
+        thread::yield_now();
+    }
+    let_keeper_look(&mut world);
+    assert_eq!(locked(), [false, true]);
+    drop(copying);
+    let_keeper_look(&mut world);
+    assert_eq!(locked(), [false, true]);
     world.backups.finish_locking();
-    assert!(copied.locked_blocks()[0]);
+    assert_eq!(locked(), [true, true]);
+    drop((first, copied));
+    world.end();
+}
+
+/// The driver is the program's: who reads what is free right after a resume, and once more after work that takes nothing,
+/// reads the same.
+#[test]
+fn no_block_is_under_way_when_copies_have_ended() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let range = MemoryRange {
+        address: world.driver.allocate(Bytes::mib(64)).unwrap(),
+        size: Bytes::mib(64),
+    };
+    for _ in 0..3 {
+        let memory = new_memory(&world);
+        let is_locked = || memory.locked_blocks()[0];
+        drop(world.backups.keeper.begin_copying(&memory));
+        world.backups.keeper.lock_beside(&memory, 1);
+        let keeper = &world.backups.keeper;
+        let before = thread::scope(|scope| {
+            let copied = scope.spawn(|| {
+                thread::sleep(Duration::from_millis(2));
+                let copying = keeper.begin_copying(&memory);
+                thread::sleep(Duration::from_millis(2));
+                drop(copying);
+                is_locked()
+            });
+            // The stand-in does one call at a time, and this one takes a while.
+            let mut content = vec![0; 64 << 20];
+            world.driver.read(range.address, &mut content).unwrap();
+            copied.join().unwrap()
+        });
+        let_keeper_look(&mut world);
+        assert_eq!(is_locked(), before);
+    }
+    world.driver.free(range.address, range.size).unwrap();
+    world.end();
+}
+
+/// Who pauses and resumes some memory for ever keeps no other from being page-locked.
+#[test]
+fn quiet_that_begins_again_and_again_is_not_waited_for_without_end() {
+    let hasty = Times {
+        patience: Duration::ZERO,
+        ..QUIET
+    };
+    let mut world = World::new(hasty, TemporaryFile::open);
+    let [copied, other] = [(); 2].map(|()| new_memory(&world));
+    world.backups.keeper.lock_beside(&other, 1);
+    while !other.locked_blocks()[0] {
+        drop(world.backups.keeper.begin_copying(&copied));
+        thread::yield_now();
+    }
+    // The keeper may still hold it.
+    world.backups.finish_locking();
     drop((copied, other));
     world.end();
 }
