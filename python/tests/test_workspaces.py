@@ -423,15 +423,16 @@ PROGRAM = """
 """
 
 
+def run_random(gpu: Machine, seed: int, steps: str) -> None:
+    gpu.code(SHIM, INSTALLED, aside(), PROGRAM, f"dice = random.Random({seed})\n", steps)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_of_random_programs_graphs_keep_what_they_may_use_and_nothing_else_stays(gpu: Machine, seed: int) -> None:
-    gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
-        PROGRAM,
-        f"""
-        dice = random.Random({seed})
+    run_random(
+        gpu,
+        seed,
+        """
         for _ in range(5):
             for _ in range(dice.randrange(100)):
                 step(dice, captures=True)
@@ -451,13 +452,10 @@ def test_of_random_programs_graphs_keep_what_they_may_use_and_nothing_else_stays
 
 @pytest.mark.parametrize("seed", range(2))
 def test_of_a_capture_whose_end_is_never_told_little_stays(gpu: Machine, seed: int) -> None:
-    gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
-        PROGRAM,
-        f"""
-        dice = random.Random({seed})
+    run_random(
+        gpu,
+        seed,
+        """
         aside.begin_capture()
         for _ in range(1000):
             step(dice, captures=False)
