@@ -125,7 +125,7 @@ const IDLE_TIME: Duration = Duration::from_secs(30);
 /// begin with it, and short beside what page-locking takes, which the next backup is faster with.
 const QUIET_TIME: Duration = Duration::from_millis(50);
 
-/// How long page-locking lets the job have the driver to itself again and again: a few backups one after the other.
+/// How long the job has the driver to itself where copies follow one another: a few backups.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl CudaBackups {
@@ -403,7 +403,11 @@ impl Backups for CudaBackups {
     }
 
     fn discard(&mut self, backup: CudaBackup) {
-        if let Contents::Host(memory) = backup.contents {
+        let CudaBackup {
+            contents, copying, ..
+        } = backup;
+        drop(copying);
+        if let Contents::Host(memory) = contents {
             self.keeper.keep(memory);
         }
     }

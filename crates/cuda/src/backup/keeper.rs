@@ -16,12 +16,13 @@ use crate::beside::{DriverCall, start_beside};
 ///
 /// Meanwhile nothing else is page-locked for their device, as they would wait for the driver, and what is left of that
 /// memory at once, as they go on directly where that is done. When they have ended the driver is the program's: this waits
-/// for the block that is page-locked just then, and no other is in the quiet time that begins.
+/// for the block that is page-locked just then, some milliseconds at most, and begins the quiet time.
 #[derive(Debug)]
 pub(super) struct Copying {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
-    quiet: Duration,
+    begun: Instant,
+    times: Times,
 }
 
 impl Copying {
@@ -38,7 +39,7 @@ impl Drop for Copying {
         state
             .copied
             .swap_remove(place.expect("it was added and is removed here alone"));
-        state.quiet_until = Some(Instant::now() + self.quiet);
+        state.begin_quiet(self.begun, self.times);
         self.shared.changed.notify_all();
         let handled = state.blocks_handled;
         while state.locking.is_some() && state.blocks_handled == handled {
@@ -63,7 +64,7 @@ pub(super) struct Times {
     /// How long after copies nothing is page-locked: other threads may wait for the driver meanwhile, and whoever
     /// has just got memory free has the most to ask of it.
     pub(super) quiet: Duration,
-    /// How long memory waits at most for quiet to end that begins anew again and again.
+    /// How long that lasts at most where it begins anew again and again, before it has ended.
     pub(super) patience: Duration,
 }
 
@@ -86,6 +87,8 @@ struct State {
     copied: Vec<Weak<HostMemory>>,
     /// Until when none is that is not copied, likewise.
     quiet_until: Option<Instant>,
+    /// How long that is waited for.
+    patient_until: Option<Instant>,
     /// Until when none is, likewise.
     rests_until: Option<Instant>,
     /// How many wait until none is left.
@@ -109,8 +112,6 @@ struct ToLock {
     memory: Weak<HostMemory>,
     next: usize,
     end: usize,
-    /// Until when it waits for quiet to end.
-    patient_until: Instant,
 }
 
 impl Keeper {
@@ -170,7 +171,8 @@ impl Keeper {
         Copying {
             shared: Arc::clone(&self.shared),
             memory: Arc::clone(memory),
-            quiet: self.times.quiet,
+            begun: Instant::now(),
+            times: self.times,
         }
     }
 
@@ -196,12 +198,8 @@ impl Keeper {
         }
         let memory = Arc::downgrade(memory);
         state.to_lock.retain(|other| !other.memory.ptr_eq(&memory));
-        state.to_lock.push_back(ToLock {
-            memory,
-            next: 0,
-            end,
-            patient_until: Instant::now() + self.times.patience,
-        });
+        let next = 0;
+        state.to_lock.push_back(ToLock { memory, next, end });
         drop(state);
         self.shared.changed.notify_all();
     }
@@ -405,12 +403,23 @@ impl State {
             return Some(now);
         }
         let mut copied = self.copied.iter();
-        let quiet_until = match copied.any(|memory| memory.ptr_eq(&listed.memory)) {
-            true => None,
-            false if self.copied.is_empty() => self.quiet_until.min(Some(listed.patient_until)),
-            false => return None,
+        let quiet_until = if copied.any(|memory| memory.ptr_eq(&listed.memory)) {
+            None
+        } else if self.copied.is_empty() {
+            self.quiet_until.min(self.patient_until)
+        } else {
+            return None;
         };
         Some(now).max(quiet_until).max(self.rests_until)
+    }
+
+    /// Begins the quiet time after copies that have begun then, which may go on where another has not ended by then.
+    fn begin_quiet(&mut self, begun: Instant, times: Times) {
+        let now = Instant::now();
+        if self.quiet_until.is_none_or(|until| until < begun) {
+            self.patient_until = Some(now + times.patience);
+        }
+        self.quiet_until = Some(now + times.quiet);
     }
 
     /// Takes out what has waited long enough.

@@ -53,6 +53,12 @@ const QUIET: Times = Times {
     ..STAYS
 };
 
+/// As before, but not for long where copies follow one another.
+const IMPATIENT: Times = Times {
+    patience: Duration::from_millis(100),
+    ..QUIET
+};
+
 /// What is idle goes back at once.
 const GOES: Times = Times {
     idle: Duration::ZERO,

@@ -1,5 +1,7 @@
 //! What is kept between two backups, and for how long.
 
+use std::time::Instant;
+
 use super::*;
 
 fn address_of(backup: &CudaBackup) -> Option<usize> {
@@ -204,6 +206,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
     let other = new_memory(&world);
     let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
     let mut saved = world.backups.save_next(&mut backup).unwrap();
+    assert!(saved < ranges.len());
     world.backups.keeper.lock_beside(&other, 1);
     while saved < ranges.len() {
         let_keeper_look(&mut world);
@@ -284,12 +287,9 @@ fn no_block_is_under_way_when_copies_have_ended() {
 /// Who pauses and resumes some memory for ever keeps no other from being page-locked.
 #[test]
 fn quiet_that_begins_again_and_again_is_not_waited_for_without_end() {
-    let hasty = Times {
-        patience: Duration::ZERO,
-        ..QUIET
-    };
-    let mut world = World::new(hasty, TemporaryFile::open);
+    let mut world = World::new(IMPATIENT, TemporaryFile::open);
     let [copied, other] = [(); 2].map(|()| new_memory(&world));
+    drop(world.backups.keeper.begin_copying(&copied));
     world.backups.keeper.lock_beside(&other, 1);
     while !other.locked_blocks()[0] {
         drop(world.backups.keeper.begin_copying(&copied));
@@ -298,6 +298,52 @@ fn quiet_that_begins_again_and_again_is_not_waited_for_without_end() {
     // The keeper may still hold it.
     world.backups.finish_locking();
     drop((copied, other));
+    world.end();
+}
+
+/// The keeper wakes by itself.
+#[test]
+fn page_locking_goes_on_when_the_quiet_has_ended() {
+    let short = Times {
+        quiet: Duration::from_millis(20),
+        ..STAYS
+    };
+    for times in [short, IMPATIENT] {
+        let mut world = World::new(times, TemporaryFile::open);
+        let [copied, other] = [(); 2].map(|()| new_memory(&world));
+        drop(world.backups.keeper.begin_copying(&copied));
+        world.backups.keeper.lock_beside(&other, 1);
+        while !other.locked_blocks()[0] {
+            thread::yield_now();
+        }
+        // The keeper may still hold it.
+        world.backups.finish_locking();
+        drop((copied, other));
+        world.end();
+    }
+}
+
+/// Neither the time that the copies took is waiting, nor that since the memory was listed, nor quiet that has ended.
+#[test]
+fn there_is_quiet_after_long_copies_of_what_was_listed_long_ago() {
+    let quiet = IMPATIENT.patience;
+    let mut world = World::new(Times { quiet, ..IMPATIENT }, TemporaryFile::open);
+    for _ in 0..2 {
+        let [copied, other] = [(); 2].map(|()| new_memory(&world));
+        let copying = world.backups.keeper.begin_copying(&copied);
+        world.backups.keeper.lock_beside(&other, 1);
+        thread::sleep(2 * quiet);
+        let ended = Instant::now();
+        drop(copying);
+        thread::sleep(quiet / 10);
+        let is_locked = other.locked_blocks()[0];
+        assert!(!is_locked || ended.elapsed() >= quiet);
+        while !other.locked_blocks()[0] {
+            thread::yield_now();
+        }
+        // The keeper may still hold it.
+        world.backups.finish_locking();
+    }
     world.end();
 }
 
