@@ -422,10 +422,15 @@ impl State {
         self.quiet_until = Some(now + times.quiet);
     }
 
+    /// Returns whether what is idle stays. While copies are under way it does, as they would wait for the driver.
+    fn keeps_idle(&self) -> bool {
+        self.retains || !self.copied.is_empty()
+    }
+
     /// Takes out what has waited long enough.
     fn take_expired(&mut self, now: Instant, idle_time: Duration) -> Expired {
         let mut expired = Expired::default();
-        if self.retains {
+        if self.keeps_idle() {
             return expired;
         }
         let is_over = |since: Instant| now.saturating_duration_since(since) >= idle_time;
@@ -438,7 +443,7 @@ impl State {
     }
 
     fn next_expiry(&self, idle_time: Duration) -> Option<Instant> {
-        if self.retains {
+        if self.keeps_idle() {
             return None;
         }
         let memory = self.idle.iter().map(|idle| idle.since);

@@ -54,6 +54,24 @@ fn memory_that_is_not_retained_goes_by_itself() {
     world.end();
 }
 
+/// To give it back takes the driver, which copies would wait for.
+#[test]
+fn memory_that_is_not_retained_stays_while_copies_are_under_way() {
+    let mut world = World::new(GOES, TemporaryFile::open);
+    let copied = new_memory(&world);
+    let copying = world.backups.keeper.begin_copying(&copied);
+    let backup = world.save(BackupKind::Host).unwrap();
+    world.backups.discard(backup);
+    let_keeper_look(&mut world);
+    assert!(!world.backups.retained().is_zero());
+    drop(copying);
+    while !world.backups.retained().is_zero() {
+        thread::yield_now();
+    }
+    drop(copied);
+    world.end();
+}
+
 /// Where there is memory of another backup, too, a copy that is made anew keeps its address.
 #[test]
 fn a_backup_has_the_memory_again_that_it_had_just_now() {
