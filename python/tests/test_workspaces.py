@@ -147,11 +147,13 @@ def aside() -> str:
     """)
 
 
+def run(gpu: Machine, *steps: str, **variables: str) -> str:
+    return gpu.code(SHIM, INSTALLED, aside(), *steps, **variables)
+
+
 def test_the_shim_lets_go_of_what_pytorch_keeps_for_cublas_in_a_region(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         lowtide._install._shim = shim
         make(1, "a"), make(-2, "a"), make(3, "b"), make(4)
@@ -166,10 +168,8 @@ def test_the_shim_lets_go_of_what_pytorch_keeps_for_cublas_in_a_region(gpu: Mach
 
 
 def test_what_a_graph_may_use_comes_back_with_its_region(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a"), keep(2, "a"), keep(3, "b")
         for tag in ("a", "b", None):
@@ -199,10 +199,8 @@ def test_what_a_graph_may_use_comes_back_with_its_region(gpu: Machine) -> None:
 
 
 def test_what_no_graph_may_use_is_let_go_of(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a")
         # What is there by the next change may be of the capture; this is not.
@@ -226,10 +224,8 @@ def test_what_no_graph_may_use_is_let_go_of(gpu: Machine) -> None:
 
 
 def test_what_a_graph_may_use_comes_back_to_its_own_list(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(-1, "a")
         for _ in range(2):
@@ -243,10 +239,8 @@ def test_what_a_graph_may_use_comes_back_to_its_own_list(gpu: Machine) -> None:
 
 
 def test_what_a_graph_may_use_waits_for_a_resume_that_works(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a")
         with lowtide.region("a"):
@@ -268,10 +262,8 @@ def test_what_a_graph_may_use_waits_for_a_resume_that_works(gpu: Machine) -> Non
 
 
 def test_what_a_graph_may_use_is_pytorch_s_again_after_a_pause_that_failed(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a")
         with lowtide.region("kept", "disk"):
@@ -292,10 +284,8 @@ def test_what_a_graph_may_use_is_pytorch_s_again_after_a_pause_that_failed(gpu: 
 
 
 def test_what_is_made_while_a_pause_begins_is_taken_after_it(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a")
         pause = aside.begin_pause(b"a")
@@ -311,10 +301,8 @@ def test_what_is_made_while_a_pause_begins_is_taken_after_it(gpu: Machine) -> No
 
 
 def test_what_a_pause_takes_does_not_come_back_with_another_change(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a"), keep(2, "b")
         pause = aside.begin_pause(b"a")
@@ -424,7 +412,7 @@ PROGRAM = """
 
 
 def run_random(gpu: Machine, seed: int, steps: str) -> None:
-    gpu.code(SHIM, INSTALLED, aside(), PROGRAM, f"dice = random.Random({seed})\n", steps)
+    run(gpu, PROGRAM, f"dice = random.Random({seed})\n", steps)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -466,10 +454,8 @@ def test_of_a_capture_whose_end_is_never_told_little_stays(gpu: Machine, seed: i
 
 
 def test_of_two_regions_that_take_turns_nothing_stays_but_what_graphs_may_use(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         multiply(1, "a"), capture()
         for _ in range(3):
@@ -500,10 +486,8 @@ def test_of_two_regions_that_take_turns_nothing_stays_but_what_graphs_may_use(gp
 
 
 def test_an_error_is_told_though_a_workspace_is_not_lowtide_s(gpu: Machine) -> None:
-    printed = gpu.code(
-        SHIM,
-        INSTALLED,
-        aside(),
+    printed = run(
+        gpu,
         """
         keep(1, "a")
         aside.insert_foreign(ctypes.c_void_p(2))

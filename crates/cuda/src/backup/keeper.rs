@@ -21,7 +21,6 @@ use crate::beside::{DriverCall, start_beside};
 pub(super) struct Copying {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
-    begun: Instant,
     times: Times,
 }
 
@@ -39,7 +38,9 @@ impl Drop for Copying {
         state
             .copied
             .swap_remove(place.expect("it was added and is removed here alone"));
-        state.begin_quiet(self.begun, self.times);
+        let now = Instant::now();
+        state.quiet_until = Some(now + self.times.quiet);
+        state.patient_until.get_or_insert(now + self.times.patience);
         self.shared.changed.notify_all();
         let handled = state.blocks_handled;
         while state.locking.is_some() && state.blocks_handled == handled {
@@ -87,7 +88,7 @@ struct State {
     copied: Vec<Weak<HostMemory>>,
     /// Until when none is that is not copied, likewise.
     quiet_until: Option<Instant>,
-    /// How long that is waited for.
+    /// Until when that is waited for, where it begins anew before it has ended.
     patient_until: Option<Instant>,
     /// Until when none is, likewise.
     rests_until: Option<Instant>,
@@ -166,12 +167,17 @@ impl Keeper {
 
     /// Says that copies to or from some memory are under way.
     pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Copying {
-        self.shared.lock().copied.push(Arc::downgrade(memory));
+        let mut state = self.shared.lock();
+        state.copied.push(Arc::downgrade(memory));
+        if state.quiet_until < Some(Instant::now()) {
+            // It has ended, or there was none.
+            state.patient_until = None;
+        }
+        drop(state);
         self.shared.changed.notify_all();
         Copying {
             shared: Arc::clone(&self.shared),
             memory: Arc::clone(memory),
-            begun: Instant::now(),
             times: self.times,
         }
     }
@@ -411,15 +417,6 @@ impl State {
             return None;
         };
         Some(now).max(quiet_until).max(self.rests_until)
-    }
-
-    /// Begins the quiet time after copies that have begun then, which may go on where another has not ended by then.
-    fn begin_quiet(&mut self, begun: Instant, times: Times) {
-        let now = Instant::now();
-        if self.quiet_until.is_none_or(|until| until < begun) {
-            self.patient_until = Some(now + times.patience);
-        }
-        self.quiet_until = Some(now + times.quiet);
     }
 
     /// Returns whether what is idle stays. While copies are under way it does, as they would wait for the driver.

@@ -204,11 +204,7 @@ fn nothing_else_is_page_locked_during_copies_unless_somebody_waits() {
     assert!(first.locked_blocks()[0]);
     world.backups.keeper.lock_beside(&second, 1);
     drop(copying);
-    while !second.locked_blocks()[0] {
-        thread::yield_now();
-    }
-    // The keeper may still hold it.
-    world.backups.finish_locking();
+    wait_until_locked(&world, &second, || ());
     drop((copied, first, second));
     world.end();
 }
@@ -231,11 +227,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
         assert!(!other.locked_blocks()[0], "{saved}");
         saved = world.backups.save_next(&mut backup).unwrap();
     }
-    while !other.locked_blocks()[0] {
-        thread::yield_now();
-    }
-    // The keeper may still hold it.
-    world.backups.finish_locking();
+    wait_until_locked(&world, &other, || ());
     drop(other);
     world.backups.discard(backup);
     world.end();
@@ -302,40 +294,23 @@ fn no_block_is_under_way_when_copies_have_ended() {
     world.end();
 }
 
-/// Who pauses and resumes some memory for ever keeps no other from being page-locked.
+/// The keeper wakes by itself, and who pauses and resumes some memory for ever keeps no other from being page-locked.
 #[test]
-fn quiet_that_begins_again_and_again_is_not_waited_for_without_end() {
-    let mut world = World::new(IMPATIENT, TemporaryFile::open);
-    let [copied, other] = [(); 2].map(|()| new_memory(&world));
-    drop(world.backups.keeper.begin_copying(&copied));
-    world.backups.keeper.lock_beside(&other, 1);
-    while !other.locked_blocks()[0] {
-        drop(world.backups.keeper.begin_copying(&copied));
-        thread::yield_now();
-    }
-    // The keeper may still hold it.
-    world.backups.finish_locking();
-    drop((copied, other));
-    world.end();
-}
-
-/// The keeper wakes by itself.
-#[test]
-fn page_locking_goes_on_when_the_quiet_has_ended() {
+fn page_locking_goes_on_after_the_quiet_and_where_that_has_no_end() {
     let short = Times {
         quiet: Duration::from_millis(20),
         ..STAYS
     };
-    for times in [short, IMPATIENT] {
+    for (times, again) in [(short, false), (IMPATIENT, false), (IMPATIENT, true)] {
         let mut world = World::new(times, TemporaryFile::open);
         let [copied, other] = [(); 2].map(|()| new_memory(&world));
         drop(world.backups.keeper.begin_copying(&copied));
         world.backups.keeper.lock_beside(&other, 1);
-        while !other.locked_blocks()[0] {
-            thread::yield_now();
-        }
-        // The keeper may still hold it.
-        world.backups.finish_locking();
+        wait_until_locked(&world, &other, || {
+            if again {
+                drop(world.backups.keeper.begin_copying(&copied));
+            }
+        });
         drop((copied, other));
         world.end();
     }
@@ -356,11 +331,7 @@ fn there_is_quiet_after_long_copies_of_what_was_listed_long_ago() {
         thread::sleep(quiet / 10);
         let is_locked = other.locked_blocks()[0];
         assert!(!is_locked || ended.elapsed() >= quiet);
-        while !other.locked_blocks()[0] {
-            thread::yield_now();
-        }
-        // The keeper may still hold it.
-        world.backups.finish_locking();
+        wait_until_locked(&world, &other, || ());
     }
     world.end();
 }
@@ -394,6 +365,15 @@ fn let_keeper_look(world: &mut World) {
         world.backups.set_retain(false);
         thread::sleep(Duration::from_micros(50));
     }
+}
+
+/// Waits until the keeper has page-locked a block, and holds the memory no more; meanwhile does something again and again.
+fn wait_until_locked(world: &World, memory: &HostMemory, meanwhile: impl Fn()) {
+    while !memory.locked_blocks()[0] {
+        meanwhile();
+        thread::yield_now();
+    }
+    world.backups.finish_locking();
 }
 
 /// Memory of the host with which nothing has been done yet.
