@@ -270,7 +270,6 @@ impl CudaBackups {
             }
             let staged = Staged::new(layout, &parts.staged, Some(memory));
             pipeline::load(link, sizes, &staged, |span, content| {
-                memory.populate(span.clone());
                 // SAFETY: each span is given to one thread, and no direct copy is within it.
                 unsafe { memory.write(span.start, content) };
                 Ok(())

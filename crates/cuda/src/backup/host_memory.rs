@@ -117,6 +117,9 @@ impl HostMemory {
 
     /// Copies `content` to `offset`.
     ///
+    /// What is not resident yet becomes so with it, page by page: sixteen threads take twice as long where each has its
+    /// part made resident first (`MADV_POPULATE_WRITE`).
+    ///
     /// # Safety
     ///
     /// No one else uses this part of the memory meanwhile.
@@ -125,6 +128,7 @@ impl HostMemory {
         // SAFETY: by the contract of this function.
         let target = unsafe { self.slice(offset..offset + content.len()) };
         target.copy_from_slice(content);
+        self.promise.keep(Bytes(content.len() as u64));
     }
 
     /// Copies what is at `offset` to `content`.
@@ -155,16 +159,6 @@ impl HostMemory {
         // SAFETY: 1. the part is mapped for the life of `self`, and lies within it; all bytes are valid,
         // as fresh pages are zero. 2. It is the caller's alone, by the contract of this function.
         unsafe { std::slice::from_raw_parts_mut(start, part.len()) }
-    }
-
-    /// Has the system make a part resident at once, where it can: cheaper than fault by fault.
-    pub(super) fn populate(&self, part: Range<usize>) {
-        let start = part.start / PAGE_BYTES * PAGE_BYTES;
-        let address = ptr::with_exposed_provenance_mut(self.start + start);
-        // A kernel before 5.14 does not know it; then the first writes do it.
-        // SAFETY: changes no contents; the part is ours.
-        unsafe { libc::madvise(address, part.end - start, libc::MADV_POPULATE_WRITE) };
-        self.promise.keep(Bytes(part.len() as u64));
     }
 
     fn block(&self, block: usize) -> Range<usize> {
@@ -203,8 +197,6 @@ impl Drop for HostMemory {
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.start), self.bytes) };
     }
 }
-
-const PAGE_BYTES: usize = 4096;
 
 /// Returns the start of so many bytes of zeroed memory, which begin at a large page.
 fn map_pages(bytes: usize) -> io::Result<usize> {
