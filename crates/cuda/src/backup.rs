@@ -13,9 +13,9 @@
 //!
 //! The device copies at the link's speed only to and from page-locked memory, and to page-lock takes the
 //! driver far longer than the copy. So the first backup goes through a small ring into ordinary memory,
-//! which threads fill as fast as the system gives it out. Beside the job a thread then page-locks that
-//! memory block by block, from its beginning, and each later copy goes directly to and from the blocks that
-//! are done, and through the ring for the others, from the end, both at once; where the two ways meet, it
+//! which threads fill as fast as the system gives it out. A thread page-locks that memory block by block, those that have
+//! been filled meanwhile and afterwards, beside the job, the others. Each later copy goes directly to and from the blocks
+//! that are done, and through the ring for the others, from the end, both at once; where the two ways meet, it
 //! goes on directly.
 
 mod available;
@@ -271,7 +271,7 @@ impl CudaBackups {
             let staged = Staged::new(layout, &parts.staged, Some(memory));
             pipeline::load(link, sizes, &staged, |span, content| {
                 // SAFETY: each span is given to one thread, and no direct copy is within it.
-                unsafe { memory.write(span.start, content) };
+                unsafe { copying.write(span.start, content) };
                 Ok(())
             })
         })
@@ -362,13 +362,12 @@ impl Backups for CudaBackups {
         let step = match &mut backup.contents {
             Contents::Host(memory) => {
                 let copying = backup.copying.take();
-                let copying = copying.unwrap_or_else(|| self.keeper.begin_copying(memory));
+                let copying =
+                    copying.unwrap_or_else(|| self.keeper.begin_saving(memory, layout.bytes()));
                 let step = self.step(layout, memory, backup.saved_bytes);
                 self.save_to_host(layout, &copying, &step)?;
                 if step.end == layout.bytes() {
-                    drop(copying);
-                    // After that, as what is copied is page-locked at once.
-                    self.keeper.lock_beside(memory, step.end);
+                    copying.end_saved();
                 } else {
                     backup.copying = Some(copying);
                 }

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
@@ -25,6 +25,8 @@ pub(super) struct HostMemory {
     block_bytes: usize,
     /// Whether each block is page-locked. It then stays so for the life of `self`.
     locked: Box<[AtomicBool]>,
+    /// How much has been written to each block, by whom that was counted: one that has all of it is resident.
+    written: Box<[AtomicUsize]>,
     /// What of it is not resident yet.
     promise: Promise,
 }
@@ -63,6 +65,7 @@ impl HostMemory {
             bytes,
             block_bytes,
             locked: (0..blocks).map(|_| AtomicBool::new(false)).collect(),
+            written: (0..blocks).map(|_| AtomicUsize::new(0)).collect(),
             promise,
         })
     }
@@ -91,6 +94,11 @@ impl HostMemory {
         self.locked[offset / self.block_bytes].load(Ordering::Acquire)
     }
 
+    /// Returns whether all of a block has been written to.
+    pub(super) fn is_resident(&self, block: usize) -> bool {
+        self.written[block].load(Ordering::Acquire) >= self.block(block).len()
+    }
+
     /// Page-locks a block that is not: the device then copies to and from it by itself. Takes about
     /// 0.25 s for a GiB, and 0.04 s where that is resident in large pages.
     ///
@@ -115,7 +123,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Copies `content` to `offset`.
+    /// Copies `content` to `offset`, all of it into one block. Returns whether that is resident now, and was not before.
     ///
     /// What is not resident yet becomes so with it, page by page: sixteen threads take twice as long where each has its
     /// part made resident first (`MADV_POPULATE_WRITE`).
@@ -123,12 +131,16 @@ impl HostMemory {
     /// # Safety
     ///
     /// No one else uses this part of the memory meanwhile.
-    pub(super) unsafe fn write(&self, offset: usize, content: &[u8]) {
-        assert!(offset + content.len() <= self.bytes);
+    pub(super) unsafe fn write(&self, offset: usize, content: &[u8]) -> bool {
+        let block = offset / self.block_bytes;
+        let block_bytes = self.block(block).len();
+        assert!(offset % self.block_bytes + content.len() <= block_bytes);
         // SAFETY: by the contract of this function.
         let target = unsafe { self.slice(offset..offset + content.len()) };
         target.copy_from_slice(content);
         self.promise.keep(Bytes(content.len() as u64));
+        let before = self.written[block].fetch_add(content.len(), Ordering::AcqRel);
+        before < block_bytes && before + content.len() >= block_bytes
     }
 
     /// Copies what is at `offset` to `content`.

@@ -274,17 +274,11 @@ fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
 #[test]
 fn what_is_locked_during_a_copy_goes_directly() {
     for way in [Way::ToHost, Way::ToDevice] {
-        // The keeper keeps from it.
-        let times = Times {
-            quiet: LONG,
-            ..STAYS
-        };
-        let mut world = World::new(times, TemporaryFile::open);
+        let mut world = World::new(STAYS, TemporaryFile::open);
         let saved = world.fill(1);
-        let backup = world.save(BackupKind::Host).unwrap();
-        let Contents::Host(memory) = &backup.contents else {
-            panic!("it was asked for in the host's memory");
-        };
+        let mut backup = world.save(BackupKind::Host).unwrap();
+        let memory = Arc::new(unlocked_copy(&world, &backup));
+        backup.contents = Contents::Host(Arc::clone(&memory));
         let new = world.fill(2);
         let staged = Mutex::new(0);
         let lock_all = || {
@@ -299,7 +293,7 @@ fn what_is_locked_during_a_copy_goes_directly() {
         let layout = &backup.layout;
         let mut spans = layout.spans(0..layout.bytes(), SIZES.piece_bytes);
         spans.reverse();
-        let ringed = Staged::new(layout, &spans, Some(memory));
+        let ringed = Staged::new(layout, &spans, Some(&memory));
         let copied = world.backups.with_link(|link, sizes| match way {
             Way::ToHost => pipeline::load(link, sizes, &ringed, |span, content| {
                 // SAFETY: each span is given to one thread.
@@ -330,9 +324,26 @@ fn what_is_locked_during_a_copy_goes_directly() {
         assert!(world.contents() == now, "{way:?}");
         let copies = world.ranges.iter().map(|&range| copy_of(&backup, range));
         assert!(copies.eq(now), "{way:?}");
-        drop(backup);
+        drop((memory, backup));
         world.end();
     }
+}
+
+/// Returns memory with the contents of a backup, of which nothing is page-locked, and the keeper does not know.
+fn unlocked_copy(world: &World, backup: &CudaBackup) -> HostMemory {
+    let Contents::Host(memory) = &backup.contents else {
+        panic!("it is in a file");
+    };
+    let mut content = vec![0; backup.layout.bytes()];
+    let context = Arc::clone(&world.backups.context);
+    let copy = HostMemory::map(context, content.len(), SIZES.block_bytes).unwrap();
+    // SAFETY: nothing writes to a backup.
+    unsafe { memory.read(0, &mut content) };
+    for (block, content) in content.chunks(SIZES.block_bytes).enumerate() {
+        // SAFETY: nobody else has it.
+        unsafe { copy.write(block * SIZES.block_bytes, content) };
+    }
+    copy
 }
 
 #[test]

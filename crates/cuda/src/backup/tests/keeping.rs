@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::backup::keeper::Blocks;
 
 fn address_of(backup: &CudaBackup) -> Option<usize> {
     let first = backup.layout.copies(0..1).next().unwrap();
@@ -178,10 +179,12 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
         panic!("it is in memory");
     };
     let memory = Arc::clone(memory);
+    let locked = memory.locked_blocks();
     let_keeper_look(&mut world);
-    assert!(!memory.locked_blocks().contains(&true));
+    assert_eq!(memory.locked_blocks(), locked);
+    assert!(locked.contains(&false));
     world.backups.finish_locking();
-    assert!(memory.locked_blocks()[0]);
+    assert_eq!(backup.locked(), Bytes(backup.layout.bytes() as u64));
     world.fill(2);
     world.restore(&mut backup).unwrap();
     assert_eq!(world.contents(), saved);
@@ -197,12 +200,12 @@ fn nothing_else_is_page_locked_during_copies_unless_somebody_waits() {
     let [copied, first, second] = [(); 3].map(|()| new_memory(&world));
     let copying = world.backups.keeper.begin_copying(&copied);
     drop(world.backups.keeper.begin_copying(&copied));
-    world.backups.keeper.lock_beside(&first, 1);
+    world.backups.keeper.lock_beside(&first, 1, Blocks::All);
     let_keeper_look(&mut world);
     assert!(!first.locked_blocks()[0]);
     world.backups.finish_locking();
     assert!(first.locked_blocks()[0]);
-    world.backups.keeper.lock_beside(&second, 1);
+    world.backups.keeper.lock_beside(&second, 1, Blocks::All);
     drop(copying);
     wait_until_locked(&world, &second, || ());
     drop((copied, first, second));
@@ -221,7 +224,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
     let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
     let mut saved = world.backups.save_next(&mut backup).unwrap();
     assert!(saved < ranges.len());
-    world.backups.keeper.lock_beside(&other, 1);
+    world.backups.keeper.lock_beside(&other, 1, Blocks::All);
     while saved < ranges.len() {
         let_keeper_look(&mut world);
         assert!(!other.locked_blocks()[0], "{saved}");
@@ -239,8 +242,8 @@ fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
     let mut world = World::new(QUIET, TemporaryFile::open);
     let [first, copied] = [(); 2].map(|()| new_memory(&world));
     drop(world.backups.keeper.begin_copying(&copied));
-    world.backups.keeper.lock_beside(&first, 1);
-    world.backups.keeper.lock_beside(&copied, 1);
+    world.backups.keeper.lock_beside(&first, 1, Blocks::All);
+    world.backups.keeper.lock_beside(&copied, 1, Blocks::All);
     let_keeper_look(&mut world);
     let locked = || [&first, &copied].map(|memory| memory.locked_blocks()[0]);
     assert_eq!(locked(), [false, false]);
@@ -272,7 +275,7 @@ fn no_block_is_under_way_when_copies_have_ended() {
         let memory = new_memory(&world);
         let is_locked = || memory.locked_blocks()[0];
         drop(world.backups.keeper.begin_copying(&memory));
-        world.backups.keeper.lock_beside(&memory, 1);
+        world.backups.keeper.lock_beside(&memory, 1, Blocks::All);
         let keeper = &world.backups.keeper;
         let before = thread::scope(|scope| {
             let copied = scope.spawn(|| {
@@ -305,7 +308,7 @@ fn page_locking_goes_on_after_the_quiet_and_where_that_has_no_end() {
         let mut world = World::new(times, TemporaryFile::open);
         let [copied, other] = [(); 2].map(|()| new_memory(&world));
         drop(world.backups.keeper.begin_copying(&copied));
-        world.backups.keeper.lock_beside(&other, 1);
+        world.backups.keeper.lock_beside(&other, 1, Blocks::All);
         wait_until_locked(&world, &other, || {
             if again {
                 drop(world.backups.keeper.begin_copying(&copied));
@@ -324,7 +327,7 @@ fn there_is_quiet_after_long_copies_of_what_was_listed_long_ago() {
     for _ in 0..2 {
         let [copied, other] = [(); 2].map(|()| new_memory(&world));
         let copying = world.backups.keeper.begin_copying(&copied);
-        world.backups.keeper.lock_beside(&other, 1);
+        world.backups.keeper.lock_beside(&other, 1, Blocks::All);
         thread::sleep(2 * quiet);
         let ended = Instant::now();
         drop(copying);
@@ -356,6 +359,61 @@ fn contents_come_back_while_memory_is_page_locked() {
         }
         world.end();
     }
+}
+
+/// So the next copies go directly to and from the blocks.
+#[test]
+fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    for is_saved in [true, false] {
+        let block = SIZES.block_bytes;
+        let context = Arc::clone(&world.backups.context);
+        let memory = Arc::new(HostMemory::map(context, 4 * block, block).unwrap());
+        let written = 3 * block - 1;
+        let copying = world.backups.keeper.begin_saving(&memory, written);
+        // SAFETY: nobody else uses it.
+        let write = |part: Range<usize>| unsafe { copying.write(part.start, &vec![1; part.len()]) };
+        let is_locked = |expected: [bool; 4]| memory.locked_blocks()[..4] == expected;
+        write(block + 1..2 * block);
+        write(2 * block..written);
+        let_keeper_look(&mut world);
+        assert!(is_locked([false; 4]));
+        write(block..block + 1);
+        while !is_locked([false, true, false, false]) {
+            thread::yield_now();
+        }
+        write(block..2 * block);
+        write(0..block);
+        while !is_locked([true, true, false, false]) {
+            thread::yield_now();
+        }
+        match is_saved {
+            true => copying.end_saved(),
+            // What is not resident would take memory that nobody has asked for.
+            false => drop(copying),
+        }
+        let_keeper_look(&mut world);
+        assert!(is_locked([true, true, false, false]));
+        world.backups.finish_locking();
+        assert!(is_locked([true, true, is_saved, false]));
+        // Where nothing is left, nobody waits for the end of copies.
+        let copying = world.backups.keeper.begin_saving(&memory, block);
+        world.backups.finish_locking();
+        drop(copying);
+    }
+    world.end();
+}
+
+/// The keeper's thread may not have run in all that time.
+#[test]
+fn page_locking_begins_with_a_first_backup() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let begins = |world: &mut World| {
+        let backup = world.save(BackupKind::Host).unwrap();
+        !backup.locked().is_zero()
+    };
+    assert!((0..10_000).any(|_| begins(&mut world)));
+    world.end();
 }
 
 /// Others come and go, and the keeper looks each time.
@@ -391,7 +449,7 @@ fn the_end_of_locking_is_always_told() {
     let memory = Arc::new(memory);
     // All but the first time there is nothing to lock in what is listed.
     for _ in 0..20_000 {
-        world.backups.keeper.lock_beside(&memory, 1);
+        world.backups.keeper.lock_beside(&memory, 1, Blocks::All);
         world.backups.finish_locking();
         assert!(memory.locked_blocks()[0]);
     }
@@ -411,7 +469,10 @@ fn what_is_released_does_not_wait_for_what_others_have_locked() {
         let context = Arc::clone(&world.backups.context);
         let large = HostMemory::map(context, 16 << 20, block_bytes).unwrap();
         let large = Arc::new(large);
-        world.backups.keeper.lock_beside(&large, 16 << 20);
+        world
+            .backups
+            .keeper
+            .lock_beside(&large, 16 << 20, Blocks::All);
         while !large.locked_blocks()[0] {
             thread::yield_now();
         }
@@ -434,7 +495,10 @@ fn a_keeper_that_panics_is_not_waited_for() {
             panic!("it is in memory");
         };
         // Blocks behind the last one are none.
-        world.backups.keeper.lock_beside(memory, usize::MAX);
+        world
+            .backups
+            .keeper
+            .lock_beside(memory, usize::MAX, Blocks::All);
         world.backups.finish_locking();
         while !our_threads().is_empty() {
             thread::yield_now();
@@ -549,13 +613,13 @@ fn what_has_been_written_is_not_promised_any_more() {
     let before = available::promised();
     let memory = HostMemory::map(context, bytes, SIZES.block_bytes).unwrap();
     assert_eq!(available::promised(), before + Bytes(bytes as u64));
-    let content = vec![1; bytes];
-    // SAFETY: nobody else has the memory, here and below.
-    unsafe { memory.write(0, &content[..SIZES.block_bytes]) };
+    // SAFETY: nobody else uses the memory.
+    let write = |block| unsafe { memory.write(block * SIZES.block_bytes, &[1; SIZES.block_bytes]) };
+    assert!(write(0));
     memory.lock(1).unwrap();
     assert_eq!(available::promised(), before + Bytes(bytes as u64 / 2));
-    // SAFETY: as above.
-    unsafe { memory.write(0, &content) };
+    assert!((1..4).all(write));
+    assert!(!write(0));
     assert_eq!(available::promised(), before);
     drop(memory);
     assert_eq!(available::promised(), before);
