@@ -628,11 +628,16 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
-    /// to it, and ends it with the last one. Of a pool that gives back they go while it is held, too.
+    /// to it. Of a pool that gives back they go while it is held, too, and of one whose memory is away they stay.
     fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
         if self.keeps(index) {
             return Ok(());
         }
+        self.release_pool_segments(index)
+    }
+
+    /// Gives the free segments of a private pool back, and ends it with the last one if nothing holds it.
+    fn release_pool_segments(&mut self, index: PoolIndex) -> Result<(), DriverError> {
         self.strategy.release(&mut self.heap, index)?;
         if !self.is_held(index) && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();

@@ -250,6 +250,7 @@ fn a_paused_pool_stays_as_it_is() {
         let (given, taken) = (&seen.given, &seen.taken);
         let taken_before = taken.load(Ordering::Relaxed);
         assert_eq!(allocator.empty_cache(), Ok(()));
+        assert_eq!(allocator.trim_unheld_pool(POOL), Ok(()), "it is held");
         assert_eq!(taken.load(Ordering::Relaxed), taken_before, "{config:?}");
         assert_eq!(
             allocator.trim_pool(POOL),

@@ -445,10 +445,13 @@ impl Pools for RegionPools<'_> {
         let own_pool = self.0.own_pool;
         let held = self.for_each(|lane, pool| {
             lane.process_events()?;
-            if pool == own_pool {
-                lane.trim_pool(pool)?;
+            let held = lane.held_blocks(pool)?;
+            match pool == own_pool {
+                true => lane.trim_pool(pool)?,
+                // A graph may use what is free in its pool, as long as it is there.
+                false => lane.trim_unheld_pool(pool)?,
             }
-            lane.held_blocks(pool)
+            Ok(held)
         })?;
         let mut ranges: Vec<_> = held.iter().flatten().map(contents_of).collect();
         ranges.sort_unstable();

@@ -104,6 +104,55 @@ fn a_graphs_pool_is_paused_with_its_region() {
     });
 }
 
+/// Nobody can use what it has, and a card may have no room for it by then.
+#[test]
+fn the_memory_of_a_graph_that_has_ended_does_not_come_back() {
+    let test = "pools::the_memory_of_a_graph_that_has_ended_does_not_come_back";
+    isolated(test, &[("FAKECUDA_CAPACITY", "268435456")], |fake| {
+        let tag = c_text("graph");
+        let start = fake.used_bytes(0);
+        for (capture, is_away, keeps_one) in [
+            (4, false, false),
+            (5, true, false),
+            (6, false, true),
+            (7, true, true),
+        ] {
+            let pool = Mempool { capture, user: 0 };
+            // SAFETY: the text ends with a zero byte.
+            let added =
+                unsafe { lowtide_region_pool(0, pool, tag.as_ptr(), Backup::Host as c_int) };
+            assert_eq!(added, Status::Ok, "{}", last_error());
+            let kept = allocate_in_pool(pool, 4 * MIB, 1);
+            let between = allocate_in_pool(pool, 64 * MIB, 2);
+            let end = || {
+                assert_eq!(lowtide_deallocate(between), Status::Ok);
+                if !keeps_one {
+                    assert_eq!(lowtide_deallocate(kept), Status::Ok);
+                }
+                while lowtide_release_pool(0, pool) == Status::Ok {}
+            };
+            if !is_away {
+                end();
+            }
+            assert_eq!(pause("graph"), Status::Ok, "{}", last_error());
+            if is_away {
+                end();
+            }
+            // What others have does not leave room for more than what is kept.
+            let used = usize::try_from(fake.used_bytes(0)).unwrap();
+            let others = allocate((256 - 32) * MIB - used, 0).unwrap();
+            assert_eq!(resume("graph"), Status::Ok, "{}", last_error());
+            if keeps_one {
+                check(kept, 4 * MIB, 1);
+                assert_eq!(lowtide_deallocate(kept), Status::Ok);
+            }
+            assert_eq!(lowtide_deallocate(others), Status::Ok);
+            assert_eq!(lowtide_empty_cache(0), Status::Ok);
+            assert_eq!(fake.used_bytes(0), start, "{capture}");
+        }
+    });
+}
+
 /// The number of a pool that has ended may be another's, which no region pauses.
 #[test]
 fn a_pool_that_has_ended_is_in_no_region() {

@@ -235,6 +235,20 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.strategy.release(&mut self.heap, index)?)
     }
 
+    /// Gives a private pool's free segments back if nothing holds it and no requests are routed to it, wherever its memory
+    /// is, and ends it with the last one.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::trim_pool`].
+    pub fn trim_unheld_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+        let index = self.find_pool(pool)?;
+        if self.is_held(index) {
+            return Ok(());
+        }
+        Ok(self.release_pool_segments(index)?)
+    }
+
     /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of
     /// any pool.
     ///
