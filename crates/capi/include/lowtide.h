@@ -1076,7 +1076,7 @@ enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 
 /**
  * Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
- * says, or the system's for temporary files.
+ * says, or the system's for temporary files, as that is when the first region is entered.
  *
  * The caller promises:
  *

@@ -382,7 +382,7 @@ pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
 }
 
 /// Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
-/// says, or the system's for temporary files.
+/// says, or the system's for temporary files, as that is when the first region is entered.
 ///
 /// # Safety
 ///

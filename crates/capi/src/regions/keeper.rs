@@ -2,8 +2,8 @@
 
 use std::env;
 use std::ffi::c_int;
-use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard};
+use std::path::{self, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use lowtide_core::Bytes;
 use lowtide_cuda::{CudaBackup, CudaBackups};
@@ -17,6 +17,12 @@ use crate::switch::Switch;
 
 /// Whether the host's memory of backups is kept for the next pause, where the program does not say.
 static RETAINS: Switch = Switch::new("LOWTIDE_RETAIN_BACKUPS", false);
+
+/// Where files of backups are made, where the program does not say.
+static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
+    let ours = registry::path_variable("LOWTIDE_BACKUP_DIR");
+    absolute(ours.unwrap_or_else(env::temp_dir))
+});
 
 static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
     Mutex::new(Keeper {
@@ -57,10 +63,19 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
 /// Says where files of backups are made from now on.
 pub(crate) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     registry::refuse_fork()?;
-    // The program may go elsewhere before the first file is made, or the last is removed.
-    let directory = std::path::absolute(&directory).unwrap_or(directory);
-    SETTINGS.lock().map_err(|_| stopped())?.directory = Some(directory);
+    SETTINGS.lock().map_err(|_| stopped())?.directory = Some(absolute(directory));
     Ok(())
+}
+
+/// Looks where the environment has files of backups made. Later looks find the same, wherever the program has gone.
+pub(super) fn look_at_directory() {
+    LazyLock::force(&DIRECTORY);
+}
+
+/// Returns a directory by a name that it keeps: the program may go elsewhere before the first file is made, or the last
+/// is removed.
+fn absolute(directory: PathBuf) -> PathBuf {
+    path::absolute(&directory).unwrap_or(directory)
 }
 
 /// Returns whether the program has said where files of backups are made.
@@ -163,10 +178,8 @@ impl Keeper {
 
 impl Settings {
     fn directory(&self) -> PathBuf {
-        let ours = || env::var_os("LOWTIDE_BACKUP_DIR").filter(|text| !text.is_empty());
-        let chosen = self.directory.clone();
-        let chosen = chosen.or_else(|| ours().map(PathBuf::from));
-        chosen.unwrap_or_else(env::temp_dir)
+        let chosen = self.directory.as_ref();
+        chosen.unwrap_or(&DIRECTORY).clone()
     }
 
     fn retains(&self) -> bool {

@@ -10,7 +10,7 @@ use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
 use lowtide_region::{BackupKind, RegionMemory, RegionSource};
 
 use super::change::Card;
-use super::keeper::Keeper;
+use super::keeper::{self, Keeper};
 use crate::error::{Error, Status};
 use crate::registry::{self, Allocator};
 
@@ -335,6 +335,8 @@ fn find_or_insert<'a>(
     let index = match table.iter().position(is_it) {
         Some(index) => index,
         None => {
+            // Before the program has gone elsewhere, as far as can be.
+            keeper::look_at_directory();
             table.push(Region {
                 name: Arc::new(Name::new(tag, kind)?),
                 number: table.len() as u64 + 1,

@@ -398,6 +398,29 @@ fn a_directory_stays_that_was_set_before_the_environment_was_looked_at() {
     });
 }
 
+/// A path that does not begin at the root is the same directory for every pause, wherever the program goes: as it was
+/// when the first region was entered.
+#[test]
+fn a_directory_of_the_environment_is_one_wherever_the_program_is() {
+    let test = "a_directory_of_the_environment_is_one_wherever_the_program_is";
+    isolated(test, &[("LOWTIDE_BACKUP_DIR", "backups")], |_| {
+        let begun = std::env::temp_dir().join(format!("lowtide-relative-{}", std::process::id()));
+        fs::create_dir_all(begun.join("backups")).unwrap();
+        std::env::set_current_dir(&begun).unwrap();
+        let held = allocate_in("kv", Backup::Disk, MIB, 0, 1);
+        for elsewhere in ["/", "/proc"] {
+            std::env::set_current_dir(elsewhere).unwrap();
+            assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+            assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+            check(held, MIB, 1);
+        }
+        fs::remove_dir_all(&begun).unwrap();
+        assert_eq!(pause("kv"), Status::Backup);
+        let named = format!("{:?}", begun.join("backups"));
+        assert!(last_error().contains(&named), "{}", last_error());
+    });
+}
+
 /// A capture that is under way ends with a pause, which does nothing then, and not with a resume.
 #[test]
 fn a_pause_is_refused_in_a_capture_and_a_resume_is_not() {
