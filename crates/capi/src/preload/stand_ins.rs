@@ -108,20 +108,20 @@ stand_ins! {
     fn cuMemAllocManaged ["cuMemAllocManaged", 6000, false](memory: *mut u64, size: usize, flags: c_uint)
         |driver| {
             summary::count_managed();
-            or_after_release(driver)
+            left_to_driver(driver)
         }
     fn cuMemAllocPitch_v2 ["cuMemAllocPitch", 3020, false]
         (memory: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint)
-        |driver| { or_after_release(driver) }
+        |driver| { left_to_driver(driver) }
     fn cuMemCreate ["cuMemCreate", 10020, false]
         (handle: *mut u64, size: usize, properties: *const c_void, flags: u64)
         |driver| { or_after_release(driver) }
     fn cuMemAllocFromPoolAsync ["cuMemAllocFromPoolAsync", 11020, false]
         (memory: *mut u64, size: usize, pool: *mut c_void, stream: *mut c_void)
-        |driver| { or_after_release(driver) }
+        |driver| { left_to_driver(driver) }
     fn cuMemAllocFromPoolAsync_ptsz ["cuMemAllocFromPoolAsync", 11020, true]
         (memory: *mut u64, size: usize, pool: *mut c_void, stream: *mut c_void)
-        |driver| { or_after_release(driver) }
+        |driver| { left_to_driver(driver) }
     fn cuArrayCreate_v2 ["cuArrayCreate", 3020, false](array: *mut c_void, descriptor: *const c_void)
         |driver| { or_after_release(driver) }
     fn cuArray3DCreate_v2 ["cuArray3DCreate", 3020, false](array: *mut c_void, descriptor: *const c_void)
@@ -291,6 +291,13 @@ fn or_driver(driver: impl Fn() -> c_int, answer: Option<c_int>) -> c_int {
         summary::count_left_to_driver();
         driver()
     })
+}
+
+/// Returns the driver's answer to a request for other memory that the program frees as it does lowtide's: it counts, as
+/// that free will.
+fn left_to_driver(driver: impl Fn() -> c_int) -> c_int {
+    summary::count_left_to_driver();
+    or_after_release(driver)
 }
 
 /// Returns the driver's answer to a request for other memory, for which lowtide gives back what it keeps.

@@ -12,7 +12,7 @@ use crate::registry;
 
 /// Calls for memory that lowtide left to the driver.
 static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
-/// Calls for managed memory, all of which are the driver's.
+/// Those among them for managed memory.
 static MANAGED: AtomicU64 = AtomicU64::new(0);
 /// The process that is to be told of.
 static PROCESS: AtomicI32 = AtomicI32::new(0);

@@ -179,6 +179,27 @@ static void foreign(void) {
     CHECK(calls("cuMemFree_v2") == frees + 1);
 }
 
+/* Memory of each kind that the driver serves, ten times, and its free, after one that lowtide serves. */
+static void left_to_driver(void) {
+    int (*pitched)(uint64_t *, size_t *, size_t, size_t, unsigned);
+    int (*from_pool[2])(uint64_t *, size_t, void *, void *);
+    CHECK(cudaFree(memory(MIB)) == SUCCESS);
+    *(void **)&pitched = dlsym(driver(), "cuMemAllocPitch_v2");
+    *(void **)&from_pool[0] = dlsym(driver(), "cuMemAllocFromPoolAsync");
+    *(void **)&from_pool[1] = dlsym(driver(), "cuMemAllocFromPoolAsync_ptsz");
+    for (int round = 0; round < 10; round++) {
+        void *managed = NULL;
+        uint64_t address = 0;
+        size_t pitch = 0;
+        CHECK(cudaMallocManaged(&managed, MIB, 1) == SUCCESS && cudaFree(managed) == SUCCESS);
+        CHECK(pitched(&address, &pitch, 512, 4, 4) == SUCCESS && cudaFree((void *)address) == SUCCESS);
+        for (int kind = 0; kind < 2; kind++) {
+            CHECK(from_pool[kind](&address, MIB, NULL, NULL) == SUCCESS);
+            CHECK(cudaFreeAsync((void *)address, NULL) == SUCCESS);
+        }
+    }
+}
+
 /* Work in any stream may use memory that is freed. */
 static void free_waits(void) {
     void *held = stream(), *used = memory(MIB);
@@ -527,7 +548,7 @@ int main(int count, char **arguments) {
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
         {"failed_work", failed_work}, {"looks_up_nowhere", looks_up_nowhere}, {"other_needs", other_needs},
         {"captures_when_full", captures_when_full}, {"free_memory_of_regions", free_memory_of_regions},
-        {"closes_standard_error", closes_standard_error},
+        {"closes_standard_error", closes_standard_error}, {"left_to_driver", left_to_driver},
     };
     if (count == 2 && strcmp(arguments[1], "children") == 0) {
         children(arguments[0]);

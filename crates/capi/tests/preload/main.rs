@@ -281,7 +281,23 @@ fn memory_of_others_is_left_to_them() {
         let lines: Vec<&str> = told.lines().collect();
         assert_eq!(
             lines[0],
-            "lowtide: 3 calls for memory, 2 made to the driver; 1 for managed memory, left to the driver"
+            "lowtide: 4 calls for memory, 3 made to the driver; 1 for managed memory, left to the driver"
+        );
+    }
+}
+
+/// What the driver serves is counted as it is freed: a call for each.
+#[test]
+fn what_the_driver_serves_is_counted_with_its_frees() {
+    for form in FORMS {
+        let machine = Machine::new("left", form);
+        machine.put_in_front("short_driver.c");
+        let (_, told) = run(machine.command("left_to_driver", true));
+        assert_eq!(
+            told.lines().next(),
+            Some(
+                "lowtide: 82 calls for memory, 81 made to the driver; 10 for managed memory, left to the driver"
+            )
         );
     }
 }
