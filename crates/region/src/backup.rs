@@ -127,6 +127,13 @@ pub enum BackupError {
         /// How much was asked for.
         needed: Bytes,
     },
+    /// A file may not be that large, whatever room there is.
+    TooLarge {
+        /// The directory of backups.
+        directory: PathBuf,
+        /// How much was asked for.
+        needed: Bytes,
+    },
     /// A file could not be made, written or read.
     Io {
         /// The directory of backups.
@@ -158,7 +165,7 @@ pub enum BackupError {
 impl BackupError {
     /// Returns the error of a file in `directory` that could not be *action*: "written", "read".
     ///
-    /// `needed` is what the whole backup takes, for the case that there is no room.
+    /// `needed` is what the whole backup takes, for the cases that there is no room, or a limit on files.
     pub fn io(
         directory: &Path,
         action: &'static str,
@@ -167,9 +174,10 @@ impl BackupError {
     ) -> BackupError {
         let directory = directory.to_path_buf();
         match error.kind() {
-            io::ErrorKind::StorageFull
-            | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::FileTooLarge => BackupError::NoRoom { directory, needed },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                BackupError::NoRoom { directory, needed }
+            }
+            io::ErrorKind::FileTooLarge => BackupError::TooLarge { directory, needed },
             _ => BackupError::Io {
                 directory,
                 action,
@@ -213,6 +221,11 @@ impl fmt::Display for BackupError {
             BackupError::NoRoom { directory, needed } => write!(
                 f,
                 "{directory:?} has no room for a backup of {needed}: free some, or {OTHER_DIRECTORY}"
+            ),
+            BackupError::TooLarge { directory, needed } => write!(
+                f,
+                "no file in {directory:?} may be as large as a backup of {needed}: raise the limit on files \
+                 (`ulimit -f`), or where it is that of the file system, {OTHER_DIRECTORY}"
             ),
             BackupError::Io {
                 directory,
@@ -261,6 +274,12 @@ mod tests {
         assert_eq!(
             full.to_string(),
             r#""/scratch\nhere" has no room for a backup of 8.00 GiB: free some, or choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one"#
+        );
+        let limited = io::Error::from(io::ErrorKind::FileTooLarge);
+        let limited = BackupError::io(directory, "written", needed, &limited);
+        assert_eq!(
+            limited.to_string(),
+            r#"no file in "/scratch\nhere" may be as large as a backup of 8.00 GiB: raise the limit on files (`ulimit -f`), or where it is that of the file system, choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where neither that nor TMS_DISK_BACKUP_DIR names one"#
         );
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         let denied = BackupError::io(directory, "written", needed, &denied);

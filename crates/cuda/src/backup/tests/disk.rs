@@ -380,7 +380,7 @@ fn a_limit_on_files_is_an_error() {
     let result = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
     assert_eq!(result, 0);
     let error = outcome.unwrap_err();
-    assert!(matches!(error, BackupError::NoRoom { .. }), "{error}");
+    assert!(matches!(error, BackupError::TooLarge { .. }), "{error}");
     assert_eq!(world.contents(), saved);
     drop(world.save(BackupKind::Disk).unwrap());
     world.end();
