@@ -224,9 +224,9 @@ def retain_backups(retain: bool = True) -> None:
     """Keeps the host's memory of backups for the next pause, which is faster for it, until it is released.
 
     Until that pause `get_backup` still reads what the last one kept. The host's memory then has the copies of all
-    regions at once. Where it is short, the pause of another region ends those that `get_backup` did not return, and
-    raises `BackupError` if that is too little. Otherwise a resume ends the backup, and its memory goes back 30
-    seconds after it was last used. Files are never kept.
+    regions at once. Where it is short, the pause of another region ends those that `get_backup` did not return, on
+    every device, and raises `BackupError` if that is too little. Otherwise a resume ends the backup, and its memory
+    goes back 30 seconds after it was last used. Files are never kept.
     """
     check(library().lowtide_retain_backups(retain))
 

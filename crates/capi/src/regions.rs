@@ -404,8 +404,8 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
 /// This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
 /// region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
 /// their region was resumed. The host's memory then has the copies of all regions at once. A pause for which it has
-/// too little ends those of other regions of the device whose addresses nobody was given, and fails if it has too
-/// little still.
+/// too little ends those of other regions whose addresses nobody was given, of its device first and then of every
+/// device, gives back what is idle, and fails if it has too little still.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
     run(|| keeper::set_retain(retain))

@@ -41,20 +41,45 @@ pub(super) fn set_margin(bytes: u64) {
     MARGIN.store(bytes, Ordering::Relaxed);
 }
 
+/// A region that was not changed on a device.
+struct Failure {
+    region: Arc<OnDevice>,
+    error: Error,
+    /// Whether the host has too little memory for its backup.
+    is_short_of_host: bool,
+}
+
 /// Does something with every region of a tag, or with every region, on all devices at the same time. One that
 /// fails does not keep the others from it; the first error, by device, is the answer.
 pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
     if let Some(tag) = tag {
         table::refuse_unknown(tag)?;
     }
+    let mut regions = table::on_devices()?;
+    regions.retain(|region| tag.is_none_or(|tag| *region.name.tag == *tag));
+    let failures = change_on_devices(regions, change);
+    let is_short = |failure: &Failure| failure.is_short_of_host;
+    let (short, mut failures): (Vec<_>, Vec<_>) = failures.into_iter().partition(is_short);
+    // What other devices' backups have left of the host's memory is as good. No keeper is held here: who holds one of
+    // theirs may wait for this one's.
+    if !short.is_empty() && keeper::release(Copies::Unshown).is_ok() {
+        let short = short.into_iter().map(|failure| failure.region).collect();
+        failures.extend(change_on_devices(short, change));
+    } else {
+        failures.extend(short);
+    }
+    let first = { failures.into_iter() }.min_by_key(|failure| failure.region.device);
+    first.map_or(Ok(()), |failure| Err(failure.error))
+}
+
+/// Changes regions, those of each device one after the other, and returns those that were not changed, by device.
+fn change_on_devices(regions: Vec<Arc<OnDevice>>, change: Change) -> Vec<Failure> {
     let mut devices: BTreeMap<c_int, Vec<_>> = BTreeMap::new();
-    for region in table::on_devices()? {
-        if tag.is_none_or(|tag| *region.name.tag == *tag) {
-            devices.entry(region.device).or_default().push(region);
-        }
+    for region in regions {
+        devices.entry(region.device).or_default().push(region);
     }
     let Some((_, first)) = devices.pop_first() else {
-        return Ok(());
+        return Vec::new();
     };
     thread::scope(|scope| {
         let others = devices.values().map(|regions| {
@@ -64,30 +89,59 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
             (regions, thread)
         });
         let others: Vec<_> = others.collect();
-        let own = change_all(&first, change);
-        let others = others.into_iter().map(|(regions, thread)| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Err(table::stopped())),
-            // Where there is no thread, after the others.
-            Err(_) => change_all(regions, change),
-        });
-        first_error([own].into_iter().chain(others))
+        let mut failures = change_all(&first, change);
+        for (regions, thread) in others {
+            failures.extend(match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|_| {
+                    let stopped = |region| Failure::new(region, table::stopped());
+                    regions.iter().map(stopped).collect()
+                }),
+                // Where there is no thread, after the others.
+                Err(_) => change_all(regions, change),
+            });
+        }
+        failures
     })
 }
 
-/// Changes regions of one device, one after the other.
-fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Result<(), Error> {
+/// Changes regions of one device, one after the other, and returns those that were not changed.
+fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Vec<Failure> {
     let before = mapped(regions);
-    let outcome = first_error(regions.iter().map(|region| {
-        let mut keeper = keeper::lock(region.device)?;
-        // Their memory is for this one's backup, or goes back in time.
-        keeper::release_copies(region.device, &mut keeper, Copies::Ended)?;
-        change(region, &mut keeper).map_err(|error| named(region, error))
-    }));
+    let failures = regions
+        .iter()
+        .filter_map(|region| change_one(region, change).err());
+    let failures: Vec<_> = failures.collect();
     if let [region, ..] = regions {
         let moved = before.get().abs_diff(mapped(regions).get());
         scrubbing::begin(region.device, Bytes(moved));
     }
-    outcome
+    failures
+}
+
+/// Changes a region on one device, whose keeper is nobody else's meanwhile.
+fn change_one(region: &Arc<OnDevice>, change: Change) -> Result<(), Failure> {
+    let failed = |error| Failure::new(region, error);
+    let mut keeper = keeper::lock(region.device).map_err(failed)?;
+    // Their memory is for this one's backup, or goes back in time.
+    keeper::release_copies(region.device, &mut keeper, Copies::Ended).map_err(failed)?;
+    change(region, &mut keeper).map_err(|error| Failure {
+        is_short_of_host: is_short_of_host(&error),
+        ..Failure::new(region, named(region, error))
+    })
+}
+
+impl Failure {
+    fn new(region: &Arc<OnDevice>, error: Error) -> Failure {
+        Failure {
+            region: Arc::clone(region),
+            error,
+            is_short_of_host: false,
+        }
+    }
+}
+
+fn is_short_of_host(error: &RegionError) -> bool {
+    matches!(error, RegionError::Backup(BackupError::NoHostMemory { .. }))
 }
 
 /// Returns how much regions have on their device.
@@ -98,12 +152,12 @@ fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
     figures.map(|figures| figures.mapped).sum()
 }
 
-/// Pauses a region on one device, where other regions' retained copies go if the host has too little memory
+/// Pauses a region on one device, where retained copies of its other regions go if the host has too little memory
 /// otherwise, but for those that someone may read, and what is cached if a pause that failed cannot be undone otherwise.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
     let mut pools = RegionPools(region);
     match region.memory.pause(&mut pools, keeper) {
-        Err(RegionError::Backup(BackupError::NoHostMemory { .. })) => {
+        Err(error) if is_short_of_host(&error) => {
             let released = keeper::release_copies(region.device, keeper, Copies::Unshown);
             released.map_err(|error| RegionError::Pools(error.text.into()))?;
             region.memory.pause(&mut pools, keeper)
@@ -280,7 +334,7 @@ fn status_of(error: &RegionError) -> Status {
 
 fn named(region: &OnDevice, failure: RegionError) -> Error {
     let more = match &failure {
-        RegionError::Backup(BackupError::NoHostMemory { .. }) => retained_copies(),
+        failure if is_short_of_host(failure) => retained_copies(),
         failure if failure.is_out_of_memory() => paused_on(region.device),
         _ => String::new(),
     };
@@ -327,11 +381,6 @@ fn bytes_by_tag(figure: impl Fn(&OnDevice, &RegionFigures) -> Bytes) -> String {
         .map(|(tag, bytes)| format!("{bytes} of region {tag:?}"))
         .collect();
     sums.join(", ")
-}
-
-fn first_error(outcomes: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
-    // All of them are made, whatever the first says.
-    outcomes.fold(Ok(()), Result::and)
 }
 
 fn allocator(device: c_int) -> &'static Allocator {

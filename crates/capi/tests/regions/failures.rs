@@ -1,5 +1,7 @@
 //! What regions do where the driver or the host refuses.
 
+use std::env;
+use std::ffi::c_int;
 use std::thread;
 
 use lowtide::*;
@@ -151,28 +153,66 @@ fn a_backup_takes_the_place_of_memory_that_waits() {
     });
 }
 
-/// A copy that nobody has the address of ends for another region's backup, one that someone may read does not.
+/// What another device's backups have left of the host's memory, idle or retained, goes back for a backup.
+#[test]
+fn a_backup_takes_the_place_of_another_devices_memory() {
+    let test = "failures::a_backup_takes_the_place_of_another_devices_memory";
+    for retains in ["0", "1"] {
+        let variables = [
+            ("FAKECUDA_DEVICES", "2"),
+            ("LOWTIDE_RETAIN_BACKUPS", retains),
+        ];
+        isolated(test, &variables, |_| {
+            let large = allocate_in("large", Backup::Host, 192 * MIB, 1, 1);
+            let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
+            allocate_in("small", Backup::None, MIB, 1, 3);
+            assert_eq!(pause("large"), Status::Ok, "{}", last_error());
+            assert_eq!(resume("large"), Status::Ok, "{}", last_error());
+            limit_addresses(32 * MIB);
+            assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+            let away = [(Backup::Host, 0), (Backup::None, 1)];
+            for (backup, device) in away {
+                let shown = region("small", backup, device);
+                assert_eq!((shown.state, shown.pauses), (RegionState::Paused, 1));
+            }
+            assert_eq!(region("large", Backup::Host, 1).host_bytes, 0);
+            assert_eq!(resume("small"), Status::Ok, "{}", last_error());
+            check(large, 192 * MIB, 1);
+            check(small, 48 * MIB, 2);
+        });
+    }
+}
+
+/// A copy that nobody has the address of ends for another region's backup, one that someone may read does not, whatever
+/// device it is of.
 #[test]
 fn a_copy_that_may_be_read_is_not_taken_for_a_backup() {
     let test = "failures::a_copy_that_may_be_read_is_not_taken_for_a_backup";
-    isolated(test, &[("LOWTIDE_RETAIN_BACKUPS", "1")], |_| {
-        let large = allocate_in("large", Backup::Host, 192 * MIB, 0, 1);
-        let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
-        assert_eq!(pause("large"), Status::Ok, "{}", last_error());
-        assert_eq!(resume("large"), Status::Ok, "{}", last_error());
-        let (copy, size) = host_copy(large).unwrap();
-        limit_addresses(32 * MIB);
-        assert_eq!(pause("small"), Status::Backup);
-        let text = last_error();
-        let is_named = text.contains("release_backups") && text.contains("of region \"large\"");
-        assert!(is_named, "{text}");
-        assert_eq!(host_copy(large), Ok((copy, size)));
-        check(copy, size, 1);
+    for devices in ["1", "2"] {
+        let variables = [
+            ("FAKECUDA_DEVICES", devices),
+            ("LOWTIDE_RETAIN_BACKUPS", "1"),
+        ];
+        isolated(test, &variables, |_| {
+            let devices: c_int = env::var("FAKECUDA_DEVICES").unwrap().parse().unwrap();
+            let large = allocate_in("large", Backup::Host, 192 * MIB, devices - 1, 1);
+            let small = allocate_in("small", Backup::Host, 48 * MIB, 0, 2);
+            assert_eq!(pause("large"), Status::Ok, "{}", last_error());
+            assert_eq!(resume("large"), Status::Ok, "{}", last_error());
+            let (copy, size) = host_copy(large).unwrap();
+            limit_addresses(32 * MIB);
+            assert_eq!(pause("small"), Status::Backup);
+            let text = last_error();
+            let is_named = text.contains("release_backups") && text.contains("of region \"large\"");
+            assert!(is_named, "{text}");
+            assert_eq!(host_copy(large), Ok((copy, size)));
+            check(copy, size, 1);
 
-        assert_eq!(lowtide_release_backups(), Status::Ok);
-        assert_eq!(host_copy(large), Err(Status::InvalidArgument));
-        assert_eq!(pause("small"), Status::Ok, "{}", last_error());
-        assert_eq!(resume("small"), Status::Ok, "{}", last_error());
-        check(small, 48 * MIB, 2);
-    });
+            assert_eq!(lowtide_release_backups(), Status::Ok);
+            assert_eq!(host_copy(large), Err(Status::InvalidArgument));
+            assert_eq!(pause("small"), Status::Ok, "{}", last_error());
+            assert_eq!(resume("small"), Status::Ok, "{}", last_error());
+            check(small, 48 * MIB, 2);
+        });
+    }
 }
