@@ -68,7 +68,9 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
     } else {
         failures.extend(short);
     }
-    let first = { failures.into_iter() }.min_by_key(|failure| failure.region.device);
+    let first = failures
+        .into_iter()
+        .min_by_key(|failure| failure.region.device);
     first.map_or(Ok(()), |failure| Err(failure.error))
 }
 
