@@ -769,7 +769,7 @@ enum lowtide_status lowtide_end_allocate_to_pool(int device, struct lowtide_memp
 
 /**
  * Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
- * free in it.
+ * free in it, and so does the next pause or resume of its region.
  *
  * PyTorch's hook `set_release_pool`.
  */
@@ -937,8 +937,9 @@ enum lowtide_status lowtide_region_leave(void);
  * Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
  * pool is paused and resumed with the region. A pool that is not there is made, held once.
  *
- * Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
- * undefined.
+ * As long as something holds the pool, its free memory comes back with the region, too, as a graph may use it; what is
+ * in it then is undefined. A pool that nothing holds ends with a pause or a resume, or `lowtide_empty_cache`, once it has
+ * no blocks, and one of its number that is made after that is in no region.
  *
  * Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
  * another source.
@@ -957,8 +958,8 @@ enum lowtide_status lowtide_region_pool(int device,
  * file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
  *
  * The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
- * of other pools than the region's own counts as used (`lowtide_region_pool`). Does nothing for a region that was
- * never on the device.
+ * of other pools than the region's own counts as used while something holds them (`lowtide_region_pool`). Does nothing
+ * for a region that was never on the device.
  *
  * The caller promises:
  *

@@ -85,7 +85,7 @@ pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> 
 }
 
 /// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
-/// free in it.
+/// free in it, and so does the next pause or resume of its region.
 ///
 /// PyTorch's hook `set_release_pool`.
 #[unsafe(no_mangle)]

@@ -91,8 +91,9 @@ pub extern "C" fn lowtide_region_leave() -> Status {
 /// Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
 /// pool is paused and resumed with the region. A pool that is not there is made, held once.
 ///
-/// Free memory of the pool comes back with the region, too, as a graph may use it; what is in it then is
-/// undefined.
+/// As long as something holds the pool, its free memory comes back with the region, too, as a graph may use it; what is
+/// in it then is undefined. A pool that nothing holds ends with a pause or a resume, or `lowtide_empty_cache`, once it has
+/// no blocks, and one of its number that is made after that is in no region.
 ///
 /// Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
 /// another source.
@@ -118,8 +119,8 @@ pub unsafe extern "C" fn lowtide_region_pool(
 /// file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
 ///
 /// The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
-/// of other pools than the region's own counts as used (`lowtide_region_pool`). Does nothing for a region that was
-/// never on the device.
+/// of other pools than the region's own counts as used while something holds them (`lowtide_region_pool`). Does nothing
+/// for a region that was never on the device.
 ///
 /// # Safety
 ///

@@ -25,7 +25,7 @@ pub(super) struct HostMemory {
     block_bytes: usize,
     /// Whether each block is page-locked. It then stays so for the life of `self`.
     locked: Box<[AtomicBool]>,
-    /// How much has been written to each block, by whom that was counted: one that has all of it is resident.
+    /// How much has been written to each block: one that has all of it is resident.
     written: Box<[AtomicUsize]>,
     /// What of it is not resident yet.
     promise: Promise,
@@ -99,6 +99,20 @@ impl HostMemory {
         self.written[block].load(Ordering::Acquire) >= self.block(block).len()
     }
 
+    /// Forgets what has been written to blocks of which that is not all: another backup writes the same again.
+    ///
+    /// Nobody writes meanwhile.
+    pub(super) fn count_anew(&self) {
+        let blocks = 0..self.written.len();
+        for block in blocks.filter(|&block| !self.is_resident(block)) {
+            self.written[block].store(0, Ordering::Release);
+        }
+    }
+
+    fn keep_promise(&self, bytes: usize) {
+        self.promise.keep(Bytes(bytes as u64));
+    }
+
     /// Page-locks a block that is not: the device then copies to and from it by itself. Takes about
     /// 0.25 s for a GiB, and 0.04 s where that is resident in large pages.
     ///
@@ -119,7 +133,8 @@ impl HostMemory {
             )
         }?;
         self.locked[block].store(true, Ordering::Release);
-        self.promise.keep(Bytes(range.len() as u64));
+        let before = self.written[block].swap(range.len(), Ordering::AcqRel);
+        self.keep_promise(range.len() - before.min(range.len()));
         Ok(())
     }
 
@@ -138,9 +153,10 @@ impl HostMemory {
         // SAFETY: by the contract of this function.
         let target = unsafe { self.slice(offset..offset + content.len()) };
         target.copy_from_slice(content);
-        self.promise.keep(Bytes(content.len() as u64));
         let before = self.written[block].fetch_add(content.len(), Ordering::AcqRel);
-        before < block_bytes && before + content.len() >= block_bytes
+        let now = before + content.len();
+        self.keep_promise(now.min(block_bytes) - before.min(block_bytes));
+        before < block_bytes && now >= block_bytes
     }
 
     /// Copies what is at `offset` to `content`.

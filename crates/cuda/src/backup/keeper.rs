@@ -22,6 +22,8 @@ pub(super) struct Copying {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
     times: Times,
+    /// Whether what of the memory is not resident is to be page-locked after them, too.
+    is_saved: bool,
 }
 
 impl Copying {
@@ -45,24 +47,24 @@ impl Copying {
     }
 
     /// Ends copies that have saved all that was to be: what of the memory is not resident is page-locked, too.
-    pub(super) fn end_saved(self) {
-        let mut state = self.shared.lock();
-        let memory = Arc::downgrade(&self.memory);
-        let mut listed = state.to_lock.iter_mut();
-        if let Some(listed) = listed.find(|listed| listed.memory.ptr_eq(&memory)) {
-            listed.blocks = Blocks::All;
-        }
+    pub(super) fn end_saved(mut self) {
+        self.is_saved = true;
     }
 }
 
 impl Drop for Copying {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        let mut copied = state.copied.iter();
-        let place = copied.position(|memory| memory.ptr_eq(&Arc::downgrade(&self.memory)));
+        let is_it = |memory: &Weak<HostMemory>| memory.ptr_eq(&Arc::downgrade(&self.memory));
+        let place = state.copied.iter().position(is_it);
         state
             .copied
             .swap_remove(place.expect("it was added and is removed here alone"));
+        let mut listed = state.to_lock.iter_mut();
+        let listed = listed.find(|listed| self.is_saved && is_it(&listed.memory));
+        if let Some(listed) = listed {
+            listed.blocks = Blocks::All;
+        }
         let now = Instant::now();
         state.quiet_until = Some(now + self.times.quiet);
         state.patient_until.get_or_insert(now + self.times.patience);
@@ -232,12 +234,14 @@ impl Keeper {
             shared: Arc::clone(&self.shared),
             memory: Arc::clone(memory),
             times: self.times,
+            is_saved: false,
         }
     }
 
     /// Says that some memory is about to be written to, its first `bytes`, as [`begin_copying`](Keeper::begin_copying)
     /// does, and has each block page-locked once it is resident.
     pub(super) fn begin_saving(&mut self, memory: &Arc<HostMemory>, bytes: usize) -> Copying {
+        memory.count_anew();
         let copying = self.begin_copying(memory);
         self.lock_beside(memory, bytes, Blocks::Resident);
         copying
