@@ -108,8 +108,9 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
 
     Waits for the work of the devices, as any stream may use the memory. What is paused already stays so.
     What is freed from now on is not brought back. Until the region is resumed, a request of PyTorch's in it raises
-    `RuntimeError`, and one of lowtide's own functions `PausedError`; without the shim (`python -m lowtide doctor`) PyTorch
-    makes a tensor of a null pointer then. Garbage is not collected before: tensors in cycles are kept as if they lived.
+    `RuntimeError`, and one of lowtide's own functions `PausedError`; without the shim (`python -m lowtide doctor`)
+    PyTorch makes a tensor of a null pointer then. Garbage is not collected before: tensors in cycles are kept as if
+    they lived.
 
     Not while a graph is captured on one of the devices: that fails, and the capture with it.
 
