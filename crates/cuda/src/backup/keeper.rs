@@ -15,8 +15,9 @@ use crate::beside::{DriverCall, start_beside};
 /// Copies to or from memory of the host, which are under way as long as this is there.
 ///
 /// Meanwhile nothing else is page-locked for their device, as they would wait for the driver, and what is left of that
-/// memory at once, or once they have filled it, as copies go on directly where that is done. When they have ended the driver is the program's: this waits
-/// for the block that is page-locked just then, some milliseconds at most, and begins the quiet time.
+/// memory at once, or once they have filled it, as copies go on directly where that is done. When they have ended the
+/// driver is the program's: this waits for the block that is page-locked just then, some milliseconds at most, and begins
+/// the quiet time.
 #[derive(Debug)]
 pub(super) struct Copying {
     shared: Arc<Shared>,
