@@ -1113,8 +1113,8 @@ enum lowtide_status lowtide_release_idle_backups(void);
 
 /**
  * Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
- * done beside the job, a moment after a pause and slowly enough to leave it the driver, or at once where this waits for
- * it, and takes 0.03 to 0.25 s for a GiB the first time; who copies from `lowtide_backup_find`'s memory to a device is
+ * done beside the job, from a first pause on and slowly enough to leave it the driver, or at once where this waits for
+ * it, and takes 0.03 to 0.8 s for a GiB the first time; who copies from `lowtide_backup_find`'s memory to a device is
  * faster then. Regions are not paused and resumed meanwhile.
  */
 enum lowtide_status lowtide_page_lock_backups(void);
