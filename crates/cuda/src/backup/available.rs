@@ -39,6 +39,13 @@ impl Promise {
             *lock(&PROMISED) -= kept;
         }
     }
+
+    /// Takes it back that so much has been [taken](Promise::keep), as it will be noted once more.
+    pub(super) fn renew(&self, bytes: Bytes) {
+        let mut left = lock(&self.0);
+        *left += bytes;
+        *lock(&PROMISED) += bytes;
+    }
 }
 
 impl Drop for Promise {

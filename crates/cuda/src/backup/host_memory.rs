@@ -99,13 +99,16 @@ impl HostMemory {
         self.written[block].load(Ordering::Acquire) >= self.block(block).len()
     }
 
-    /// Forgets what has been written to blocks of which that is not all: another backup writes the same again.
+    /// Forgets what has been written to blocks of which that is not all, and promises it again: another backup writes the
+    /// same.
     ///
-    /// Nobody writes meanwhile.
+    /// Nobody writes meanwhile, and blocks may be page-locked, which makes all of one resident.
     pub(super) fn count_anew(&self) {
-        let blocks = 0..self.written.len();
-        for block in blocks.filter(|&block| !self.is_resident(block)) {
-            self.written[block].store(0, Ordering::Release);
+        for (block, written) in self.written.iter().enumerate() {
+            let block_bytes = self.block(block).len();
+            let in_part = |written| (written < block_bytes).then_some(0);
+            let forgotten = written.fetch_update(Ordering::AcqRel, Ordering::Acquire, in_part);
+            self.promise.renew(Bytes(forgotten.unwrap_or(0) as u64));
         }
     }
 

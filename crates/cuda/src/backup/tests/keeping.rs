@@ -182,9 +182,12 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
     let locked = memory.locked_blocks();
     let_keeper_look(&mut world);
     assert_eq!(memory.locked_blocks(), locked);
-    assert!(locked.contains(&false));
+    let blocks = backup.layout.bytes().div_ceil(SIZES.block_bytes);
+    assert!(locked[..blocks].contains(&false));
     world.backups.finish_locking();
     assert_eq!(backup.locked(), Bytes(backup.layout.bytes() as u64));
+    // What lies behind the backup is nobody's, and not resident.
+    assert!(!memory.locked_blocks()[blocks..].contains(&true));
     world.fill(2);
     world.restore(&mut backup).unwrap();
     assert_eq!(world.contents(), saved);
@@ -411,15 +414,55 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
     world.end();
 }
 
-/// The keeper's thread may not have run in all that time.
+/// The keeper's thread may not have run in all the time of one; what is resident last may be seen at its begin alone.
 #[test]
-fn page_locking_begins_with_a_first_backup() {
+fn most_of_a_first_backup_is_page_locked_before_its_end() {
     let mut world = World::new(QUIET, TemporaryFile::open);
-    let begins = |world: &mut World| {
-        let backup = world.save(BackupKind::Host).unwrap();
-        !backup.locked().is_zero()
+    let size = Bytes::mib(16);
+    let address = world.driver.allocate(size).unwrap();
+    let is_mostly_locked = |world: &mut World| {
+        let range = MemoryRange { address, size };
+        let backup = save(&mut world.backups, &[range], BackupKind::Host).unwrap();
+        let locked = backup.locked();
+        drop(backup);
+        let_keeper_look(world);
+        locked > Bytes::mib(8)
     };
-    assert!((0..10_000).any(|_| begins(&mut world)));
+    assert!((0..1_000).any(|_| is_mostly_locked(&mut world)));
+    world.driver.free(address, size).unwrap();
+    world.end();
+}
+
+/// What waits for the next backup has what the last one wrote.
+#[test]
+fn what_is_resident_already_is_page_locked_at_once() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let block = SIZES.block_bytes;
+    let context = Arc::clone(&world.backups.context);
+    let memory = Arc::new(HostMemory::map(context, 2 * block, block).unwrap());
+    // SAFETY: nobody else uses the memory.
+    unsafe { memory.write(0, &vec![1; block]) };
+    let copying = world.backups.keeper.begin_saving(&memory, 2 * block);
+    while !memory.locked_blocks()[0] {
+        thread::yield_now();
+    }
+    assert!(!memory.locked_blocks()[1]);
+    drop((copying, memory));
+    world.end();
+}
+
+/// One that failed leaves its memory in the list.
+#[test]
+fn the_end_of_a_backup_has_its_own_memory_page_locked() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let [failed, saved] = [(); 2].map(|()| new_memory(&world));
+    drop(world.backups.keeper.begin_saving(&failed, 1));
+    let copying = world.backups.keeper.begin_saving(&saved, 1);
+    copying.end_saved();
+    world.backups.finish_locking();
+    assert!(saved.locked_blocks()[0]);
+    assert!(!failed.locked_blocks()[0]);
+    drop((failed, saved));
     world.end();
 }
 
@@ -633,6 +676,48 @@ fn what_has_been_written_is_not_promised_any_more() {
     assert_eq!(available::promised(), before);
     drop(memory);
     assert_eq!(available::promised(), before);
+    world.end();
+}
+
+/// Else other devices' backups would be given what these are about to take.
+#[test]
+fn what_backups_that_failed_have_written_is_promised_again() {
+    let mut world = World::new(QUIET, TemporaryFile::open);
+    let block = SIZES.block_bytes;
+    let context = Arc::clone(&world.backups.context);
+    let before = available::promised();
+    let memory = Arc::new(HostMemory::map(context, 4 * block, block).unwrap());
+    for _ in 0..8 {
+        let copying = world.backups.keeper.begin_saving(&memory, 4 * block);
+        // SAFETY: nobody else uses the memory.
+        unsafe { copying.write(0, &vec![1; block / 2]) };
+    }
+    let written = block / 2;
+    let promised = Bytes((4 * block - written) as u64);
+    assert_eq!(available::promised() - before, promised);
+    drop(memory);
+    assert_eq!(available::promised(), before);
+    world.end();
+}
+
+/// Memory that an earlier backup had listed may be page-locked just when the next one begins.
+#[test]
+fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
+    let world = World::new(QUIET, TemporaryFile::open);
+    let (block, blocks) = (4 << 10, 512);
+    for _ in 0..50 {
+        let context = Arc::clone(&world.backups.context);
+        let memory = HostMemory::map(context, blocks * block, block).unwrap();
+        for number in 0..blocks {
+            // SAFETY: nobody else uses the memory.
+            unsafe { memory.write(number * block, &[1]) };
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| (0..blocks).for_each(|number| memory.lock(number).unwrap()));
+            scope.spawn(|| (0..200).for_each(|_| memory.count_anew()));
+        });
+        assert!((0..blocks).all(|number| memory.is_resident(number)));
+    }
     world.end();
 }
 
