@@ -515,6 +515,69 @@ def test_regions_of_both_kinds_nest(machine: Machine, is_process: bool) -> None:
     assert ast.literal_eval(printed) == sizes
 
 
+def test_generators_may_leave_regions_in_another_order(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+
+        def part(tag, size):
+            with saver.region(tag):
+                yield
+                allocate(size)
+                yield
+
+        for first, second in (("a", "b"), ("a", "a")):
+            one, other = part(first, 1 << 9), part(second, 1 << 10)
+            next(one), next(other)
+            next(one)
+            one.close()
+            allocate(1 << 11)
+            next(other)
+            other.close()
+            # Outside of every region.
+            allocate(1 << 20)
+            with lowtide.region("r"):
+                allocate(1 << 12)
+            print(live())
+        """,
+    )
+    size = (1 << 9) + (1 << 10) + (1 << 11)
+    assert [ast.literal_eval(line) for line in printed.splitlines()] == [
+        {("a", None): 0, ("b", None): size, ("r", None): 1 << 12},
+        {("a", None): size, ("b", None): size, ("r", None): 1 << 13},
+    ]
+
+
+@pytest.mark.parametrize("options", ["tag=None", "tag=''", "enable_cpu_backup=True, cpu_backup_backend='pined'"])
+def test_a_region_that_is_refused_leaves_the_one_around_it(machine: Machine, options: str) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        f"options = dict({options})\n",
+        """\
+from torch_memory_saver import torch_memory_saver as saver
+with saver.region("outer"):
+    try:
+        with saver.region(**options):
+            pass
+    except (TypeError, ValueError) as error:
+        print(error)
+    allocate(1 << 12)
+allocate(1 << 20)
+print(live())
+""",
+    )
+    error, sizes = printed.splitlines()
+    assert error in (
+        "a tag is a text: not None",
+        "a tag has characters, none of them zero: not ''",
+        "cpu_backup_backend is mmap or pinned, not 'pined'",
+    )
+    assert ast.literal_eval(sizes) == {("outer", None): 1 << 12}
+
+
 def test_options_are_refused_as_by_the_other(machine: Machine) -> None:
     printed = machine.code(
         """
