@@ -631,6 +631,51 @@ def test_a_whole_process_can_be_in_a_region(machine: Machine) -> None:
     assert printed == "{('default', 'host'): 9728, ('apart', None): 2048}\n"
 
 
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"TMS_INIT_ENABLE": "foo"}, "TMS_INIT_ENABLE is 'foo', and can be 0 or 1"),
+        ({"TMS_INIT_ENABLE_CPU_BACKUP": "maybe"}, "TMS_INIT_ENABLE_CPU_BACKUP is 'maybe', and can be 0 or 1"),
+        ({"TMS_RETAIN_CPU_BACKUP": "x"}, "TMS_RETAIN_CPU_BACKUP is 'x', and can be 0 or 1"),
+        ({"TMS_INIT_CPU_BACKUP_BACKEND": "foo"}, "TMS_INIT_CPU_BACKUP_BACKEND is 'foo', and can be mmap or pinned"),
+        (
+            {"TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_INIT_ENABLE_DISK_BACKUP": "1"},
+            "TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP are both set: a region has a backup on the CPU "
+            "or on disk, not both",
+        ),
+    ],
+)
+def test_variables_that_are_not_clear_are_refused(machine: Machine, variables: dict[str, str], error: str) -> None:
+    script = "from lowtide.compat.torch_memory_saver import torch_memory_saver"
+    (machine.directory / "script.py").write_text(script)
+    for arguments in (["run", "script.py"], ["run", "--preload", sys.executable, "script.py"]):
+        done = machine.run("-m", "lowtide", *arguments, LOWTIDE_COMPAT="torch_memory_saver", **variables)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"lowtide: {error}\n")
+    done = machine.run("script.py", **variables)
+    assert done.stderr.splitlines()[-1] == f"lowtide._errors.ConfigError: {error}"
+
+
+def test_the_library_says_what_it_takes_variables_for_that_are_not_clear(gpu: Machine) -> None:
+    code = """
+        import ctypes
+        from lowtide._library import library
+        functions = library()
+        for _ in range(2):
+            print(functions.tms_get_interesting_region(), functions.tms_get_enable_cpu_backup())
+        functions.tms_set_cpu_backup_backend(b"pined")
+        print(functions.tms_get_cpu_backup_backend())
+    """
+    variables = ("TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_CPU_BACKUP_BACKEND")
+    done = gpu.run("-c", dedent(code), **dict.fromkeys(variables, "maybe"))
+    assert done.stdout.splitlines() == ["False True", "False True", "b'pinned'"]
+    assert done.stderr.splitlines() == [
+        "lowtide: TMS_INIT_ENABLE is 'maybe', and can be 0 or 1; it is taken for 0",
+        "lowtide: TMS_INIT_ENABLE_CPU_BACKUP is 'maybe', and can be 0 or 1; it is taken for 1",
+        "lowtide: TMS_INIT_CPU_BACKUP_BACKEND is 'maybe', and can be pinned or mmap; it is taken for pinned",
+        'lowtide: a backend is pinned or mmap, not "pined"',
+    ]
+
+
 def test_a_whole_process_can_be_kept_on_disk(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,

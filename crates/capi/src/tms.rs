@@ -4,17 +4,16 @@
 //! are complete. Functions that return nothing write to standard error why they failed.
 
 use std::cell::RefCell;
-use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr;
-use std::sync::Once;
+use std::sync::{LazyLock, Once};
 
 use lowtide_core::Bytes;
 
-use crate::boundary::{path_from_c, run, run_and_tell, text_from_c};
+use crate::boundary::{self, path_from_c, run, run_and_tell, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, lowtide_free, lowtide_malloc};
 use crate::regions::{
@@ -27,6 +26,33 @@ thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
     static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
 }
+
+/// What the environment says of every thread at first. Read once: what is told of it is told once, and threads agree.
+static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::read);
+
+struct Environment {
+    is_interesting: bool,
+    keeps_on_cpu: bool,
+    keeps_on_disk: bool,
+    backend: &'static CStr,
+    retains: bool,
+}
+
+impl Environment {
+    /// What is neither 0 nor 1 keeps contents that it may be about, and does nothing else.
+    fn read() -> Environment {
+        Environment {
+            is_interesting: is_set("TMS_INIT_ENABLE", false),
+            keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP", true),
+            keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP", true),
+            backend: backend_of_environment(),
+            retains: is_set("TMS_RETAIN_CPU_BACKUP", false),
+        }
+    }
+}
+
+/// The kinds of the host's memory that backups may be in; the first is what they are in where nothing is said.
+const BACKENDS: [&CStr; 2] = [c"pinned", c"mmap"];
 
 /// What a thread has said of its requests.
 struct Thread {
@@ -56,14 +82,12 @@ struct Entry {
 impl Thread {
     /// A new thread is in the region of the process, if `TMS_INIT_ENABLE` asks for one.
     fn new() -> Thread {
-        let backend = env::var("TMS_INIT_CPU_BACKUP_BACKEND");
-        let backend = backend.unwrap_or_else(|_| "pinned".to_owned());
         let mut thread = Thread {
-            is_interesting: is_set("TMS_INIT_ENABLE"),
+            is_interesting: ENVIRONMENT.is_interesting,
             tag: c"default".to_owned(),
-            keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP"),
-            keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP"),
-            backend: CString::new(backend).unwrap_or_default(),
+            keeps_on_cpu: ENVIRONMENT.keeps_on_cpu,
+            keeps_on_disk: ENVIRONMENT.keeps_on_disk,
+            backend: ENVIRONMENT.backend.to_owned(),
             at_first: None,
             entered: Vec::new(),
         };
@@ -164,7 +188,8 @@ pub extern "C" fn tms_get_enable_disk_backup() -> bool {
     look(|thread| thread.keeps_on_disk)
 }
 
-/// Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing.
+/// Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing. Any other is told on
+/// standard error, and not noted.
 ///
 /// # Safety
 ///
@@ -172,9 +197,17 @@ pub extern "C" fn tms_get_enable_disk_backup() -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
     // SAFETY: it ends with a zero byte, by the contract of this function.
-    if let Some(backend) = unsafe { owned("backend", backend) } {
+    let Some(backend) = (unsafe { owned("backend", backend) }) else {
+        return;
+    };
+    tell(|| {
+        if !BACKENDS.contains(&backend.as_c_str()) {
+            let text = format_args!("a backend is pinned or mmap, not {backend:?}");
+            return Err(Error::new(Status::InvalidArgument, text));
+        }
         THREAD.with_borrow_mut(|thread| thread.backend = backend);
-    }
+        Ok(())
+    });
 }
 
 /// Returns what was noted, which is valid until the thread sets another.
@@ -294,10 +327,10 @@ fn start() {
             tell(|| set_backup_directory(&directory));
         }
         tell(|| {
-            if is_set("TMS_RETAIN_CPU_BACKUP") && !regions::has_retain() {
+            if ENVIRONMENT.retains && !regions::has_retain() {
                 succeed(lowtide_retain_backups(true))?;
             }
-            if is_set("TMS_INIT_ENABLE") {
+            if ENVIRONMENT.is_interesting {
                 regions::enter_process("default", Thread::new().backup())?;
             }
             Ok(())
@@ -386,7 +419,33 @@ fn succeed(status: Status) -> Result<(), Error> {
     Err(Error::new(status, text.to_string_lossy()))
 }
 
-fn is_set(variable: &str) -> bool {
-    let value = env::var(variable).unwrap_or_default();
-    ["1", "true", "yes", "on"].contains(&&*value.to_lowercase())
+fn backend_of_environment() -> &'static CStr {
+    let value = registry::variable("TMS_INIT_CPU_BACKUP_BACKEND");
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return BACKENDS[0];
+    };
+    let mut known = BACKENDS.into_iter();
+    let known = known.find(|known| known.to_bytes() == value.as_bytes());
+    known.unwrap_or_else(|| {
+        boundary::say(format_args!(
+            "TMS_INIT_CPU_BACKUP_BACKEND is '{value}', and can be pinned or mmap; it is taken for pinned"
+        ));
+        BACKENDS[0]
+    })
+}
+
+/// Returns whether a variable is set to what means yes; `otherwise`, and says so, for what means neither yes nor no.
+fn is_set(variable: &str, otherwise: bool) -> bool {
+    let value = registry::variable(variable).unwrap_or_default();
+    match value.to_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => true,
+        "" | "0" | "false" | "no" | "off" => false,
+        _ => {
+            let taken = u8::from(otherwise);
+            boundary::say(format_args!(
+                "{variable} is '{value}', and can be 0 or 1; it is taken for {taken}"
+            ));
+            otherwise
+        }
+    }
 }

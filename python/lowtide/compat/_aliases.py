@@ -10,6 +10,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 from .._errors import ConfigError, Error
+from ._variables import check_variables
 
 VARIABLE = "LOWTIDE_COMPAT"
 """The variable that names packages, like `torch_memory_saver,vllm`, that are lowtide's in processes that have it."""
@@ -62,12 +63,17 @@ def install_those_of_environment() -> None:
 
 
 def names_of_environment() -> list[str]:
-    """Returns what `LOWTIDE_COMPAT` names. Raises `ConfigError` for what is not known."""
+    """Returns what `LOWTIDE_COMPAT` names.
+
+    Raises `ConfigError` for what is not known, and for variables of a package that is named.
+    """
     names = list(filter(None, os.environ.get(VARIABLE, "").split(",")))
     for name in names:
         if name not in _BY_NAME:
             known = ", ".join(_BY_NAME)
             raise ConfigError(f"{VARIABLE} names {name!r}, of which lowtide has no counterpart: it has {known}")
+    if TORCH_MEMORY_SAVER in names:
+        check_variables()
     return names
 
 

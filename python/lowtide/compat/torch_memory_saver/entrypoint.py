@@ -5,11 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ... import _regions
 from ..._errors import Error
 from ..._install import install
+from .._variables import BACKENDS
 from .binary_wrapper import BinaryWrapper, Config
 from .hooks.base import HookMode, HookUtilBase
 from .pools import GraphPools, Key, MemPool, Route
@@ -301,8 +302,8 @@ class _Thread(threading.local):
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
     if backend is not None and not enable_cpu_backup:
         raise ValueError("the option cpu_backup_backend requires enable_cpu_backup=True")
-    if backend not in (None, *get_args(CpuBackupBackend)):
-        raise ValueError(f"cpu_backup_backend is {' or '.join(get_args(CpuBackupBackend))}, not {backend!r}")
+    if backend not in (None, *BACKENDS):
+        raise ValueError(f"cpu_backup_backend is {' or '.join(BACKENDS)}, not {backend!r}")
 
 
 def _backup(cpu: bool, disk: bool) -> _regions.Backup | None:

@@ -1,11 +1,11 @@
 """The region that a whole process is in."""
 
 import ctypes
-import os
 
 from ... import _regions
 from ..._errors import Error
 from ..._library import check, library
+from .._variables import check_variables, is_process_in_region, keeps_on_cpu, keeps_on_disk
 
 TAG = "default"
 
@@ -20,12 +20,13 @@ class ProcessRegion:
 
     @staticmethod
     def asked_for() -> "ProcessRegion | None":
-        """Returns the region that the environment asks for, if it does."""
-        if not _is_true("TMS_INIT_ENABLE"):
+        """Returns the region that the environment asks for, if it does. Raises `ConfigError` where it is not clear."""
+        check_variables()
+        if not is_process_in_region():
             return None
-        if _is_true("TMS_INIT_ENABLE_CPU_BACKUP"):
+        if keeps_on_cpu():
             return ProcessRegion("host")
-        return ProcessRegion("disk" if _is_true("TMS_INIT_ENABLE_DISK_BACKUP") else None)
+        return ProcessRegion("disk" if keeps_on_disk() else None)
 
     def note(self) -> None:
         """Notes what is on the devices and may leave them now."""
@@ -51,7 +52,3 @@ class ProcessRegion:
         except Error:
             # Others have it by now. What the program needs, it asks for.
             pass
-
-
-def _is_true(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")
