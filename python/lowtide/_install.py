@@ -65,7 +65,8 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
         is_settled = True
     if _is_installed:
         return
-    torch = _import_torch()
+    torch = import_torch()
+    check_torch(torch)
     if torch.cuda.is_initialized():
         raise _started()
     find_driver()
@@ -169,12 +170,12 @@ def check_torch(torch: Any) -> None:
         raise TorchError(f"this PyTorch, {torch.__version__}, is built without CUDA: install one with it")
 
 
-def _import_torch() -> Any:
+def import_torch() -> Any:
+    """Returns PyTorch. Raises `TorchError` where it cannot be imported."""
     try:
         import torch
     except ImportError as error:
         raise TorchError(f"PyTorch cannot be imported ({error}): pip install torch") from None
-    check_torch(torch)
     return torch
 
 

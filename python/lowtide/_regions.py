@@ -90,9 +90,9 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
-    # `None` would be the outside of every region, as `disable` is, and nobody would know.
-    if not isinstance(tag, str):
-        raise TypeError(f"a tag is a text: not {tag!r}")
+    # It would be the outside of every region, as `disable` is, and nobody would know.
+    if tag is None:
+        raise TypeError("a tag is a text: not None")
     return Inside(tag, kind_to_c(backup))
 
 
@@ -336,7 +336,9 @@ def kind_to_c(backup: Backup | None) -> int:
 
 
 def tag_to_c(tag: str | None) -> bytes | None:
-    """Returns a tag as C takes it; raises `ValueError` for one that C would cut off."""
+    """Returns a tag as C takes it. Raises `TypeError` for what is no text, `ValueError` for what C would cut off."""
+    if not isinstance(tag, str | None):
+        raise TypeError(f"a tag is a text: not {tag!r}")
     if tag is not None and (not tag or "\0" in tag):
         raise ValueError(f"a tag has characters, none of them zero: not {tag!r}")
     return None if tag is None else tag.encode()

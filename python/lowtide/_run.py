@@ -39,14 +39,16 @@ def run(arguments: list[str]) -> NoReturn:
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
-    names_of_environment()
-    environment = dict(os.environ)
+    names = names_of_environment()
+    environment = script_environment(os.environ, strategy, config)
     try:
         find_driver()
-        environment = script_environment(environment, strategy, config)
     except NoDriverError as error:
-        # A script that can do without a GPU can do without lowtide.
-        tell(f"{error}: the script runs without lowtide")
+        # A script that can do without a GPU can do without lowtide, and not without the packages that it is to have by
+        # other names: it is told there, when it imports PyTorch.
+        if not names:
+            tell(f"{error}: the script runs without lowtide")
+            environment = dict(os.environ)
     python = sys.executable
     os.execve(python, [python, *interpreter_options(sys.orig_argv, len(sys.argv)), *program], environment)
 
@@ -56,8 +58,9 @@ def run_preloaded(strategy: str | None, config: str | None, program: list[str]) 
 
     Where `LOWTIDE_COMPAT` names packages, those are lowtide's in every Python among them, and so is PyTorch's memory.
     """
-    # Without options there are none, whatever PyTorch's own variables say.
+    # Without options there are none but lowtide's own, whatever PyTorch's variables say.
     has_options = config is not None or ":" in (strategy or "")
+    has_options |= strategy is None and os.environ.get("LOWTIDE_CONF", "") != ""
     choose(strategy, config if has_options else "")
     with_environment = script_environment if names_of_environment() else with_choice
     environment = with_environment(os.environ, strategy, config)
@@ -96,7 +99,7 @@ def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]
         if not equals and not rest:
             raise Error(f"`{name}` takes a value")
         values[name] = value if equals else rest.pop(0)
-    if not rest:
+    if not rest or not rest[0]:
         raise Error(f"no {'program' if preload else 'script'} given; `python -m lowtide run --help` has the usage")
     # `-` is standard input, and what `-m` and `-c` take may follow in the same word.
     if rest[0].startswith("-") and rest[0] != "-" and not rest[0].startswith(("-m", "-c")):

@@ -100,6 +100,18 @@ def test_importing_it_installs_lowtide_and_starts_nothing(machine: Machine) -> N
     assert printed == "True 0\n"
 
 
+def test_without_pytorch_a_child_cannot_be_configured(gpu: Machine) -> None:
+    code = """
+        from lowtide.compat.torch_memory_saver import configure_subprocess
+        try:
+            configure_subprocess().__enter__()
+        except RuntimeError as error:
+            print(error)
+    """
+    done = gpu.run("-c", dedent(code))
+    assert done.stdout == "PyTorch cannot be imported (No module named 'torch'): pip install torch\n"
+
+
 def test_where_lowtide_cannot_be_installed_the_first_use_says_why(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,

@@ -330,6 +330,22 @@ def test_without_a_driver_the_script_runs_without_lowtide(machine: Machine) -> N
     assert line.endswith(": the script runs without lowtide")
 
 
+def test_without_a_driver_packages_have_other_names_all_the_same(machine: Machine) -> None:
+    script = """
+        import torch_memory_saver
+        print(torch_memory_saver.__name__)
+        try:
+            torch_memory_saver.torch_memory_saver.pause()
+        except RuntimeError as error:
+            print(type(error).__name__)
+    """
+    machine.write("script.py", script)
+    done = machine.run("-m", "lowtide", "run", "script.py", LD_LIBRARY_PATH="", LOWTIDE_COMPAT="torch_memory_saver")
+    assert done.stdout.splitlines() == ["lowtide.compat.torch_memory_saver", "NoDriverError"]
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(": the script runs without lowtide")
+
+
 def test_a_pytorch_that_is_too_old_ends_the_script(machine: Machine) -> None:
     machine.write("script.py", "import torch\nprint('not reached')")
     done = machine.run("-m", "lowtide", "run", "script.py", FAKE_TORCH_VERSION="2.5.0")
@@ -370,7 +386,11 @@ def test_any_program_runs_with_lowtide_in_front_of_the_driver(gpu: Machine) -> N
 
 def test_a_program_that_cannot_be_preloaded_is_told(bare: Machine) -> None:
     preload = ("run", "--preload")
-    assert bare.refusal(*preload) == "no program given; `python -m lowtide run --help` has the usage"
+    for nothing in ((), ("",)):
+        assert bare.refusal(*preload, *nothing) == "no program given; `python -m lowtide run --help` has the usage"
+    assert bare.refusal(*preload, "true", LOWTIDE_CONF="foo:1").endswith(
+        "'foo' in CUDA allocator config. (LOWTIDE_CONF)"
+    )
     assert "'best'" in bare.refusal(*preload, "--strategy", "best", "true")
     assert "given twice" in bare.refusal(*preload, "--strategy", "bfc:", "--config", "", "true")
     done = bare.run("-m", "lowtide", *preload, "no-such-program")

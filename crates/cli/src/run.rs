@@ -33,6 +33,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = &*args.program else {
         bail!("no program given");
     };
+    if program.is_empty() {
+        bail!("no program given");
+    }
     if program.to_string_lossy().starts_with('-') {
         bail!(
             "unknown option `{}`; options of the program come after its name",

@@ -160,6 +160,7 @@ fn each_mistake_has_its_line() {
     check(&["run", "--preload", "true"], "no liblowtide.so in ");
     check(&["run", "true"], "`python -m lowtide run`");
     check(&["run", "--preload"], "<PROGRAM>");
+    check(&["run", "--preload", ""], "no program given");
     check(
         &["run", "--preload", "--stratgy", "bfc", "true"],
         "unknown option `--stratgy`",

@@ -5,6 +5,7 @@ import functools
 import os
 from typing import Any, TypedDict
 
+from ..._install import import_torch
 from ..._library import PATH, library
 
 
@@ -38,8 +39,7 @@ class Library(ctypes.CDLL):
 @functools.cache
 def cuda_runtime() -> ctypes.CDLL | None:
     """Returns CUDA's runtime that PyTorch has loaded, or `None` where it has none of its own file."""
-    import torch
-
+    torch = import_torch()
     major, _, _ = (torch.version.cuda or "").partition(".")
     try:
         return ctypes.CDLL(f"libcudart.so.{major}")
