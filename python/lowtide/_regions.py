@@ -50,15 +50,31 @@ class Inside(ContextDecorator):
         # Generators and coroutines may leave in another order than they entered.
         later: list[Inside] = []
         while (last := entered.pop()) is not self:
-            _leave()
+            last._leave()
             later.insert(0, last)
-        _leave()
+        self._leave()
         for inside in later:
             inside._enter()
 
     def _enter(self) -> None:
         check(library().lowtide_region_enter(self._tag, self._kind))
         _THREAD.entered.append(self)
+
+    def _leave(self) -> None:
+        status = library().lowtide_region_leave()
+        # A process that was forked from within one has no CUDA, and nothing to leave.
+        if status != Status.FORKED:
+            check(status)
+
+
+class InRegion(Inside):
+    """While a thread is in it, its requests come from a region."""
+
+    def __init__(self, tag: str, backup: Backup | None) -> None:
+        # It would be the outside of every region, as `disable` is, and nobody would know.
+        if tag is None:
+            raise TypeError("a tag is a text: not None")
+        super().__init__(tag, kind_to_c(backup))
 
 
 class _Thread(threading.local):
@@ -71,14 +87,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def _leave() -> None:
-    status = library().lowtide_region_leave()
-    # A process that was forked from within one has no CUDA, and nothing to leave.
-    if status != Status.FORKED:
-        check(status)
-
-
-def region(tag: str, backup: Backup | None = None) -> Inside:
+def region(tag: str, backup: Backup | None = None) -> InRegion:
     """Returns a context, or a decorator of a function, in which this thread's memory comes from a region.
 
     A region is a tag and where contents are kept while it is paused: nowhere, in the host's memory, or in
@@ -90,10 +99,7 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
-    # It would be the outside of every region, as `disable` is, and nobody would know.
-    if tag is None:
-        raise TypeError("a tag is a text: not None")
-    return Inside(tag, kind_to_c(backup))
+    return InRegion(tag, backup)
 
 
 def disable() -> Inside:

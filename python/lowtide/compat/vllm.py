@@ -4,8 +4,8 @@ Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where
 says why. What is different from the module whose interface this is: sleeping twice does nothing; a tag that fails to
 sleep or to wake up keeps its contents and no other from it, so that another attempt does the rest; and expandable
 segments need not be turned off. `get_current_usage` counts what tensors hold, and not what is mapped for them. What it
-is made of (handles that Python maps and unmaps) is not there, nor `pointer_to_data` and `allocator_and_pools`, in which
-it notes them: importing that is an `ImportError` that says what to do.
+is made of (handles that Python maps and unmaps, noted in `pointer_to_data` and `allocator_and_pools`) is not there:
+importing that is an `ImportError` that says what to do.
 """
 
 import gc

@@ -1,14 +1,12 @@
 """The class `TorchMemorySaver`."""
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
 from ... import _regions
-from ..._errors import Error
 from ..._install import install
 from .._variables import BACKENDS
 from .binary_wrapper import BinaryWrapper, Config
@@ -166,7 +164,6 @@ class _TorchMemorySaverImpl:
         self._mem_pools: dict[Key, MemPool] = {}
         self.graph_pools = GraphPools()
         self._route = Route()
-        self._thread = _Thread()
         # Whether any backup was to be in memory that goes back at each resume, and whether any in page-locked memory.
         self._gives_host_memory_back = self._process is not None and self._uses_mmap()
         self._page_locks_backups = self._process is not None and not self._uses_mmap()
@@ -199,14 +196,10 @@ class _TorchMemorySaverImpl:
             "cpu_backup_backend": cpu_backup_backend,
             "enable_disk_backup": enable_disk_backup,
         }
-        entered = _Entered(self._binary_wrapper, config)
-        self._thread.enter(entered)
-        try:
+        with _InRegion(self._binary_wrapper, config):
             self._gives_host_memory_back |= enable_cpu_backup and self._uses_mmap()
             self._page_locks_backups |= enable_cpu_backup and not self._uses_mmap()
             yield
-        finally:
-            self._thread.leave(entered)
 
     @contextmanager
     def disable(self) -> Iterator[None]:
@@ -252,51 +245,25 @@ class _TorchMemorySaverImpl:
         return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
 
 
-class _Entered:
-    """A region that a thread is in: what it says of its requests by the other's functions, and lowtide's region."""
+class _InRegion(_regions.InRegion):
+    """As lowtide's, and what is said of the thread's requests by the other's functions."""
 
     def __init__(self, binary_wrapper: BinaryWrapper, config: Config) -> None:
+        super().__init__(config["tag"], _backup(config["enable_cpu_backup"], config["enable_disk_backup"]))
         self._binary_wrapper, self._config = binary_wrapper, config
-        # Before anything is changed, as a tag may be none.
-        self._region = _regions.region(
-            config["tag"], _backup(config["enable_cpu_backup"], config["enable_disk_backup"])
-        )
-        self._context = ExitStack()
+        self._before = ExitStack()
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         with ExitStack() as stack:
-            before = self._binary_wrapper.get_config()
-            stack.callback(partial(self._binary_wrapper.set_config, **before))
+            stack.callback(partial(self._binary_wrapper.set_config, **self._binary_wrapper.get_config()))
             self._binary_wrapper.set_config(**self._config)
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
-            stack.enter_context(self._region)
-            self._context = stack.pop_all()
+            super()._enter()
+            self._before = stack.pop_all()
 
-    def leave(self) -> None:
-        self._context.close()
-
-
-class _Thread(threading.local):
-    """What a thread has entered and not left."""
-
-    def __init__(self) -> None:
-        self._entered: list[_Entered] = []
-
-    def enter(self, entered: _Entered) -> None:
-        entered.enter()
-        self._entered.append(entered)
-
-    def leave(self, entered: _Entered) -> None:
-        if entered not in self._entered:
-            raise Error("a region is left by the thread that entered it")
-        # Generators and coroutines may leave in another order than they entered.
-        later: list[_Entered] = []
-        while (last := self._entered.pop()) is not entered:
-            last.leave()
-            later.insert(0, last)
-        entered.leave()
-        for other in later:
-            self.enter(other)
+    def _leave(self) -> None:
+        with self._before:
+            super()._leave()
 
 
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
