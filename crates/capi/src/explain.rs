@@ -11,6 +11,7 @@ use lowtide_shared::SharedError;
 
 use crate::dump;
 use crate::error::Error;
+use crate::regions;
 use crate::registry::{self, Allocator};
 use crate::switch::Switch;
 
@@ -64,6 +65,7 @@ fn explanation(
         stream: figures.stream,
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
+        kept_by_margin: regions::kept_by_margin(figures)?,
         config: registry::config()?,
         free_block_order: registry::order()?,
         configured: registry::configured()?,

@@ -556,6 +556,33 @@ pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
     Ok(sum)
 }
 
+/// Returns how much of what is free on a device the margin keeps, where nothing but that refused a region's request.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn kept_by_margin(figures: &lowtide_core::OutOfMemory) -> Result<Option<Bytes>, Error> {
+    let (free, size) = (figures.device_free, figures.segment_size);
+    let kept = change::margin().min(free);
+    let is_by_margin = free - kept < size && size <= free;
+    if !is_by_margin || figures.is_rejected || is_above_limit(figures) {
+        return Ok(None);
+    }
+    let Ok(device) = c_int::try_from(figures.device) else {
+        return Ok(None);
+    };
+    let region = table::memory_of(device, figures.pool)?;
+    Ok(region.map(|_| kept))
+}
+
+/// Returns whether the device's limit refused a request: what is paused does not count against that.
+fn is_above_limit(figures: &lowtide_core::OutOfMemory) -> bool {
+    let paused: Bytes = figures.paused.iter().map(|&(_, bytes)| bytes).sum();
+    let limited = figures.reserved.saturating_sub(paused);
+    let is_above = |limit| limited.saturating_add(figures.segment_size) > limit;
+    figures.limit.is_some_and(is_above)
+}
+
 /// Has the requests of all threads that have entered nothing served from a region, for good.
 pub(crate) fn enter_process(tag: &str, backup: Backup) -> Result<(), Error> {
     table::enter_process(tag, kind_of(backup as c_int)?)

@@ -32,6 +32,9 @@ pub struct Shortfall {
     pub pool: MempoolId,
     /// The most bytes that could be held from the driver.
     pub capacity: Bytes,
+    /// How much of what is free on the device the margin of regions keeps for others, where nothing but that refused
+    /// the request.
+    pub kept_by_margin: Option<Bytes>,
     /// What the request was served by.
     pub config: Config,
     /// Which of several free blocks of a size is taken where `config` does not say.
@@ -66,6 +69,8 @@ pub struct Explanation {
 /// What became of the request under other settings.
 #[derive(Clone, PartialEq, Debug)]
 enum Verdict {
+    /// The margin of regions refused the request, and keeps this much of what is free.
+    Margin(Bytes),
     /// What is live and the request are together more than there is, by this much.
     TooMuchLive(Bytes),
     /// Each was tried in a replay.
@@ -96,9 +101,11 @@ impl Shortfall {
         let gap = Gap::of(&self.segments, self.stream, large_page(&self.config));
         let capacity = self.capacity;
         let needed = gap.live.saturating_add(self.requested);
-        let verdict = match needed.saturating_sub(capacity) {
-            Bytes::ZERO => self.replay(budget),
-            excess => Verdict::TooMuchLive(excess),
+        let verdict = match (self.kept_by_margin, needed.saturating_sub(capacity)) {
+            // No replay has the margin, and other settings leave it as it is.
+            (Some(kept), _) => Verdict::Margin(kept),
+            (None, Bytes::ZERO) => self.replay(budget),
+            (None, excess) => Verdict::TooMuchLive(excess),
         };
         Explanation {
             gap,
@@ -183,6 +190,11 @@ impl fmt::Display for Explanation {
         self.fmt_gap(f)?;
         writeln!(f)?;
         match &self.verdict {
+            Verdict::Margin(kept) => write!(
+                f,
+                "Would have fitted: with a lower margin. Of what is free on the device, regions leave {kept} to \
+                 others (lowtide_set_memory_margin, or memory_margin_bytes of torch_memory_saver)."
+            ),
             Verdict::TooMuchLive(excess) => write!(
                 f,
                 "Would have fitted: nothing. What is live and this request are {excess} more than the \

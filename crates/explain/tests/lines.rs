@@ -61,6 +61,7 @@ impl Job {
             stream: error.stream,
             pool: error.pool,
             capacity: self.capacity,
+            kept_by_margin: None,
             free_block_order: None,
             config: self.config.clone(),
             configured: OF_ENVIRONMENT,
@@ -158,6 +159,23 @@ fn more_than_there_is_fits_nowhere() {
         "Reserved and not live: 0 bytes of 60.00 MiB.\n\
          Would have fitted: nothing. What is live and this request are 1.00 MiB more than the 100.00 MiB \
          there are for this process."
+    );
+}
+
+/// Other settings would have the same margin.
+#[test]
+fn what_a_margin_keeps_is_said_and_nothing_else_proposed() {
+    let (job, error) = fragmented();
+    let shortfall = Shortfall {
+        kept_by_margin: Some(Bytes::mib(15)),
+        ..job.shortfall(&error, usize::MAX)
+    };
+    let lines = shortfall.explain(NO_HURRY).to_string();
+    assert_eq!(
+        lines,
+        "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use.\n\
+         Would have fitted: with a lower margin. Of what is free on the device, regions leave 15.00 MiB to others \
+         (lowtide_set_memory_margin, or memory_margin_bytes of torch_memory_saver)."
     );
 }
 
@@ -279,6 +297,7 @@ proptest! {
             stream: Stream(0),
             pool: MempoolId::DEFAULT,
             capacity: Bytes::mib(100),
+            kept_by_margin: None,
             free_block_order: None,
             config,
             configured: OF_ENVIRONMENT,

@@ -41,6 +41,11 @@ pub(super) fn set_margin(bytes: u64) {
     MARGIN.store(bytes, Ordering::Relaxed);
 }
 
+/// Returns how many bytes of each device regions leave free when they grow.
+pub(super) fn margin() -> Bytes {
+    Bytes(MARGIN.load(Ordering::Relaxed))
+}
+
 /// A region that was not changed on a device.
 struct Failure {
     region: Arc<OnDevice>,
@@ -430,7 +435,7 @@ impl Device for Card {
     }
 
     fn margin(&self) -> Bytes {
-        Bytes(MARGIN.load(Ordering::Relaxed))
+        margin()
     }
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 use lowtide::*;
 
 use crate::common::{allocate, check, isolated, last_error};
-use crate::{MIB, allocate_in, host_copy, pause, region, regions, resume};
+use crate::{MIB, allocate_in, enter, host_copy, leave, pause, region, regions, resume};
 
 /// What pausing and resuming call, directly or for backups.
 const CALLS: [&str; 20] = [
@@ -215,4 +215,37 @@ fn a_copy_that_may_be_read_is_not_taken_for_a_backup() {
             check(small, 48 * MIB, 2);
         });
     }
+}
+
+/// Returns the last line of what is said of a request that fails.
+fn why_it_fails(size: usize) -> String {
+    assert_eq!(allocate(size, 0), Err(Status::OutOfMemory));
+    last_error().lines().last().unwrap().to_owned()
+}
+
+/// It is named where it alone is in the way.
+#[test]
+fn a_request_that_the_margin_refuses_is_told_of_it() {
+    let test = "failures::a_request_that_the_margin_refuses_is_told_of_it";
+    isolated(test, &[("FAKECUDA_CAPACITY", "209715200")], |_| {
+        allocate_in("kv", Backup::None, 60 * MIB, 0, 1);
+        assert_eq!(lowtide_set_memory_margin(120 << 20), Status::Ok);
+        enter("kv", Backup::None);
+        assert_eq!(
+            why_it_fails(40 * MIB),
+            "Would have fitted: with a lower margin. Of what is free on the device, regions leave 120.00 MiB to \
+             others (lowtide_set_memory_margin, or memory_margin_bytes of torch_memory_saver)."
+        );
+        let too_large = why_it_fails(150 * MIB);
+        assert!(!too_large.contains("margin"), "{too_large}");
+        // It is above what the process may have, too.
+        assert_eq!(lowtide_set_memory_fraction(0.4, 0), Status::Ok);
+        let limited = why_it_fails(40 * MIB);
+        assert!(!limited.contains("margin"), "{limited}");
+        leave();
+        let outside = why_it_fails(40 * MIB);
+        assert!(!outside.contains("margin"), "{outside}");
+        assert_eq!(lowtide_set_memory_fraction(1.0, 0), Status::Ok);
+        assert!(allocate(40 * MIB, 0).is_ok(), "it is for regions");
+    });
 }
