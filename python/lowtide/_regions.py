@@ -267,8 +267,8 @@ def trim(tag: str, backup: Backup | None, device: int) -> None:
 def regions() -> list[dict[str, Any]]:
     """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
 
-    Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that would be,
-    `host_bytes` and `disk_bytes` of its contents. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
+    Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that a resume would take
+    now, `host_bytes` and `disk_bytes` of its contents. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
     `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`, all summed up; with `last_` before them, of the last.
 
     `save_ns` and `restore_ns` are the parts of these times in which contents were copied, without the wait for the

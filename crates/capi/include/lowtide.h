@@ -293,7 +293,7 @@ typedef struct lowtide_region {
    */
   uint64_t mapped_bytes;
   /**
-   * What is away.
+   * What a resume would take of the device's memory now: a segment in which all was freed since does not come back.
    */
   uint64_t paused_bytes;
   /**
@@ -1532,7 +1532,8 @@ void tms_set_enable_disk_backup(bool keeps);
 bool tms_get_enable_disk_backup(void);
 
 /**
- * Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing.
+ * Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing. Any other is told on
+ * standard error, and not noted.
  *
  * The caller promises:
  *

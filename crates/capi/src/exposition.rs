@@ -202,7 +202,7 @@ const REGION_FIGURES: [Figure<Region, u64>; 9] = [
     figure(
         "gauge",
         "lowtide_region_paused_bytes",
-        "Bytes of the region that are away.",
+        "Bytes of the device that a resume of the region takes.",
         |region| region.paused_bytes,
     ),
     figure(

@@ -465,7 +465,7 @@ pub struct Region {
     pub live_bytes: u64,
     /// Physical memory of the device.
     pub mapped_bytes: u64,
-    /// What is away.
+    /// What a resume would take of the device's memory now: a segment in which all was freed since does not come back.
     pub paused_bytes: u64,
     /// What is kept of it in the host's memory.
     pub host_bytes: u64,
@@ -597,6 +597,7 @@ impl Region {
             device: region.device,
             backup: Backup::of(region.name.kind),
             live_bytes: change::live_bytes(region)?.get(),
+            paused_bytes: change::needed_to_resume(region)?.get(),
             ..Region::of(&figures)
         })
     }
@@ -615,7 +616,7 @@ impl Region {
             },
             live_bytes: 0,
             mapped_bytes: figures.mapped.get(),
-            paused_bytes: figures.paused.get(),
+            paused_bytes: 0,
             host_bytes: figures.host.get(),
             disk_bytes: figures.disk.get(),
             pauses: figures.pauses,

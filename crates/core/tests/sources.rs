@@ -215,6 +215,10 @@ fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     Ok(())
 }
 
+fn bytes_of(segments: &[(DeviceAddress, Bytes)]) -> Bytes {
+    segments.iter().map(|&(_, size)| size).sum()
+}
+
 /// While the memory of a pool is away nothing is handed out and nothing goes back by itself; the limit does not
 /// count it, and blocks are freed as ever.
 #[test]
@@ -247,6 +251,9 @@ fn a_paused_pool_stays_as_it_is() {
         let outside = outside.unwrap_or_else(|error| panic!("{config:?}: {error}"));
         assert!(!blocks.contains(&outside));
         assert_eq!(allocator.free(blocks[0]), Ok(()));
+        let used = bytes_of(&allocator.used_segments(POOL).expect("it is there"));
+        let kept = bytes_of(&allocator.kept_segments(POOL).expect("it is there"));
+        assert_eq!(kept, bytes_of(&seen.held()), "it is held");
         let (given, taken) = (&seen.given, &seen.taken);
         let taken_before = taken.load(Ordering::Relaxed);
         assert_eq!(allocator.empty_cache(), Ok(()));
@@ -257,6 +264,7 @@ fn a_paused_pool_stays_as_it_is() {
             Ok(()),
             "but when it is asked for"
         );
+        assert_eq!(used, bytes_of(&seen.held()), "{config:?}");
         assert_eq!(allocator.set_paused(POOL, None), Ok(()));
         assert_eq!(allocator.free(blocks[1]), Ok(()));
         assert_eq!(allocator.empty_cache(), Ok(()));

@@ -230,6 +230,12 @@ impl Backing {
         holes
     }
 
+    /// Returns how many bytes of some ranges have no piece.
+    pub(crate) fn missing(&self, ranges: &[MemoryRange]) -> Bytes {
+        let holes = ranges.iter().flat_map(|&range| self.holes(range));
+        holes.map(|hole| hole.size).sum()
+    }
+
     /// Creates a piece where there is none.
     fn create(&mut self, device: &impl Device, hole: MemoryRange) -> Result<(), DriverError> {
         let size = hole.size;

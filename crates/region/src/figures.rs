@@ -13,7 +13,8 @@ pub struct RegionFigures {
     pub state: RegionState,
     /// Physical memory on the device, mapped or not; while the region is on its way, what it was before.
     pub mapped: Bytes,
-    /// The segments whose memory is away.
+    /// The segments whose memory is away; also those that nothing uses any more, which do not come back:
+    /// [`RegionMemory::needed_to_resume`](crate::RegionMemory::needed_to_resume) is without them.
     pub paused: Bytes,
     /// What is kept in the host's memory.
     pub host: Bytes,

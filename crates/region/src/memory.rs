@@ -268,6 +268,31 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         })
     }
 
+    /// Returns how much of the device's memory a resume of a region that is paused would take now, of another nothing.
+    /// `kept` are the ranges, by rising addresses, of the segments that its pools keep when they are asked to
+    /// [settle](Pools::settle): the others do not come back. O(s log n) for s segments and n ranges.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Stopped`].
+    pub fn needed_to_resume(&self, kept: &[MemoryRange]) -> Result<Bytes, RegionError> {
+        let books = self.books()?;
+        if books.state != RegionState::Paused {
+            return Ok(Bytes::ZERO);
+        }
+        // A segment may be longer here than its pool asked for, and is a part of one there where several adjoin.
+        let is_kept = |address| {
+            let begun = kept.partition_point(|range| range.address <= address);
+            let last = kept[..begun].last();
+            last.is_some_and(|range| address < range.end())
+        };
+        let missing = |reservation: &Reservation| {
+            let needed = reservation.needed_for(is_kept);
+            reservation.backing.missing(&needed)
+        };
+        Ok(books.reservations.iter().map(missing).sum())
+    }
+
     /// Returns where the region is.
     ///
     /// # Errors
@@ -360,10 +385,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Returns why what is needed could not be supplied, once all is as it was before.
     fn no_room(&self, backings: &[Backing], needed: &[Vec<MemoryRange>]) -> RegionError {
-        let missing = backings.iter().zip(needed).flat_map(|(backing, needed)| {
-            let holes = needed.iter().flat_map(|&range| backing.holes(range));
-            holes.map(|hole| hole.size)
-        });
+        let all = backings.iter().zip(needed);
+        let missing = all.map(|(backing, needed)| backing.missing(needed));
         match self.device.with_driver(Driver::memory_info) {
             Ok(info) => RegionError::NoRoom {
                 needed: missing.sum(),

@@ -135,8 +135,13 @@ impl Reservation {
     /// Returns the ranges that must have memory, by rising addresses, each as one piece has it best: adjacent
     /// segments share [`PIECE_MAX`], a larger one is alone.
     pub(crate) fn needed(&self) -> Vec<MemoryRange> {
+        self.needed_for(|_| true)
+    }
+
+    /// As [`Reservation::needed`], for those of the segments that `stays` names by where they begin.
+    pub(crate) fn needed_for(&self, stays: impl Fn(DeviceAddress) -> bool) -> Vec<MemoryRange> {
         let mut pieces: Vec<MemoryRange> = Vec::new();
-        for (&address, segment) in &self.segments {
+        for (&address, segment) in self.segments.iter().filter(|&(&address, _)| stays(address)) {
             let size = segment.size;
             let units = self.units_around(MemoryRange { address, size });
             let covered = pieces.last().map_or(units.address, |piece| piece.end());

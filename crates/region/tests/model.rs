@@ -301,11 +301,18 @@ impl World {
 
     fn resume(&mut self, number: usize) {
         let before = self.states[number];
-        let resumed = self.regions[number].resume(&mut self.backups);
-        let state = self.regions[number].memory.state().expect("no call panics");
+        let region = &self.regions[number];
+        let figures = || region.memory.figures().expect("no call panics");
+        // A call that is to fail is not to be made before.
+        let expected = (!self.is_failing).then(|| (region.needed_to_resume(), figures().mapped));
+        let resumed = region.resume(&mut self.backups);
+        let state = region.memory.state().expect("no call panics");
         match resumed {
             Ok(()) => {
                 assert_eq!(state, RegionState::Mapped);
+                if let Some((needed, Bytes::ZERO)) = expected {
+                    assert_eq!(figures().mapped, needed, "nothing of it was there");
+                }
                 self.may_refuse[number] = false;
                 self.check_retained(number, before);
             }
@@ -318,6 +325,7 @@ impl World {
             Err(RegionError::NoRoom { needed, free }) => {
                 assert_eq!(state, before);
                 assert!(needed > free || self.is_failing, "{needed} {free}");
+                assert!(expected.is_none_or(|(expected, _)| expected == needed));
             }
             Err(error) => {
                 assert!(self.is_failing, "{error}");

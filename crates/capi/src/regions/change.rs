@@ -317,6 +317,16 @@ pub(super) fn live_bytes(region: &OnDevice) -> Result<Bytes, Error> {
     Ok(held.iter().flatten().map(|block| block.size).sum())
 }
 
+/// Returns how much of its device's memory a resume of a region would take now: what the error says where there is less.
+pub(super) fn needed_to_resume(region: &OnDevice) -> Result<Bytes, Error> {
+    if region.memory.state().map_err(error)? != RegionState::Paused {
+        return Ok(Bytes::ZERO);
+    }
+    let kept = RegionPools(region).kept();
+    let kept = kept.map_err(|failure| error(RegionError::Pools(failure)))?;
+    region.memory.needed_to_resume(&kept).map_err(error)
+}
+
 /// Returns the error of a region that was not changed.
 pub(super) fn error(error: RegionError) -> Error {
     match error {
@@ -356,8 +366,8 @@ fn named(region: &OnDevice, failure: RegionError) -> Error {
 
 /// Returns what a device is to have back, by tags, as the end of a sentence.
 fn paused_on(device: c_int) -> String {
-    let paused = bytes_by_tag(|region, figures| match region.device == device {
-        true => figures.paused,
+    let paused = bytes_by_tag(|region, _| match region.device == device {
+        true => needed_to_resume(region).unwrap_or_default(),
         false => Bytes::ZERO,
     });
     format!("; paused there: {paused}")
@@ -462,6 +472,21 @@ impl RegionPools<'_> {
             answers.push(answer?);
         }
         Ok(answers)
+    }
+
+    /// Returns the ranges of the segments that [`Pools::settle`] leaves, by rising addresses.
+    fn kept(&self) -> Result<Vec<MemoryRange>, PoolsError> {
+        let own_pool = self.0.own_pool;
+        let kept = self.for_each(|lane, pool| match pool == own_pool {
+            true => lane.used_segments(pool),
+            false => lane.kept_segments(pool),
+        })?;
+        let kept = kept.into_iter().flatten();
+        let mut kept: Vec<_> = kept
+            .map(|(address, size)| MemoryRange { address, size })
+            .collect();
+        kept.sort_unstable();
+        Ok(kept)
     }
 
     /// Returns whether freed blocks of the region wait for other streams still.

@@ -379,6 +379,37 @@ fn a_region_that_finds_no_memory_stays_paused() {
     });
 }
 
+/// The figures of what is away are what a resume takes, and what its error says.
+#[test]
+fn what_is_freed_while_it_is_away_is_not_to_come_back() {
+    let test = "what_is_freed_while_it_is_away_is_not_to_come_back";
+    let capacity = ("FAKECUDA_CAPACITY", "209715200");
+    isolated(test, &[capacity], |_| {
+        let kept = allocate_in("kv", Backup::Host, 60 * MIB, 0, 1);
+        let freed = ["kv", "other"].map(|tag| allocate_in(tag, Backup::Host, 60 * MIB, 0, 2));
+        let needed = |tag| region(tag, Backup::Host, 0).paused_bytes;
+        assert_eq!(needed("kv"), 0);
+        assert_eq!(pause_all(), Status::Ok);
+        assert_eq!((needed("kv"), needed("other")), (120 << 20, 60 << 20));
+        for memory in freed {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!((needed("kv"), needed("other")), (60 << 20, 0));
+        let full = allocate(180 * MIB, 0).unwrap();
+        assert_eq!(resume("kv"), Status::OutOfMemory);
+        assert_eq!(
+            last_error(),
+            "region \"kv\" on device 0: it takes 60.00 MiB of memory, and the device has 20.00 MiB free; \
+             paused there: 60.00 MiB of region \"kv\""
+        );
+        assert_eq!(needed("kv"), 60 << 20);
+        assert_eq!(lowtide_deallocate(full), Status::Ok);
+        assert_eq!(resume_all(), Status::Ok, "{}", last_error());
+        assert_eq!(region("kv", Backup::Host, 0).mapped_bytes, 60 << 20);
+        check(kept, 60 * MIB, 1);
+    });
+}
+
 /// The environment is looked at with the first request, after what the program has said.
 #[test]
 fn a_directory_stays_that_was_set_before_the_environment_was_looked_at() {

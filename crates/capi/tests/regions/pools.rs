@@ -74,7 +74,10 @@ fn a_graphs_pool_is_paused_with_its_region() {
         for round in 0..3 {
             assert_eq!(pause("graph"), Status::Ok);
             assert_eq!(fake.used_bytes(0), start);
+            let needed = region("graph", Backup::Host, 0).paused_bytes;
+            assert!(needed >= 68 << 20, "what is free comes back, too");
             assert_eq!(resume("graph"), Status::Ok);
+            assert_eq!(region("graph", Backup::Host, 0).mapped_bytes, needed);
             check(static_input, 4 * MIB, 1);
             // A replay writes there, though the program holds nothing.
             fill(between, 64 * MIB, round);
@@ -141,7 +144,9 @@ fn the_memory_of_a_graph_that_has_ended_does_not_come_back() {
             // What others have does not leave room for more than what is kept.
             let used = usize::try_from(fake.used_bytes(0)).unwrap();
             let others = allocate((256 - 32) * MIB - used, 0).unwrap();
+            let needed = region("graph", Backup::Host, 0).paused_bytes;
             assert_eq!(resume("graph"), Status::Ok, "{}", last_error());
+            assert_eq!(region("graph", Backup::Host, 0).mapped_bytes, needed);
             if keeps_one {
                 check(kept, 4 * MIB, 1);
                 assert_eq!(lowtide_deallocate(kept), Status::Ok);

@@ -131,7 +131,8 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(held.eq(expected))
     }
 
-    fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, Block)> {
+    /// Returns the blocks of a pool, in no order.
+    pub(super) fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, Block)> {
         let blocks = self.heap.blocks.iter();
         blocks.filter(move |(_, block)| self.heap.domains.domain(block.domain).pool == pool)
     }

@@ -1,5 +1,6 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
+use std::collections::BTreeSet;
 use std::mem;
 use std::sync::Arc;
 
@@ -247,6 +248,47 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         Ok(self.release_pool_segments(index)?)
+    }
+
+    /// Returns the ranges of the segments that [`DeviceAllocator::trim_pool`] would leave now, in no order: of those with
+    /// blocks that the program holds, or that wait for other streams. O(n log n) for n blocks of any pool.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn used_segments(
+        &self,
+        pool: MempoolId,
+    ) -> Result<Vec<(DeviceAddress, Bytes)>, AllocError> {
+        let used = self.blocks_of_pool(self.find_pool(pool)?);
+        let used = used.filter(|(_, block)| block.is_active());
+        let used: BTreeSet<_> = used.map(|(id, _)| self.heap.blocks.segment(id)).collect();
+        let segments = used.into_iter().map(|id| self.heap.segments.get(id));
+        Ok(segments
+            .map(|segment| (segment.address, segment.size))
+            .collect())
+    }
+
+    /// As [`DeviceAllocator::used_segments`], and what [`DeviceAllocator::trim_unheld_pool`] would leave: all, while
+    /// something holds the pool or requests are routed to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceAllocator::used_segments`].
+    pub fn kept_segments(
+        &self,
+        pool: MempoolId,
+    ) -> Result<Vec<(DeviceAddress, Bytes)>, AllocError> {
+        let index = self.find_pool(pool)?;
+        if !self.is_held(index) {
+            return self.used_segments(pool);
+        }
+        let segments = self.heap.segments.iter().map(|(_, segment)| segment);
+        let of_pool =
+            segments.filter(|segment| self.heap.domains.domain(segment.domain).pool == index);
+        Ok(of_pool
+            .map(|segment| (segment.address, segment.size))
+            .collect())
     }
 
     /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of

@@ -543,6 +543,22 @@ impl TestRegion {
         segments
     }
 
+    /// Returns what a resume is to take of the device.
+    pub(crate) fn needed_to_resume(&self) -> Bytes {
+        let mut lane = self.lane();
+        // As a resume asks for it first. One that fails changes nothing.
+        let _ = lane.process_events();
+        let kept = lane.used_segments(self.pool).expect("it is there");
+        drop(lane);
+        let mut kept: Vec<_> = kept
+            .into_iter()
+            .map(|(address, size)| MemoryRange { address, size })
+            .collect();
+        kept.sort_unstable();
+        let needed = self.memory.needed_to_resume(&kept);
+        needed.expect("no call panics")
+    }
+
     pub(crate) fn pools(&self) -> impl Pools {
         OnePool(self)
     }
