@@ -66,10 +66,11 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     if _is_installed:
         return
     torch = import_torch()
-    check_torch(torch)
     if torch.cuda.is_initialized():
         raise _started()
+    # First, as a program that can do without a driver can do with any PyTorch.
     find_driver()
+    check_torch(torch)
     if not is_settled:
         check(library().lowtide_set_torch_version(*torch_version(torch)))
     reason = _install_shim(torch)

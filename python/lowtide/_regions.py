@@ -67,16 +67,6 @@ class Inside(ContextDecorator):
             check(status)
 
 
-class InRegion(Inside):
-    """While a thread is in it, its requests come from a region."""
-
-    def __init__(self, tag: str, backup: Backup | None) -> None:
-        # It would be the outside of every region, as `disable` is, and nobody would know.
-        if tag is None:
-            raise TypeError("a tag is a text: not None")
-        super().__init__(tag, kind_to_c(backup))
-
-
 class _Thread(threading.local):
     """What a thread has entered and not left."""
 
@@ -87,7 +77,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def region(tag: str, backup: Backup | None = None) -> InRegion:
+def region(tag: str, backup: Backup | None = None) -> Inside:
     """Returns a context, or a decorator of a function, in which this thread's memory comes from a region.
 
     A region is a tag and where contents are kept while it is paused: nowhere, in the host's memory, or in
@@ -99,7 +89,7 @@ def region(tag: str, backup: Backup | None = None) -> InRegion:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
-    return InRegion(tag, backup)
+    return Inside(region_tag(tag), kind_to_c(backup))
 
 
 def disable() -> Inside:
@@ -339,6 +329,13 @@ def kind_to_c(backup: Backup | None) -> int:
     if backup not in _KINDS:
         raise ValueError(f'a backup is None, "host" or "disk", not {backup!r}')
     return _KINDS.index(backup)
+
+
+def region_tag(tag: str) -> str:
+    """Returns a region's tag. Raises `TypeError` for `None`: nobody would know that they are in no region."""
+    if tag is None:
+        raise TypeError("a tag is a text: not None")
+    return tag
 
 
 def tag_to_c(tag: str | None) -> bytes | None:

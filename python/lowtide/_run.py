@@ -21,7 +21,7 @@ from ._errors import Error, NoDriverError
 from ._hook import RUN_PREFIX
 from ._install import choose, configure, find_driver, tell
 from ._library import PATH
-from .compat._aliases import names_of_environment
+from .compat._aliases import check_environment, names_of_environment
 
 STARTUP = Path(__file__).parent / "_startup"
 
@@ -39,14 +39,14 @@ def run(arguments: list[str]) -> NoReturn:
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
-    names = names_of_environment()
+    check_environment()
     environment = script_environment(os.environ, strategy, config)
     try:
         find_driver()
     except NoDriverError as error:
         # A script that can do without a GPU can do without lowtide, and not without the packages that it is to have by
         # other names: it is told there, when it imports PyTorch.
-        if not names:
+        if not names_of_environment():
             tell(f"{error}: the script runs without lowtide")
             environment = dict(os.environ)
     python = sys.executable
@@ -62,6 +62,7 @@ def run_preloaded(strategy: str | None, config: str | None, program: list[str]) 
     has_options = config is not None or ":" in (strategy or "")
     has_options |= strategy is None and os.environ.get("LOWTIDE_CONF", "") != ""
     choose(strategy, config if has_options else "")
+    check_environment()
     with_environment = script_environment if names_of_environment() else with_choice
     environment = with_environment(os.environ, strategy, config)
     environment["LOWTIDE_PRELOAD"] = "1"

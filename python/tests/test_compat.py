@@ -11,7 +11,7 @@ from machine import MEMORY, Machine
 
 # As much of PyTorch as `disable` touches, and threads.
 THREADS = """
-    from contextlib import nullcontext
+    from contextlib import ExitStack, nullcontext
 
     def in_thread(act):
         answers = []
@@ -569,6 +569,88 @@ def test_generators_may_leave_regions_in_another_order(machine: Machine) -> None
     size = (1 << 9) + (1 << 10) + (1 << 11)
     sizes = {"a": size, "b": size, "c": 0, "d": size, "e": 0, "f": size, "r": 1 << 14}
     assert ast.literal_eval(printed) == {(tag, None): sizes[tag] for tag in sizes}
+
+
+def test_disable_is_in_the_order_of_regions(machine: Machine) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        THREADS,
+        """
+        import torch
+        from contextlib import contextmanager
+        from torch_memory_saver import torch_memory_saver as saver
+        pools, log = iter(range(100)), []
+
+        @contextmanager
+        def use_mem_pool(pool, device):
+            log.append(f"in {pool}")
+            yield
+            log.append(f"out {pool}")
+
+        torch.cuda.MemPool, torch.cuda.use_mem_pool = lambda: next(pools), use_mem_pool
+        torch.cuda.current_device = lambda: 0
+
+        def within(*contexts):
+            with ExitStack() as stack:
+                for context in contexts:
+                    stack.enter_context(context())
+                yield
+
+        def enter(*contexts):
+            generator = within(*contexts)
+            next(generator)
+            return generator
+
+        # A region that ends within `disable`.
+        first = enter(lambda: saver.region("a"))
+        with saver.disable():
+            first.close()
+            allocate(1 << 20)
+        allocate(1 << 20)
+        # `disable` and its region, which end within another region.
+        with lowtide.region("r"):
+            first = enter(lambda: saver.region("b"), saver.disable)
+            second = enter(lambda: saver.region("c"))
+            first.close()
+            allocate(1 << 9)
+            second.close()
+            allocate(1 << 10)
+        # `disable` alone, likewise.
+        with saver.region("d"):
+            first = enter(saver.disable)
+            second = enter(lambda: saver.region("e"))
+            first.close()
+            allocate(1 << 11)
+            second.close()
+            allocate(1 << 12)
+        allocate(1 << 20)
+        print({tag: size for (tag, _), size in live().items() if size}, log[-1])
+        print(sum(text.startswith("in") for text in log) == sum(text.startswith("out") for text in log))
+        """,
+    )
+    assert printed.splitlines() == [f"{ {'r': 1 << 10, 'c': 1 << 9, 'd': 1 << 12, 'e': 1 << 11} } out 2", "True"]
+
+
+def test_a_child_with_variables_that_are_not_clear_is_told_by_its_import(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import os, subprocess, sys
+        subprocess.run([sys.executable, "child.py"], env={**os.environ, "TMS_RETAIN_CPU_BACKUP": "2"})
+        """,
+    )
+    machine.write(
+        "child.py",
+        """
+        try:
+            import torch_memory_saver
+        except ValueError as error:
+            print(error)
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py", LOWTIDE_COMPAT="torch_memory_saver")
+    assert done.stdout == "TMS_RETAIN_CPU_BACKUP is '2', and can be 0 or 1\n"
 
 
 @pytest.mark.parametrize("options", ["tag=None", "tag=''", "enable_cpu_backup=True, cpu_backup_backend='pined'"])

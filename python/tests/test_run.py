@@ -330,7 +330,8 @@ def test_without_a_driver_the_script_runs_without_lowtide(machine: Machine) -> N
     assert line.endswith(": the script runs without lowtide")
 
 
-def test_without_a_driver_packages_have_other_names_all_the_same(machine: Machine) -> None:
+@pytest.mark.parametrize("variables", [{}, {"FAKE_TORCH_CUDA": ""}, {"FAKE_TORCH_VERSION": "2.5.0"}])
+def test_without_a_driver_packages_have_other_names_all_the_same(machine: Machine, variables: dict[str, str]) -> None:
     script = """
         import torch_memory_saver
         print(torch_memory_saver.__name__)
@@ -340,7 +341,9 @@ def test_without_a_driver_packages_have_other_names_all_the_same(machine: Machin
             print(type(error).__name__)
     """
     machine.write("script.py", script)
-    done = machine.run("-m", "lowtide", "run", "script.py", LD_LIBRARY_PATH="", LOWTIDE_COMPAT="torch_memory_saver")
+    done = machine.run(
+        "-m", "lowtide", "run", "script.py", LD_LIBRARY_PATH="", LOWTIDE_COMPAT="torch_memory_saver", **variables
+    )
     assert done.stdout.splitlines() == ["lowtide.compat.torch_memory_saver", "NoDriverError"]
     (line,) = done.stderr.splitlines()
     assert line.endswith(": the script runs without lowtide")

@@ -63,18 +63,19 @@ def install_those_of_environment() -> None:
 
 
 def names_of_environment() -> list[str]:
-    """Returns what `LOWTIDE_COMPAT` names.
-
-    Raises `ConfigError` for what is not known, and for variables of a package that is named.
-    """
+    """Returns what `LOWTIDE_COMPAT` names. Raises `ConfigError` for what is not known."""
     names = list(filter(None, os.environ.get(VARIABLE, "").split(",")))
     for name in names:
         if name not in _BY_NAME:
             known = ", ".join(_BY_NAME)
             raise ConfigError(f"{VARIABLE} names {name!r}, of which lowtide has no counterpart: it has {known}")
-    if TORCH_MEMORY_SAVER in names:
-        check_variables()
     return names
+
+
+def check_environment() -> None:
+    """Raises `ConfigError` where that names what is not known, and for variables of a package that it names."""
+    if TORCH_MEMORY_SAVER in names_of_environment():
+        check_variables()
 
 
 def _alias(name: str, ours: str) -> None:

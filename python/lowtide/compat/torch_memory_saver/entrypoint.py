@@ -11,7 +11,7 @@ from ..._install import install
 from .._variables import BACKENDS
 from .binary_wrapper import BinaryWrapper, Config
 from .hooks.base import HookMode, HookUtilBase
-from .pools import GraphPools, Key, MemPool, Route
+from .pools import GraphPools, Key, MemPool, Pool, Route
 from .process import ProcessRegion
 
 CpuBackupBackend = Literal["mmap", "pinned"]
@@ -174,7 +174,7 @@ class _TorchMemorySaverImpl:
 
     @contextmanager
     def region(self, tag: str, cpu: bool, disk: bool, backend: CpuBackupBackend | None) -> Iterator[None]:
-        with self._route.to(None), self._with_region_config(tag, cpu, backend, disk):
+        with self._with_region_config(tag, cpu, backend, disk):
             device = _current_device()
             key = (tag, cpu, disk, (backend or self._backend()) if cpu else "", device)
             if key not in self._mem_pools:
@@ -196,7 +196,7 @@ class _TorchMemorySaverImpl:
             "cpu_backup_backend": cpu_backup_backend,
             "enable_disk_backup": enable_disk_backup,
         }
-        with _InRegion(self._binary_wrapper, config):
+        with _Inside(self._binary_wrapper, self._route, config):
             self._gives_host_memory_back |= enable_cpu_backup and self._uses_mmap()
             self._page_locks_backups |= enable_cpu_backup and not self._uses_mmap()
             yield
@@ -205,16 +205,13 @@ class _TorchMemorySaverImpl:
     def disable(self) -> Iterator[None]:
         import torch
 
-        assert self.cdll.tms_get_interesting_region(), "disable() is for the inside of a region"
-        self.cdll.tms_set_interesting_region(False)
-        try:
-            # Its memory goes back when the pool ends, and not into a cache.
-            pool = torch.cuda.MemPool()
-            with self._route.to((pool, torch.cuda.current_device())):
-                yield
-            del pool
-        finally:
-            self.cdll.tms_set_interesting_region(True)
+        config = self._binary_wrapper.get_config()
+        assert config["interesting_region"], "disable() is for the inside of a region"
+        config["interesting_region"] = False
+        # Its memory goes back when the pool ends, with this function, and not into a cache.
+        pool = torch.cuda.MemPool()
+        with _Inside(self._binary_wrapper, self._route, config, (pool, torch.cuda.current_device())):
+            yield
 
     def pause(self, tag: str | None) -> None:
         if self._has(tag):
@@ -245,18 +242,23 @@ class _TorchMemorySaverImpl:
         return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
 
 
-class _InRegion(_regions.InRegion):
-    """As lowtide's, and what is said of the thread's requests by the other's functions."""
+class _Inside(_regions.Inside):
+    """As lowtide's, with what the other's functions say of the thread's requests, and the pool that they come from."""
 
-    def __init__(self, binary_wrapper: BinaryWrapper, config: Config) -> None:
-        super().__init__(config["tag"], _backup(config["enable_cpu_backup"], config["enable_disk_backup"]))
-        self._binary_wrapper, self._config = binary_wrapper, config
+    def __init__(self, binary_wrapper: BinaryWrapper, route: Route, config: Config, pool: Pool | None = None) -> None:
+        if config["interesting_region"]:
+            backup = _backup(config["enable_cpu_backup"], config["enable_disk_backup"])
+            super().__init__(_regions.region_tag(config["tag"]), _regions.kind_to_c(backup))
+        else:
+            super().__init__(None, 0)
+        self._binary_wrapper, self._route, self._config, self._pool = binary_wrapper, route, config, pool
         self._before = ExitStack()
 
     def _enter(self) -> None:
         with ExitStack() as stack:
             stack.callback(partial(self._binary_wrapper.set_config, **self._binary_wrapper.get_config()))
             self._binary_wrapper.set_config(**self._config)
+            stack.enter_context(self._route.to(self._pool))
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
             super()._enter()
             self._before = stack.pop_all()

@@ -13,6 +13,10 @@ Key: TypeAlias = tuple[str, bool, bool, str, int]
 of host memory ("" without one on the CPU), and the device."""
 
 
+Pool: TypeAlias = tuple[Any, int]
+"""A pool of PyTorch's, and on which device."""
+
+
 class Route(threading.local):
     """Which pool of PyTorch's, and on which device, a thread's requests come from because it is in `disable`.
 
@@ -20,29 +24,29 @@ class Route(threading.local):
     """
 
     def __init__(self) -> None:
-        self._of: tuple[Any, int] | None = None
+        self._of: Pool | None = None
         self._context = ExitStack()
 
     @contextmanager
-    def to(self, of: tuple[Any, int] | None) -> Iterator[None]:
+    def to(self, of: Pool | None) -> Iterator[None]:
         """While in it, they come from another, or from none."""
         before = self._of
-        self._set(of)
         try:
+            self._set(of)
             yield
         finally:
             self._set(before)
 
-    def _set(self, of: tuple[Any, int] | None) -> None:
+    def _set(self, of: Pool | None) -> None:
         if of is self._of:
             return
         import torch
 
+        self._of = None
         self._context.close()
-        self._of = of
         if of is not None:
-            pool, device = of
-            self._context.enter_context(torch.cuda.use_mem_pool(pool, device))
+            self._context.enter_context(torch.cuda.use_mem_pool(*of))
+            self._of = of
 
 
 class GraphPools:
