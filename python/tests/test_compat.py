@@ -632,6 +632,27 @@ def test_disable_is_in_the_order_of_regions(machine: Machine) -> None:
     assert printed.splitlines() == [f"{ {'r': 1 << 10, 'c': 1 << 9, 'd': 1 << 12, 'e': 1 << 11} } out 2", "True"]
 
 
+def test_a_child_of_a_fork_leaves_a_region_with_one_line(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import os, lowtide, lowtide._library as c
+        from lowtide.compat.torch_memory_saver import torch_memory_saver as saver
+        c.library().lowtide_allocate(512, 0, None, c.ctypes.byref(c.ctypes.c_void_p()))
+        with saver.region("a"):
+            child = os.fork()
+        if child == 0:
+            os._exit(5)
+        print(os.waitpid(child, 0)[1] >> 8)
+        """,
+    )
+    done = machine.run("script.py")
+    assert done.stdout == "5\n"
+    lines = [line for line in done.stderr.splitlines() if "shim" not in line]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("lowtide: this process was forked from one that had started CUDA")
+
+
 def test_a_child_with_variables_that_are_not_clear_is_told_by_its_import(machine: Machine) -> None:
     machine.write(
         "script.py",

@@ -53,8 +53,9 @@ pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
     status
 }
 
+/// Writes the first line of what the thread's last call that failed said to standard error.
 #[cold]
-fn tell() {
+pub(crate) fn tell() {
     let line = LAST_ERROR.try_with(|last| {
         let text = last.borrow();
         let text = String::from_utf8_lossy(text.to_bytes());
