@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::error::{Error, Status};
 
@@ -47,15 +47,21 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
 #[inline]
 pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
     let status = run(body);
-    if status != Status::Ok {
+    if status != Status::Ok && !is_told(status) {
         tell();
     }
     status
 }
 
-/// Writes the first line of what the thread's last call that failed said to standard error.
+/// Returns whether it is told already. That the process was forked is told once: every call fails for it.
 #[cold]
-pub(crate) fn tell() {
+fn is_told(status: Status) -> bool {
+    static IS_FORK_TOLD: AtomicBool = AtomicBool::new(false);
+    status == Status::Forked && IS_FORK_TOLD.swap(true, Ordering::Relaxed)
+}
+
+#[cold]
+fn tell() {
     let line = LAST_ERROR.try_with(|last| {
         let text = last.borrow();
         let text = String::from_utf8_lossy(text.to_bytes());

@@ -9,7 +9,6 @@ use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Once};
 
 use lowtide_core::Bytes;
@@ -367,15 +366,8 @@ fn change(change: impl FnOnce(&mut Thread)) {
     });
 }
 
-/// Tells why something failed; that the process was forked once, as each of the calls fails for it with which a region is
-/// left that the process was forked in.
 fn tell(act: impl FnOnce() -> Result<(), Error>) {
-    static IS_FORK_TOLD: AtomicBool = AtomicBool::new(false);
-    let status = run(act);
-    let is_told = status == Status::Forked && IS_FORK_TOLD.swap(true, Ordering::Relaxed);
-    if status != Status::Ok && !is_told {
-        boundary::tell();
-    }
+    let _ = run_and_tell(act);
 }
 
 /// Returns a text of the caller's, or tells what is wrong with it.

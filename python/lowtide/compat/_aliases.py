@@ -10,7 +10,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 from .._errors import ConfigError, Error
-from ._variables import check_variables
+from ._variables import read_variables
 
 VARIABLE = "LOWTIDE_COMPAT"
 """The variable that names packages, like `torch_memory_saver,vllm`, that are lowtide's in processes that have it."""
@@ -75,7 +75,7 @@ def names_of_environment() -> list[str]:
 def check_environment() -> None:
     """Raises `ConfigError` where that names what is not known, and for variables of a package that it names."""
     if TORCH_MEMORY_SAVER in names_of_environment():
-        check_variables()
+        read_variables()
 
 
 def _alias(name: str, ours: str) -> None:

@@ -1,11 +1,15 @@
 """The variables by which torch_memory_saver is told what a whole process does."""
 
 import os
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from .._errors import ConfigError
 
-BACKENDS = ("mmap", "pinned")
-"""The kinds of the host's memory that backups may be in."""
+CpuBackupBackend = Literal["mmap", "pinned"]
+"""A kind of the host's memory that backups may be in."""
+
+BACKENDS: tuple[str, ...] = get_args(CpuBackupBackend)
 
 _ANSWERS = {
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
@@ -14,30 +18,25 @@ _ANSWERS = {
 _CPU, _DISK = "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP"
 
 
-def is_process_in_region() -> bool:
-    """Returns whether the whole process is to be in a region. Raises `ConfigError`, as all here do."""
-    return _is_true("TMS_INIT_ENABLE")
+@dataclass(frozen=True)
+class Variables:
+    """What they say that is done here; the library reads the others."""
+
+    is_process_in_region: bool
+    keeps_on_cpu: bool
+    keeps_on_disk: bool
 
 
-def keeps_on_cpu() -> bool:
-    """Returns whether the contents of that region are kept in the host's memory."""
-    return _is_true(_CPU)
-
-
-def keeps_on_disk() -> bool:
-    """Returns whether they are kept on disk."""
-    return _is_true(_DISK)
-
-
-def check_variables() -> None:
-    """Raises `ConfigError` for a value that lowtide would have to guess at: contents may depend on it."""
-    is_process_in_region()
+def read_variables() -> Variables:
+    """Returns what they say. Raises `ConfigError` for a value of any to guess at: contents may depend on it."""
+    variables = Variables(_is_true("TMS_INIT_ENABLE"), _is_true(_CPU), _is_true(_DISK))
     _is_true("TMS_RETAIN_CPU_BACKUP")
-    if keeps_on_cpu() and keeps_on_disk():
+    if variables.keeps_on_cpu and variables.keeps_on_disk:
         raise ConfigError(f"{_CPU} and {_DISK} are both set: a region has a backup on the CPU or on disk, not both")
     backend = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or BACKENDS[0]
     if backend not in BACKENDS:
         raise ConfigError(f"TMS_INIT_CPU_BACKUP_BACKEND is {backend!r}, and can be {' or '.join(BACKENDS)}")
+    return variables
 
 
 def _is_true(variable: str) -> bool:

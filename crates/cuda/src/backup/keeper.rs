@@ -165,9 +165,8 @@ impl ToLock {
     }
 
     /// Returns those that are not page-locked.
-    fn open(&self, memory: &HostMemory) -> impl Iterator<Item = usize> + use<> {
-        let locked = memory.locked_blocks();
-        (0..self.end).filter(move |&block| !locked[block])
+    fn open<'a>(&self, memory: &'a HostMemory) -> impl Iterator<Item = usize> + use<'a> {
+        (0..self.end).filter(|&block| !memory.is_locked(block * memory.block_bytes()))
     }
 }
 

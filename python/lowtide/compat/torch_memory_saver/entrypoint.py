@@ -4,17 +4,15 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from ... import _regions
 from ..._install import install
-from .._variables import BACKENDS
+from .._variables import BACKENDS, CpuBackupBackend
 from .binary_wrapper import BinaryWrapper, Config
 from .hooks.base import HookMode, HookUtilBase
 from .pools import GraphPools, Key, MemPool, Pool, Route
-from .process import ProcessRegion
-
-CpuBackupBackend = Literal["mmap", "pinned"]
+from .process import ProcessRegion, backup_of
 
 _TAG_DEFAULT = "default"
 
@@ -178,7 +176,7 @@ class _TorchMemorySaverImpl:
             device = _current_device()
             key = (tag, cpu, disk, (backend or self._backend()) if cpu else "", device)
             if key not in self._mem_pools:
-                self._mem_pools[key] = MemPool(tag, _backup(cpu, disk), device)
+                self._mem_pools[key] = MemPool(tag, backup_of(cpu, disk), device)
             yield
 
     @contextmanager
@@ -247,7 +245,7 @@ class _Inside(_regions.Inside):
 
     def __init__(self, binary_wrapper: BinaryWrapper, route: Route, config: Config, pool: Pool | None = None) -> None:
         if config["interesting_region"]:
-            backup = _backup(config["enable_cpu_backup"], config["enable_disk_backup"])
+            backup = backup_of(config["enable_cpu_backup"], config["enable_disk_backup"])
             super().__init__(_regions.region_tag(config["tag"]), _regions.kind_to_c(backup))
         else:
             super().__init__(None, 0)
@@ -273,12 +271,6 @@ def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) ->
         raise ValueError("the option cpu_backup_backend requires enable_cpu_backup=True")
     if backend not in (None, *BACKENDS):
         raise ValueError(f"cpu_backup_backend is {' or '.join(BACKENDS)}, not {backend!r}")
-
-
-def _backup(cpu: bool, disk: bool) -> _regions.Backup | None:
-    if cpu:
-        return "host"
-    return "disk" if disk else None
 
 
 def _current_device() -> int:

@@ -5,7 +5,7 @@ import ctypes
 from ... import _regions
 from ..._errors import Error
 from ..._library import check, library
-from .._variables import check_variables, is_process_in_region, keeps_on_cpu, keeps_on_disk
+from .._variables import read_variables
 
 TAG = "default"
 
@@ -21,12 +21,9 @@ class ProcessRegion:
     @staticmethod
     def asked_for() -> "ProcessRegion | None":
         """Returns the region that the environment asks for, if it does. Raises `ConfigError` where it is not clear."""
-        check_variables()
-        if not is_process_in_region():
-            return None
-        if keeps_on_cpu():
-            return ProcessRegion("host")
-        return ProcessRegion("disk" if keeps_on_disk() else None)
+        variables = read_variables()
+        backup = backup_of(variables.keeps_on_cpu, variables.keeps_on_disk)
+        return ProcessRegion(backup) if variables.is_process_in_region else None
 
     def note(self) -> None:
         """Notes what is on the devices and may leave them now."""
@@ -52,3 +49,10 @@ class ProcessRegion:
         except Error:
             # Others have it by now. What the program needs, it asks for.
             pass
+
+
+def backup_of(cpu: bool, disk: bool) -> "_regions.Backup | None":
+    """Returns the backup of a region that is to have one on the CPU, on disk, or none."""
+    if cpu:
+        return "host"
+    return "disk" if disk else None
