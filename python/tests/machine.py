@@ -41,6 +41,24 @@ MEMORY = """
 """
 
 
+# As much of PyTorch as `disable` touches, and threads.
+THREADS = """
+    from contextlib import ExitStack, nullcontext
+
+    def in_thread(act):
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(act()))
+        thread.start()
+        thread.join()
+        return answers[0]
+"""
+
+ALIAS = """
+    import lowtide.compat
+    lowtide.compat.install_as_torch_memory_saver()
+"""
+
+
 @dataclass
 class Machine:
     """Where a process runs: its environment and its directory."""
