@@ -54,6 +54,8 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     it was.
     """
     global _is_installed
+    # In a program of `run` that installs it, by the environment's choice.
+    torch = import_torch()
     if _is_installed and strategy is None and config is None:
         return
     is_settled = False
@@ -65,7 +67,6 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
         is_settled = True
     if _is_installed:
         return
-    torch = import_torch()
     if torch.cuda.is_initialized():
         raise _started()
     # First, as a program that can do without a driver can do with any PyTorch.
@@ -87,6 +88,15 @@ def is_installed() -> bool:
     PyTorch allows until CUDA is in use.
     """
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
+
+
+def check_served() -> None:
+    """Raises `Error` where PyTorch's memory is not lowtide's: a region would hold nothing, and nobody would know."""
+    if "torch" in sys.modules and not is_installed():
+        raise Error(
+            "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
+            "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it"
+        )
 
 
 def pause(tag: bytes | None, keep: bool) -> None:

@@ -8,14 +8,13 @@ lowtide.resume("kv_cache")  # at the same address, with what `backup` says of it
 
 import ctypes
 import os
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ContextDecorator, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from . import _install
 from ._errors import Error
+from ._inside import Inside
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
@@ -33,50 +32,6 @@ _SPEEDS = (("saved", "save"), ("restored", "restore"), ("last_saved", "last_save
 """Of which bytes and nanoseconds a speed is told."""
 
 
-class Inside(ContextDecorator):
-    """While a thread is in it, its requests come from a region, or from none. Many may be in it, and one twice."""
-
-    def __init__(self, tag: str | None, kind: int) -> None:
-        self._tag, self._kind = tag_to_c(tag), kind
-
-    def __enter__(self) -> None:
-        check_served()
-        self._enter()
-
-    def __exit__(self, *_: object) -> None:
-        entered = _THREAD.entered
-        if self not in entered:
-            raise Error("a region is left by the thread that entered it")
-        # Generators and coroutines may leave in another order than they entered.
-        later: list[Inside] = []
-        while (last := entered.pop()) is not self:
-            last._leave()
-            later.insert(0, last)
-        self._leave()
-        for inside in later:
-            inside._enter()
-
-    def _enter(self) -> None:
-        check(library().lowtide_region_enter(self._tag, self._kind))
-        _THREAD.entered.append(self)
-
-    def _leave(self) -> None:
-        status = library().lowtide_region_leave()
-        # A process that was forked from within one has no CUDA, and nothing to leave.
-        if status != Status.FORKED:
-            check(status)
-
-
-class _Thread(threading.local):
-    """What a thread has entered and not left."""
-
-    def __init__(self) -> None:
-        self.entered: list[Inside] = []
-
-
-_THREAD = _Thread()
-
-
 def region(tag: str, backup: Backup | None = None) -> Inside:
     """Returns a context, or a decorator of a function, in which this thread's memory comes from a region.
 
@@ -89,7 +44,7 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
-    return Inside(region_tag(tag), kind_to_c(backup))
+    return Inside(tag_to_c(region_tag(tag)), kind_to_c(backup))
 
 
 def disable() -> Inside:
@@ -150,7 +105,7 @@ def cuda_graph(
     """
     import torch
 
-    check_served()
+    _install.check_served()
     device = torch.cuda.current_device()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     mempool = Mempool(*pool)
@@ -242,16 +197,21 @@ def release_idle_backups() -> None:
 
 
 def page_lock_backups() -> None:
-    """Returns once the host's memory of backups is page-locked, which is done beside the program after a pause."""
+    """Returns once the host's memory of backups is page-locked, which is done beside the program."""
     check(library().lowtide_page_lock_backups())
 
 
-def trim(tag: str, backup: Backup | None, device: int) -> None:
+def trim(tag: str, backup: Backup | None, device: int) -> bool:
     """Gives back what a region has on a device and no block uses, and where that is all of it, its copy, too.
 
-    A region that was paused is then not any more. Does nothing for one that was never on the device.
+    A region that was paused is then not any more. Does nothing for one that was never on the device. Returns whether
+    this process can have regions: one that was forked from another with CUDA has none of its memory.
     """
-    check(library().lowtide_region_trim(device, tag_to_c(tag), kind_to_c(backup)))
+    status = library().lowtide_region_trim(device, tag_to_c(tag), kind_to_c(backup))
+    if status == Status.FORKED:
+        return False
+    check(status)
+    return True
 
 
 def regions() -> list[dict[str, Any]]:
@@ -313,15 +273,6 @@ def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:
         ns = sum(each[f"{copying}_ns"] for each in figures)
         speeds[f"{copied}_bytes_per_second"] = copied_bytes * 10**9 // ns if ns else 0
     return speeds
-
-
-def check_served() -> None:
-    """Raises `Error` where PyTorch's memory is not lowtide's: a region would hold nothing, and nobody would know."""
-    if "torch" in sys.modules and not _install.is_installed():
-        raise Error(
-            "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
-            "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it"
-        )
 
 
 def kind_to_c(backup: Backup | None) -> int:

@@ -84,14 +84,25 @@ def test_a_child_with_variables_that_are_not_clear_is_told_by_its_import(machine
     machine.write(
         "child.py",
         """
-        try:
-            import torch_memory_saver
-        except ValueError as error:
-            print(error)
+        import os, sys
+        for value in ("2", "3", "1"):
+            os.environ["TMS_RETAIN_CPU_BACKUP"] = value
+            try:
+                import torch_memory_saver
+            except ValueError as error:
+                print(error)
+        ours = "lowtide.compat.torch_memory_saver"
+        import torch_memory_saver as again
+        print(torch_memory_saver is again is sys.modules[ours], again.__name__, again.__spec__.name)
         """,
     )
     done = machine.run("-m", "lowtide", "run", "script.py", LOWTIDE_COMPAT="torch_memory_saver")
-    assert done.stdout == "TMS_RETAIN_CPU_BACKUP is '2', and can be 0 or 1\n"
+    ours = "lowtide.compat.torch_memory_saver"
+    assert done.stdout.splitlines() == [
+        "TMS_RETAIN_CPU_BACKUP is '2', and can be 0 or 1",
+        "TMS_RETAIN_CPU_BACKUP is '3', and can be 0 or 1",
+        f"True {ours} {ours}",
+    ]
 
 
 def test_a_whole_process_can_be_in_a_region(machine: Machine) -> None:

@@ -177,6 +177,22 @@ def test_the_choice_reaches_the_script(
     assert done.stdout == f"{strategy}\n", done
 
 
+def test_a_script_may_choose_before_it_imports_pytorch(machine: Machine) -> None:
+    machine.write(
+        "script.py",
+        """
+        import lowtide
+        lowtide.install("direct")
+        import torch
+        torch.cuda.memory.current.allocate(1000, 0, None)
+        (segment,) = lowtide.snapshot()["segments"]
+        print(segment["total_size"])
+        """,
+    )
+    done = machine.run("-m", "lowtide", "run", "script.py")
+    assert done.stdout == "1024\n", done
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_children_of_multiprocessing_have_it(machine: Machine, method: str) -> None:
     machine.write("children.py", ALLOCATOR)

@@ -86,7 +86,7 @@ def _alias(name: str, ours: str) -> None:
 
 
 class _Finder:
-    """Finds a module under another's name, and puts it there when somebody imports that."""
+    """Finds a module under another's name, until that was imported."""
 
     def __init__(self, name: str, install: Callable[[], None]) -> None:
         self._name, self._install = name, install
@@ -94,21 +94,29 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
+        return spec_from_loader(name, _Loader(self._import)) if name == self._name else None
+
+    def _import(self) -> ModuleType:
         self._install()
-        return spec_from_loader(name, _Loader())
+        # Not before: an import that failed may be tried again, and would find the other package.
+        sys.meta_path.remove(self)
+        return sys.modules[self._name]
 
 
 class _Loader(Loader):
-    """Loads what is there already: Python's import system takes the module that it finds after this."""
+    """Imports a module by its own name, and leaves it as that does."""
+
+    def __init__(self, import_: Callable[[], ModuleType]) -> None:
+        self._import = import_
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]
+        module = self._import()
+        self._own_spec = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        # Python has set that of the other name.
+        module.__spec__ = self._own_spec
 
 
 _BY_NAME = {

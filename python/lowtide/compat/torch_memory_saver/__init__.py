@@ -33,6 +33,7 @@ of lowtide. What is different from the package whose interface this is:
 
 from ..._errors import Error
 from ..._install import install
+from .._variables import read_variables
 from .entrypoint import TorchMemorySaver
 from .hooks.mode_preload import configure_subprocess
 
@@ -40,6 +41,8 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
 
 torch_memory_saver = TorchMemorySaver()
 
+# Whether or not lowtide can be installed.
+read_variables()
 try:
     install()
 except Error:

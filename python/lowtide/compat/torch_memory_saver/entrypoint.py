@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ... import _regions
+from ..._inside import Inside
 from ..._install import install
 from .._variables import BACKENDS, CpuBackupBackend
 from .binary_wrapper import BinaryWrapper, Config
@@ -240,30 +241,26 @@ class _TorchMemorySaverImpl:
         return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
 
 
-class _Inside(_regions.Inside):
+class _Inside(Inside):
     """As lowtide's, with what the other's functions say of the thread's requests, and the pool that they come from."""
 
     def __init__(self, binary_wrapper: BinaryWrapper, route: Route, config: Config, pool: Pool | None = None) -> None:
         if config["interesting_region"]:
+            tag = _regions.tag_to_c(_regions.region_tag(config["tag"]))
             backup = backup_of(config["enable_cpu_backup"], config["enable_disk_backup"])
-            super().__init__(_regions.region_tag(config["tag"]), _regions.kind_to_c(backup))
+            super().__init__(tag, _regions.kind_to_c(backup))
         else:
             super().__init__(None, 0)
         self._binary_wrapper, self._route, self._config, self._pool = binary_wrapper, route, config, pool
-        self._before = ExitStack()
 
-    def _enter(self) -> None:
+    def put_in_force(self) -> ExitStack:
         with ExitStack() as stack:
             stack.callback(partial(self._binary_wrapper.set_config, **self._binary_wrapper.get_config()))
             self._binary_wrapper.set_config(**self._config)
             stack.enter_context(self._route.to(self._pool))
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
-            super()._enter()
-            self._before = stack.pop_all()
-
-    def _leave(self) -> None:
-        with self._before:
-            super()._leave()
+            stack.push(super().put_in_force())
+            return stack.pop_all()
 
 
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:

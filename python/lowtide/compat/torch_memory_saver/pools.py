@@ -86,7 +86,6 @@ class MemPool:
 
 
 def _end(tag: str, backup: _regions.Backup | None, device: int) -> None:
-    _regions.trim(tag, backup, device)
-    if backup == "host":
+    if _regions.trim(tag, backup, device) and backup == "host":
         # Else it would wait for another backup.
         _regions.release_idle_backups()
