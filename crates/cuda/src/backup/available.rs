@@ -30,27 +30,28 @@ impl Promise {
         Ok(Promise(Mutex::new(needed)))
     }
 
-    /// Notes that so much has been taken: the system knows of it.
-    pub(super) fn keep(&self, bytes: Bytes) {
+    /// Notes that so much as `count` returns has been taken: the system knows of it. Nobody else counts meanwhile.
+    pub(super) fn keep(&self, count: impl FnOnce() -> Bytes) {
         let mut left = lock(&self.0);
-        let kept = bytes.min(*left);
+        let kept = count().min(*left);
         if !kept.is_zero() {
             *left -= kept;
             *lock(&PROMISED) -= kept;
         }
     }
 
-    /// Takes it back that so much has been [taken](Promise::keep), as it will be noted once more.
-    pub(super) fn renew(&self, bytes: Bytes) {
+    /// Takes it back that so much has been [taken](Promise::keep) as `forget` returns, as it will be noted once more.
+    pub(super) fn renew(&self, forget: impl FnOnce() -> Bytes) {
         let mut left = lock(&self.0);
-        *left += bytes;
-        *lock(&PROMISED) += bytes;
+        let forgotten = forget();
+        *left += forgotten;
+        *lock(&PROMISED) += forgotten;
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.keep(Bytes(u64::MAX));
+        self.keep(|| Bytes(u64::MAX));
     }
 }
 

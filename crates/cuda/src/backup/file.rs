@@ -179,7 +179,7 @@ impl Storage for TemporaryFile {
     fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()> {
         self.transfer(|file| file.write_all_at(content, offset))?;
         if let Some(promise) = &self.promise {
-            promise.keep(Bytes(content.len() as u64));
+            promise.keep(|| Bytes(content.len() as u64));
         }
         Ok(())
     }

@@ -705,6 +705,7 @@ fn what_backups_that_failed_have_written_is_promised_again() {
 fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
     let world = World::new(QUIET, TemporaryFile::open);
     let (block, blocks) = (4 << 10, 512);
+    let before = available::promised();
     for _ in 0..50 {
         let context = Arc::clone(&world.backups.context);
         let memory = HostMemory::map(context, blocks * block, block).unwrap();
@@ -717,6 +718,7 @@ fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
             scope.spawn(|| (0..200).for_each(|_| memory.count_anew()));
         });
         assert!((0..blocks).all(|number| memory.is_resident(number)));
+        assert_eq!(available::promised(), before, "all of it is");
     }
     world.end();
 }
