@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if rest in (["-h"], ["--help"]):
+    if [word for word in rest if word != "--preload"] in (["-h"], ["--help"]):
         print(_run.USAGE if command == "run" else USAGE)
         return 0
     try:

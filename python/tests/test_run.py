@@ -104,7 +104,7 @@ def test_each_bad_argument_has_its_line(machine: Machine, arguments: list[str], 
 
 def test_commands(machine: Machine) -> None:
     assert machine.refusal("ran").startswith("unknown command `ran`")
-    for arguments in ([], ["--help"], ["run", "--help"], ["build", "-h"]):
+    for arguments in ([], ["--help"], ["run", "--help"], ["run", "--preload", "-h"], ["build", "-h"]):
         done = machine.run("-m", "lowtide", *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("usage: python -m lowtide")

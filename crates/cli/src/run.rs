@@ -120,25 +120,31 @@ fn check_executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in a Python package
-/// that was installed with it.
+/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in the Python package that was
+/// installed with it, in an environment or, by `pip install --target`, in a directory alone.
 fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     let directory = command.parent().unwrap_or(Path::new("/"));
     let root = directory.parent().unwrap_or(directory);
-    let mut places = vec![directory.join(LIBRARY), root.join("lib").join(LIBRARY)];
-    let pythons = fs::read_dir(root.join("lib")).into_iter().flatten();
-    let mut pythons: Vec<PathBuf> = pythons.flatten().map(|entry| entry.path()).collect();
-    pythons.sort();
-    places.extend(pythons.into_iter().flat_map(|python| {
-        let packages = ["site-packages", "dist-packages"].map(|name| python.join(name));
-        packages.map(|packages| packages.join("lowtide").join(LIBRARY))
-    }));
+    let mut places = vec![
+        directory.join(LIBRARY),
+        root.join("lib").join(LIBRARY),
+        root.join("lowtide").join(LIBRARY),
+    ];
+    for libraries in ["lib", "lib64"] {
+        let pythons = fs::read_dir(root.join(libraries)).into_iter().flatten();
+        let mut pythons: Vec<PathBuf> = pythons.flatten().map(|entry| entry.path()).collect();
+        pythons.sort();
+        places.extend(pythons.into_iter().flat_map(|python| {
+            let packages = ["site-packages", "dist-packages"].map(|name| python.join(name));
+            packages.map(|packages| packages.join("lowtide").join(LIBRARY))
+        }));
+    }
     let found = places.into_iter().find(|place| place.is_file());
     found.with_context(|| {
         format!(
-            "no {LIBRARY} in {} nor in {}: install lowtide anew",
-            directory.display(),
-            root.join("lib").display()
+            "no {LIBRARY} beside {}, nor in a Python of {}: install lowtide anew, or use `python -m lowtide run --preload`",
+            command.display(),
+            root.display()
         )
     })
 }

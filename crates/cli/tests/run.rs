@@ -68,6 +68,8 @@ fn the_library_is_found_in_every_layout() {
         "bin/liblowtide.so",
         "lib/liblowtide.so",
         "lib/python3.12/site-packages/lowtide/liblowtide.so",
+        "lib64/python3.12/site-packages/lowtide/liblowtide.so",
+        "lowtide/liblowtide.so",
     ];
     for layout in layouts {
         let scratch = Scratch::new("run_layout");
@@ -157,7 +159,7 @@ fn each_mistake_has_its_line() {
         let line = failure(&run(&command, arguments, &[]));
         assert!(line.contains(expected), "{line}");
     };
-    check(&["run", "--preload", "true"], "no liblowtide.so in ");
+    check(&["run", "--preload", "true"], "no liblowtide.so beside ");
     check(&["run", "true"], "`python -m lowtide run`");
     check(&["run", "--preload"], "<PROGRAM>");
     check(&["run", "--preload", ""], "no program given");
