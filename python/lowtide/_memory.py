@@ -20,8 +20,8 @@ def memory_stats(device: Device | None = None) -> MemoryStats:
     With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`, and how fast its contents
     were copied, like `region.kv_cache.saved_bytes_per_second`; `regions` has them one by one, and says what they are.
 
-    `None` is PyTorch's current device. Asking for a device that is not in use does not start it. In a notebook the
-    answer shows itself as a table.
+    `None` is PyTorch's current device. Asking for a device that is not in use starts neither it nor the driver;
+    until something does, any number is one's. In a notebook the answer shows itself as a table.
     """
     function = library().lowtide_memory_stats
     number = _number(device)

@@ -83,8 +83,11 @@ def test_a_snapshot_is_read_by_the_command(gpu: Machine) -> None:
 
 def test_errors_have_the_words_of_the_library(gpu: Machine) -> None:
     printed = gpu.code(
+        ALLOCATE,
         """
-        import lowtide
+        # Who asks before anything is in use starts no driver, which knows of no device then.
+        assert lowtide.memory_stats(7)["reserved_bytes.all.current"] == 0
+        allocate(1000)
         try:
             lowtide.memory_stats(7)
         except lowtide.Error as error:
@@ -94,7 +97,7 @@ def test_errors_have_the_words_of_the_library(gpu: Machine) -> None:
         except TypeError as error:
             print(error)
         print(lowtide.version())
-        """
+        """,
     )
     lines = printed.splitlines()
     assert lines[0] == "Error there is no device 7: the driver shows 1"
@@ -104,12 +107,13 @@ def test_errors_have_the_words_of_the_library(gpu: Machine) -> None:
 
 def test_without_a_driver_that_is_the_error(bare: Machine) -> None:
     printed = bare.code(
+        ALLOCATE,
         """
-        import lowtide
+        assert lowtide.memory_stats()["reserved_bytes.all.current"] == 0
         try:
-            lowtide.memory_stats()
+            allocate(1000)
         except lowtide.NoDriverError as error:
             print(error)
-        """
+        """,
     )
     assert printed.startswith("NVIDIA's driver cannot be loaded: libcuda.so.1")

@@ -1325,7 +1325,8 @@ enum lowtide_status lowtide_get_memory_fraction(int device,
  * `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
  * answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
  * which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
- * private pool. A device that nothing was asked of has its figures, too, and stays so.
+ * private pool. A device that nothing was asked of has its figures, too, and stays so; until the driver is
+ * started, any number below 128 may be one's.
  *
  * The caller promises:
  *

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Status};
 
@@ -53,11 +53,13 @@ pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
     status
 }
 
-/// Returns whether it is told already. That the process was forked is told once: every call fails for it.
+/// Returns whether it is told already. That the process was forked is told once in each: every call fails for it.
 #[cold]
 fn is_told(status: Status) -> bool {
-    static IS_FORK_TOLD: AtomicBool = AtomicBool::new(false);
-    status == Status::Forked && IS_FORK_TOLD.swap(true, Ordering::Relaxed)
+    // Which process has told it: a child of that one has not.
+    static FORK_TOLD_BY: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    status == Status::Forked && FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process
 }
 
 #[cold]

@@ -109,16 +109,22 @@ pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
 
 /// Returns a device's allocator, or `None` for a device that nothing was asked of. That one must not be
 /// started by a question about it: its context takes hundreds of MiB, and on a machine with several devices
-/// every process would take that of each.
+/// every process would take that of each. Nor the driver, which children that are forked after that cannot use: until
+/// it is started, any number may be a device's.
 ///
 /// # Errors
 ///
-/// If the process was forked, or there is no driver or no such device.
+/// If the process was forked, or there is no such device, or no driver for a number that none can have.
 pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
     if let Some(allocator) = in_use_or_none(ordinal)? {
         return Ok(Some(allocator));
     }
-    number_of(ordinal, library()?.device_count()?)?;
+    let started = setup()?.library.clone();
+    if started.is_none() && slot(ordinal).is_some() {
+        return Ok(None);
+    }
+    let library = started.map_or_else(library, Ok)?;
+    number_of(ordinal, library.device_count()?)?;
     Ok(None)
 }
 

@@ -112,6 +112,11 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
         "per_process_memory_fraction:0.5,max_split_size_mb:64",
     );
     isolated(test, &[TWO, options], |fake| {
+        // Nor is the driver, which a child that is forked could not use then.
+        assert_eq!(lowtide_empty_cache(1), Status::Ok);
+        assert_eq!(lowtide_reset_peak_stats(1), Status::Ok);
+        assert_eq!(stat(1, "reserved_bytes.all.peak"), 0);
+        assert_eq!(fake.calls("cuInit"), 0);
         let memory = allocate(3 << 20, 0).unwrap();
         assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
         let pool = Mempool {

@@ -477,9 +477,13 @@ impl RegionPools<'_> {
     /// Returns the ranges of the segments that [`Pools::settle`] leaves, by rising addresses.
     fn kept(&self) -> Result<Vec<MemoryRange>, PoolsError> {
         let own_pool = self.0.own_pool;
-        let kept = self.for_each(|lane, pool| match pool == own_pool {
-            true => lane.used_segments(pool),
-            false => lane.kept_segments(pool),
+        let kept = self.for_each(|lane, pool| {
+            // What other streams are done with by now does not come back. A driver that fails changes no figure.
+            let _ = lane.process_events();
+            match pool == own_pool {
+                true => lane.used_segments(pool),
+                false => lane.kept_segments(pool),
+            }
         })?;
         let kept = kept.into_iter().flatten();
         let mut kept: Vec<_> = kept

@@ -273,6 +273,29 @@ fn a_resume_waits_for_no_stream() {
     });
 }
 
+/// A figure is asked for, and nobody has asked for memory since the stream was done.
+#[test]
+fn what_streams_are_done_with_is_not_said_to_come_back() {
+    let test = "meanwhile::what_streams_are_done_with_is_not_said_to_come_back";
+    isolated(test, &[], |fake| {
+        let freed = allocate_in("kv", Backup::Host, 64 * MIB, 0, 1);
+        let stream = fake.stream();
+        assert_eq!(lowtide_record_stream(freed, stream), Status::Ok);
+        assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
+        let other = allocate(MIB, 0).unwrap();
+        fake.hold(stream, true);
+        fake.set_bytes(other, MIB, stream);
+        assert_eq!(lowtide_deallocate(freed), Status::Ok);
+        let paused = || region("kv", Backup::Host, 0).paused_bytes;
+        assert!(paused() >= 64 << 20, "the stream uses it");
+        fake.hold(stream, false);
+        assert!(fake.synchronize(stream));
+        assert_eq!(paused(), 0);
+        assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
+        assert_eq!(region("kv", Backup::Host, 0).mapped_bytes, 0);
+    });
+}
+
 /// The end of a capture is nothing that a pause can wait for: whoever pauses may be who captures.
 #[test]
 fn a_pause_is_refused_where_what_was_freed_waits_for_a_capture() {

@@ -546,7 +546,7 @@ impl TestRegion {
     /// Returns what a resume is to take of the device.
     pub(crate) fn needed_to_resume(&self) -> Bytes {
         let mut lane = self.lane();
-        // As a resume asks for it first. One that fails changes nothing.
+        // As whoever asks does.
         let _ = lane.process_events();
         let kept = lane.used_segments(self.pool).expect("it is there");
         drop(lane);
