@@ -103,6 +103,7 @@ def cuda_graph(
     pool's, and nobody else uses them. A graph that `torch.cuda.graph` captured before, on a stream that had
     multiplied matrices already, may use one of those that are cleared, and must not be replayed after this.
     """
+    name, kind = tag_to_c(region_tag(tag)), kind_to_c(backup)
     import torch
 
     _install.check_served()
@@ -112,7 +113,7 @@ def cuda_graph(
     # The graph holds the pool only from its capture on.
     check(library().lowtide_retain_pool(device, mempool))
     try:
-        check(library().lowtide_region_pool(device, mempool, tag_to_c(tag), kind_to_c(backup)))
+        check(library().lowtide_region_pool(device, mempool, name, kind))
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):

@@ -195,6 +195,7 @@ def test_a_tag_that_no_region_has_is_an_error(gpu: Machine) -> None:
         ("lowtide.region('')", "a tag has characters, none of them zero: not ''"),
         ("lowtide.region(None)", "a tag is a text: not None"),
         ("lowtide.region(7)", "a tag is a text: not 7"),
+        ("lowtide.cuda_graph(None, tag=None).__enter__()", "a tag is a text: not None"),
         ("lowtide.pause(5)", "a tag is a text: not 5"),
         ("lowtide.pause('a\\0b')", "a tag has characters, none of them zero: not 'a\\x00b'"),
     ],
