@@ -1,12 +1,15 @@
-"""Where a thread's requests come from: what it has entered, in which order, and what of that is in force."""
+"""Where a thread's requests come from: what it has entered, and in which order."""
 
 import threading
 from collections.abc import Callable
-from contextlib import ContextDecorator, ExitStack
+from contextlib import ContextDecorator
 
 from ._errors import Error
-from ._install import check_served
+from ._install import check_served, first_line, tell
 from ._library import Status, check, library
+
+End = Callable[[], object]
+"""Ends that something is in force."""
 
 
 class Inside(ContextDecorator):
@@ -22,96 +25,114 @@ class Inside(ContextDecorator):
     def __exit__(self, *_: object) -> None:
         _THREAD.leave(self)
 
-    def put_in_force(self) -> ExitStack:
-        """Lets the thread's requests come from it. Returns what ends that."""
+    def put_in_force(self) -> End:
+        """Lets the thread's requests come from it, and returns what ends that. Where it fails nothing has changed."""
         check(library().lowtide_region_enter(self._tag, self._kind))
-        stack = ExitStack()
-        stack.callback(_leave)
-        return stack
+        return _leave
+
+
+class _Entry:
+    """Something that a thread has entered."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+        self.end: End = _nothing
 
 
 class _Thread(threading.local):
-    """What a thread has entered, the innermost last, and has that in force.
+    """What a thread has entered, all of it in force, the innermost last.
 
-    Generators and coroutines leave in another order than they entered, and garbage may be collected at any time, with
-    a generator that leaves then. So a change is only asked for, and `_settle` makes it, and goes step by step from what
-    is in force to what is entered.
+    Generators and coroutines leave in another order than they entered: what is entered later is ended for that, and put
+    in force again. And garbage is collected at any time, in the middle of this, too, with a generator that leaves then.
+    That is done at the end of what is under way; what a finalizer enters and leaves itself is at once.
     """
 
     def __init__(self) -> None:
-        self._asked: list[Callable[[], None]] = []
-        self._entered: list[Inside] = []
-        # With what ends each.
-        self._in_force: list[tuple[Inside, ExitStack]] = []
-        self._is_stepping = False
+        self._entered: list[_Entry] = []
+        # How many of those stay as they are while something is under way.
+        self._kept = 0
+        # What has left meanwhile.
+        self._late: list[_Entry] = []
+        # In a child of a fork there is nothing to put in force, nor to end.
+        self.is_forked = False
 
     def enter(self, inside: Inside) -> None:
-        self._asked.append(lambda: self._entered.append(inside))
+        kept, entry = self._kept, _Entry(inside)
         try:
-            self._settle()
+            self._kept = len(self._entered) + 1
+            self._entered.append(entry)
+            entry.end = inside.put_in_force()
         except BaseException:
-            self.leave(inside)
+            self._entered = [other for other in self._entered if other is not entry]
             raise
+        finally:
+            self._kept = kept
+        self._leave_late()
 
     def leave(self, inside: Inside) -> None:
-        self._asked.append(lambda: self._remove(inside))
-        self._settle()
-
-    def forget(self) -> None:
-        """Takes all that is entered for being in force, and for having nothing to end."""
-        self._in_force = [(inside, ExitStack()) for inside in self._entered]
-
-    def _remove(self, inside: Inside) -> None:
-        places = [place for place, other in enumerate(self._entered) if other is inside]
-        if not places:
-            raise Error("a region is left by the thread that entered it")
-        del self._entered[places[-1]]
-
-    def _settle(self) -> None:
-        """Makes the changes, and has in force what is entered then. Raises the first error, once all else is done."""
-        if self._is_stepping:
-            # What is asked for within a step is seen by the loop around that.
-            return
-        errors: list[BaseException] = []
-        is_settled = False
-        while self._asked or not is_settled:
-            try:
-                is_settled = self._step()
-            except BaseException as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _step(self) -> bool:
-        """Makes a change, ends what should not be in force, or lets one be that should. Returns whether all is done."""
-        self._is_stepping = True
+        kept = self._kept
         try:
-            in_force = [inside for inside, _ in self._in_force]
-            if self._asked:
-                self._asked.pop(0)()
-            elif in_force == self._entered:
-                return True
-            elif in_force == self._entered[: len(in_force)]:
-                next_ = self._entered[len(in_force)]
-                end = ExitStack()
-                # Even where it fails: it is not tried again.
-                self._in_force.append((next_, end))
-                end.push(next_.put_in_force())
+            self._kept = len(self._entered)
+            places = [place for place, entry in enumerate(self._entered) if entry.inside is inside]
+            if not places:
+                raise Error("a region is left by the thread that entered it")
+            if places[-1] >= kept:
+                self._remove(places[-1])
             else:
-                _, end = self._in_force.pop()
-                end.close()
-            return False
+                self._late.append(self._entered[places[-1]])
         finally:
-            self._is_stepping = False
+            self._kept = kept
+        self._leave_late()
 
+    def _remove(self, place: int) -> None:
+        """Ends an entry. Raises the first error, once all others are in force."""
+        entry, *later = self._entered[place:]
+        error: BaseException | None = None
+        for each in (*reversed(later), entry):
+            try:
+                each.end()
+            except BaseException as failure:
+                error = error or failure
+        self._entered.remove(entry)
+        self._kept -= 1
+        for each in later:
+            each.end = _nothing
+            try:
+                if not self.is_forked:
+                    each.end = each.inside.put_in_force()
+            except BaseException as failure:
+                error = error or failure
+        try:
+            if error is not None:
+                raise error
+        finally:
+            # It has this frame, and what is in it.
+            del error
 
-_THREAD = _Thread()
+    def _leave_late(self) -> None:
+        while self._late and self._kept == 0:
+            entry = self._late.pop()
+            try:
+                self._kept = len(self._entered)
+                self._remove(self._entered.index(entry))
+            except Exception as error:
+                # It is not for whoever does that.
+                tell(f"a generator that was collected has left a region: {first_line(error)}")
+            finally:
+                self._kept = 0
 
 
 def _leave() -> None:
     status = library().lowtide_region_leave()
     if status == Status.FORKED:
-        # A process that was forked from within has no CUDA, and nothing to leave.
-        _THREAD.forget()
+        # A process that was forked from within has no CUDA.
+        _THREAD.is_forked = True
     else:
         check(status)
+
+
+def _nothing() -> None:
+    pass
+
+
+_THREAD = _Thread()

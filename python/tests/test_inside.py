@@ -75,6 +75,70 @@ print(number > 20, {tag: size for (tag, _), size in live().items() if size} == {
     assert printed == "True True\n"
 
 
+@pytest.mark.parametrize("package", REGIONS)
+def test_what_another_thread_entered_is_no_matter_of_who_collects_it(machine: Machine, package: str) -> None:
+    printed = machine.code(
+        ALIAS,
+        MEMORY,
+        AT_LINE,
+        f"{REGIONS[package]}\n",
+        """\
+def body():
+    with region("garbage"):
+        yield
+
+def make_garbage():
+    generator = body()
+    next(generator)
+    cycle = [generator]
+    cycle.append(cycle)
+
+sys.unraisablehook = lambda told: print(told.exc_value) if number == 1 else None
+gc.disable()
+for number in itertools.count(1):
+    thread = threading.Thread(target=make_garbage)
+    thread.start()
+    thread.join()
+    with AtLine(number, gc.collect) as lines:
+        with region("a"):
+            allocate(512)
+    gc.collect()
+    allocate(1024)
+    if lines.left > 0:
+        break
+print(number > 20, {tag: size for (tag, _), size in live().items() if size} == {"a": 512 * number})
+""",
+    )
+    assert printed == "a region is left by the thread that entered it\nTrue True\n"
+
+
+def test_the_end_of_the_stack_is_an_error_and_ends_regions(machine: Machine) -> None:
+    printed = machine.code(
+        MEMORY,
+        """
+        import sys
+
+        def deeper(frames):
+            # Each level has the end of the stack somewhere else.
+            if frames:
+                deeper(frames - 1)
+            with lowtide.region("a"):
+                deeper(7)
+
+        sys.setrecursionlimit(300)
+        for frames in range(8):
+            try:
+                deeper(frames)
+            except (RecursionError, ctypes.ArgumentError):
+                allocate(1024)
+        with lowtide.region("b"):
+            allocate(512)
+        print({tag: size for (tag, _), size in live().items() if size})
+        """,
+    )
+    assert printed == f"{ {'b': 512} }\n"
+
+
 def test_an_error_on_the_way_leaves_nothing_behind(machine: Machine) -> None:
     printed = machine.code(
         ALIAS,

@@ -120,8 +120,8 @@ fn check_executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in the Python package that was
-/// installed with it, in an environment or, by `pip install --target`, in a directory alone.
+/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in the Python package that
+/// was installed with it, in an environment or, by `pip install --target`, in a directory alone.
 fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     let directory = command.parent().unwrap_or(Path::new("/"));
     let root = directory.parent().unwrap_or(directory);
@@ -142,7 +142,8 @@ fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     let found = places.into_iter().find(|place| place.is_file());
     found.with_context(|| {
         format!(
-            "no {LIBRARY} beside {}, nor in a Python of {}: install lowtide anew, or use `python -m lowtide run --preload`",
+            "no {LIBRARY} beside {}, nor in a Python of {}: install lowtide anew, or use \
+             `python -m lowtide run --preload`",
             command.display(),
             root.display()
         )

@@ -98,8 +98,10 @@ class _Finder:
 
     def _import(self) -> ModuleType:
         self._install()
-        # Not before: an import that failed may be tried again, and would find the other package.
-        sys.meta_path.remove(self)
+        # Not before: an import that failed may be tried again, and would find the other package. One that was looked up
+        # before may come after.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         return sys.modules[self._name]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ... import _regions
-from ..._inside import Inside
+from ..._inside import End, Inside
 from ..._install import install
 from .._variables import BACKENDS, CpuBackupBackend
 from .binary_wrapper import BinaryWrapper, Config
@@ -253,14 +253,19 @@ class _Inside(Inside):
             super().__init__(None, 0)
         self._binary_wrapper, self._route, self._config, self._pool = binary_wrapper, route, config, pool
 
-    def put_in_force(self) -> ExitStack:
+    def put_in_force(self) -> End:
         with ExitStack() as stack:
             stack.callback(partial(self._binary_wrapper.set_config, **self._binary_wrapper.get_config()))
             self._binary_wrapper.set_config(**self._config)
             stack.enter_context(self._route.to(self._pool))
             # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
-            stack.push(super().put_in_force())
-            return stack.pop_all()
+            end = super().put_in_force()
+            return partial(_end_before, stack.pop_all(), end)
+
+
+def _end_before(context: ExitStack, end: End) -> None:
+    with context:
+        end()
 
 
 def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) -> None:
