@@ -8,6 +8,19 @@ REGIONS = {
     "torch_memory_saver": "from torch_memory_saver import torch_memory_saver as saver; region = saver.region",
 }
 
+# Makes a generator that leaves its region when it is collected.
+GARBAGE = """\
+def body():
+    with region("garbage"):
+        yield
+
+def make_garbage():
+    generator = body()
+    next(generator)
+    cycle = [generator]
+    cycle.append(cycle)
+"""
+
 # Has something happen at the numbered line that lowtide's Python runs from then on, and says whether it came to that.
 AT_LINE = """
     import gc, itertools, sys
@@ -41,17 +54,8 @@ def test_a_generator_that_is_collected_leaves_its_region_at_any_time(machine: Ma
         MEMORY,
         AT_LINE,
         f"{REGIONS[package]}\n",
+        GARBAGE,
         """\
-def body():
-    with region("garbage"):
-        yield
-
-def make_garbage():
-    generator = body()
-    next(generator)
-    cycle = [generator]
-    cycle.append(cycle)
-
 gc.disable()
 for number in itertools.count(1):
     entering, leaving = region("a"), region("b")
@@ -82,17 +86,8 @@ def test_what_another_thread_entered_is_no_matter_of_who_collects_it(machine: Ma
         MEMORY,
         AT_LINE,
         f"{REGIONS[package]}\n",
+        GARBAGE,
         """\
-def body():
-    with region("garbage"):
-        yield
-
-def make_garbage():
-    generator = body()
-    next(generator)
-    cycle = [generator]
-    cycle.append(cycle)
-
 sys.unraisablehook = lambda told: print(told.exc_value) if number == 1 else None
 gc.disable()
 for number in itertools.count(1):
