@@ -44,7 +44,7 @@ def region(tag: str, backup: Backup | None = None) -> Inside:
     that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
     awaits.
     """
-    return Inside(tag_to_c(region_tag(tag)), kind_to_c(backup))
+    return Inside(region_tag_to_c(tag), kind_to_c(backup))
 
 
 def disable() -> Inside:
@@ -103,7 +103,7 @@ def cuda_graph(
     pool's, and nobody else uses them. A graph that `torch.cuda.graph` captured before, on a stream that had
     multiplied matrices already, may use one of those that are cleared, and must not be replayed after this.
     """
-    name, kind = tag_to_c(region_tag(tag)), kind_to_c(backup)
+    name, kind = region_tag_to_c(tag), kind_to_c(backup)
     import torch
 
     _install.check_served()
@@ -283,11 +283,12 @@ def kind_to_c(backup: Backup | None) -> int:
     return _KINDS.index(backup)
 
 
-def region_tag(tag: str) -> str:
-    """Returns a region's tag. Raises `TypeError` for `None`: nobody would know that they are in no region."""
-    if tag is None:
+def region_tag_to_c(tag: str) -> bytes:
+    """As `tag_to_c`, and raises `TypeError` for `None`: nobody would know that they are in no region."""
+    as_c = tag_to_c(tag)
+    if as_c is None:
         raise TypeError("a tag is a text: not None")
-    return tag
+    return as_c
 
 
 def tag_to_c(tag: str | None) -> bytes | None:

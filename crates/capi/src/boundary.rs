@@ -58,8 +58,8 @@ pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
 fn is_told(status: Status) -> bool {
     // Which process has told it: a child of that one has not.
     static FORK_TOLD_BY: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id();
-    status == Status::Forked && FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process
+    let is_told_by = |process| FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process;
+    status == Status::Forked && is_told_by(std::process::id())
 }
 
 #[cold]

@@ -33,6 +33,7 @@ of lowtide. What is different from the package whose interface this is:
 
 from ..._errors import Error
 from ..._install import install
+from ..._library import library
 from .._variables import read_variables
 from .entrypoint import TorchMemorySaver
 from .hooks.mode_preload import configure_subprocess
@@ -41,12 +42,14 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
 
 torch_memory_saver = TorchMemorySaver()
 
-# Whether or not lowtide can be installed.
-read_variables()
+# What is not clear in the environment is refused whether or not lowtide can be installed.
+_variables = read_variables()
 try:
     install()
 except Error:
     # A program that imports this and does not use it may run anywhere. The first use tries again, and says why not.
     pass
 else:
-    torch_memory_saver.start_if_asked_to()
+    if _variables.is_process_in_region:
+        # Whatever is asked first puts the process there.
+        library().tms_get_interesting_region()

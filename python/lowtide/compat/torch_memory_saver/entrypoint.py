@@ -136,12 +136,6 @@ class TorchMemorySaver:
 
     # ---- the beginning ----
 
-    def start_if_asked_to(self) -> None:
-        """Puts the whole process in a region, if `TMS_INIT_ENABLE` asks for that."""
-        if ProcessRegion.asked_for() is not None:
-            # Whatever is asked first looks at the environment.
-            BinaryWrapper().cdll.tms_get_interesting_region()
-
     def _ensure_initialized(self) -> None:
         self._started()
 
@@ -246,9 +240,8 @@ class _Inside(Inside):
 
     def __init__(self, binary_wrapper: BinaryWrapper, route: Route, config: Config, pool: Pool | None = None) -> None:
         if config["interesting_region"]:
-            tag = _regions.tag_to_c(_regions.region_tag(config["tag"]))
             backup = backup_of(config["enable_cpu_backup"], config["enable_disk_backup"])
-            super().__init__(tag, _regions.kind_to_c(backup))
+            super().__init__(_regions.region_tag_to_c(config["tag"]), _regions.kind_to_c(backup))
         else:
             super().__init__(None, 0)
         self._binary_wrapper, self._route, self._config, self._pool = binary_wrapper, route, config, pool
