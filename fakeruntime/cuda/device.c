@@ -163,6 +163,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    WITH_CONTEXT;
     if (least) {
         *least = 0;
     }

@@ -87,7 +87,6 @@ cudaError_t cudaMemset(void *memory, int value, size_t size) {
 
 /* Memory that the driver does not know is the program's own. */
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
-    WITH_CONTEXT;
     CUdeviceptr address = (CUdeviceptr)pointer;
     CUmemorytype type = 0;
     memset(attributes, 0, sizeof *attributes);

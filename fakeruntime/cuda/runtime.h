@@ -22,7 +22,8 @@
 /* Returns what a call ended with, and notes it for cudaGetLastError. The two lists of errors have the same numbers. */
 #define FINISH(result) finish((cudaError_t)(result))
 
-/* Begins a function that needs a context: the thread's own, or the primary one of its device. */
+/* Begins a function that needs a context: the thread's own, or the primary one of its device, which stays current.
+ * The runtime of CUDA 13.0 was seen to need none, on an H100, for questions about devices, pointers and events. */
 #define WITH_CONTEXT                         \
     do {                                     \
         cudaError_t entered = enter();       \

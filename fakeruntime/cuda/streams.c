@@ -15,6 +15,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    WITH_CONTEXT;
     *priority = 0;
     return cudaSuccess;
 }
@@ -65,15 +66,9 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     return cudaEventRecord(event, stream);
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    WITH_CONTEXT;
-    return FINISH(DRIVER(cuEventQuery)(event));
-}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return FINISH(DRIVER(cuEventQuery)(event)); }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    WITH_CONTEXT;
-    return FINISH(DRIVER(cuEventSynchronize)(event));
-}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return FINISH(DRIVER(cuEventSynchronize)(event)); }
 
 /* Nothing here takes time that means anything. */
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -101,6 +96,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    WITH_CONTEXT;
     return FINISH(DRIVER(cuThreadExchangeStreamCaptureMode)((CUstreamCaptureMode *)mode));
 }
 

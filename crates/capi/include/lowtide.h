@@ -614,7 +614,9 @@ const char *lowtide_last_error(void);
  *
  * The memory is the caller's until `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number of
  * it in this process, `stream` a `cudaStream_t` of it that is not destroyed while memory is used on it.
- * May be called from any thread, whatever its current device.
+ *
+ * May be called from any thread, whatever its current device. A request that no free memory serves makes the
+ * device's primary context current in a thread that has none, as `cudaMalloc` does. A context that is current stays.
  */
 void *lowtide_malloc(size_t size,
                      int device,

@@ -30,7 +30,9 @@ use crate::registry::{self, Lane};
 ///
 /// The memory is the caller's until `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number of
 /// it in this process, `stream` a `cudaStream_t` of it that is not destroyed while memory is used on it.
-/// May be called from any thread, whatever its current device.
+///
+/// May be called from any thread, whatever its current device. A request that no free memory serves makes the
+/// device's primary context current in a thread that has none, as `cudaMalloc` does. A context that is current stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let mut memory = ptr::null_mut();
@@ -219,7 +221,9 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
     let _stack = stacks::enter();
     let size = Bytes(size as u64);
     let allocator = registry::device(device)?;
-    match allocator.allocate(size, stream_of(stream)) {
+    // Programs call the driver themselves after `cudaMalloc`; so does the source of a pool's segments.
+    let prepare = || Ok(allocator.with_driver(|driver| driver.make_current_if_none())?);
+    match allocator.allocate_prepared(size, stream_of(stream), prepare) {
         Ok(address) => Ok(pointer_to(address)),
         Err(error) => Err(explain::in_words(allocator, error)),
     }

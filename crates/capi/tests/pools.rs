@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{allocate, check, fill, find, isolated, last_error, stat};
+use common::{Fake, allocate, check, fill, find, isolated, last_error, stat};
 use lowtide::*;
 
 const POOL: Mempool = Mempool {
@@ -232,6 +232,42 @@ fn segments_come_from_the_programs_source() {
         assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
         assert_eq!(seen.ended.load(Ordering::Relaxed), 2);
         assert!(seen.held.lock().unwrap().is_empty());
+    });
+}
+
+/// Where the segments of another package's pool come from: the driver.
+unsafe extern "C" fn give_of_driver(
+    context: *mut c_void,
+    size: usize,
+    _device: c_int,
+    _stream: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: it is the test's.
+    let fake = unsafe { &*context.cast::<Fake>() };
+    fake.allocate(size).unwrap_or(ptr::null_mut())
+}
+
+unsafe extern "C" fn keep(
+    _context: *mut c_void,
+    _memory: *mut c_void,
+    _size: usize,
+    _device: c_int,
+) {
+}
+
+#[test]
+fn a_source_may_call_the_driver() {
+    isolated("a_source_may_call_the_driver", &[], |fake| {
+        assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
+        assert_eq!(fake.current_device(), None);
+        let context = ptr::from_ref(fake).cast_mut().cast();
+        // SAFETY: the functions take such a context, which stays as long as the process asks for memory.
+        let set = unsafe {
+            lowtide_set_pool_source(0, POOL, Some(give_of_driver), Some(keep), context, None)
+        };
+        assert_eq!(set, Status::Ok);
+        allocate_in(POOL, &[30 << 20]);
+        assert_eq!(fake.current_device(), Some(0));
     });
 }
 

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use common::{allocate, allocate_on, check, fill, isolated, last_error, stat};
+use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
 use lowtide::*;
 
 const STRATEGIES: [(&str, &str); 7] = [
@@ -81,6 +81,87 @@ fn a_request_may_say_where_its_memory_is() {
         assert_eq!(lowtide_reset(), Status::Ok);
         assert_eq!(stat(0, "reserved_bytes.all.current"), 0);
     });
+}
+
+/// Runs `body` in a thread that has no context before it.
+fn in_new_thread(fake: &Fake, body: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(fake.current_device(), None);
+            body();
+        });
+    });
+}
+
+#[test]
+fn a_miss_makes_a_context_current_where_none_is() {
+    let test = "a_miss_makes_a_context_current_where_none_is";
+    for (strategy, conf) in STRATEGIES {
+        let variables = [
+            ("FAKECUDA_DEVICES", "5"),
+            ("LOWTIDE_STRATEGY", strategy),
+            ("LOWTIDE_CONF", conf),
+        ];
+        isolated(test, &variables, |fake| {
+            assert_eq!(lowtide_init(5), Status::Ok);
+            // The first request of each device is a miss whatever the strategy.
+            for [first, second] in [[0, 1], [3, 2]] {
+                in_new_thread(fake, || {
+                    allocate(1 << 20, first).unwrap();
+                    assert_eq!(fake.current_device(), Some(first));
+                    allocate(1 << 20, second).unwrap();
+                    assert_eq!(fake.current_device(), Some(first), "it stays");
+                });
+            }
+            in_new_thread(fake, || {
+                fake.use_device(0);
+                allocate(1 << 20, 4).unwrap();
+                assert_eq!(fake.current_device(), Some(0));
+            });
+        });
+    }
+}
+
+#[test]
+fn other_calls_leave_a_thread_without_a_context() {
+    isolated(
+        "other_calls_leave_a_thread_without_a_context",
+        &[],
+        |fake| {
+            assert_eq!(lowtide_init(1), Status::Ok);
+            let allocate_here = || allocate(64 << 20, 0).unwrap();
+            let addresses = [fake.stream(), allocate_here(), allocate_here()]
+                .map(<*mut c_void>::expose_provenance);
+            in_new_thread(fake, || {
+                let [stream, kept, freed] = addresses.map(ptr::with_exposed_provenance_mut);
+                assert_eq!(lowtide_deallocate(freed), Status::Ok);
+                assert_eq!(allocate(64 << 20, 0), Ok(freed), "a hit");
+                assert_eq!(lowtide_record_stream(kept, stream), Status::Ok);
+                assert_eq!(lowtide_deallocate(kept), Status::Ok);
+                assert_eq!(lowtide_deallocate(freed), Status::Ok);
+                assert_eq!(lowtide_reset(), Status::Ok);
+                assert_eq!(fake.current_device(), None);
+            });
+        },
+    );
+}
+
+#[test]
+fn a_request_fails_where_no_context_can_be_made_current() {
+    isolated(
+        "a_request_fails_where_no_context_can_be_made_current",
+        &[],
+        |fake| {
+            allocate(1, 0).unwrap();
+            in_new_thread(fake, || {
+                let used = fake.used_bytes(0);
+                fake.fail("cuCtxPushCurrent_v2", 1, 999);
+                assert_eq!(allocate(64 << 20, 0), Err(Status::Driver));
+                assert_eq!((fake.current_device(), fake.used_bytes(0)), (None, used));
+                allocate(64 << 20, 0).unwrap();
+            });
+        },
+    );
 }
 
 #[test]

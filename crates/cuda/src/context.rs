@@ -59,6 +59,16 @@ impl PrimaryContext {
         unsafe { self.device.library().enter(self.raw) }
     }
 
+    /// Makes the context current in this thread if none is.
+    pub(crate) fn make_current_if_none(&self) -> Result<(), DriverError> {
+        let library = self.device.library();
+        if library.current_context()?.is_null() {
+            // SAFETY: the context is held by `self`.
+            unsafe { call!(library, cuCtxPushCurrent_v2(self.raw)) }?;
+        }
+        Ok(())
+    }
+
     /// Returns the context of a stream, which exists; for the default streams this one.
     pub(crate) fn of_stream(&self, stream: CUstream) -> Result<CUcontext, DriverError> {
         let _scope = self.enter()?;
@@ -108,21 +118,27 @@ impl Device {
 }
 
 impl Library {
+    /// Returns the context that is current in this thread; null where none is.
+    #[inline]
+    pub(crate) fn current_context(&self) -> Result<CUcontext, DriverError> {
+        let mut current = ptr::null_mut();
+        // SAFETY: the call writes `current`, which outlives it.
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut current)) }?;
+        Ok(current)
+    }
+
     /// Makes a context current in this thread until the answer is dropped.
     ///
     /// Where it is current already, as in PyTorch's threads, this is one call that reads a variable of
     /// the thread. Where it is not, it is pushed and popped and not set: which device is current is the
-    /// program's business, and a thread that had none must not be left with one.
+    /// program's business.
     ///
     /// # Safety
     ///
     /// The context exists.
     #[inline]
     pub(crate) unsafe fn enter(&self, context: CUcontext) -> Result<EnteredContext, DriverError> {
-        let mut current = ptr::null_mut();
-        // SAFETY: the call writes `current`, which outlives it.
-        unsafe { call!(self, cuCtxGetCurrent(&raw mut current)) }?;
-        if current == context {
+        if self.current_context()? == context {
             return Ok(EnteredContext {
                 pop: None,
                 stays_in_thread: PhantomData,

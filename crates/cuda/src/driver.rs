@@ -20,8 +20,8 @@ use crate::sys::{
 
 /// One device's driver.
 ///
-/// Every call leaves the calling thread's current context and capture mode as they were, so that it may
-/// come from any thread, whatever device that thread is using. Calls for memory neither fail nor spoil a
+/// Every call but [`CudaDriver::make_current_if_none`] leaves the calling thread's current context and capture mode
+/// as they were, so that it may come from any thread, whatever device that thread is using. Calls for memory neither fail nor spoil a
 /// graph capture when one is under way.
 ///
 /// As [`Driver`] says, nothing is checked here: the device is asked, and its answer reported.
@@ -77,6 +77,15 @@ impl CudaDriver {
     /// Returns the device.
     pub fn device(&self) -> &Device {
         self.context.device()
+    }
+
+    /// Makes the device's primary context current in this thread if no context is, as calls of CUDA's runtime do.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn make_current_if_none(&self) -> Result<(), DriverError> {
+        self.context.make_current_if_none()
     }
 
     pub(crate) fn library(&self) -> &Library {

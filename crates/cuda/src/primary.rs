@@ -55,10 +55,7 @@ impl PrimaryContexts {
     /// What the driver says.
     #[inline]
     pub fn current(&self) -> Result<Option<u32>, DriverError> {
-        let mut context = ptr::null_mut();
-        // SAFETY: the call writes `context`, which outlives it.
-        unsafe { call!(&self.library, cuCtxGetCurrent(&raw mut context)) }?;
-        self.device_of(context)
+        self.device_of(self.library.current_context()?)
     }
 
     /// Returns the number of the device in whose primary context a stream is; `None` for another context.

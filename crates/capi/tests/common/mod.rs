@@ -133,6 +133,37 @@ impl Fake {
         assert_eq!(unsafe { set(context) }, 0);
     }
 
+    /// Returns the device of the context that is current in this thread; `None` where there is none.
+    pub(crate) fn current_device(&self) -> Option<c_int> {
+        let mut context = ptr::null_mut();
+        let get =
+            self.function::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>("cuCtxGetCurrent");
+        // SAFETY: `context` may be written to.
+        assert_eq!(unsafe { get(&raw mut context) }, 0);
+        if context.is_null() {
+            return None;
+        }
+        let mut device = 0;
+        let get = self.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuCtxGetDevice");
+        // SAFETY: `device` may be written to.
+        assert_eq!(unsafe { get(&raw mut device) }, 0);
+        Some(device)
+    }
+
+    /// Returns memory from the driver itself, or the code of its refusal.
+    pub(crate) fn allocate(&self, size: usize) -> Result<*mut c_void, c_int> {
+        let mut address = 0;
+        let allocate =
+            self.function::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2");
+        // SAFETY: `address` may be written to.
+        match unsafe { allocate(&raw mut address, size) } {
+            0 => Ok(ptr::with_exposed_provenance_mut(
+                usize::try_from(address).unwrap(),
+            )),
+            code => Err(code),
+        }
+    }
+
     /// Sets bytes in stream order.
     pub(crate) fn set_bytes(&self, memory: *mut c_void, size: usize, stream: *mut c_void) {
         type SetBytes = unsafe extern "C" fn(*mut c_void, u8, usize, *mut c_void) -> c_int;
