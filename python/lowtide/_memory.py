@@ -6,6 +6,7 @@ import pickle
 import sys
 from typing import Any
 
+from ._files import write
 from ._library import MemoryStat, Status, check, library
 from ._regions import region_stats, regions
 from ._show import MemoryStats
@@ -46,10 +47,11 @@ def snapshot() -> Any:
 
 
 def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
-    """Writes `snapshot()` to a file, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz."""
-    pickled = pickle.dumps(snapshot())
-    with open(path, "wb") as file:
-        file.write(pickled)
+    """Writes `snapshot()` to a file of this user alone, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz.
+
+    Replaces a regular file of this user, and raises `OSError` where anything else is there.
+    """
+    write(path, pickle.dumps(snapshot()))
 
 
 def empty_cache() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from lowtide._library import PATH
 from lowtide.torch import build
 
 
@@ -108,17 +107,6 @@ def test_a_shim_that_is_cut_short_is_built_anew(cache: Path) -> None:
     assert build.find() is None
     build.build()
     assert shim.read_bytes() == whole
-
-
-def test_what_is_no_whole_shared_object_is_told_apart(tmp_path: Path) -> None:
-    whole = PATH.read_bytes()
-    file = tmp_path / "shim.so"
-    assert not build.is_whole(file)
-    half = whole[: len(whole) // 2]
-    for contents in (b"", b"no shared object", whole[:64], half, whole[:-1], half.ljust(len(whole), b"\0")):
-        file.write_bytes(contents)
-        assert not build.is_whole(file), len(contents)
-    assert build.is_whole(PATH)
 
 
 def test_a_cache_that_would_be_another_in_each_directory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

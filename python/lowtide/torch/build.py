@@ -6,22 +6,19 @@ Python's headers, as `torch.utils.cpp_extension` would.
 """
 
 import ctypes
-import fcntl
 import hashlib
 import importlib.util
 import os
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .._errors import Error
+from .._files import locked, private_directory, read_own, write
 from .._library import INCLUDE, library
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -36,13 +33,19 @@ def build() -> ctypes.CDLL:
     """Returns the shim for the PyTorch of this process, loaded. Builds it if no process of this user has.
 
     Installs nothing. Takes ten seconds to a minute the first time, and is safe in many processes at once.
-    Raises `BuildError` where there is no compiler, where headers are missing, or where it does not compile.
+    Raises `BuildError` where there is no compiler, where headers are missing, where it does not compile, or where
+    another user could have put code in its place.
     """
     # Its functions are what the shim looks for when it is loaded.
     library()
     arguments, shim = _plan()
-    if not is_whole(shim):
-        _build_once(arguments, shim)
+    try:
+        # From here on nobody else can change what lies there: what is checked is what is loaded.
+        shim = private_directory(shim.parent) / shim.name
+        if not is_whole(shim):
+            _build_once(arguments, shim)
+    except OSError as error:
+        raise _unkept(error) from None
     try:
         loaded = ctypes.CDLL(str(shim))
     except OSError as error:
@@ -61,27 +64,20 @@ def find() -> Path | None:
     Raises `BuildError` where headers are missing, or there is no place for it.
     """
     _, shim = _plan()
-    return shim if is_whole(shim) else None
+    try:
+        return shim if shim.exists() and is_whole(private_directory(shim.parent) / shim.name) else None
+    except OSError as error:
+        raise _unkept(error) from None
 
 
 def is_whole(shim: Path) -> bool:
-    """Returns whether there is a shared object, up to where its header says that it ends.
+    """Returns whether a shim is as it was built, by the SHA-256 in the file beside it.
 
     A machine that lost its power, or a disk that was full, leaves less, or zeros, and to load that may end the process.
+    Raises `UnsafeError` where one of the two is another user's.
     """
-    try:
-        with shim.open("rb") as file:
-            header = file.read(64)
-            if len(header) < 64 or not header.startswith(b"\x7fELF"):
-                return False
-            # What linkers write last: where the table of sections begins, the size of an entry, how many there are.
-            (start,) = struct.unpack_from("=Q", header, 40)
-            entry_size, count = struct.unpack_from("=HH", header, 58)
-            file.seek(start)
-            sections = file.read(entry_size * count)
-    except OSError:
-        return False
-    return len(sections) == entry_size * count and any(sections)
+    content, expected = read_own(shim), read_own(_checksum_file(shim))
+    return content is not None and expected is not None and _checksum(content) == expected
 
 
 def cache_directory() -> Path:
@@ -181,24 +177,26 @@ def _fingerprint(torch: Any, arguments: list[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _checksum_file(shim: Path) -> Path:
+    return shim.with_suffix(".so.sha256")
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _unkept(error: OSError) -> BuildError:
+    return BuildError(
+        f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory to which only you may write, below none "
+        "of another user's"
+    )
+
+
 def _build_once(arguments: list[str], shim: Path) -> None:
     """Builds the shim unless another process does meanwhile."""
-    try:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(shim.parent / "lock"):
-            if not is_whole(shim):
-                _compile(arguments, shim)
-    except OSError as error:
-        raise BuildError(f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory for it") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        # On a file system without locks two may build; the result appears whole all the same.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with locked(shim.parent / "lock"):
+        if not is_whole(shim):
+            _compile(arguments, shim)
 
 
 def _compile(arguments: list[str], shim: Path) -> None:
@@ -208,12 +206,11 @@ def _compile(arguments: list[str], shim: Path) -> None:
         made = subprocess.run([*command, *arguments, "-o", str(output)], capture_output=True, text=True, check=False)
         if made.returncode != 0:
             log = shim.with_suffix(".log")
-            log.write_text(made.stderr)
+            write(log, made.stderr.encode())
             lines = made.stderr.splitlines() or [f"exit code {made.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise BuildError(f"the shim does not compile with {command[0]}: {first} (the rest is in {log})")
-        # A machine that loses its power afterwards has nothing by that name, or all of it.
-        with output.open("rb") as file:
-            os.fsync(file.fileno())
-        # Whoever does not wait for the lock sees nothing, or all of it.
-        output.replace(shim)
+        content = output.read_bytes()
+    # Whoever does not wait for the lock sees the two fit, or builds.
+    write(shim, content)
+    write(_checksum_file(shim), _checksum(content))
