@@ -63,7 +63,7 @@ fn job_of_requests(
     trace.stacks = std::sync::Arc::new(stacks);
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     scratch.write_snapshot(name, &snapshot)
 }
@@ -143,7 +143,7 @@ fn keeping_job(scratch: &Scratch, name: &str, keeps: &[(&[Frame<'_>], u64)]) -> 
     trace.stacks = std::sync::Arc::new(stacks);
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     scratch.write_snapshot(name, &snapshot)
 }
@@ -246,7 +246,7 @@ fn growth_where_no_steps_are_found_is_told_for_a_part() {
     }
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     let path = scratch.write_snapshot("parts.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
@@ -361,7 +361,7 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
     };
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     let path = scratch.write_snapshot("few.lowtide", &snapshot);
     let path = path.to_str().unwrap();
@@ -516,7 +516,7 @@ fn what_is_paused_counts_in_no_peak() {
     trace.events = events.map(in_mib).to_vec();
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     let path = scratch.write_snapshot("paused.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);

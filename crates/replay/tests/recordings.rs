@@ -299,7 +299,7 @@ fn without_end(whole: &Trace, calls: usize) -> (Trace, usize) {
     }
     let snapshot = Snapshot {
         traces: vec![cut],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     let mut pickle = Vec::new();
     lowtide_trace::write_pickle(&snapshot, &mut pickle).unwrap();

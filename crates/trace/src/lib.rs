@@ -1,8 +1,8 @@
 //! Reads and writes recordings of what an allocator did: PyTorch's memory snapshots, and lowtide's
 //! own compact format.
 //!
-//! [`read`] takes a file of either kind, plain or compressed with zstd or gzip, and tells them apart
-//! by their contents. It accepts what `torch.cuda.memory._dump_snapshot` of torch 2.1 to 2.15 and
+//! [`read`] takes a file of either kind, plain or compressed with zstd, gzip, xz or bzip2, and tells them apart
+//! by their contents; snapshots also as JSON, by `torch.save`, in a page of PyTorch's viewer, and several of them. It accepts what `torch.cuda.memory._dump_snapshot` of torch 2.1 to 2.15 and
 //! the C++ `_memory_snapshot_pickled` write, and never runs what is in a pickle. [`write_pickle`]
 //! writes what PyTorch's viewer shows, [`write_compact`] a file several times smaller, and a [`StreamWriter`] that
 //! while the events happen.
@@ -17,7 +17,7 @@
 //!
 //! # The path of a file
 //!
-//! `source.rs` decompresses it, buffer by buffer. The stack machine in `pickle` carries out the
+//! `source.rs` decompresses it, buffer by buffer, and `form.rs` tells what it is. The stack machine in `pickle` carries out the
 //! opcodes; `snapshot/records.rs` replaces each completed event, block and frame by a fixed record,
 //! so that no tree of a million dicts comes into being; `snapshot/read.rs` picks the records up from
 //! the few dicts above them; and `recover` walks the events backwards from the final segments,
@@ -38,6 +38,7 @@ mod compact;
 mod earlier_files;
 mod error;
 pub mod file_names;
+mod form;
 mod in_force;
 mod last_events;
 mod model;
@@ -91,10 +92,5 @@ pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
 ///
 /// As for [`read`].
 pub fn read_from(reader: impl Read) -> Result<Snapshot, TraceError> {
-    let mut input = Input::open(reader)?;
-    if compact::is_compact(&mut input)? {
-        compact::read(&mut input)
-    } else {
-        snapshot::read(&mut input)
-    }
+    form::read(&mut Input::open(reader)?)
 }

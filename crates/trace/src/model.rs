@@ -9,7 +9,7 @@ use lowtide_core::{
 };
 
 use crate::budget::Budget;
-use crate::error::TraceError;
+use crate::error::{ErrorKind, TraceError};
 use crate::notes::{Note, NoteId};
 use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
@@ -17,8 +17,13 @@ use crate::stacks::{StackId, StackTable};
 /// What one file says.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// One trace for each device that the file says anything about, by device.
+    /// One trace for each device that the file says anything about, by device; of a file that has several snapshots, as
+    /// of several ranks, those of each in turn.
     pub traces: Vec<Trace>,
+    /// The recordings of the host's pinned memory: as traces are, but of no device. One for each snapshot that has it.
+    pub host: Vec<Trace>,
+    /// What of the file is in neither, each as a sentence without its capital and its end.
+    pub left_out: Vec<String>,
     /// Whether the recorder was killed before it wrote the end of the file, so that the last events
     /// and the final segments may be missing. Only of lowtide's own format: a pickle without its end
     /// is an error.
@@ -28,7 +33,9 @@ pub struct Snapshot {
 /// Everything that a recording says about one device.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// The device's number.
+    /// What the file calls the snapshot, such as its rank, where it has several.
+    pub member: Option<Arc<str>>,
+    /// The device's number; 0 for the host.
     pub device: u32,
     /// What happened, oldest first.
     ///
@@ -166,6 +173,31 @@ pub enum AnnotationStage {
     Start,
     /// It ends.
     End,
+}
+
+impl Snapshot {
+    /// Returns whether a file of one snapshot can hold it.
+    ///
+    /// # Errors
+    ///
+    /// If two of its traces are of one device, or of the host, as where a file has the snapshots of several ranks.
+    pub(crate) fn check_is_one(&self) -> Result<(), TraceError> {
+        let mut devices = BTreeSet::new();
+        let twice = self
+            .traces
+            .iter()
+            .find(|trace| !devices.insert(trace.device));
+        let what = match (twice, &self.host[..]) {
+            (Some(trace), _) => format!("device {}", trace.device),
+            (None, [_, _, ..]) => "pinned host memory".to_owned(),
+            (None, _) => return Ok(()),
+        };
+        let what = format!(
+            "several snapshots have {what}, and a file of this format has one; write each to a file of its own, in Python \
+             by pickle.dump"
+        );
+        Err(TraceError::new(ErrorKind::Contradiction, what))
+    }
 }
 
 impl Trace {

@@ -10,7 +10,8 @@ use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, MempoolId,
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{
-    AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Trace, TraceEvent,
+    AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Snapshot, Trace,
+    TraceEvent,
 };
 use crate::pickle::StringId;
 use crate::recover;
@@ -22,6 +23,8 @@ pub(crate) const DEVICES_MAX: u32 = 128;
 /// What a file says about one device.
 #[derive(Default)]
 pub(crate) struct Parts {
+    /// What the file calls the snapshot, where it has several.
+    pub(crate) member: Option<Arc<str>>,
     pub(crate) events: Vec<TraceEvent>,
     segments: Vec<SegmentSnapshot>,
     /// What was there before the first event, where the file says that and not what was left at the end.
@@ -39,7 +42,7 @@ pub(crate) struct Parts {
 }
 
 /// The call stacks that allocated the blocks in use at the end, by the addresses of the blocks.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct BlockStacks(HashMap<DeviceAddress, StackId>);
 
 impl Parts {
@@ -62,6 +65,49 @@ impl Parts {
             .map(|segment| segment.blocks.len())
             .sum::<usize>();
         self.held_before = Some(segments);
+    }
+
+    /// Returns whether the recorder's own marks are all that the file says.
+    pub(crate) fn are_marks(&self) -> bool {
+        let is_mark = |event: &TraceEvent| event.event.action == Action::Snapshot;
+        self.segments.is_empty() && self.held_before.is_none() && self.events.iter().all(is_mark)
+    }
+
+    /// Puts what the host has into `all`, if it has anything. Where its events contradict each other, which they may as
+    /// threads record them without a common lock, what was there at the end is put alone, and that is noted.
+    ///
+    /// # Errors
+    ///
+    /// If it would take too much memory.
+    pub(crate) fn into_host(
+        self,
+        stacks: &Arc<StackTable>,
+        budget: &mut Budget,
+        all: &mut Snapshot,
+    ) -> Result<(), TraceError> {
+        if self.are_marks() {
+            return Ok(());
+        }
+        budget.take(1, self.retained_bytes())?;
+        let at_end = Parts {
+            member: self.member.clone(),
+            segments: self.segments.clone(),
+            blocks: self.blocks,
+            block_stacks: self.block_stacks.clone(),
+            ..Parts::default()
+        };
+        let trace = match self.into_trace(0, Arc::clone(stacks), budget) {
+            Err(error) if error.is_contradiction() => {
+                all.left_out.push(format!(
+                    "the events of pinned host memory contradict each other ({error}), so what was there at the end \
+                     is all that is known of it"
+                ));
+                at_end.into_trace(0, Arc::clone(stacks), budget)?
+            }
+            other => other?,
+        };
+        all.host.push(trace);
+        Ok(())
     }
 
     /// Returns about how much memory they take.
@@ -139,6 +185,7 @@ impl Parts {
         let mut initial = held_before.unwrap_or(recovered.initial);
         initial.paused = self.paused_before;
         Ok(Trace {
+            member: self.member,
             device,
             events: recovered.events,
             initial,

@@ -7,6 +7,8 @@ use std::cell::Cell;
 use std::io::{self, BufReader, Read};
 use std::rc::Rc;
 
+use lzma_rust2::XzReader;
+
 use crate::budget::{Density, too_much_memory};
 use crate::error::{ErrorKind, TraceError};
 
@@ -14,8 +16,44 @@ use crate::error::{ErrorKind, TraceError};
 /// enough to stay in the second-level cache together with the tables that it is read into.
 const BUFFER_BYTES: usize = 128 << 10;
 
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// How much of an xz file's past its later bytes may refer to, in KiB, and what a decoder takes beside that: the most
+/// that zstd's `--ultra` levels use, and twice what `xz -9` does.
+const XZ_MEMORY_KIB: u32 = (128 << 10) + 1024;
+
+/// How a file is compressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Compression {
+    Zstd,
+    Gzip,
+    Xz,
+    Bzip2,
+}
+
+impl Compression {
+    /// The most bytes that tell.
+    const MAGIC_BYTES_MAX: usize = 6;
+
+    /// Returns the compression of a file that starts with `bytes`; `None` where it is of none that is known.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Compression> {
+        match bytes {
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Compression::Zstd),
+            [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Compression::Xz),
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
+            _ => None,
+        }
+    }
+
+    /// Returns what messages call it, which is the name of the program that undoes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Compression::Zstd => "zstd",
+            Compression::Gzip => "gzip",
+            Compression::Xz => "xz",
+            Compression::Bzip2 => "bzip2",
+        }
+    }
+}
 
 /// Returns to how many bytes a file may expand of which `file_bytes` have been read.
 ///
@@ -28,8 +66,8 @@ fn expanded_bytes_max(file_bytes: u64) -> u64 {
 /// The decompressed bytes of a file, one buffer at a time.
 pub(crate) struct Input<'r> {
     reader: Box<dyn Read + 'r>,
-    /// The compression, for messages.
-    compression: &'static str,
+    /// How it is encoded, for messages; empty where it is not.
+    encoding: &'static str,
     /// Bytes read from the file itself, before decompression.
     file_bytes: Rc<Cell<u64>>,
     buffer: Box<[u8]>,
@@ -43,32 +81,64 @@ pub(crate) struct Input<'r> {
 impl<'r> Input<'r> {
     /// Returns the decompressed contents of `reader`, whose compression is told by its first bytes.
     pub(crate) fn open(mut reader: impl Read + 'r) -> Result<Input<'r>, TraceError> {
-        let mut magic = Vec::with_capacity(4);
-        reader.by_ref().take(4).read_to_end(&mut magic)?;
-        let is_zstd = magic == ZSTD_MAGIC;
-        let is_gzip = magic.starts_with(&GZIP_MAGIC);
+        let mut magic = Vec::with_capacity(Compression::MAGIC_BYTES_MAX);
+        let magic_bytes = Compression::MAGIC_BYTES_MAX as u64;
+        reader.by_ref().take(magic_bytes).read_to_end(&mut magic)?;
+        let compression = Compression::of(&magic);
         let file_bytes = Rc::new(Cell::new(0));
         let file = Counted {
             reader: io::Cursor::new(magic).chain(reader),
             bytes: Rc::clone(&file_bytes),
         };
-        let (reader, compression): (Box<dyn Read + 'r>, _) = if is_zstd {
-            (zstd_reader(file)?, "zstd")
-        } else if is_gzip {
-            let file = BufReader::with_capacity(BUFFER_BYTES, file);
-            (Box::new(flate2::bufread::MultiGzDecoder::new(file)), "gzip")
-        } else {
-            (Box::new(file), "")
+        let Some(compression) = compression else {
+            return Ok(Input::new(Box::new(file), "", file_bytes));
         };
-        Ok(Input {
+        let file = BufReader::with_capacity(BUFFER_BYTES, file);
+        let reader: Box<dyn Read + 'r> = match compression {
+            Compression::Zstd => zstd_reader(file)?,
+            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
+            Compression::Xz => Box::new(XzReader::new_mem_limit(file, true, XZ_MEMORY_KIB)),
+            Compression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(file)),
+        };
+        Ok(Input::new(reader, compression.name(), file_bytes))
+    }
+
+    fn new(
+        reader: Box<dyn Read + 'r>,
+        encoding: &'static str,
+        file_bytes: Rc<Cell<u64>>,
+    ) -> Input<'r> {
+        Input {
             reader,
-            compression,
+            encoding,
             file_bytes,
             buffer: vec![0; BUFFER_BYTES].into(),
             start: 0,
             end: 0,
             buffer_offset: 0,
-        })
+        }
+    }
+
+    /// Returns what `decode` makes of the bytes before the next `end`, which the file has encoded as `encoding` says. Its
+    /// memory is that of the file.
+    pub(crate) fn decoded_before<'i, D: Read + 'i>(
+        &'i mut self,
+        end: u8,
+        encoding: &'static str,
+        decode: impl FnOnce(Before<'i, 'r>) -> D,
+    ) -> Input<'i> {
+        let file_bytes = Rc::clone(&self.file_bytes);
+        let encoded = Before { input: self, end };
+        Input::new(Box::new(decode(encoded)), encoding, file_bytes)
+    }
+
+    /// Takes some of the bytes that are next into `buffer`, none at the end of the file; returns how many.
+    pub(crate) fn take_some(&mut self, buffer: &mut [u8]) -> Result<usize, TraceError> {
+        let ready = self.peek(1)?;
+        let count = ready.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&ready[..count]);
+        self.start += count;
+        Ok(count)
     }
 
     /// Returns the offset of the next byte in the decompressed file.
@@ -222,9 +292,20 @@ impl<'r> Input<'r> {
     }
 
     fn read_failed(&self, error: io::Error) -> TraceError {
-        match (self.compression, error.kind()) {
+        // An input may be what another has encoded.
+        let error = match error.downcast::<TraceError>() {
+            Ok(error) => return error,
+            Err(error) => error,
+        };
+        match (self.encoding, error.kind()) {
             (_, io::ErrorKind::UnexpectedEof) => self.truncated(),
             ("", _) => self.fail(error.into()),
+            (name, io::ErrorKind::OutOfMemory) => {
+                let what = format!(
+                    "the {name} data needs more than 128 MiB of memory; decompress it with {name} -d"
+                );
+                self.fail(TraceError::new(ErrorKind::Limit, what))
+            }
             // Decoders report damage as an i/o error without a number of the operating system.
             (name, _) if error.raw_os_error().is_none() => {
                 let what = format!("the {name} data is damaged: {error}");
@@ -235,9 +316,28 @@ impl<'r> Input<'r> {
     }
 }
 
+/// The bytes of an input before the next `end`.
+pub(crate) struct Before<'i, 'r> {
+    input: &'i mut Input<'r>,
+    end: u8,
+}
+
+impl Read for Before<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let ready = self.input.peek(1).map_err(io::Error::other)?;
+        if ready.is_empty() && !buffer.is_empty() {
+            return Err(io::Error::other(self.input.truncated()));
+        }
+        let before = ready.iter().position(|&byte| byte == self.end);
+        let count = before.unwrap_or(ready.len()).min(buffer.len());
+        self.input
+            .take_some(&mut buffer[..count])
+            .map_err(io::Error::other)
+    }
+}
+
 #[cfg(feature = "zstd")]
-fn zstd_reader<'r>(file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
-    let file = BufReader::with_capacity(BUFFER_BYTES, file);
+fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
     // 128 MiB: the most that the format's default and `--ultra` levels use.
     decoder.window_log_max(27)?;

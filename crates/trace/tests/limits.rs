@@ -39,6 +39,95 @@ fn bombs() {
     assert!(refused(&bomb(b"N0", 100 << 20)).is_limit());
 }
 
+/// `head` and `unit` again and again, compressed as `pack` does.
+fn packed<W: std::io::Write>(head: &[u8], unit: &[u8], expanded_bytes: usize, mut pack: W) -> W {
+    pack.write_all(head).expect("memory takes everything");
+    let block = unit.repeat((1 << 20) / unit.len());
+    for _ in 0..expanded_bytes / block.len() {
+        pack.write_all(&block).expect("memory takes everything");
+    }
+    pack
+}
+
+fn gzip(head: &[u8], unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
+    let gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    packed(head, unit, expanded_bytes, gzip)
+        .finish()
+        .expect("memory takes everything")
+}
+
+fn xz(head: &[u8], unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
+    let options = lzma_rust2::XzOptions::with_preset(0);
+    let xz = lzma_rust2::XzWriter::new(Vec::new(), options).expect("memory takes everything");
+    packed(head, unit, expanded_bytes, xz)
+        .finish()
+        .expect("memory takes everything")
+}
+
+#[test]
+fn bombs_of_other_compressions() {
+    // A text of 4 GiB, of which a part is there.
+    let head = b"\x80\x04X\xff\xff\xff\xff";
+    let bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    let bzip2 = packed(head, b"a", 90 << 20, bzip2);
+    let bzip2 = bzip2.finish().expect("memory takes everything");
+    for bomb in [&bzip2, &xz(head, b"a", 90 << 20)] {
+        assert!(bomb.len() < 20_000, "{}", bomb.len());
+        let error = refused(bomb);
+        assert!(error.is_limit(), "{error}");
+        assert!(error.to_string().contains("more than a thousandfold"));
+    }
+    // Of one in another, the outer alone is undone.
+    let error = refused(&gzip(&bzip2, b"x", 0));
+    assert!(error.to_string().contains("compressed twice"), "{error}");
+}
+
+#[test]
+fn a_huge_dictionary_is_refused_before_it_is_made() {
+    let mut xz = xz(b"\x80\x04].", b"x", 0);
+    read_from(&xz[..]).expect("an empty list of segments");
+    // The header of the first block: its length in fours, flags, LZMA2, one byte, the dictionary's size; then a sum.
+    let header = 12..12 + 4 * (usize::from(xz[12]) + 1);
+    assert_eq!(xz[14..16], [0x21, 1]);
+    // 4 GiB, and 192 MiB.
+    for size in [40, 31] {
+        xz[16] = size;
+        let mut sum = flate2::Crc::new();
+        sum.update(&xz[header.start..header.end - 4]);
+        xz[header.end - 4..header.end].copy_from_slice(&sum.sum().to_le_bytes());
+        let error = refused(&xz);
+        assert!(error.is_limit(), "{error}");
+        let todo = "needs more than 128 MiB of memory; decompress it with xz -d";
+        assert!(error.to_string().ends_with(todo), "{error}");
+    }
+}
+
+#[test]
+fn json_and_pages_cost_no_more_than_pickles() {
+    for unit in [&b"{},"[..], b"[],", b"1,", b"{\"a\":1},"] {
+        let error = refused(&gzip(b"{\"segments\":[", unit, 130 << 20));
+        assert!(error.is_limit(), "{unit:?}: {error}");
+    }
+    let endless = refused(&gzip(b"{\"segments\":\"", b"xy", 40 << 20));
+    assert!(
+        endless.to_string().contains("a text has no end"),
+        "{endless}"
+    );
+    let deep = [&b"{\"segments\":"[..], &b"[".repeat(100_000)].concat();
+    assert!(refused(&deep).is_malformed());
+    // A page's snapshot has the memory of the page: it is `]` again and again.
+    let error = refused(&gzip(b"<script>[{\"base64\": \"gAQo", b"XV1d", 130 << 20));
+    assert!(error.is_limit(), "{error}");
+}
+
+#[cfg(feature = "zstd")]
+#[test]
+fn what_a_pickle_refers_to_in_python_is_counted() {
+    for unit in [&b"ccollections\nOrderedDict\n)R"[..], b"ctorch\nSize\n\x94"] {
+        assert!(refused(&bomb(unit, 100 << 20)).is_limit(), "{unit:?}");
+    }
+}
+
 #[test]
 fn claimed_lengths_reserve_nothing() {
     let lengths: [&[u8]; 6] = [
@@ -243,7 +332,7 @@ fn many_blocks_from_before_the_first_event_are_no_fault() {
     };
     let snapshot = Snapshot {
         traces: vec![trace],
-        is_cut_off: false,
+        ..Snapshot::default()
     };
     let mut pickle = Vec::new();
     write_pickle(&snapshot, &mut pickle).unwrap();

@@ -100,7 +100,7 @@ fn pickle_of(trace: Trace) -> Vec<u8> {
 fn whole(traces: Vec<Trace>) -> Snapshot {
     Snapshot {
         traces,
-        is_cut_off: false,
+        ..Snapshot::default()
     }
 }
 

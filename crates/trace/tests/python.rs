@@ -236,14 +236,13 @@ fn error(name: &str) -> TraceError {
 
 #[test]
 fn code_is_refused() {
-    for (name, opcode) in [("code2", "GLOBAL"), ("code4", "STACK_GLOBAL")] {
+    for name in ["code2", "code4"] {
         let error = error(name);
         assert!(error.is_code());
+        let line = error.to_string();
         assert!(
-            error
-                .to_string()
-                .contains(&format!("wants to run code (opcode {opcode})")),
-            "{error}"
+            line.contains("wants to run code (`posix.system`)"),
+            "{line}"
         );
     }
 }
@@ -253,11 +252,6 @@ fn other_files_are_refused() {
     assert!(error("not_a_snapshot").is_not_a_recording());
     let missing = error("missing");
     assert!(missing.is_io(), "{missing}");
-    assert!(
-        read_from(&b"PK\x03\x04 a zip"[..])
-            .unwrap_err()
-            .is_not_a_recording()
-    );
     assert!(read_from(&b""[..]).unwrap_err().is_truncated());
     assert!(read_from(&b"\x80\x09."[..]).unwrap_err().is_malformed());
 }

@@ -328,6 +328,7 @@ fn trace(
         },
     );
     Trace {
+        member: None,
         device,
         events: events.collect(),
         initial: begin.initial(&end),
@@ -389,9 +390,17 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
         .iter()
         .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks, &notes));
     let is_something = |trace: &Trace| !trace.events.is_empty() || !trace.segments.is_empty();
+    // What the host has is as what a device has, without what PyTorch has of devices alone.
+    let host = devices.first().map(|(_, ops, lost)| Trace {
+        settings: AllocatorSettings::default(),
+        annotations: Vec::new(),
+        regions: [].into(),
+        ..trace(0, ops, *lost, &table, &stacks, &notes)
+    });
     Snapshot {
         traces: traces.filter(is_something).collect(),
-        is_cut_off: false,
+        host: host.into_iter().filter(is_something).collect(),
+        ..Snapshot::default()
     }
 }
 
@@ -400,7 +409,9 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
 fn assert_same(one: &Snapshot, other: &Snapshot) {
     assert_eq!(one.is_cut_off, other.is_cut_off);
     assert_eq!(one.traces.len(), other.traces.len());
-    for (one, other) in one.traces.iter().zip(&other.traces) {
+    assert_eq!(one.host.len(), other.host.len());
+    let ones = one.traces.iter().chain(&one.host);
+    for (one, other) in ones.zip(other.traces.iter().chain(&other.host)) {
         let frames = |trace: &Trace, stack| {
             let frames = trace.stacks.frames(stack);
             let own =

@@ -96,7 +96,7 @@ fn a_real_recording_without_its_beginning() {
         rest.events.drain(..lost);
         let rest = Snapshot {
             traces: vec![rest],
-            is_cut_off: false,
+            ..Snapshot::default()
         };
         let mut pickle = Vec::new();
         write_pickle(&rest, &mut pickle).unwrap();

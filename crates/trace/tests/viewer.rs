@@ -124,6 +124,7 @@ fn long(count: usize) -> Snapshot {
     };
     Snapshot {
         traces: vec![Trace {
+            member: None,
             device: 0,
             events: mapped.chain(allocated).chain(paused).collect(),
             initial: InitialState::default(),
@@ -135,7 +136,7 @@ fn long(count: usize) -> Snapshot {
             regions: [].into(),
             skipped_events: 0,
         }],
-        is_cut_off: false,
+        ..Snapshot::default()
     }
 }
 

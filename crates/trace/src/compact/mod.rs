@@ -32,6 +32,8 @@
 //! | `P` paused before | what of that was paused: events, as in `E` |
 //! | `R` regions | the tags of lowtide's regions: *n* and *n* pool, *n* tag (number of a string), repeated; a pool that comes twice has the later one |
 //! | `M` segments | the segments at the end, repeated: *n* address, *n* size, *n* stream, *n* and *n* pool, 1 byte flags (1 large, 2 expandable), *n* count of blocks, then for each block: *n* size, *n* requested, 1 byte state (0 allocated, 1 pending free, 2 inactive), *n* stack |
+//! | `e` host's events | those of the host's pinned memory, laid out as `E`; a reader may skip it, as of no device |
+//! | `m` host's segments | those of it at the end, laid out as `M` |
 //! | `Z` end | *n* for each device in the order of their `D`: how many entries its recording had that are no events. Missing where the recorder was killed |
 //!
 //! An event starts with a byte: the number of its action in the lower four bits (the order of
@@ -87,6 +89,8 @@ mod section {
     pub(super) const PAUSED_BEFORE: u8 = b'P';
     pub(super) const REGIONS: u8 = b'R';
     pub(super) const SEGMENTS: u8 = b'M';
+    pub(super) const HOST_EVENTS: u8 = b'e';
+    pub(super) const HOST_SEGMENTS: u8 = b'm';
     pub(super) const END: u8 = b'Z';
 }
 

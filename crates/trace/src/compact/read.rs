@@ -15,7 +15,7 @@ use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
 use crate::notes::{NoteId, NoteRecord, too_many_notes};
-use crate::parts::{DEVICES_MAX, Parts};
+use crate::parts::{BlockStacks, DEVICES_MAX, Parts};
 use crate::pickle::StringId;
 use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
@@ -101,18 +101,25 @@ struct Reader {
     devices: Vec<(u32, Parts)>,
     /// The device, by its place in `devices`, that was named last.
     current: usize,
+    host: Parts,
 }
 
 impl Reader {
     fn finish(self, input: &Input<'_>, is_cut_off: bool) -> Result<Snapshot, TraceError> {
         let mut budget = self.budget(input)?;
         let stacks = Arc::new(self.stacks);
-        let mut traces = Vec::new();
-        for (device, parts) in self.devices {
-            traces.push(parts.into_trace(device, Arc::clone(&stacks), &mut budget)?);
+        let mut snapshot = Snapshot {
+            is_cut_off,
+            ..Snapshot::default()
+        };
+        let devices = self.devices.into_iter();
+        for (device, parts) in devices.filter(|(_, parts)| !parts.are_marks()) {
+            let trace = parts.into_trace(device, Arc::clone(&stacks), &mut budget)?;
+            snapshot.traces.push(trace);
         }
-        traces.sort_by_key(|trace| trace.device);
-        Ok(Snapshot { traces, is_cut_off })
+        snapshot.traces.sort_by_key(|trace| trace.device);
+        self.host.into_host(&stacks, &mut budget, &mut snapshot)?;
+        Ok(snapshot)
     }
 
     fn section(&mut self, kind: u8, payload: &[u8]) -> Result<(), TraceError> {
@@ -151,13 +158,25 @@ impl Reader {
             section::REGIONS => self.read_regions(&mut payload),
             section::ANNOTATIONS => self.read_annotations(&mut payload),
             section::HELD_BEFORE => {
-                let held = self.read_segments(&mut payload)?;
+                let held = self.read_device_segments(&mut payload)?;
                 self.parts()?.begin_with(held);
                 Ok(())
             }
             section::SEGMENTS => {
-                let held = self.read_segments(&mut payload)?;
+                let held = self.read_device_segments(&mut payload)?;
                 self.parts()?.push_segments(held);
+                Ok(())
+            }
+            section::HOST_EVENTS => {
+                let events = mem::take(&mut self.host.events);
+                self.host.events = self.read_events(&mut payload, events)?;
+                Ok(())
+            }
+            section::HOST_SEGMENTS => {
+                let mut host = mem::take(&mut self.host);
+                let held = self.read_segments(&mut payload, &mut host.block_stacks)?;
+                host.push_segments(held);
+                self.host = host;
                 Ok(())
             }
             // A later version may add sections that this one can do without.
@@ -311,9 +330,21 @@ impl Reader {
         Ok(Arc::clone(name))
     }
 
-    fn read_segments(
+    fn read_device_segments(
         &mut self,
         payload: &mut Payload<'_>,
+    ) -> Result<Vec<SegmentSnapshot>, TraceError> {
+        let mut stacks = mem::take(&mut self.parts()?.block_stacks);
+        let held = self.read_segments(payload, &mut stacks)?;
+        self.parts()?.block_stacks = stacks;
+        Ok(held)
+    }
+
+    /// Returns the segments of a payload, and puts the stacks of their blocks into `block_stacks`.
+    fn read_segments(
+        &self,
+        payload: &mut Payload<'_>,
+        block_stacks: &mut BlockStacks,
     ) -> Result<Vec<SegmentSnapshot>, TraceError> {
         let mut segments = Vec::new();
         while !payload.is_empty() {
@@ -347,7 +378,7 @@ impl Reader {
                 if size.is_zero() || size.get() > end - address.get() {
                     return Err(does_not_tile());
                 }
-                self.parts()?.block_stacks.insert(address, stack);
+                block_stacks.insert(address, stack);
                 segment.blocks.push(BlockSnapshot {
                     address,
                     size,
@@ -393,6 +424,7 @@ impl Reader {
         for (_, parts) in &self.devices {
             budget.take(1, parts.retained_bytes())?;
         }
+        budget.take(1, self.host.retained_bytes())?;
         Ok(budget)
     }
 }

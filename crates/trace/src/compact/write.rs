@@ -25,11 +25,15 @@ const ITEMS_PER_SECTION: usize = 4096;
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to.
+/// If `out` cannot be written to, or two traces are of one device, or of the host.
 pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
+    snapshot.check_is_one()?;
     let mut writer = CompactWriter::new(out)?;
     for trace in &snapshot.traces {
         writer.trace(trace)?;
+    }
+    for trace in &snapshot.host {
+        writer.host(trace)?;
     }
     let mut end = Vec::new();
     for trace in &snapshot.traces {
@@ -92,11 +96,23 @@ impl<W: Write> CompactWriter<W> {
             self.tables(section::ANNOTATIONS, &payload)?;
         }
         self.regions(&trace.regions)?;
+        self.final_segments(section::SEGMENTS, trace)
+    }
+
+    fn host(&mut self, trace: &Trace) -> io::Result<()> {
+        self.tables.numbers.clear();
+        self.tables.note_numbers.clear();
+        self.events(section::HOST_EVENTS, &trace.events, &trace.stacks)?;
+        self.final_segments(section::HOST_SEGMENTS, trace)
+    }
+
+    /// Writes the segments at the end of `trace` as a section of a kind.
+    fn final_segments(&mut self, kind: u8, trace: &Trace) -> io::Result<()> {
         let stacks = final_block_stacks(trace);
         let segments = self.segments(&trace.segments, |tables, block| {
             tables.stack(&trace.stacks, stacks.stack(block))
         });
-        self.tables(section::SEGMENTS, &segments)
+        self.tables(kind, &segments)
     }
 
     /// Writes events, whose stacks and notes are in `table`, in as many sections of a kind as they need.

@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::callables::{Callable, NumberType};
 use super::strings::{StringId, Strings};
 use crate::budget::vector_bytes;
 use crate::error::{ErrorKind, TraceError};
@@ -24,8 +25,14 @@ pub(crate) enum Value {
     List(u32),
     Dict(u32),
     Tuple(u32),
-    /// Something that no field of a recording holds, and that is only carried along: bytes, or an
-    /// integer of more than 64 bits.
+    /// Few bytes: each is a letter of the string.
+    Bytes(StringId),
+    /// What the pickle refers to in Python.
+    Callable(Callable),
+    /// A type of numpy's.
+    NumberType(NumberType),
+    /// Something that no field of a recording holds, and that is only carried along: many bytes, or
+    /// an integer of more than 64 bits.
     Opaque,
 }
 

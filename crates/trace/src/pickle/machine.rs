@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use hashbrown::HashMap;
 
+use super::callables;
 use super::heap::{Dict, Heap, Reference, Value};
 use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
@@ -218,6 +219,14 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
                 let value = *self.stack.last().ok_or_else(stack_is_empty)?;
                 self.push(value)
             }
+            op::REDUCE | op::NEWOBJ => {
+                let height = self.height_below(2)?;
+                let (callable, arguments) = (self.stack[height], self.stack[height + 1]);
+                self.stack.truncate(height);
+                let value = callables::result(&mut self.heap, callable, arguments)?;
+                self.push(value)
+            }
+            op::BUILD => self.build(),
             _ => {
                 let value = self.scalar(opcode)?;
                 self.push(value)
@@ -254,7 +263,9 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             }
             op::SHORT_BINBYTES => {
                 let count = self.input.byte()?;
-                self.skip(u64::from(count))?
+                let letters = self.input.bytes(usize::from(count))?.iter().copied();
+                let text: String = letters.map(char::from).collect();
+                Value::Bytes(self.heap.strings.intern(&text))
             }
             op::BINBYTES => {
                 let count = u32::from_le_bytes(self.input.array()?);
@@ -263,6 +274,17 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             op::BINBYTES8 => {
                 let count = u64::from_le_bytes(self.input.array()?);
                 self.skip(count)?
+            }
+            op::GLOBAL => {
+                let (module, name) = (self.input.line()?, self.input.line()?);
+                Value::Callable(callables::find(&utf8(&module)?, &utf8(&name)?)?)
+            }
+            op::STACK_GLOBAL => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let names = self.heap.text(module).zip(self.heap.text(name));
+                let no_text = || TraceError::malformed("a name in Python is not a text");
+                let (module, name) = names.ok_or_else(no_text)?;
+                Value::Callable(callables::find(module, name)?)
             }
             op::INT | op::LONG | op::FLOAT | op::STRING | op::UNICODE => self.text(opcode)?,
             op::GET | op::PUT => return self.text_memo(opcode),
@@ -453,6 +475,15 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         let tuple = self.heap.new_tuple(items);
         self.drop_above(height);
         self.push(tuple)
+    }
+
+    /// Takes the state of a type of numpy's; no other object's is understood.
+    fn build(&mut self) -> Result<(), TraceError> {
+        let state = self.pop()?;
+        match self.stack[self.height_below(1)?] {
+            Value::NumberType(_) => callables::check_number_type(&self.heap, state),
+            _ => Err(refuse(op::BUILD)),
+        }
     }
 
     fn string(&mut self, count: u64) -> Result<Value, TraceError> {

@@ -1,6 +1,7 @@
 //! The pickle opcodes, by the names that Python's `pickletools` gives them.
 //!
-//! [`code_name`] lists those that can call into Python: nothing here carries them out.
+//! [`code_name`] lists those that can call into Python: nothing here carries them out. What the few others that refer to
+//! Python make is in `callables.rs`.
 
 /// What each opcode byte means; the machine handles these.
 pub(crate) mod data {
@@ -53,18 +54,20 @@ pub(crate) mod data {
     pub(crate) const BINBYTES8: u8 = 0x8e;
     pub(crate) const MEMOIZE: u8 = 0x94;
     pub(crate) const FRAME: u8 = 0x95;
+    // Those that refer to Python: of few things it is known without Python what they make.
+    pub(crate) const GLOBAL: u8 = b'c';
+    pub(crate) const STACK_GLOBAL: u8 = 0x93;
+    pub(crate) const REDUCE: u8 = b'R';
+    pub(crate) const NEWOBJ: u8 = 0x81;
+    pub(crate) const BUILD: u8 = b'b';
 }
 
 /// Returns the name of an opcode that calls into Python, or refers to what only Python has.
 pub(crate) fn code_name(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
-        b'c' => "GLOBAL",
-        0x93 => "STACK_GLOBAL",
-        b'R' => "REDUCE",
-        b'b' => "BUILD",
+        data::BUILD => "BUILD",
         b'i' => "INST",
         b'o' => "OBJ",
-        0x81 => "NEWOBJ",
         0x92 => "NEWOBJ_EX",
         0x82 => "EXT1",
         0x83 => "EXT2",

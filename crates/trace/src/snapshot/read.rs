@@ -4,112 +4,244 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use hashbrown::{HashMap, HashSet};
 use lowtide_core::{
     Action, BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
 };
 
+use super::json;
 use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, action, known_strings, natural, pool_id, stream};
 use crate::budget::{Budget, Density};
-use crate::error::{ErrorKind, TraceError};
+use crate::error::TraceError;
+use crate::form::foreign;
 use crate::in_force::conf_pairs;
 use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
 use crate::parts::{DEVICES_MAX, Parts};
-use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value, opcode};
+use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value};
 use crate::recover;
 use crate::source::Input;
+use crate::stacks::StackTable;
+
+/// From so many items on, a list is looked at for one snapshot alone.
+const MANY_ITEMS: usize = 16;
 
 /// Returns the snapshot whose pickle is in `input`.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
-    match input.peek(1)?.first().copied() {
-        None => return Err(TraceError::new(ErrorKind::Truncated, "the file is empty")),
-        Some(opcode::PROTO | opcode::MARK | opcode::EMPTY_DICT | opcode::EMPTY_LIST) => {}
-        Some(_) => {
-            let what = "neither a pickle nor a recording of lowtide's; \
-                        expected what torch.cuda.memory._dump_snapshot writes";
-            return Err(TraceError::new(ErrorKind::Foreign, what));
-        }
-    }
     let mut records = Records::default();
     let (root, heap) = Machine::run(input, &mut records, known_strings())?;
-    let mut budget = Budget::new(input.retained_bytes_max(Density::Pickle));
-    budget.take(1, heap.retained_bytes() + records.retained_bytes())?;
-    let reader = Reader {
-        heap,
-        records,
-        budget,
-    };
-    reader.snapshot(root)
+    Reader::new(input, heap, records)?.snapshot(root)
+}
+
+/// Returns the snapshot whose JSON is in `input`.
+pub(crate) fn read_json(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    let mut records = Records::default();
+    let (root, heap) = json::read(input, &mut records)?;
+    Reader::new(input, heap, records)?.snapshot(root)
 }
 
 struct Reader {
     heap: Heap<Record>,
     records: Records,
     budget: Budget,
+    /// The long lists that a snapshot has, by number: no other has them, too.
+    taken: HashSet<u32>,
 }
 
-/// What a list says of one device, before its events are taken.
-struct DeviceTrace {
-    device: u32,
-    events: Runs,
+/// What one snapshot says, before its events are taken.
+#[derive(Default)]
+struct Member {
+    /// What the file calls it, where it has several.
+    name: Option<Arc<str>>,
+    devices: BTreeMap<u32, Parts>,
+    host: Parts,
+    settings: AllocatorSettings,
+    pauses: BTreeMap<u32, Vec<Pause>>,
+    /// Whose events are which, in the order of the records.
+    events: Vec<(Owner, Runs)>,
+}
+
+/// Whose events a list has.
+#[derive(Clone, Copy)]
+enum Owner {
+    Device(u32),
+    Host,
+    /// Nobody's: they have been taken.
+    Pauses,
 }
 
 impl Reader {
+    fn new(input: &Input<'_>, heap: Heap<Record>, records: Records) -> Result<Reader, TraceError> {
+        let mut budget = Budget::new(input.retained_bytes_max(Density::Pickle));
+        budget.take(1, heap.retained_bytes() + records.retained_bytes())?;
+        Ok(Reader {
+            heap,
+            records,
+            budget,
+            taken: HashSet::new(),
+        })
+    }
+
     fn snapshot(mut self, root: Value) -> Result<Snapshot, TraceError> {
-        let (segments, traces) = match self.heap.kept(root)? {
-            // What `torch.cuda.memory_snapshot()` returns: segments only.
+        let mut members = Vec::new();
+        let mut left_out = Vec::new();
+        let roots = self.roots(root, &mut left_out)?;
+        for (name, root) in roots {
+            self.budget.take(1, size_of::<Member>() as u64)?;
+            let member = self.member(root);
+            members.push(match name {
+                None => member?,
+                Some(name) => Member {
+                    name: Some(name.as_str().into()),
+                    ..member.map_err(|error| error.in_part(&format!("snapshot {name}")))?
+                },
+            });
+        }
+        let Reader {
+            heap,
+            mut records,
+            mut budget,
+            ..
+        } = self;
+        budget.give_back(heap.retained_bytes());
+        records.stacks.strings = heap.into_strings();
+        budget.take(1, records.stacks.strings.retained_bytes())?;
+        // From the last to the first, so that each takes its events off the end.
+        for member in members.iter_mut().rev() {
+            member.take_events(&mut records.events, &mut budget)?;
+        }
+        let stacks = Arc::new(records.stacks);
+        let mut snapshot = Snapshot {
+            left_out,
+            ..Snapshot::default()
+        };
+        for member in members {
+            member.finish(&stacks, &mut budget, &mut snapshot)?;
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns the snapshots of the file, with what it calls them where they are several.
+    fn roots(
+        &self,
+        root: Value,
+        left_out: &mut Vec<String>,
+    ) -> Result<Vec<(Option<String>, Value)>, TraceError> {
+        let is_snapshot = |value: Value| {
+            let has = |key| self.get(value, key) != Value::None;
+            has("segments") || has("device_traces")
+        };
+        let named: Vec<(String, Value)> = match self.heap.kept(root)? {
+            Value::Dict(_) if !is_snapshot(root) => {
+                let pairs = self.heap.pairs(root).chunks_exact(2);
+                let name = |key: Value| match (self.heap.text(key), natural(key)) {
+                    (Some(text), _) => text.to_owned(),
+                    (None, Some(rank)) => rank.to_string(),
+                    (None, None) => "without a name".to_owned(),
+                };
+                pairs.map(|pair| (name(pair[0]), pair[1])).collect()
+            }
+            Value::List(_) | Value::Tuple(_) => {
+                let items = self.heap.items(root).unwrap_or_default();
+                let items = items.iter().enumerate();
+                items
+                    .map(|(rank, &item)| (rank.to_string(), item))
+                    .collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut first_names: HashMap<u32, String> = HashMap::new();
+        let mut roots = Vec::new();
+        for (name, value) in named {
+            let Value::Dict(dict) = value else {
+                continue;
+            };
+            if !is_snapshot(self.heap.kept(value)?) {
+                continue;
+            }
+            if let Some(first) = first_names.get(&dict) {
+                left_out.push(format!("snapshot {name} is snapshot {first} once more"));
+                continue;
+            }
+            first_names.insert(dict, name.clone());
+            roots.push((Some(name), value));
+        }
+        Ok(match &mut roots[..] {
+            // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
+            [] => vec![(None, root)],
+            [(name, _)] => {
+                *name = None;
+                roots
+            }
+            _ => roots,
+        })
+    }
+
+    /// Returns what the snapshot `root` says.
+    fn member(&mut self, root: Value) -> Result<Member, TraceError> {
+        let (segments, traces) = match root {
             Value::List(_) => (root, Value::None),
             Value::Dict(_) => (self.get(root, "segments"), self.get(root, "device_traces")),
             _ => (Value::None, Value::None),
         };
         if self.heap.items(segments).is_none() && self.heap.items(traces).is_none() {
-            let what = "a pickle of something other than a memory snapshot: \
-                        it has neither `segments` nor `device_traces`";
-            return Err(TraceError::new(ErrorKind::Foreign, what));
+            return Err(foreign(
+                "something other than a memory snapshot: it has neither `segments` nor `device_traces`",
+            ));
         }
-        for (key, list) in [("segments", segments), ("device_traces", traces)] {
+        let [host_segments, host_trace, annotations, pauses, regions] = [
+            "host_segments",
+            "host_traces",
+            "external_annotations",
+            "pauses",
+            "region_pools",
+        ]
+        .map(|key| self.get(root, key));
+        for (key, list) in [
+            ("segments", segments),
+            ("device_traces", traces),
+            ("host_segments", host_segments),
+            ("host_traces", host_trace),
+        ] {
             if list != Value::None && self.heap.items(list).is_none() {
                 return Err(TraceError::malformed(format!("`{key}` is not a list")));
             }
         }
-        let settings = self.get(root, "allocator_settings");
-        let mut devices: BTreeMap<u32, Parts> = BTreeMap::new();
-        self.read_segments(segments, &mut devices)?;
-        let device_traces = self.read_traces(traces, &mut devices)?;
-        let settings = self.settings(settings)?;
-        let pauses = self.read_pauses(self.get(root, "pauses"))?;
-        self.read_regions(self.get(root, "region_pools"), &mut devices)?;
-        self.read_annotations(self.get(root, "external_annotations"), &mut devices)?;
-        let Reader {
-            heap,
-            mut records,
-            mut budget,
-        } = self;
-        budget.give_back(heap.retained_bytes());
-        records.stacks.strings = heap.into_strings();
-        budget.take(1, records.stacks.strings.retained_bytes())?;
-        // From the last device to the first, so that each takes its events off the end.
-        for DeviceTrace { device, events } in device_traces.into_iter().rev() {
-            let parts = devices.entry(device).or_default();
-            parts.events = events.take(&mut records.events, &mut budget)?;
-        }
-        for (device, pauses) in pauses {
-            // What is paused alone is no reason to list a device.
-            if let Some(parts) = devices.get_mut(&device) {
-                budget.take(pauses.len(), size_of::<TraceEvent>() as u64)?;
-                pauses::put(pauses, parts);
-            }
-        }
-        let stacks = Arc::new(records.stacks);
-        let trace = |(device, mut parts): (u32, Parts)| {
-            parts.settings = settings.clone();
-            parts.into_trace(device, Arc::clone(&stacks), &mut budget)
-        };
-        let traces = devices.into_iter().map(trace).collect::<Result<_, _>>()?;
-        Ok(Snapshot {
+        for list in [
+            segments,
             traces,
-            is_cut_off: false,
-        })
+            host_segments,
+            host_trace,
+            annotations,
+            pauses,
+            regions,
+        ] {
+            self.take_list(list)?;
+        }
+        let mut member = Member::default();
+        self.read_segments(segments, &mut member.devices)?;
+        self.read_traces(traces, &mut member)?;
+        self.read_host(host_segments, host_trace, &mut member)
+            .map_err(|error| error.in_part("the host's pinned memory"))?;
+        member.settings = self.settings(self.get(root, "allocator_settings"))?;
+        self.read_pauses(pauses, &mut member)?;
+        self.read_regions(regions, &mut member.devices)?;
+        self.read_annotations(annotations, &mut member.devices)?;
+        Ok(member)
+    }
+
+    /// Takes `list` for one snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If another has it, too: a file might list it any number of times.
+    fn take_list(&mut self, list: Value) -> Result<(), TraceError> {
+        match list {
+            Value::List(number) if self.count(list) >= MANY_ITEMS && !self.taken.insert(number) => {
+                Err(TraceError::malformed("two snapshots share a list"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn read_segments(
@@ -130,13 +262,18 @@ impl Reader {
         segment: Value,
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
-        self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
         self.heap.kept(segment)?;
         let device = natural(self.get(segment, "device"))
             .and_then(|device| u32::try_from(device).ok())
             .filter(|&device| device < DEVICES_MAX)
             .ok_or_else(|| TraceError::malformed("`device` is not a device's number"))?;
-        let parts = devices.entry(device).or_default();
+        self.read_memory(segment, devices.entry(device).or_default())
+    }
+
+    /// Reads a segment, wherever its memory is.
+    fn read_memory(&mut self, segment: Value, parts: &mut Parts) -> Result<(), TraceError> {
+        self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
+        self.heap.kept(segment)?;
         let address = natural(self.get(segment, "address"))
             .ok_or_else(|| TraceError::malformed("`address` is not a number"))?;
         let size = natural(self.get(segment, "total_size"))
@@ -158,6 +295,24 @@ impl Reader {
         };
         self.read_blocks(self.get(segment, "blocks"), &mut segment_snapshot, parts)?;
         parts.push_segment(segment_snapshot);
+        Ok(())
+    }
+
+    /// Reads the pinned memory of the host, which has no number as devices have.
+    fn read_host(
+        &mut self,
+        segments: Value,
+        trace: Value,
+        member: &mut Member,
+    ) -> Result<(), TraceError> {
+        for number in 0..self.count(segments) {
+            let segment = self.item(segments, number);
+            self.read_memory(segment, &mut member.host)
+                .map_err(|error| error.in_part(&format!("segment {number}")))?;
+        }
+        let in_event = |error: TraceError, index| error.in_part(&format!("event {index}"));
+        let events = self.read_trace(trace, &mut member.host, in_event)?;
+        member.events.push((Owner::Host, events));
         Ok(())
     }
 
@@ -205,13 +360,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns which events are whose, and counts those that are none.
-    fn read_traces(
-        &mut self,
-        traces: Value,
-        devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<Vec<DeviceTrace>, TraceError> {
-        let mut device_traces = Vec::new();
+    /// Finds which events are which device's.
+    fn read_traces(&mut self, traces: Value, member: &mut Member) -> Result<(), TraceError> {
         for device in 0..self.count(traces) {
             let trace = self.item(traces, device);
             let device = u32::try_from(device)
@@ -224,33 +374,40 @@ impl Reader {
             if count == 0 {
                 continue;
             }
-            let parts = devices.entry(device).or_default();
-            let mut events = Runs::default();
-            for index in 0..count {
-                let entry = self.item(trace, index);
-                let record = self.records.resolve(&mut self.heap, entry);
-                match record.map_err(|error| error.at_event(device, index))? {
-                    Some(Record::Event(number)) => {
-                        events.push(number as usize, &mut self.budget)?
-                    }
-                    Some(Record::SkippedEvent) => parts.skipped_events += 1,
-                    _ => match lacks(self.get(entry, "action")) {
-                        None => parts.skipped_events += 1,
-                        Some(what) => {
-                            return Err(TraceError::malformed(what).at_event(device, index));
-                        }
-                    },
-                }
-            }
-            device_traces.push(DeviceTrace { device, events });
+            let parts = member.devices.entry(device).or_default();
+            let in_event = |error: TraceError, index| error.at_event(device, index);
+            let events = self.read_trace(trace, parts, in_event)?;
+            member.events.push((Owner::Device(device), events));
         }
-        Ok(device_traces)
+        Ok(())
     }
 
-    /// Returns the pauses of each device, and takes them away from among the events.
-    fn read_pauses(&mut self, list: Value) -> Result<BTreeMap<u32, Vec<Pause>>, TraceError> {
-        let mut pauses: BTreeMap<u32, Vec<Pause>> = BTreeMap::new();
-        let mut numbers = Vec::new();
+    /// Returns which events a list has, and counts those that are none; `in_event` says in an error which it is about.
+    fn read_trace(
+        &mut self,
+        trace: Value,
+        parts: &mut Parts,
+        in_event: impl Fn(TraceError, usize) -> TraceError,
+    ) -> Result<Runs, TraceError> {
+        let mut events = Runs::default();
+        for index in 0..self.count(trace) {
+            let entry = self.item(trace, index);
+            let record = self.records.resolve(&mut self.heap, entry);
+            match record.map_err(|error| in_event(error, index))? {
+                Some(Record::Event(number)) => events.push(number as usize, &mut self.budget)?,
+                Some(Record::SkippedEvent) => parts.skipped_events += 1,
+                _ => match lacks(self.get(entry, "action")) {
+                    None => parts.skipped_events += 1,
+                    Some(what) => return Err(in_event(TraceError::malformed(what), index)),
+                },
+            }
+        }
+        Ok(events)
+    }
+
+    /// Finds the pauses of each device.
+    fn read_pauses(&mut self, list: Value, member: &mut Member) -> Result<(), TraceError> {
+        let mut events = Runs::default();
         for index in 0..self.count(list) {
             self.budget.take(1, size_of::<(Pause, u32)>() as u64)?;
             let entry = self.item(list, index);
@@ -273,20 +430,13 @@ impl Reader {
             };
             let event = self.records.events[number as usize];
             if event.event.action.is_pause() {
-                pauses
-                    .entry(device)
-                    .or_default()
-                    .push(Pause { place, event });
+                let of_device = member.pauses.entry(device).or_default();
+                of_device.push(Pause { place, event });
             }
-            numbers.push(number as usize);
+            events.push(number as usize, &mut self.budget)?;
         }
-        // They came last, and devices take theirs off the end.
-        let end = self.records.events.len();
-        let first = end.saturating_sub(numbers.len());
-        if numbers.into_iter().eq(first..end) {
-            self.records.events.truncate(first);
-        }
-        Ok(pauses)
+        member.events.push((Owner::Pauses, events));
+        Ok(())
     }
 
     fn read_regions(
@@ -426,6 +576,56 @@ impl Reader {
     }
 }
 
+impl Member {
+    /// Takes the events of the snapshot from `all`, from the last list to the first.
+    fn take_events(
+        &mut self,
+        all: &mut Vec<TraceEvent>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
+        for (owner, runs) in std::mem::take(&mut self.events).into_iter().rev() {
+            let events = runs.take(all, budget)?;
+            match owner {
+                Owner::Device(device) => self.devices.entry(device).or_default().events = events,
+                Owner::Host => self.host.events = events,
+                Owner::Pauses => {}
+            }
+        }
+        for (device, pauses) in std::mem::take(&mut self.pauses) {
+            // What is paused alone is no reason to list a device.
+            if let Some(parts) = self.devices.get_mut(&device) {
+                budget.take(pauses.len(), size_of::<TraceEvent>() as u64)?;
+                pauses::put(pauses, parts);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the traces of the snapshot into `all`.
+    fn finish(
+        self,
+        stacks: &Arc<StackTable>,
+        budget: &mut Budget,
+        all: &mut Snapshot,
+    ) -> Result<(), TraceError> {
+        let (name, settings) = (self.name, self.settings);
+        let named = |error: TraceError| match &name {
+            Some(name) => error.in_part(&format!("snapshot {name}")),
+            None => error,
+        };
+        let devices = self.devices.into_iter();
+        for (device, mut parts) in devices.filter(|(_, parts)| !parts.are_marks()) {
+            parts.settings = settings.clone();
+            parts.member = name.clone();
+            let trace = parts.into_trace(device, Arc::clone(stacks), budget);
+            all.traces.push(trace.map_err(named)?);
+        }
+        let mut host = self.host;
+        host.member = name.clone();
+        host.into_host(stacks, budget, all).map_err(named)
+    }
+}
+
 /// The numbers of a device's events, as runs of consecutive numbers: mostly a single one.
 #[derive(Default)]
 struct Runs(Vec<Range<usize>>);
@@ -456,6 +656,7 @@ impl Runs {
                 events.shrink_to_fit();
                 tail
             }
+            [] => Vec::new(),
             runs => {
                 // A file may list an event many times.
                 let count = runs.iter().map(ExactSizeIterator::len).sum();

@@ -21,6 +21,9 @@ use crate::stacks::{FrameId, StackId, StackTable};
 /// overflows, and nothing is shown.
 const ITEMS_AT_ONCE_MAX: usize = 1000;
 
+/// What PyTorch writes for the device of the host's pinned memory.
+const HOST: i64 = -1;
+
 /// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
 /// pytorch.org/memory_viz show.
 ///
@@ -29,7 +32,7 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 ///
 /// What reading leaves out is not there to be written: events that it skipped (`annotate`), `internal_metadata`,
 /// `forward_frames` and the keys that FX adds to frames, what an annotation has beside its name and stage, the
-/// settings that do not decide where blocks go, `category`, and host memory. For regions and their pauses PyTorch has
+/// settings that do not decide where blocks go, and `category`. For regions and their pauses PyTorch has
 /// no word: they are under keys of their own, `region_pools` and `pauses`, and a segment that is paused is to its
 /// viewer one like others. A segment gets the call stack of the event that took it, which is more than PyTorch does:
 /// there the first block has it, and once that was split, none is written.
@@ -37,8 +40,9 @@ const ITEMS_AT_ONCE_MAX: usize = 1000;
 /// # Errors
 ///
 /// If `out` cannot be written to, or the traces differ in their settings: a PyTorch process has one set
-/// for all its devices, and so has a snapshot.
+/// for all its devices, and so has a snapshot. If two traces are of one device, or of the host.
 pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
+    snapshot.check_is_one()?;
     if let [first, others @ ..] = &snapshot.traces[..]
         && let Some(other) = others.iter().find(|trace| trace.settings != first.settings)
     {
@@ -88,13 +92,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.string("segments")?;
         self.pickle.list()?;
         for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
-            let segment_stacks = segment_stacks(trace);
-            let block_stacks = final_block_stacks(trace);
-            self.append(&trace.segments, |writer, segment| {
-                let stack = segment_stacks.get(&segment.address).copied();
-                let stack = stack.unwrap_or_default();
-                writer.segment(trace.device, segment, stack, &block_stacks, stacks)
-            })?;
+            self.segments(i64::from(trace.device), trace, stacks)?;
         }
         self.pickle.string("device_traces")?;
         self.pickle.list()?;
@@ -107,13 +105,7 @@ impl<W: Write> SnapshotWriter<W> {
                 device += 1;
             }
             self.pickle.list()?;
-            self.append(&trace.events, |writer, event| {
-                // There is no word for it that the viewer knows: they are apart, below.
-                match event.event.action.is_pause() {
-                    true => Ok(()),
-                    false => writer.event(event, stacks),
-                }
-            })?;
+            self.events(trace, stacks)?;
             device += 1;
         }
         self.pickle.end_items()?;
@@ -128,6 +120,15 @@ impl<W: Write> SnapshotWriter<W> {
                 writer.annotation(trace.device, annotation)
             })?;
         }
+        for trace in &snapshot.host {
+            let mut stacks = StackWriter::new(&trace.stacks);
+            self.pickle.string("host_segments")?;
+            self.pickle.list()?;
+            self.segments(HOST, trace, &mut stacks)?;
+            self.pickle.string("host_traces")?;
+            self.pickle.list()?;
+            self.events(trace, &mut stacks)?;
+        }
         self.regions(&regions_of(snapshot))?;
         let pauses: Vec<Vec<Pause>> = snapshot.traces.iter().map(pauses_of).collect();
         if pauses.iter().any(|pauses| !pauses.is_empty()) {
@@ -140,6 +141,33 @@ impl<W: Write> SnapshotWriter<W> {
             }
         }
         self.pickle.end_dict()
+    }
+
+    /// Appends the segments of `trace`, which are on `device`, to the list that was written last.
+    fn segments(
+        &mut self,
+        device: i64,
+        trace: &Trace,
+        stacks: &mut StackWriter<'_>,
+    ) -> io::Result<()> {
+        let segment_stacks = segment_stacks(trace);
+        let block_stacks = final_block_stacks(trace);
+        self.append(&trace.segments, |writer, segment| {
+            let stack = segment_stacks.get(&segment.address).copied();
+            let stack = stack.unwrap_or_default();
+            writer.segment(device, segment, stack, &block_stacks, stacks)
+        })
+    }
+
+    /// Appends the events of `trace` to the list that was written last.
+    fn events(&mut self, trace: &Trace, stacks: &mut StackWriter<'_>) -> io::Result<()> {
+        self.append(&trace.events, |writer, event| {
+            // There is no word for it that the viewer knows: they are apart.
+            match event.event.action.is_pause() {
+                true => Ok(()),
+                false => writer.event(event, stacks),
+            }
+        })
     }
 
     /// Goes on after the items of a snapshot's dict, with regions and with pauses, by device, whose notes are in
@@ -225,14 +253,15 @@ impl<W: Write> SnapshotWriter<W> {
 
     fn segment(
         &mut self,
-        device: u32,
+        device: i64,
         segment: &SegmentSnapshot,
         stack: StackId,
         block_stacks: &BlockStacks,
         stacks: &mut StackWriter<'_>,
     ) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.natural("device", u64::from(device))?;
+        self.pickle.string("device")?;
+        self.pickle.integer(device)?;
         self.natural("address", segment.address.get())?;
         self.bytes("total_size", segment.size)?;
         self.bytes("allocated_size", segment.allocated_bytes())?;

@@ -1,11 +1,16 @@
-"""Makes the pickles in this folder: `python3 make.py`. No torch needed.
+"""Makes the pickles in this folder: `python3 make.py`. numpy is needed, and no torch.
 
 They have the shapes that torch.cuda.memory._dump_snapshot of different versions writes, small enough
 to check by hand.
 """
 
+import bz2
+import lzma
 import os
 import pickle
+from collections import Counter, OrderedDict, defaultdict, deque
+
+import numpy
 
 MIB = 1 << 20
 A, B = 0x7F0000000000, 0x7F0000200000
@@ -154,6 +159,31 @@ def pools():
     return snapshot([segment(A, 2 * MIB, blocks, pool=(7, 0))], [trace])
 
 
+def containers(value):
+    """The same in other containers: of dicts a third each, and queues for lists."""
+    if isinstance(value, dict):
+        kind = [OrderedDict, lambda items: defaultdict(list, items), lambda items: Counter(dict(items))][len(value) % 3]
+        return kind((key, containers(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return deque((containers(item) for item in value), maxlen=10_000)
+    return value
+
+
+def numbers(value):
+    """The same with the numbers and texts of numpy."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(numbers(item) for item in value)
+    if isinstance(value, bool):
+        return numpy.bool_(value)
+    if isinstance(value, int):
+        return numpy.int64(value) if value % 2 else numpy.uint64(value) if value >= 0 else numpy.int32(value)
+    if isinstance(value, float):
+        return numpy.float64(value)
+    return numpy.str_(value) if value in ("alloc", "inactive", "small") else value
+
+
 class Code:
     def __reduce__(self):
         return os.system, ("echo this must not run",)
@@ -175,4 +205,20 @@ write("lost_beginning", lost_beginning(), 4)
 write("pools", pools(), 5)
 write("code2", snapshot([Code()], []), 2)
 write("code4", snapshot([Code()], []), 4)
+for packed, pack in [("xz", lzma.compress), ("bz2", bz2.compress)]:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "protocol4.pickle." + packed), "wb") as file:
+        file.write(pack(pickle.dumps(snapshot([one_segment()], [events(FRAMES)]), 4)))
+one, other = [snapshot([one_segment()], [events(frames)]) for frames in (FRAMES, None)]
+third = snapshot([one_segment(device=2)], [[], [], events(None)])
+write("gathered_list", [one, None, other], 4)
+write("gathered_tuple", (one, other), 4)
+write("gathered_dict", {0: one, 1: other}, 4)
+write("gathered_names", {"rank0": one, "rank1": third, "started": "today"}, 4)
+write("gathered_twice", [one, one], 4)
+write("wrapped", {"snapshot": one, "arguments": {"batch": 8}}, 4)
+for number in (2, 4):
+    write(f"containers{number}", containers(one), number)
+    write(f"numbers{number}", numbers(one), number)
+mark = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 110}
+write("marks", snapshot([one_segment()], [events(FRAMES) + [dict(mark)], [dict(mark)], [event("annotate", A, 1, 1)]]), 4)
 write("not_a_snapshot", {"weights": [1.0, 2.0]}, 4)

@@ -1,0 +1,110 @@
+//! In which form a recording comes: the formats, and what is wrapped around them.
+
+use base64::engine::general_purpose::STANDARD;
+use base64::read::DecoderReader;
+
+use crate::error::{ErrorKind, TraceError};
+use crate::model::Snapshot;
+use crate::pickle::opcode;
+use crate::source::{Compression, Input};
+use crate::{compact, snapshot};
+
+/// Where PyTorch's viewer has a snapshot in its page, and what the page has before it at most.
+const PAGE_SNAPSHOT: &[u8] = b"\"base64\": \"";
+const PAGE_HEAD_BYTES: usize = 64 << 10;
+
+const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
+
+/// How a file begins that `torch.save` wrote up to torch 1.5, or since then where it is asked for that: with a number of
+/// its own.
+const OLD_SAVE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
+
+/// Returns what the file in `input` recorded, in whatever form.
+pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    if compact::is_compact(input)? {
+        return compact::read(input);
+    }
+    let start = input.peek(OLD_SAVE.len())?;
+    if start.starts_with(OLD_SAVE) {
+        return Err(foreign(
+            "written by torch.save in its old form; load it in Python and write it by pickle.dump",
+        ));
+    }
+    if let Some(compression) = Compression::of(start) {
+        let name = compression.name();
+        return Err(foreign(&format!(
+            "compressed twice; undo one by `{name} -d`"
+        )));
+    }
+    if start.starts_with(ZIP_MAGIC) {
+        return read_archive(input);
+    }
+    let text = start.trim_ascii_start();
+    match (start.first().copied(), text.first().copied()) {
+        (None, _) => Err(TraceError::new(ErrorKind::Truncated, "the file is empty")),
+        (Some(opcode::PROTO | opcode::MARK | opcode::EMPTY_DICT | opcode::EMPTY_LIST), _) => {
+            snapshot::read(input)
+        }
+        (_, Some(b'<')) => read_page(input),
+        (_, Some(b'{' | b'[')) => snapshot::read_json(input),
+        _ => Err(foreign(
+            "neither a pickle nor a recording of lowtide's; expected what torch.cuda.memory._dump_snapshot writes",
+        )),
+    }
+}
+
+/// Reads the snapshot that `torch.save` wrote: an archive whose first file is a pickle, as it is.
+fn read_archive(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    const STORED: [u8; 2] = [0, 0];
+    let [.., name_low, name_high, more_low, more_high] = {
+        let header: [u8; 30] = input.array()?;
+        if header[8..10] != STORED {
+            return Err(archive());
+        }
+        header
+    };
+    let name_bytes = u16::from_le_bytes([name_low, name_high]);
+    let more_bytes = u16::from_le_bytes([more_low, more_high]);
+    let name = input.bytes(usize::from(name_bytes))?;
+    if !name.ends_with(b"/data.pkl") {
+        return Err(archive());
+    }
+    input.bytes(usize::from(more_bytes))?;
+    snapshot::read(input)
+}
+
+fn archive() -> TraceError {
+    foreign("an archive; unpack it (unzip) and name the recording in it")
+}
+
+/// Reads the snapshot in a page of PyTorch's viewer.
+fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    let head = input.peek(PAGE_HEAD_BYTES)?;
+    let has = |text: &[u8]| position(head, text).is_some();
+    let Some(start) = position(head, PAGE_SNAPSHOT) else {
+        return Err(foreign(if has(b"<title>lowtide re") {
+            "a page that lowtide wrote; name the recording that it was made from"
+        } else if has(b"<title>GPU Memory Timeline") {
+            PROFILE
+        } else {
+            "a page without a snapshot in it; expected what torch.cuda.memory._dump_snapshot writes"
+        }));
+    };
+    input.bytes(start + PAGE_SNAPSHOT.len())?;
+    let mut decoded = input.decoded_before(b'"', "base64", |encoded| {
+        DecoderReader::new(encoded, &STANDARD)
+    });
+    snapshot::read(&mut decoded)
+}
+
+/// What a picture or a list of torch.profiler's is to who wants a recording.
+pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums and no allocations; record with \
+     torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
+
+fn position(bytes: &[u8], of: &[u8]) -> Option<usize> {
+    bytes.windows(of.len()).position(|window| window == of)
+}
+
+pub(crate) fn foreign(what: &str) -> TraceError {
+    TraceError::new(ErrorKind::Foreign, what)
+}

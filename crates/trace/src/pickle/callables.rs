@@ -1,0 +1,274 @@
+//! What a pickle may refer to in Python, beyond plain data: few constructors, whose results are known without Python.
+//!
+//! Nothing is called. A result is what the arguments say: the dict of an `OrderedDict`, the number of numpy's scalar.
+
+use super::heap::{Heap, Value};
+use crate::error::{ErrorKind, TraceError};
+
+/// How much of a name goes into a message.
+const SHOWN_LETTERS: usize = 60;
+
+/// What a constructor makes of its arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Callable {
+    /// The dict among them, or an empty one.
+    Dict,
+    /// The list among them, or an empty one.
+    List,
+    /// The first.
+    First,
+    /// The bytes of a text, of which each letter stands for one.
+    Encode,
+    /// A type of numpy's.
+    NumberType,
+    /// A number, truth value or text of numpy's, from its type and its bytes.
+    Number,
+    /// Something that no field of a recording holds, and that is only carried along.
+    Opaque,
+}
+
+/// A type of numpy's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NumberType {
+    Integer,
+    Natural,
+    Float,
+    Truth,
+    Text,
+    Other,
+}
+
+/// What is understood, by module and name: what snapshots have, and what their owners add to them.
+const CALLABLES: [(&str, &[&str], Callable); 15] = [
+    (
+        "collections",
+        &["OrderedDict", "defaultdict", "Counter"],
+        Callable::Dict,
+    ),
+    ("collections", &["deque"], Callable::List),
+    ("builtins", &["dict"], Callable::Dict),
+    ("builtins", &["list"], Callable::List),
+    ("builtins", &["tuple"], Callable::First),
+    (
+        "builtins",
+        &["set", "frozenset", "int", "float", "str", "bool"],
+        Callable::Opaque,
+    ),
+    ("torch", &["Size"], Callable::First),
+    ("torch", &["device"], Callable::Opaque),
+    ("torch.torch_version", &["TorchVersion"], Callable::First),
+    (
+        "datetime",
+        &["datetime", "date", "time", "timedelta", "timezone"],
+        Callable::Opaque,
+    ),
+    ("pathlib", &["PosixPath", "PurePosixPath"], Callable::Opaque),
+    ("_codecs", &["encode"], Callable::Encode),
+    ("numpy", &["dtype"], Callable::NumberType),
+    ("numpy.core.multiarray", &["scalar"], Callable::Number),
+    ("numpy._core.multiarray", &["scalar"], Callable::Number),
+];
+
+/// Returns what `module.name` is.
+///
+/// # Errors
+///
+/// If it is not one of the few that are understood.
+pub(super) fn find(module: &str, name: &str) -> Result<Callable, TraceError> {
+    let module = match module {
+        // The name of Python 2, which protocols up to 2 keep.
+        "__builtin__" => "builtins",
+        "pathlib._local" => "pathlib",
+        other => other,
+    };
+    let found = CALLABLES
+        .iter()
+        .find(|(of, names, _)| *of == module && names.contains(&name));
+    found
+        .map(|&(.., callable)| callable)
+        .ok_or_else(|| refuse(module, name))
+}
+
+#[cold]
+fn refuse(module: &str, name: &str) -> TraceError {
+    let full: Vec<char> = module.chars().chain(['.']).chain(name.chars()).collect();
+    let shown: String = full.iter().take(SHOWN_LETTERS).collect();
+    let more = if full.len() > SHOWN_LETTERS {
+        "…"
+    } else {
+        ""
+    };
+    let what = format!(
+        "this pickle wants to run code (`{shown}{more}`); lowtide reads data only: if you trust it, load it in Python \
+         and dump it again as dicts, lists, texts and numbers"
+    );
+    TraceError::new(ErrorKind::Code, what)
+}
+
+/// Returns what `callable` makes of the tuple `arguments`.
+///
+/// # Errors
+///
+/// If `callable` is none, or the arguments are not its.
+pub(super) fn result<R: Copy>(
+    heap: &mut Heap<R>,
+    callable: Value,
+    arguments: Value,
+) -> Result<Value, TraceError> {
+    let Value::Callable(callable) = callable else {
+        return Err(TraceError::malformed("calls something that is no function"));
+    };
+    let items = match arguments {
+        Value::Tuple(_) => heap.items(arguments),
+        _ => None,
+    };
+    let items = items.ok_or_else(|| TraceError::malformed("arguments are not a tuple"))?;
+    let first = items.first().copied();
+    match callable {
+        Callable::Dict => {
+            let dict = items.iter().find(|item| matches!(item, Value::Dict(_)));
+            Ok(dict.copied().unwrap_or_else(|| heap.new_dict()))
+        }
+        Callable::List => {
+            let list = items.iter().find(|item| matches!(item, Value::List(_)));
+            Ok(list.copied().unwrap_or_else(|| heap.new_list()))
+        }
+        Callable::First => first.ok_or_else(|| TraceError::malformed("an argument is missing")),
+        Callable::Encode => Ok(match first {
+            Some(Value::String(text)) => Value::Bytes(text),
+            _ => Value::Opaque,
+        }),
+        Callable::NumberType => {
+            let name = first.and_then(|name| heap.text(name));
+            Ok(Value::NumberType(number_type(name.unwrap_or_default())))
+        }
+        Callable::Number => match *items {
+            [Value::NumberType(kind), Value::Bytes(bytes)] => {
+                let letters = heap.strings.get(bytes).chars();
+                let bytes: Option<Vec<u8>> =
+                    letters.map(|letter| u8::try_from(letter).ok()).collect();
+                number(heap, kind, &bytes.unwrap_or_default())
+            }
+            _ => Ok(Value::Opaque),
+        },
+        Callable::Opaque => Ok(Value::Opaque),
+    }
+}
+
+/// Checks the `state` of a type of numpy's, whose second item is the order of bytes.
+///
+/// # Errors
+///
+/// If that is the other order than CUDA's machines have.
+pub(super) fn check_number_type<R: Copy>(heap: &Heap<R>, state: Value) -> Result<(), TraceError> {
+    let order = heap.items(state).and_then(|items| items.get(1));
+    match order.and_then(|&order| heap.text(order)) {
+        Some("<" | "|" | "=") => Ok(()),
+        _ => Err(TraceError::malformed(
+            "a number's bytes are in an unknown order",
+        )),
+    }
+}
+
+fn number_type(name: &str) -> NumberType {
+    match name {
+        "i1" | "i2" | "i4" | "i8" => NumberType::Integer,
+        "u1" | "u2" | "u4" | "u8" => NumberType::Natural,
+        "f4" | "f8" => NumberType::Float,
+        "b1" => NumberType::Truth,
+        _ if name.starts_with('U') => NumberType::Text,
+        _ => NumberType::Other,
+    }
+}
+
+fn number<R: Copy>(
+    heap: &mut Heap<R>,
+    kind: NumberType,
+    bytes: &[u8],
+) -> Result<Value, TraceError> {
+    let wrong = || TraceError::malformed("numpy's number does not have the bytes of its type");
+    let natural = |bytes: &[u8]| {
+        let mut padded = [0; 8];
+        padded.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        (!bytes.is_empty()).then(|| u64::from_le_bytes(padded))
+    };
+    Ok(match kind {
+        NumberType::Integer => {
+            let value = natural(bytes).ok_or_else(wrong)?;
+            let unused_bits = 64 - 8 * bytes.len();
+            Value::Int(value.cast_signed() << unused_bits >> unused_bits)
+        }
+        NumberType::Natural => {
+            let value = natural(bytes).ok_or_else(wrong)?;
+            i64::try_from(value).map_or(Value::Natural(value), Value::Int)
+        }
+        NumberType::Float => match *bytes {
+            [a, b, c, d] => Value::Float(f64::from(f32::from_le_bytes([a, b, c, d]))),
+            _ => Value::Float(f64::from_le_bytes(bytes.try_into().map_err(|_| wrong())?)),
+        },
+        NumberType::Truth => Value::Bool(*bytes.first().ok_or_else(wrong)? != 0),
+        NumberType::Text => {
+            let letters = bytes
+                .chunks(4)
+                .map(|letter| natural(letter).map(u32::try_from));
+            let letters = letters.map(|letter| char::from_u32(letter?.ok()?));
+            let text: Option<String> = letters.collect();
+            let text = text.ok_or_else(wrong)?;
+            Value::String(heap.strings.intern(text.trim_end_matches('\0')))
+        }
+        NumberType::Other => Value::Opaque,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pickle::Strings;
+
+    /// Returns what numpy's scalar of a type and some bytes is.
+    fn scalar(name: &str, bytes: &[u8]) -> Result<Value, TraceError> {
+        let mut heap: Heap<()> = Heap::new(Strings::default());
+        number(&mut heap, number_type(name), bytes)
+    }
+
+    #[test]
+    fn numbers_of_every_type() {
+        let check = |name, bytes: &[u8], expected| {
+            assert_eq!(scalar(name, bytes).unwrap(), expected, "{name}");
+        };
+        check("i1", &[0xff], Value::Int(-1));
+        check("i4", &[0, 0, 0, 0x80], Value::Int(i64::from(i32::MIN)));
+        check(
+            "i8",
+            &[0xfe; 8],
+            Value::Int(0xfefe_fefe_fefe_fefe_u64.cast_signed()),
+        );
+        check("u2", &[1, 1], Value::Int(257));
+        check("u8", &[0xff; 8], Value::Natural(u64::MAX));
+        check("f4", &1.5f32.to_le_bytes(), Value::Float(1.5));
+        check("f8", &0.25f64.to_le_bytes(), Value::Float(0.25));
+        check("b1", &[1], Value::Bool(true));
+        check("c16", &[0; 16], Value::Opaque);
+        for (name, bytes) in [
+            ("i8", &[0; 9][..]),
+            ("u1", &[]),
+            ("f8", &[0; 7]),
+            ("b1", &[]),
+        ] {
+            assert!(scalar(name, bytes).unwrap_err().is_malformed(), "{name}");
+        }
+        assert!(scalar("U1", &[0, 0, 0, 0x80]).unwrap_err().is_malformed());
+    }
+
+    #[test]
+    fn names_are_shown_in_part() {
+        let message = refuse(&"m".repeat(100_000), "system").to_string();
+        assert!(
+            message.contains("mmm…`") && message.len() < 300,
+            "{message}"
+        );
+        assert!(find("os", "system").unwrap_err().is_code());
+        assert!(find("builtins", "eval").unwrap_err().is_code());
+        assert_eq!(find("__builtin__", "dict").unwrap(), Callable::Dict);
+    }
+}

@@ -1,0 +1,270 @@
+//! Reads a snapshot as JSON: it builds what a pickle of the same data builds.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::{self, Read};
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use super::records::{Record, Records, known_strings};
+use crate::budget::{Budget, Density};
+use crate::error::TraceError;
+use crate::form::{PROFILE, foreign};
+use crate::pickle::{Dict, Heap, Recogniser as _, Value};
+use crate::source::Input;
+
+/// How long a text or a number may be. A snapshot's are names and settings.
+const TOKEN_BYTES_MAX: u64 = 16 << 20;
+
+/// After so many bytes the memory taken is looked at again.
+const CHECK_EVERY_BYTES: u64 = 64 << 10;
+
+/// After so many keys and values of a dict they are put into it.
+const ITEMS_AT_ONCE: usize = 4096;
+
+/// Returns the value that the JSON in `input` describes, and what it refers to.
+pub(super) fn read(
+    input: &mut Input<'_>,
+    records: &mut Records,
+) -> Result<(Value, Heap<Record>), TraceError> {
+    let progress = Progress::default();
+    let mut builder = Builder {
+        heap: Heap::new(known_strings()),
+        records,
+        progress: &progress,
+        check_at: 0,
+        error: None,
+    };
+    let bytes = JsonBytes {
+        input,
+        progress: &progress,
+    };
+    let mut json = serde_json::Deserializer::from_reader(bytes);
+    let item = Item {
+        builder: &mut builder,
+        place: Place::Root,
+    };
+    let root = item.deserialize(&mut json);
+    match (root, builder.error) {
+        (Ok(root), None) => Ok((root, builder.heap)),
+        (_, Some(error)) => Err(error),
+        (Err(error), None) => Err(json_error(error)),
+    }
+}
+
+fn json_error(error: serde_json::Error) -> TraceError {
+    if error.is_io() {
+        let error = io::Error::from(error);
+        return error
+            .downcast::<TraceError>()
+            .unwrap_or_else(TraceError::from);
+    }
+    TraceError::malformed(format!("no JSON of a snapshot: {error}"))
+}
+
+/// How far the bytes have been read.
+#[derive(Default)]
+struct Progress {
+    read_bytes: Cell<u64>,
+    /// Where the last text, number, list or dict was seen.
+    seen_at: Cell<u64>,
+    memory_max: Cell<u64>,
+}
+
+/// The bytes of an input, for the parser.
+struct JsonBytes<'j, 'i, 'r> {
+    input: &'i mut Input<'r>,
+    progress: &'j Progress,
+}
+
+impl Read for JsonBytes<'_, '_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let progress = self.progress;
+        if progress.read_bytes.get() - progress.seen_at.get() > TOKEN_BYTES_MAX {
+            let error = TraceError::malformed("a text has no end");
+            return Err(io::Error::other(self.input.fail(error)));
+        }
+        let count = self.input.take_some(buffer).map_err(io::Error::other)?;
+        if count == 0 && !buffer.is_empty() {
+            return Err(io::Error::other(self.input.truncated()));
+        }
+        progress
+            .read_bytes
+            .set(progress.read_bytes.get() + count as u64);
+        progress
+            .memory_max
+            .set(self.input.retained_bytes_max(Density::Pickle));
+        Ok(count)
+    }
+}
+
+/// What is built.
+struct Builder<'b> {
+    heap: Heap<Record>,
+    records: &'b mut Records,
+    progress: &'b Progress,
+    check_at: u64,
+    /// What is wrong beyond the parser's errors.
+    error: Option<TraceError>,
+}
+
+impl Builder<'_> {
+    /// Notes that something was read; returns an error where all together is too much memory.
+    fn see(&mut self) -> Result<(), TraceError> {
+        let offset = self.progress.read_bytes.get();
+        self.progress.seen_at.set(offset);
+        if offset < self.check_at {
+            return Ok(());
+        }
+        self.check_at = offset + CHECK_EVERY_BYTES;
+        let mut budget = Budget::new(self.progress.memory_max.get());
+        budget.take(1, self.heap.retained_bytes())?;
+        budget.take(1, self.records.retained_bytes())
+    }
+
+    /// Puts keys and values in turn into a dict.
+    fn set_items(&mut self, dict: Value, items: &[Value]) -> Result<(), TraceError> {
+        let Value::Dict(dict) = dict else {
+            return Ok(());
+        };
+        let record = match self.heap.dict(dict) {
+            Dict::Empty => self.records.recognise(&mut self.heap, items)?,
+            Dict::Pairs(_) | Dict::Record(_) | Dict::TooLarge => None,
+        };
+        match record {
+            Some(record) => self.heap.set_record(dict, record),
+            // Items that follow those of a record are none of its.
+            None => drop(self.heap.extend_dict(dict, items)),
+        }
+        Ok(())
+    }
+
+    fn string(&mut self, text: &str) -> Value {
+        Value::String(self.heap.strings.intern(text))
+    }
+
+    /// Returns the parser's error for `error`, which is kept.
+    fn fail<E: serde::de::Error>(&mut self, error: TraceError) -> E {
+        self.error = Some(error);
+        E::custom("it is said elsewhere")
+    }
+}
+
+/// Where a value lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Root,
+    /// In the list that is the whole file.
+    RootList,
+    Inside,
+}
+
+/// The value that is next.
+struct Item<'a, 'b> {
+    builder: &'a mut Builder<'b>,
+    place: Place,
+}
+
+impl<'de> DeserializeSeed<'de> for Item<'_, '_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Item<'_, '_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value of a snapshot")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
+        Ok(Value::None)
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
+        self.builder
+            .see()
+            .map_err(|error| self.builder.fail(error))?;
+        Ok(Value::Int(value))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
+        self.builder
+            .see()
+            .map_err(|error| self.builder.fail(error))?;
+        Ok(i64::try_from(value).map_or(Value::Natural(value), Value::Int))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
+        self.builder
+            .see()
+            .map_err(|error| self.builder.fail(error))?;
+        Ok(self.builder.string(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let builder = self.builder;
+        let place = match self.place {
+            Place::Root => Place::RootList,
+            // Times and sums, or events of which each is a list.
+            Place::RootList => return Err(builder.fail(foreign(PROFILE))),
+            Place::Inside => Place::Inside,
+        };
+        builder.see().map_err(|error| builder.fail(error))?;
+        let list = builder.heap.new_list();
+        while let Some(item) = items.next_element_seed(Item {
+            builder: &mut *builder,
+            place,
+        })? {
+            if let Value::List(list) = list {
+                builder.heap.extend_list(list, &[item]);
+            }
+        }
+        Ok(list)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let Item { builder, place } = self;
+        builder.see().map_err(|error| builder.fail(error))?;
+        let dict = builder.heap.new_dict();
+        let mut items = Vec::new();
+        while let Some(key) = entries.next_key_seed(Item {
+            builder: &mut *builder,
+            place: Place::Inside,
+        })? {
+            let is_profile = matches!(
+                builder.heap.text(key),
+                Some("traceEvents" | "schemaVersion")
+            );
+            if place == Place::Root && is_profile {
+                return Err(builder.fail(foreign(PROFILE)));
+            }
+            let item = Item {
+                builder: &mut *builder,
+                place: Place::Inside,
+            };
+            items.extend([key, entries.next_value_seed(item)?]);
+            if items.len() >= ITEMS_AT_ONCE {
+                builder
+                    .set_items(dict, &items)
+                    .map_err(|error| builder.fail(error))?;
+                items.clear();
+            }
+        }
+        builder
+            .set_items(dict, &items)
+            .map_err(|error| builder.fail(error))?;
+        Ok(dict)
+    }
+}
