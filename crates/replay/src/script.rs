@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, DriverError, Event, Stream};
-use lowtide_sim::{AddressSource, FirstFit};
+use lowtide_sim::{AddressSource, FirstFit, footprint};
 use lowtide_trace::TraceEvent;
 
 use crate::extents::Extents;
@@ -75,7 +75,8 @@ impl Places {
         }
     }
 
-    /// Takes a recorded place, unless a part of it is taken; returns whether it did.
+    /// Takes a recorded place, unless a part of it is taken; returns whether it did. The simulated driver hands out
+    /// whole pages where the recorded one, or whatever gave memory in its place, may have packed what is large closer.
     fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
         self.insert(start, size, true)
     }
@@ -92,7 +93,7 @@ impl Places {
     }
 
     fn insert(&mut self, start: DeviceAddress, size: Bytes, is_recorded: bool) -> bool {
-        let end = start + size;
+        let end = start + footprint(size);
         let before = self.taken.range(..end).next_back();
         let free = before.is_none_or(|(_, &(taken_end, _))| taken_end <= start);
         if free {
@@ -116,7 +117,9 @@ impl Likely {
     pub(crate) fn new(events: &[TraceEvent]) -> Likely {
         let mut vacant: HashMap<Bytes, VecDeque<DeviceAddress>> = HashMap::new();
         for TraceEvent { event, .. } in events {
-            if event.action == Action::SegmentAlloc {
+            if event.action == Action::SegmentAlloc
+                && event.address + footprint(event.size) <= FirstFit::RESERVED.start
+            {
                 vacant
                     .entry(event.size)
                     .or_default()
@@ -385,7 +388,8 @@ impl AddressSource for Addresses {
 
 #[cfg(test)]
 mod tests {
-    use lowtide_core::MempoolId;
+    use lowtide_core::{Driver, MempoolId};
+    use lowtide_sim::{SimConfig, SimDriver};
     use lowtide_trace::{NoteId, StackId};
 
     use super::*;
@@ -458,5 +462,30 @@ mod tests {
         assert!(own + Bytes::mib(22) <= other);
         likely.freed(own, Bytes::mib(22));
         assert_eq!(likely.allocate(Bytes::mib(22)), Ok(own));
+    }
+
+    /// As those of `direct` in a region, which are parts of its pages: a driver gives each whole pages of its own.
+    #[test]
+    fn places_that_are_closer_than_a_driver_has_them_are_not_both_taken() {
+        let first = DeviceAddress(0x7f00_0000_0000);
+        let size = Bytes::mib(3);
+        let segments = [first, first + size].map(|at| recorded(Action::SegmentAlloc, at, size));
+        let mut driver = SimDriver::with_addresses(
+            SimConfig::default(),
+            Addresses::Likely(Likely::new(&segments)),
+        );
+        assert_eq!(driver.allocate(size), Ok(first));
+        assert!(driver.allocate(size).is_ok());
+        assert_eq!(driver.violations(), [""; 0]);
+    }
+
+    /// The simulator has ranges of its own there, which may be mapped.
+    #[test]
+    fn places_where_ranges_are_reserved_are_not_taken() {
+        let size = Bytes::mib(20);
+        let segment = recorded(Action::SegmentAlloc, FirstFit::RESERVED.start, size);
+        let mut likely = Likely::new(&[segment]);
+        let place = likely.allocate(size).unwrap();
+        assert!(place < FirstFit::RESERVED.start);
     }
 }

@@ -1,6 +1,7 @@
 //! Where memory and reserved ranges lie: first fit, or whatever a replay was recorded with.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use lowtide_core::{Bytes, DeviceAddress, DriverError};
 
@@ -60,6 +61,9 @@ pub struct FirstFit {
 }
 
 impl FirstFit {
+    /// The addresses that reserved ranges have. No allocation lies there.
+    pub const RESERVED: Range<DeviceAddress> = DeviceAddress(1 << 48)..DeviceAddress(1 << 62);
+
     /// Returns a source that has given out nothing.
     pub fn new() -> FirstFit {
         FirstFit {
@@ -67,7 +71,7 @@ impl FirstFit {
             large: Area::new(16 << 40, 240 << 40),
             // Far larger than any device: a caching allocator reserves more than the device's memory for
             // each of its streams.
-            reserved: Area::new(1 << 48, 1 << 62),
+            reserved: Area::new(FirstFit::RESERVED.start.get(), FirstFit::RESERVED.end.get()),
         }
     }
 

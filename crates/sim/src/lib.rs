@@ -39,3 +39,4 @@ pub use addresses::{AddressSource, FirstFit};
 pub use call::{Call, CallStats};
 pub use driver::{SimConfig, SimDriver};
 pub use fault::FaultPlan;
+pub use memory::footprint;

@@ -14,7 +14,7 @@ pub(crate) const PAGE: Bytes = Bytes::mib(2);
 ///
 /// A real driver packs requests of up to 1 MiB into shared pages in units of 512 bytes, and gives
 /// larger ones whole pages (seen on an H200: 64 allocations of each of 18 sizes).
-pub(crate) fn footprint(size: Bytes) -> Bytes {
+pub fn footprint(size: Bytes) -> Bytes {
     let unit = if size <= Bytes::mib(1) {
         Bytes(512)
     } else {
