@@ -3,6 +3,8 @@
 //! What counts is memory that is really touched: small allocations with what the allocator adds to
 //! them, large ones as far as they are filled.
 
+use lowtide_core::Bytes;
+
 use crate::error::{ErrorKind, TraceError};
 
 /// What a file of any size may take, before its bytes count: it leaves room for a million blocks that
@@ -98,6 +100,13 @@ pub(crate) fn vector_bytes(len: usize, capacity: usize, item_bytes: usize) -> u6
         len
     };
     (items * item_bytes) as u64 + OVERHEAD_BYTES
+}
+
+/// Says that something in a file is longer than such things are.
+pub(crate) fn too_long(bytes: u64, max: u64) -> TraceError {
+    let [bytes, max] = [bytes, max].map(Bytes);
+    let what = format!("the file claims a part of {bytes}; recordings have none above {max}");
+    TraceError::new(ErrorKind::Limit, what)
 }
 
 /// Says that a file would take more memory than its size justifies.

@@ -14,6 +14,9 @@ use crate::notes::{Note, NoteId};
 use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
 
+/// How many sizes a recording says of which requests are rounded up: PyTorch's has 16.
+pub(crate) const DIVISIONS_MAX: usize = 64;
+
 /// What one file says.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {

@@ -161,6 +161,7 @@ impl Parts {
         stacks: Arc<StackTable>,
         budget: &mut Budget,
     ) -> Result<Trace, TraceError> {
+        recover::check_events(device, &self.events)?;
         recover::check_paused(&self.paused_before)?;
         self.add_paused_regions(&stacks, budget)?;
         let held_before = self.held_before.take().filter(|_| self.segments.is_empty());
@@ -172,12 +173,12 @@ impl Parts {
             device,
             self.events,
             &self.segments,
+            held_before.is_some(),
             &self.block_stacks,
             budget,
         )?;
         let mut missed_events = 0;
-        // A file that says what was there before has its end from its events.
-        if let Some(rewound) = recovered.rewound.filter(|_| held_before.is_none()) {
+        if let Some(rewound) = recovered.rewound {
             missed_events = rewound.missed_events;
             self.segments = rewound.segments;
         }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use lzma_rust2::XzReader;
 
-use crate::budget::{Density, too_much_memory};
+use crate::budget::{Density, too_long};
 use crate::error::{ErrorKind, TraceError};
 
 /// How much is decompressed at a time. Larger than any number or key in a recording, and small
@@ -213,25 +213,34 @@ impl<'r> Input<'r> {
         Ok(&self.buffer[taken])
     }
 
-    /// Takes `count` bytes, however many a file claims: memory grows with what is really there, and no
-    /// more than a compressed file justifies.
-    pub(crate) fn long_bytes(&mut self, count: u64) -> Result<Vec<u8>, TraceError> {
+    /// Takes `count` bytes, `max` at most: memory grows with what is really there, whatever a file claims.
+    pub(crate) fn long_bytes(&mut self, count: u64, max: u64) -> Result<Vec<u8>, TraceError> {
+        if count > max {
+            return Err(self.fail(too_long(count, max)));
+        }
         let mut taken = Vec::new();
-        while (taken.len() as u64) < count {
-            let wanted = count - taken.len() as u64;
-            if taken.len() as u64 > self.retained_bytes_max(Density::Pickle) {
-                return Err(self.fail(too_much_memory()));
-            }
+        self.each_part(count, |part| taken.extend_from_slice(part))?;
+        Ok(taken)
+    }
+
+    /// Passes over `count` bytes.
+    pub(crate) fn skip(&mut self, count: u64) -> Result<(), TraceError> {
+        self.each_part(count, |_| {})
+    }
+
+    /// Takes `count` bytes, buffer by buffer.
+    fn each_part(&mut self, mut count: u64, mut take: impl FnMut(&[u8])) -> Result<(), TraceError> {
+        while count > 0 {
             let ready = self.peek(1)?;
             if ready.is_empty() {
                 return Err(self.truncated());
             }
-            let part =
-                usize::try_from(wanted).map_or(ready.len(), |wanted| wanted.min(ready.len()));
-            taken.extend_from_slice(&ready[..part]);
+            let part = usize::try_from(count).map_or(ready.len(), |count| count.min(ready.len()));
+            take(&ready[..part]);
             self.start += part;
+            count -= part as u64;
         }
-        Ok(taken)
+        Ok(())
     }
 
     /// Takes the bytes before the next line feed, and the line feed.

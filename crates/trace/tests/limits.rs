@@ -138,10 +138,16 @@ fn claimed_lengths_reserve_nothing() {
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff]",
         b"lowtide\n\x01\x00S\xff\xff\xff\xff",
     ];
-    for bytes in &lengths[..5] {
-        assert!(refused(bytes).is_truncated());
+    // What nobody looks at may be long; strings and sections are not.
+    for (bytes, is_limit) in lengths.iter().zip([true, true, false, false, false, true]) {
+        let error = refused(bytes);
+        assert_eq!(
+            (error.is_limit(), error.is_truncated()),
+            (is_limit, !is_limit)
+        );
     }
-    let cut_off = read_from(lengths[5]).expect("a recorder may be killed at any time");
+    let cut_off = read_from(&b"lowtide\n\x01\0S\xff\xff\xff\x03"[..]);
+    let cut_off = cut_off.expect("a recorder may be killed at any time");
     assert!(cut_off.is_cut_off && cut_off.traces.is_empty());
 }
 

@@ -1,11 +1,15 @@
-//! How much memory plain pickles take that are made to take a lot, as the operating system counts it.
+//! How much memory files take that are made to take a lot, as the operating system counts it: plain pickles, and
+//! compressed files of both formats.
 //!
 //! Each is read by a process of its own: this test's program, started again with the number of a case.
 #![cfg(target_os = "linux")]
 
+use std::io::Write;
 use std::process::Command;
 use std::{env, fs};
 
+use flate2::write::GzEncoder;
+use flate2::{Compression, Crc};
 use lowtide_trace::read_from;
 
 const CASE: &str = "LOWTIDE_MEMORY_TEST_CASE";
@@ -55,20 +59,13 @@ const CASES: [(&[u8], &[u8]); 17] = [
 
 #[test]
 fn no_pickle_takes_more_than_its_size_justifies() {
+    const TEST: &str = "no_pickle_takes_more_than_its_size_justifies";
     if let Ok(case) = env::var(CASE) {
-        read_case(case.parse().unwrap());
+        read_and_say_peak(&plain_pickle(case.parse().unwrap()));
         return;
     }
     for (case, (_, unit)) in CASES.iter().enumerate() {
-        let output = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "no_pickle_takes_more_than_its_size_justifies"])
-            .arg("--nocapture")
-            .env(CASE, case.to_string())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        let peak = text.lines().find_map(|line| line.split_once("peak KiB: "));
-        let peak: usize = peak.expect("the process says it").1.parse().unwrap();
+        let peak = peak_kib_of(TEST, case);
         assert!(
             peak <= PEAK_KIB_MAX,
             "{:?}: {peak} KiB, more than {PEAK_KIB_MAX}",
@@ -77,11 +74,93 @@ fn no_pickle_takes_more_than_its_size_justifies() {
     }
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "the process tells the one that started it"
-)]
-fn read_case(case: usize) {
+/// What each compressed file claims in a few kilobytes, and how much it may take, in MiB.
+const COMPRESSED: [(&str, usize); 5] = [
+    ("a string of 200 MB", 64),
+    ("bytes of 200 MB", 64),
+    ("an integer of 200 MB", 64),
+    ("a section of 200 MB", 64),
+    // What any file may take, and the section itself twice, as it grows.
+    ("a section of 30,000,000 events", 256 + 128 + 32),
+];
+
+#[test]
+fn what_a_compressed_file_claims_costs_nothing_before_it_is_checked() {
+    const TEST: &str = "what_a_compressed_file_claims_costs_nothing_before_it_is_checked";
+    if let Ok(case) = env::var(CASE) {
+        read_and_say_peak(&compressed(case.parse().unwrap()));
+        return;
+    }
+    for (case, (what, mib_max)) in COMPRESSED.iter().enumerate() {
+        let peak = peak_kib_of(TEST, case);
+        assert!(peak <= mib_max << 10, "{what}: {peak} KiB");
+    }
+}
+
+/// Returns the compressed file of a case, of which no part was ever there at once.
+fn compressed(case: usize) -> Vec<u8> {
+    const LONG: u32 = 200_000_000;
+    const EVENTS: u32 = 30_000_000;
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    let begin = |opcode: u8| [&[0x80, 4, opcode][..], &LONG.to_le_bytes()].concat();
+    let section = |kind: u8, length: u32| [&[kind][..], &length.to_le_bytes()].concat();
+    let (begin, count, byte) = match case {
+        0 => (begin(b'X'), LONG, b'a'),
+        1 => (begin(b'B'), LONG, 0),
+        2 => (begin(0x8b), LONG, 0),
+        3 => (
+            [&b"lowtide\n\x04\0"[..], &section(b'S', LONG)].concat(),
+            LONG,
+            0,
+        ),
+        _ => {
+            let device = [&section(b'D', 1)[..], &[0], &crc(&[0], 1)].concat();
+            let events = section(b'E', 2 * EVENTS);
+            (
+                [&b"lowtide\n\x04\0"[..], &device, &events].concat(),
+                EVENTS,
+                b'p',
+            )
+        }
+    };
+    gzip.write_all(&begin).unwrap();
+    // An event is two bytes: as the one before, and at the same time.
+    let unit = match case {
+        4 => vec![byte, 0],
+        _ => vec![byte],
+    };
+    let part = unit.repeat(100_000);
+    for _ in 0..count / 100_000 {
+        gzip.write_all(&part).unwrap();
+    }
+    gzip.write_all(&crc(&unit, count)).unwrap();
+    gzip.write_all(b".").unwrap();
+    gzip.finish().unwrap()
+}
+
+/// Returns the checksum of something that comes so many times.
+fn crc(unit: &[u8], count: u32) -> [u8; 4] {
+    let mut crc = Crc::new();
+    let part = unit.repeat(count.min(100_000) as usize);
+    for _ in 0..count.div_ceil(100_000) {
+        crc.update(&part);
+    }
+    crc.sum().to_le_bytes()
+}
+
+/// Returns how much memory a process takes that reads the file of a case, as a test of this program does.
+fn peak_kib_of(test: &str, case: usize) -> usize {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CASE, case.to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let peak = text.lines().find_map(|line| line.split_once("peak KiB: "));
+    peak.expect("the process says it").1.parse().unwrap()
+}
+
+fn plain_pickle(case: usize) -> Vec<u8> {
     let (begin, unit) = CASES[case];
     let mut file = begin.to_vec();
     let count_at = unit.windows(5).position(|bytes| bytes == b"J....");
@@ -96,7 +175,15 @@ fn read_case(case: usize) {
     }
     // The ends of the lists and the dict, where there are any.
     file.extend_from_slice(b"eeu.");
-    let _ = read_from(&file[..]);
+    file
+}
+
+#[expect(
+    clippy::print_stdout,
+    reason = "the process tells the one that started it"
+)]
+fn read_and_say_peak(file: &[u8]) {
+    let _ = read_from(file);
     let status = fs::read_to_string("/proc/self/status").expect("Linux has it");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak.expect("Linux says it").trim().trim_end_matches(" kB");

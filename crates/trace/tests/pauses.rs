@@ -264,10 +264,17 @@ fn what_is_paused_is_memory() {
     let mut stacks = StackTable::new();
     let mut trace = recording([10, 20, 30, 40]);
     let mut pause = event(Action::SegmentPaused, 0);
-    pause.address = DeviceAddress(u64::MAX - 1);
+    pause.address = DeviceAddress(0x1234_5678_9abc_def0);
     trace.initial.paused = vec![TraceEvent::of_pause(pause, 0, "kv", &mut stacks)];
     trace.stacks = Arc::new(stacks);
-    let error = read_from(&*pickle_of(trace)).unwrap_err().to_string();
+    let mut pickle = pickle_of(trace);
+    let address = pause.address.get().to_le_bytes();
+    let at = pickle
+        .windows(8)
+        .position(|bytes| bytes == address)
+        .unwrap();
+    pickle[at..at + 8].copy_from_slice(&(1_u64 << 62).to_le_bytes());
+    let error = read_from(&*pickle).unwrap_err().to_string();
     assert!(error.contains("no memory"), "{error}");
 }
 

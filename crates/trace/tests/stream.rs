@@ -13,7 +13,7 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Frame, NoteId, Snapshot, StackId, StackTable, StreamWriter, TraceEvent,
-    read_from, write_compact,
+    read_from, write_compact, write_pickle,
 };
 
 const PAGE: u64 = 2 << 20;
@@ -371,4 +371,92 @@ fn events_that_contradict_what_was_there_are_refused() {
     writer.finish().unwrap();
     let error = read_from(&file.bytes()[..]).unwrap_err().to_string();
     assert!(error.contains("where there is no such thing"), "{error}");
+}
+
+/// Returns the file of a job that held nothing at first and then did this, by address and size.
+fn file_of(settings: &AllocatorSettings, events: &[(Action, u64, u64)]) -> Vec<u8> {
+    let (file, stacks) = (Shared::default(), StackTable::new());
+    let mut writer = StreamWriter::new(file.clone()).unwrap();
+    writer.begin_device(0, settings, &[], &[], &stacks).unwrap();
+    for (time_us, &(action, offset, size)) in (0..).zip(events) {
+        let event = TraceEvent {
+            event: Event {
+                action,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(0x7f00_0000_0000 + offset),
+                size: Bytes(size),
+                stream: Stream::DEFAULT,
+            },
+            time_us,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        };
+        writer.push(0, &event, &stacks).unwrap();
+    }
+    writer.finish().unwrap();
+    file.bytes()
+}
+
+/// What is written while it happens has no other moment than that of its events.
+#[test]
+fn a_free_of_another_size_than_was_allocated_is_refused() {
+    let file = file_of(
+        &AllocatorSettings::default(),
+        &[
+            (Action::SegmentAlloc, 0, PAGE),
+            (Action::Alloc, 0, 1000),
+            (Action::FreeRequested, 0, 512),
+        ],
+    );
+    let error = read_from(&file[..]).unwrap_err();
+    assert!(error.is_contradiction());
+    assert_eq!(
+        error.to_string(),
+        "device 0, event 2: free_requested of 512 bytes at 0x7f0000000000, which other events contradict"
+    );
+}
+
+/// A block of 1000 bytes has 1024 elsewhere.
+#[test]
+fn a_block_may_fill_a_segment_that_is_no_multiple_of_512_bytes() {
+    let events = [
+        (Action::SegmentAlloc, 0, 1000),
+        (Action::SegmentAlloc, 1000, PAGE),
+        (Action::Alloc, 0, 1000),
+        (Action::FreeRequested, 0, 1000),
+        (Action::FreeCompleted, 0, 1000),
+    ];
+    let file = file_of(&AllocatorSettings::default(), &events);
+    let snapshot = read_from(&file[..]).unwrap();
+    let end = snapshot.traces[0].last_events(2).unwrap();
+    let [block] = end.initial.blocks[..] else {
+        panic!("one block is freed: {:?}", end.initial.blocks);
+    };
+    assert_eq!((block.size, block.requested), (Bytes(1000), Bytes(1000)));
+}
+
+#[test]
+fn a_block_of_no_bytes_is_written_as_one_that_can_be_read() {
+    let events = [(Action::SegmentAlloc, 0, PAGE), (Action::Alloc, 0, 0)];
+    let snapshot = read_from(&file_of(&AllocatorSettings::default(), &events)[..]).unwrap();
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    let again = read_from(&pickle[..]).unwrap();
+    assert_eq!(again.traces[0].segments, snapshot.traces[0].segments);
+}
+
+#[test]
+fn more_settings_than_a_recording_has_are_refused() {
+    let settings = |count| AllocatorSettings {
+        roundup_power2_divisions: vec![(1, 4); count],
+        ..AllocatorSettings::default()
+    };
+    let read = |count| read_from(&file_of(&settings(count), &[])[..]);
+    assert!(read(64).is_ok());
+    let error = read(65).unwrap_err().to_string();
+    assert!(
+        error.contains("more than 64 `roundup_power2_divisions`"),
+        "{error}"
+    );
 }

@@ -7,7 +7,7 @@
 //! header   8 bytes  "lowtide\n"
 //!          2 bytes  the version of the format, 4; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
-//!          4 bytes  the length of the payload
+//!          4 bytes  the length of the payload, 64 MiB at most
 //!          …        the payload
 //!          4 bytes  the CRC-32 (as in gzip) of the payload
 //! ```
@@ -73,6 +73,9 @@ pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
 const VERSION: u16 = 4;
+
+/// How long a section may be: far longer than what is written.
+const SECTION_BYTES_MAX: u64 = 64 << 20;
 
 /// What the sections hold, by their first byte.
 mod section {

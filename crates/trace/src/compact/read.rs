@@ -10,15 +10,25 @@ use lowtide_core::{
 };
 
 use super::payload::Payload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
+use super::{
+    BEFORE_FIRST, MAGIC, SECTION_BYTES_MAX, VERSION, event_flags, section, segment_flags,
+    settings_flags,
+};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
-use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, TraceEvent};
+use crate::model::{
+    AllocatorSettings, Annotation, AnnotationStage, DIVISIONS_MAX, Snapshot, TraceEvent,
+};
 use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::parts::{BlockStacks, DEVICES_MAX, Parts};
 use crate::pickle::StringId;
 use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
+
+/// What a string, a frame and a block take about, each with its number and its place in a hash table.
+const STRING_BYTES: u64 = 24;
+const FRAME_BYTES: u64 = 48;
+const BLOCK_BYTES: u64 = size_of::<BlockSnapshot>() as u64 + 20;
 
 /// Returns whether the file in `input`, of which nothing has been taken, is of this format. A text may begin with the
 /// same line, and has no such version; a file that ends before that is none yet.
@@ -59,9 +69,9 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
             }
             Ok((kind, payload)) => {
                 reader
-                    .section(kind, &payload)
+                    .budget(input)
+                    .and_then(|mut budget| reader.section(kind, &payload, &mut budget))
                     .map_err(|error| error.at_byte(start))?;
-                reader.budget(input).map_err(|error| error.at_byte(start))?;
             }
             // The recorder was killed: what it had written is good.
             Err(error) if error.is_truncated() => return reader.finish(input, true),
@@ -75,7 +85,7 @@ fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
     let start = input.offset();
     let kind = input.byte()?;
     let count = u32::from_le_bytes(input.array()?);
-    let payload = input.long_bytes(u64::from(count))?;
+    let payload = input.long_bytes(u64::from(count), SECTION_BYTES_MAX)?;
     let mut crc = Crc::new();
     crc.update(&payload);
     if crc.sum() != u32::from_le_bytes(input.array()?) {
@@ -122,13 +132,15 @@ impl Reader {
         Ok(snapshot)
     }
 
-    fn section(&mut self, kind: u8, payload: &[u8]) -> Result<(), TraceError> {
+    /// Takes what a section says, of which `budget` is what it may cost.
+    fn section(&mut self, kind: u8, payload: &[u8], budget: &mut Budget) -> Result<(), TraceError> {
+        budget.take(payload.len(), 1)?;
         let mut payload = Payload { rest: payload };
         match kind {
-            section::STRINGS => self.read_strings(&mut payload),
-            section::FRAMES => self.read_frames(&mut payload),
-            section::STACKS => self.read_stacks(&mut payload),
-            section::NOTES => self.read_notes(&mut payload),
+            section::STRINGS => self.read_strings(&mut payload, budget),
+            section::FRAMES => self.read_frames(&mut payload, budget),
+            section::STACKS => self.read_stacks(&mut payload, budget),
+            section::NOTES => self.read_notes(&mut payload, budget),
             section::DEVICE => self.read_device(&mut payload),
             section::SETTINGS => {
                 self.parts()?.settings = settings(&mut payload, self.version)?;
@@ -142,12 +154,12 @@ impl Reader {
             }
             section::EVENTS => {
                 let events = mem::take(&mut self.parts()?.events);
-                self.parts()?.events = self.read_events(&mut payload, events)?;
+                self.parts()?.events = self.read_events(&mut payload, events, budget)?;
                 Ok(())
             }
             section::PAUSED_BEFORE => {
                 let paused = mem::take(&mut self.parts()?.paused_before);
-                let paused = self.read_events(&mut payload, paused)?;
+                let paused = self.read_events(&mut payload, paused, budget)?;
                 if { paused.iter() }.any(|event| event.event.action != Action::SegmentPaused) {
                     let what = "what was paused before the first event is not only that";
                     return Err(TraceError::malformed(what));
@@ -155,26 +167,26 @@ impl Reader {
                 self.parts()?.paused_before = paused;
                 Ok(())
             }
-            section::REGIONS => self.read_regions(&mut payload),
-            section::ANNOTATIONS => self.read_annotations(&mut payload),
+            section::REGIONS => self.read_regions(&mut payload, budget),
+            section::ANNOTATIONS => self.read_annotations(&mut payload, budget),
             section::HELD_BEFORE => {
-                let held = self.read_device_segments(&mut payload)?;
+                let held = self.read_device_segments(&mut payload, budget)?;
                 self.parts()?.begin_with(held);
                 Ok(())
             }
             section::SEGMENTS => {
-                let held = self.read_device_segments(&mut payload)?;
+                let held = self.read_device_segments(&mut payload, budget)?;
                 self.parts()?.push_segments(held);
                 Ok(())
             }
             section::HOST_EVENTS => {
                 let events = mem::take(&mut self.host.events);
-                self.host.events = self.read_events(&mut payload, events)?;
+                self.host.events = self.read_events(&mut payload, events, budget)?;
                 Ok(())
             }
             section::HOST_SEGMENTS => {
                 let mut host = mem::take(&mut self.host);
-                let held = self.read_segments(&mut payload, &mut host.block_stacks)?;
+                let held = self.read_segments(&mut payload, &mut host.block_stacks, budget)?;
                 host.push_segments(held);
                 self.host = host;
                 Ok(())
@@ -184,16 +196,26 @@ impl Reader {
         }
     }
 
-    fn read_strings(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_strings(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            self.strings
-                .push(self.stacks.strings.intern(payload.text()?));
+            let text = payload.text()?;
+            budget.take(1, STRING_BYTES + text.len() as u64)?;
+            self.strings.push(self.stacks.strings.intern(text));
         }
         Ok(())
     }
 
-    fn read_frames(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_frames(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         while !payload.is_empty() {
+            budget.take(1, FRAME_BYTES)?;
             let name = payload.number(self.strings.len(), "string")?;
             let filename = payload.number(self.strings.len(), "string")?;
             let frame = FrameRecord {
@@ -206,21 +228,32 @@ impl Reader {
         Ok(())
     }
 
-    fn read_stacks(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_stacks(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         let mut frames = Vec::new();
         while !payload.is_empty() {
             frames.clear();
+            budget.take(1, STRING_BYTES)?;
             for _ in 0..payload.natural()? {
                 let number = payload.number(self.frames.len(), "frame")?;
                 frames.push(self.frames[number as usize]);
+                budget.take(1, size_of::<FrameId>() as u64)?;
             }
             self.stack_ids.push(self.stacks.intern_stack(&frames));
         }
         Ok(())
     }
 
-    fn read_notes(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_notes(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         while !payload.is_empty() {
+            budget.take(1, FRAME_BYTES)?;
             let record = NoteRecord {
                 compile_context: self.text(payload)?,
                 user_metadata: self.text(payload)?,
@@ -257,10 +290,12 @@ impl Reader {
         &self,
         payload: &mut Payload<'_>,
         mut events: Vec<TraceEvent>,
+        budget: &mut Budget,
     ) -> Result<Vec<TraceEvent>, TraceError> {
         let mut before = BEFORE_FIRST;
         while !payload.is_empty() {
             let first = payload.byte()?;
+            budget.take(1, size_of::<TraceEvent>() as u64)?;
             let mut event = before;
             event.event.action = *Action::ALL
                 .get(usize::from(first & event_flags::ACTION))
@@ -295,8 +330,14 @@ impl Reader {
         Ok(events)
     }
 
-    fn read_regions(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_regions(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         while !payload.is_empty() {
+            // A node of a tree is a half to wholly full.
+            budget.take(2, size_of::<(MempoolId, Arc<str>)>() as u64)?;
             let pool = MempoolId(payload.natural()?, payload.natural()?);
             let tag = self.name(payload)?;
             self.parts()?.regions.insert(pool, tag);
@@ -304,8 +345,13 @@ impl Reader {
         Ok(())
     }
 
-    fn read_annotations(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_annotations(
+        &mut self,
+        payload: &mut Payload<'_>,
+        budget: &mut Budget,
+    ) -> Result<(), TraceError> {
         while !payload.is_empty() {
+            budget.take(1, size_of::<Annotation>() as u64)?;
             let name = self.name(payload)?;
             let stage = match payload.byte()? {
                 0 => AnnotationStage::Start,
@@ -333,9 +379,10 @@ impl Reader {
     fn read_device_segments(
         &mut self,
         payload: &mut Payload<'_>,
+        budget: &mut Budget,
     ) -> Result<Vec<SegmentSnapshot>, TraceError> {
         let mut stacks = mem::take(&mut self.parts()?.block_stacks);
-        let held = self.read_segments(payload, &mut stacks)?;
+        let held = self.read_segments(payload, &mut stacks, budget)?;
         self.parts()?.block_stacks = stacks;
         Ok(held)
     }
@@ -345,9 +392,11 @@ impl Reader {
         &self,
         payload: &mut Payload<'_>,
         block_stacks: &mut BlockStacks,
+        budget: &mut Budget,
     ) -> Result<Vec<SegmentSnapshot>, TraceError> {
         let mut segments = Vec::new();
         while !payload.is_empty() {
+            budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
             let mut address = DeviceAddress(payload.natural()?);
             let mut segment = SegmentSnapshot {
                 address,
@@ -367,6 +416,7 @@ impl Reader {
                 .checked_add(segment.size.get())
                 .ok_or_else(does_not_tile)?;
             for _ in 0..payload.natural()? {
+                budget.take(1, BLOCK_BYTES)?;
                 let size = Bytes(payload.natural()?);
                 let requested = Bytes(payload.natural()?);
                 let status = match payload.byte()? {
@@ -465,10 +515,14 @@ fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings
         free_block_order: said.and_then(free_block_order),
         strategy: String::new(),
     };
+    let divisions = &mut settings.roundup_power2_divisions;
     while !payload.is_empty() {
-        settings
-            .roundup_power2_divisions
-            .push((payload.natural()?, payload.natural()?));
+        if divisions.len() == DIVISIONS_MAX {
+            let what = format!("more than {DIVISIONS_MAX} `roundup_power2_divisions`");
+            return Err(TraceError::malformed(what));
+        }
+        divisions.push((payload.natural()?, payload.natural()?));
     }
+    divisions.sort_unstable();
     Ok(settings)
 }

@@ -119,7 +119,9 @@ impl<W: Write> StreamWriter<W> {
         put_event(&mut device.payload, event, &device.before, numbers);
         device.before = *event;
         device.count += 1;
-        match device.count {
+        let count = device.count;
+        self.writer.write_long_tables()?;
+        match count {
             EVENTS_PER_SECTION => self.write_events(index),
             _ => Ok(()),
         }

@@ -8,15 +8,22 @@ use hashbrown::HashMap;
 use lowtide_core::{BlockSnapshot, BlockStatus, FreeBlockOrder, MempoolId, SegmentSnapshot};
 
 use super::payload::PutPayload;
-use super::{BEFORE_FIRST, MAGIC, VERSION, event_flags, section, segment_flags, settings_flags};
+use super::{
+    BEFORE_FIRST, MAGIC, SECTION_BYTES_MAX, VERSION, event_flags, section, segment_flags,
+    settings_flags,
+};
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::notes::NoteId;
 use crate::parts::final_block_stacks;
 use crate::stacks::{StackId, StackTable};
+use crate::writable::check_writable;
 
 /// How many items go into a section: what is lost with it, and what a reader holds at once.
 const ITEMS_PER_SECTION: usize = 4096;
+
+/// A section that can end anywhere ends once it is so long: those of names that events have, and of segments.
+const LONG_SECTION_BYTES: usize = 1 << 20;
 
 /// Writes `snapshot` in lowtide's own format: about a tenth of the pickle's size before compression.
 ///
@@ -25,9 +32,9 @@ const ITEMS_PER_SECTION: usize = 4096;
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to, or two traces are of one device, or of the host.
+/// If `out` cannot be written to, or `snapshot` says what no recording can say, so that it could not be read.
 pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
-    snapshot.check_is_one()?;
+    check_writable(snapshot)?;
     let mut writer = CompactWriter::new(out)?;
     for trace in &snapshot.traces {
         writer.trace(trace)?;
@@ -109,10 +116,19 @@ impl<W: Write> CompactWriter<W> {
     /// Writes the segments at the end of `trace` as a section of a kind.
     fn final_segments(&mut self, kind: u8, trace: &Trace) -> io::Result<()> {
         let stacks = final_block_stacks(trace);
-        let segments = self.segments(&trace.segments, |tables, block| {
-            tables.stack(&trace.stacks, stacks.stack(block))
-        });
-        self.tables(kind, &segments)
+        let mut payload = Vec::new();
+        for segment in &trace.segments {
+            payload.extend(
+                self.segments(std::slice::from_ref(segment), |tables, block| {
+                    tables.stack(&trace.stacks, stacks.stack(block))
+                }),
+            );
+            if payload.len() > LONG_SECTION_BYTES {
+                self.tables(kind, &payload)?;
+                payload.clear();
+            }
+        }
+        self.tables(kind, &payload)
     }
 
     /// Writes events, whose stacks and notes are in `table`, in as many sections of a kind as they need.
@@ -133,6 +149,7 @@ impl<W: Write> CompactWriter<W> {
                 };
                 put_event(&mut payload, event, &before, [stack, note]);
                 before = *event;
+                self.write_long_tables()?;
             }
             self.tables(kind, &payload)?;
         }
@@ -210,6 +227,22 @@ impl<W: Write> CompactWriter<W> {
         payload
     }
 
+    /// Writes the strings and stacks that were named for the first time, where they are long.
+    pub(super) fn write_long_tables(&mut self) -> io::Result<()> {
+        let Tables {
+            new_strings,
+            new_frames,
+            new_stacks,
+            new_notes,
+            ..
+        } = &self.tables;
+        let tables = [new_strings, new_frames, new_stacks, new_notes];
+        match tables.iter().any(|table| table.len() > LONG_SECTION_BYTES) {
+            true => self.tables(section::EVENTS, &[]),
+            false => Ok(()),
+        }
+    }
+
     /// Writes a section after those with the strings and stacks that it is the first to name.
     pub(super) fn tables(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let strings = std::mem::take(&mut self.tables.new_strings);
@@ -233,7 +266,9 @@ impl<W: Write> CompactWriter<W> {
     }
 
     pub(super) fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
-        let count = u32::try_from(payload.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let count = u32::try_from(payload.len()).ok();
+        let count = count.filter(|&count| u64::from(count) <= SECTION_BYTES_MAX);
+        let count = count.ok_or(io::ErrorKind::InvalidInput)?;
         let mut crc = Crc::new();
         crc.update(payload);
         self.out.write_all(&[kind])?;

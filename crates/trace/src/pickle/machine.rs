@@ -15,6 +15,9 @@ use crate::source::Input;
 /// How many containers may be under construction at once. A snapshot needs eight.
 const NESTING_MAX: usize = 1000;
 
+/// The longest string: names of functions in C++ have some kilobytes.
+pub(super) const STRING_BYTES_MAX: u64 = 16 << 20;
+
 /// How much of a text that is wrong goes into a message.
 const SHOWN_LETTERS: usize = 40;
 
@@ -247,7 +250,10 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
             }
             op::LONG4 => {
                 let count = u32::from_le_bytes(self.input.array()?);
-                integer(&self.input.long_bytes(u64::from(count))?)
+                match count {
+                    0..=9 => integer(self.input.bytes(count as usize)?),
+                    _ => self.skip(u64::from(count))?,
+                }
             }
             op::BINUNICODE | op::BINSTRING => {
                 let count = u32::from_le_bytes(self.input.array()?);
@@ -487,12 +493,12 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     fn string(&mut self, count: u64) -> Result<Value, TraceError> {
-        let bytes = self.input.long_bytes(count)?;
+        let bytes = self.input.long_bytes(count, STRING_BYTES_MAX)?;
         Ok(Value::String(self.heap.strings.intern(&utf8(&bytes)?)))
     }
 
     fn skip(&mut self, count: u64) -> Result<Value, TraceError> {
-        self.input.long_bytes(count)?;
+        self.input.skip(count)?;
         Ok(Value::Opaque)
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use hashbrown::HashMap;
 
+use super::machine::STRING_BYTES_MAX;
 use super::opcodes::data as op;
 
 /// The number of an object that was memoized, to write it again in a few bytes.
@@ -109,7 +110,15 @@ impl<W: Write> PickleWriter<W> {
         if let Some(&memo) = self.strings.get(text) {
             return self.again(memo);
         }
-        let count = u32::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let count = u32::try_from(text.len()).ok();
+        let count = count.filter(|&count| u64::from(count) <= STRING_BYTES_MAX);
+        let count = count.ok_or_else(|| {
+            let what = format!(
+                "a text has {} bytes, more than those of recordings",
+                text.len()
+            );
+            io::Error::new(io::ErrorKind::InvalidInput, what)
+        })?;
         self.out.write_all(&[op::BINUNICODE])?;
         self.out.write_all(&count.to_le_bytes())?;
         self.out.write_all(text.as_bytes())?;

@@ -11,7 +11,7 @@ use lowtide_core::{
 };
 
 use super::segments::{Segment, Segments};
-use super::{CHECK_EVERY_EVENTS, contradiction, is_memory};
+use super::{CHECK_EVERY_EVENTS, check_segments, contradiction};
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{InitialSegment, TraceEvent};
@@ -28,6 +28,7 @@ pub(crate) fn left_at_end(
     events: &[TraceEvent],
     budget: &mut Budget,
 ) -> Result<Vec<SegmentSnapshot>, TraceError> {
+    check_segments(held)?;
     let mut present = Present::new(held, granule(held, events))?;
     for (index, event) in events.iter().enumerate() {
         let applied = present.apply(event);
@@ -88,20 +89,13 @@ impl Present {
             size,
             ..
         } = recorded.event;
-        let has_place = !matches!(action, Action::Snapshot | Action::OutOfMemory);
-        if has_place && !is_memory(address, size) {
-            return Err(contradiction(format!(
-                "{} of {size} at {address} is no memory",
-                action.name()
-            )));
-        }
         // The pool that the books of the segments would note in it is not asked for.
         let mut event = *recorded;
         match action {
             Action::Alloc => {
                 let block = BlockSnapshot {
                     address,
-                    size: size.round_up(self.granule),
+                    size: size.max(Bytes(1)).round_up(self.granule),
                     requested: size,
                     status: BlockStatus::Allocated,
                 };

@@ -24,10 +24,10 @@ use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot,
 };
 
+use super::CHECK_EVERY_EVENTS;
 use super::forward::{granule, picture};
 use super::kinds::Kinds;
 use super::segments::{Segment, Segments};
-use super::{CHECK_EVERY_EVENTS, is_memory};
 use crate::budget::Budget;
 use crate::model::{InitialSegment, TraceEvent};
 
@@ -145,9 +145,6 @@ impl Said {
             status,
         };
         let start = address.get();
-        if !matches!(action, Action::Snapshot | Action::OutOfMemory) && !is_memory(address, size) {
-            return None;
-        }
         // No memory comes or goes where a block is in use, before others do anything.
         let end = start + size.get();
         if action.is_segment()

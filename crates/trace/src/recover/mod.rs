@@ -22,6 +22,7 @@
 //!   a contradiction.
 //! - What a kind of event that is missing would have told is no sign of other threads.
 
+mod bounds;
 mod forward;
 mod kinds;
 mod meanwhile;
@@ -43,6 +44,7 @@ use crate::model::{InitialBlock, InitialState, TraceEvent};
 use crate::parts::BlockStacks;
 use crate::stacks::StackId;
 
+pub(crate) use bounds::{check_events, check_paused, check_segments};
 pub(crate) use forward::left_at_end;
 use kinds::Kinds;
 pub(crate) use meanwhile::Rewound;
@@ -65,7 +67,8 @@ pub(crate) struct Recovered {
 
 /// Returns what a device had before `events`, of which `segments` were left at the end, or a little later.
 ///
-/// `segments` are in the order of their addresses. O(n log m) for n events and m blocks at once.
+/// `segments` are in the order of their addresses; `end_follows` says whether they follow from the events, so that they
+/// are of no other moment. O(n log m) for n events and m blocks at once.
 ///
 /// # Errors
 ///
@@ -75,6 +78,7 @@ pub(crate) fn recover(
     device: u32,
     mut events: Vec<TraceEvent>,
     segments: &[SegmentSnapshot],
+    end_follows: bool,
     block_stacks: &BlockStacks,
     budget: &mut Budget,
 ) -> Result<Recovered, TraceError> {
@@ -85,10 +89,12 @@ pub(crate) fn recover(
         forget_pools(events, &pools_known);
         Past::from_end(segments, rewound, block_stacks)?.walk(device, events, budget)
     };
-    let at_end = Past::from_end(segments, None, block_stacks)?;
+    let mut at_end = Past::from_end(segments, None, block_stacks)?;
+    at_end.end_follows = end_follows;
     let mut rewound = None;
     let walked = match at_end.walk(device, &mut events, budget) {
         Ok(walked) if !walked.saw_younger => walked,
+        Err(error) if end_follows => return Err(error),
         first => {
             // What it found is not needed any more, and takes memory.
             let first = first.map(drop);
@@ -117,6 +123,39 @@ pub(crate) fn recover(
         initial: walked.initial,
         rewound,
     })
+}
+
+/// Fails where [`recover`] fails, or would change anything but pools. Mostly it takes no memory for events: most recordings are of one moment.
+///
+/// # Errors
+///
+/// As for [`recover`].
+pub(crate) fn check(
+    device: u32,
+    events: &[TraceEvent],
+    segments: &[SegmentSnapshot],
+    block_stacks: &BlockStacks,
+) -> Result<(), TraceError> {
+    let mut budget = Budget::new(u64::MAX);
+    let mut past = Past::from_end(segments, None, block_stacks)?;
+    past.kinds = Kinds::of(events);
+    let mut first = events.len();
+    let walked = events.rchunks(CHECK_EVERY_EVENTS).try_for_each(|events| {
+        first -= events.len();
+        past.undo_all(device, first, &mut events.to_vec(), &budget)
+    });
+    let is_whole = past.half_frees.is_empty() && !past.saw_younger && !segments.is_empty();
+    if walked.is_ok() && is_whole {
+        return Ok(());
+    }
+    let copy = events.to_vec();
+    let recovered = recover(device, copy, segments, false, block_stacks, &mut budget)?;
+    let what = match recovered.rewound {
+        Some(_) => "the segments are not those at the last event",
+        None if recovered.events.len() > events.len() => "a free has only one of its two events",
+        None => return Ok(()),
+    };
+    Err(contradiction(what.into()))
 }
 
 /// What a walk found.
@@ -148,6 +187,8 @@ struct Past {
     segments: Segments,
     /// Whether what is alive at the end is known.
     knows_end: bool,
+    /// Whether it follows from the events.
+    end_follows: bool,
     kinds: Kinds,
     /// The events that are one half of a free whose other half is not there.
     half_frees: Vec<usize>,
@@ -199,10 +240,12 @@ impl Past {
             freed: None,
             segments: Segments::default(),
             knows_end: rewound.is_some() || !segments.is_empty(),
+            end_follows: false,
             kinds: Kinds::default(),
             half_frees: Vec::new(),
             saw_younger: false,
         };
+        check_segments(segments)?;
         for segment in segments {
             let has_pool = rewound.is_none_or(|it| !it.without_pool.contains(&segment.address));
             let pool = has_pool.then_some(segment.pool);
@@ -212,19 +255,7 @@ impl Past {
             };
             past.segments.insert(segment.address, of_segment)?;
             let in_use = |status| status != BlockStatus::Inactive;
-            if !is_memory(segment.address, segment.size) {
-                return Err(contradiction(format!(
-                    "a segment of {} at {} is no memory",
-                    segment.size, segment.address
-                )));
-            }
             for block in segment.blocks.iter().filter(|block| in_use(block.status)) {
-                if block.requested > block.size {
-                    return Err(contradiction(format!(
-                        "the block of {} at {} is for a request of {}",
-                        block.size, block.address, block.requested
-                    )));
-                }
                 // The stack that is shown there is that of a later block.
                 let is_other = rewound.is_some_and(|it| it.younger.contains(&block.address));
                 let stack = match is_other {
@@ -256,25 +287,52 @@ impl Past {
         budget: &Budget,
     ) -> Result<Walked, TraceError> {
         self.kinds = Kinds::of(events);
-        for (index, event) in events.iter_mut().enumerate().rev() {
-            self.undo(index, event)
-                .and_then(|()| match index % CHECK_EVERY_EVENTS {
-                    0 => budget.check(self.retained_bytes()),
-                    _ => Ok(()),
-                })
-                .map_err(|error| error.at_event(device, index))?;
-        }
+        self.undo_all(device, 0, events, budget)?;
         let retained_bytes = self.retained_bytes();
         budget.check(retained_bytes)?;
         let mut half_frees = std::mem::take(&mut self.half_frees);
         half_frees.sort_unstable();
         let saw_younger = self.saw_younger;
         Ok(Walked {
-            initial: self.into_initial()?,
+            initial: self.into_initial(),
             half_frees,
             saw_younger,
             retained_bytes,
         })
+    }
+
+    /// Fails where an event that was undone shows that the end is of another moment, and it cannot be.
+    fn check_end(&self, event: Event) -> Result<(), TraceError> {
+        match self.end_follows && self.saw_younger {
+            true => Err(contradiction(format!(
+                "{} of {} at {}, which other events contradict",
+                event.action.name(),
+                event.size,
+                event.address
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Undoes events, the last first, of which the first has a number.
+    fn undo_all(
+        &mut self,
+        device: u32,
+        first: usize,
+        events: &mut [TraceEvent],
+        budget: &Budget,
+    ) -> Result<(), TraceError> {
+        for (offset, event) in events.iter_mut().enumerate().rev() {
+            let index = first + offset;
+            self.undo(index, event)
+                .and_then(|()| self.check_end(event.event))
+                .and_then(|()| match index % CHECK_EVERY_EVENTS {
+                    0 => budget.check(self.retained_bytes()),
+                    _ => Ok(()),
+                })
+                .map_err(|error| error.at_event(device, index))?;
+        }
+        Ok(())
     }
 
     /// Returns about how much memory all this takes, and what will be made of it.
@@ -290,20 +348,7 @@ impl Past {
 
     /// Undoes one event, and notes in it the pool it happened in.
     fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<(), TraceError> {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = event.event;
-        let has_place = !matches!(action, Action::Snapshot | Action::OutOfMemory);
-        if has_place && !is_memory(address, size) {
-            return Err(contradiction(format!(
-                "{} of {size} at {address} is no memory",
-                action.name()
-            )));
-        }
-        match action {
+        match event.event.action {
             Action::Alloc => self.undo_alloc(event),
             Action::FreeRequested => self.undo_free_requested(index, event),
             Action::FreeCompleted => self.undo_free_completed(index, event),
@@ -467,14 +512,14 @@ impl Past {
     }
 
     /// Returns what is alive, once every event has been undone.
-    fn into_initial(mut self) -> Result<InitialState, TraceError> {
+    fn into_initial(mut self) -> InitialState {
         let mut initial = InitialState::default();
         for (address, block) in std::mem::take(&mut self.blocks) {
             let size = match block.freed_by {
                 None => block.size,
                 Some(_) => block.requested.round_up(Bytes(512)),
             };
-            let block = InitialBlock {
+            let mut block = InitialBlock {
                 address: DeviceAddress(address),
                 size,
                 requested: block.requested,
@@ -483,11 +528,12 @@ impl Past {
                 status: block.status,
                 stack: block.stack,
             };
-            self.segments.cover(&block)?;
+            block.size = self.segments.cover(&block);
+            block.requested = block.requested.min(block.size);
             initial.blocks.push(block);
         }
         initial.segments = self.segments.into_initial();
-        Ok(initial)
+        initial
     }
 }
 
@@ -514,22 +560,6 @@ fn complete_frees(events: Vec<TraceEvent>, half_frees: &[usize]) -> Vec<TraceEve
         }
     }
     complete
-}
-
-/// Returns whether a device can have memory there: far from where sums of addresses overflow.
-fn is_memory(address: DeviceAddress, size: Bytes) -> bool {
-    address.get() < 1 << 63 && size <= Bytes::REQUEST_MAX
-}
-
-/// Fails where something that is no memory is said to be paused.
-pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
-    let mut events = paused.iter().map(|recorded| recorded.event);
-    match events.find(|event| !is_memory(event.address, event.size)) {
-        None => Ok(()),
-        Some(Event { address, size, .. }) => Err(contradiction(format!(
-            "{size} at {address}, which are no memory, were paused before the first event"
-        ))),
-    }
 }
 
 #[cold]

@@ -249,23 +249,25 @@ impl Segments {
             .any(|segment| segment.is_expandable)
     }
 
-    /// Makes a segment for a block that lies in none.
-    pub(super) fn cover(&mut self, block: &InitialBlock) -> Result<(), TraceError> {
-        let address = block.address.get();
+    /// Returns how much of a block lies in one segment: what lies in none gets one of its own.
+    pub(super) fn cover(&mut self, block: &InitialBlock) -> Bytes {
+        let (address, size) = (block.address.get(), block.size.get());
         if let Some((&start, segment)) = self.0.range(..=address).next_back()
-            && address + block.size.get() <= start + segment.size
+            && address < start + segment.size
         {
-            return Ok(());
+            return Bytes(size.min(start + segment.size - address));
         }
+        let next = self.0.range(address..).next();
+        let size = next.map_or(size, |(&next, _)| size.min(next - address));
         let segment = Segment {
-            size: block.size.get(),
+            size,
             stream: block.stream,
             pool: block.pool,
             is_large: block.size > Bytes::mib(1),
             is_expandable: false,
         };
-        self.insert(block.address, segment)?;
-        Ok(())
+        self.0.insert(address, segment);
+        Bytes(size)
     }
 
     /// Returns the segments, as what was there before the first event.

@@ -59,11 +59,13 @@ fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
 }
 
 fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
+    check_events(0, events)?;
     let budget = &mut Budget::new(256 << 20);
     recover(
         0,
         events.to_vec(),
         segments,
+        false,
         &BlockStacks::default(),
         budget,
     )
@@ -85,7 +87,8 @@ fn check_contradiction(segments: &[SegmentSnapshot], events: &[TraceEvent], expe
 }
 
 use Action::{
-    Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap,
+    Alloc, FreeCompleted, FreeRequested, OutOfMemory, SegmentAlloc, SegmentFree, SegmentMap,
+    SegmentUnmap,
 };
 use BlockStatus::{Allocated, Inactive, PendingFree};
 
@@ -297,6 +300,20 @@ fn places_that_are_no_memory() {
         &[],
         &[event(Alloc, SEGMENT, u64::MAX)],
         "device 0, event 0: alloc of 16.00 EiB at 0x100000 is no memory",
+    );
+    check_contradiction(
+        &[],
+        &[event(OutOfMemory, 0, u64::MAX)],
+        "device 0, event 0: oom of 16.00 EiB at 0x0 is no memory",
+    );
+    // Sums of sizes stay in range, whatever is summed up.
+    let all: Vec<TraceEvent> = (0..3)
+        .map(|_| event(SegmentAlloc, SEGMENT, 1 << 60))
+        .collect();
+    check_contradiction(
+        &[],
+        &all,
+        "device 0, event 2: the events up to here are about 3.00 EiB, which no job handles",
     );
     let mut small = segment(&[Allocated]);
     small.blocks[0].requested = Bytes(513);

@@ -14,6 +14,7 @@ use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Tra
 use crate::parts::{BlockStacks, final_block_stacks};
 use crate::pickle::{Memo, PickleWriter};
 use crate::stacks::{FrameId, StackId, StackTable};
+use crate::writable::check_writable;
 
 /// How many items are appended to a list at once, as Python's own pickler does it.
 ///
@@ -39,10 +40,10 @@ const HOST: i64 = -1;
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to, or the traces differ in their settings: a PyTorch process has one set
-/// for all its devices, and so has a snapshot. If two traces are of one device, or of the host.
+/// If `out` cannot be written to, `snapshot` says what no recording can say, so that it could not be read, or the
+/// traces differ in their settings: a PyTorch process has one set for all its devices, and so has a snapshot.
 pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
-    snapshot.check_is_one()?;
+    check_writable(snapshot)?;
     if let [first, others @ ..] = &snapshot.traces[..]
         && let Some(other) = others.iter().find(|trace| trace.settings != first.settings)
     {

@@ -3,9 +3,12 @@
 //!
 //! Not covered here: expandable segments (their rules have tests beside the code).
 
+mod changes;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use changes::{assert_says_the_same, change, change_snapshot};
 use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId,
     SegmentSnapshot, Stream,
@@ -55,7 +58,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => place.clone().prop_map(|(segment, slot)| Op::FreeRequested { segment, slot }),
         3 => place.prop_map(|(segment, slot)| Op::FreeCompleted { segment, slot }),
         2 => (0..SEGMENTS).prop_map(|segment| Op::SegmentFree { segment }),
-        1 => any::<u64>().prop_map(|size| Op::OutOfMemory { size }),
+        1 => (0..=1_u64 << 50).prop_map(|size| Op::OutOfMemory { size }),
     ]
 }
 
@@ -472,6 +475,23 @@ fn devices() -> impl Strategy<Value = Vec<(u32, Vec<Op>, usize)>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever a snapshot says, with numbers and texts that no job has.
+    #[test]
+    fn what_is_written_can_be_read(devices in devices(), changes in proptest::collection::vec(change(), 1..4)) {
+        let mut snapshot = snapshot(&devices);
+        changes.iter().for_each(|change| change_snapshot(&mut snapshot, change));
+        let mut bytes = Vec::new();
+        match write_pickle(&snapshot, &mut bytes) {
+            Ok(()) => assert_says_the_same(read_from(&bytes[..]), &snapshot),
+            Err(error) => prop_assert!(!error.to_string().contains(['\n', '\r'])),
+        }
+        let mut bytes = Vec::new();
+        match write_compact(&snapshot, &mut bytes) {
+            Ok(()) => assert_says_the_same(read_from(&bytes[..]), &snapshot),
+            Err(error) => prop_assert!(!error.to_string().contains(['\n', '\r'])),
+        }
+    }
 
     #[test]
     fn what_is_written_reads_back(devices in devices()) {

@@ -1,0 +1,58 @@
+//! What can be read back, checked before it is written.
+
+use lowtide_core::{Action, SegmentSnapshot};
+
+use crate::error::{ErrorKind, TraceError};
+use crate::model::{DIVISIONS_MAX, Snapshot, Trace};
+use crate::parts::{DEVICES_MAX, final_block_stacks};
+use crate::recover;
+
+/// Fails where a snapshot says what no recording says, so that it could not be read back.
+///
+/// # Errors
+///
+/// What reading says of it.
+pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<(), TraceError> {
+    snapshot.check_is_one()?;
+    let devices: Vec<u32> = snapshot.traces.iter().map(|trace| trace.device).collect();
+    let are_ascending = devices.is_sorted_by(|before, after| before < after);
+    if !are_ascending || devices.last().is_some_and(|&last| last >= DEVICES_MAX) {
+        let what = format!("the devices {devices:?} are not ascending numbers below {DEVICES_MAX}");
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
+    let mut traces = snapshot.traces.iter().chain(&snapshot.host);
+    traces.try_for_each(check_trace)
+}
+
+fn check_trace(trace: &Trace) -> Result<(), TraceError> {
+    let divisions = trace.settings.roundup_power2_divisions.len();
+    if divisions > DIVISIONS_MAX {
+        let what = format!("{divisions} `roundup_power2_divisions`, more than {DIVISIONS_MAX}");
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
+    recover::check_events(trace.device, &trace.events)?;
+    recover::check_paused(&trace.initial.paused)?;
+    if { trace.initial.paused.iter() }.any(|event| event.event.action != Action::SegmentPaused) {
+        let what = "what was paused before the first event is not only that";
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
+    if let Some(segment) = { trace.segments.iter() }.find(|segment| !is_tiled(segment)) {
+        let what = format!(
+            "the blocks of the segment at {} do not tile it",
+            segment.address
+        );
+        return Err(TraceError::new(ErrorKind::Contradiction, what));
+    }
+    let stacks = final_block_stacks(trace);
+    recover::check(trace.device, &trace.events, &trace.segments, &stacks)
+}
+
+fn is_tiled(segment: &SegmentSnapshot) -> bool {
+    let mut at = segment.address.get();
+    let mut is_next = true;
+    for block in &segment.blocks {
+        is_next &= block.address.get() == at && !block.size.is_zero();
+        at = at.saturating_add(block.size.get());
+    }
+    is_next && at == segment.address.get().saturating_add(segment.size.get())
+}
