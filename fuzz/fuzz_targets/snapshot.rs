@@ -1,16 +1,15 @@
-//! Bytes as a file from someone else: the reader answers, and never panics or takes memory that the
-//! file does not justify (run with `-rss_limit_mb=2048`).
+//! Bytes as a file from someone else: everything that lowtide makes of a recording is made of it, the page of a report, leaks,
+//! replays, and files that read back. Nothing panics, no arithmetic overflows, and no more memory is taken than the
+//! file justifies (run with `-rss_limit_mb=2048`).
 //!
-//! Not covered: whether what it reads is what was written; the reader's own tests compare that.
+//! Not covered: large recordings, of which replays would take too long.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../../crates/history/tests/common/everything.rs"]
+mod everything;
+
 fuzz_target!(|data: &[u8]| {
-    let Ok(snapshot) = lowtide_trace::read_from(data) else {
-        return;
-    };
-    for trace in &snapshot.traces {
-        let _ = trace.peak_live_bytes();
-    }
+    everything::make_everything(data);
 });

@@ -91,7 +91,7 @@ pub struct Block {
     pub address: u64,
     /// How long it was, rounding included.
     pub size: Bytes,
-    /// What was asked for.
+    /// What was asked for, as far as it lies in the block.
     pub requested: Bytes,
 }
 

@@ -109,10 +109,12 @@ fn sizes_at_end(trace: &Trace) -> HashMap<usize, Bytes> {
         }
         if recorded.event.action == Action::Alloc {
             number -= 1;
-            // The last block at an address is the one that is there still.
-            if let Some(size) = in_use.remove(&recorded.event.address) {
-                sizes.insert(number, size);
-            }
+            // The last block at an address is the one that is there still, unless that is too short for it.
+            let size = in_use.remove(&recorded.event.address);
+            sizes.extend(
+                size.filter(|&size| size >= recorded.event.size)
+                    .map(|size| (number, size)),
+            );
         }
     }
     sizes

@@ -13,7 +13,8 @@ pub(crate) struct Domain {
     pub(crate) is_expandable: bool,
 }
 
-/// What goes back to the driver as a whole: a segment, or a page of an expandable one.
+/// What goes back to the driver as a whole: a segment, or a page of an expandable one. Pages one after the other of
+/// which none is used, or all are wholly, are one unit: a range may have any number of them.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     end: u64,
@@ -80,23 +81,13 @@ impl Space {
             return false;
         }
         let number = self.domain_number(domain);
-        let length = match domain.is_expandable {
-            true if domain.is_large => self.large_page.get(),
-            true => FreeBytes::SMALL_PAGE.get(),
-            false => end - start,
+        let unit = Unit {
+            end,
+            used: 0,
+            domain: number,
+            is_away: false,
         };
-        let mut from = start;
-        while from < end {
-            let to = from.saturating_add(length).min(end);
-            let unit = Unit {
-                end: to,
-                used: 0,
-                domain: number,
-                is_away: false,
-            };
-            self.units.insert(from, unit);
-            from = to;
-        }
+        self.units.insert(start, unit);
         self.gap.reserved += Bytes(end - start);
         self.change_free(number, |free| {
             free.free += Bytes(end - start);
@@ -109,6 +100,8 @@ impl Space {
     /// whether it did.
     pub(crate) fn remove(&mut self, start: u64, size: Bytes) -> bool {
         let end = start.saturating_add(size.get());
+        self.cut(start);
+        self.cut(end);
         let Some((domain, false)) = self.whole_units(start, end) else {
             return false;
         };
@@ -130,6 +123,8 @@ impl Space {
     /// not so, and returns whether it did. What is in them stays.
     pub(crate) fn set_away(&mut self, start: u64, size: Bytes, is_away: bool) -> bool {
         let end = start.saturating_add(size.get());
+        self.cut(start);
+        self.cut(end);
         let Some((domain, was_away)) = self.whole_units(start, end) else {
             return false;
         };
@@ -152,6 +147,45 @@ impl Space {
             change(&mut of_domain.releasable, releasable);
         });
         true
+    }
+
+    /// Has a unit begin at an address, if a page does.
+    fn cut(&mut self, address: u64) {
+        let Some((&start, &unit)) = self.units.range(..address).next_back() else {
+            return;
+        };
+        let begins_page = |page: u64| (address - start).is_multiple_of(page);
+        if address < unit.end && self.page(unit.domain).is_some_and(begins_page) {
+            let part = |start: u64, end: u64| Unit {
+                end,
+                used: if unit.used == 0 { 0 } else { end - start },
+                ..unit
+            };
+            self.units.insert(start, part(start, address));
+            self.units.insert(address, part(address, unit.end));
+        }
+    }
+
+    /// Has the page around an address be a unit of its own.
+    fn cut_out(&mut self, address: u64) {
+        if let Some((&start, unit)) = self.units.range(..=address).next_back()
+            && address < unit.end
+            && let Some(page) = self.page(unit.domain)
+        {
+            let page_start = address - (address - start) % page;
+            self.cut(page_start);
+            self.cut(page_start.saturating_add(page));
+        }
+    }
+
+    /// Returns how long the pages of a domain are, if it is one of expandable segments.
+    fn page(&self, domain: usize) -> Option<u64> {
+        let (domain, _) = self.domains[domain];
+        let page = match domain.is_large {
+            true => self.large_page,
+            false => FreeBytes::SMALL_PAGE,
+        };
+        domain.is_expandable.then_some(page.get())
     }
 
     /// Returns the domain of a range, and whether it is away, if it is whole units of one domain that are all
@@ -223,6 +257,8 @@ impl Space {
     /// Puts a block where memory is reserved, unless more would lie there than fits, and returns whether
     /// it did.
     pub(crate) fn occupy(&mut self, address: u64, size: Bytes) -> bool {
+        self.cut_out(address);
+        self.cut_out(address.saturating_add(size.get()).saturating_sub(1));
         self.each_unit(address, size, |length, used, inside| {
             (used + inside <= length).then(|| used + inside)
         })
@@ -304,5 +340,48 @@ impl Space {
 fn count(gap: &mut Gap, free: &FreeBytes, stream: Stream, change: impl Fn(&mut Bytes, Bytes)) {
     for (cause, bytes) in free.causes(stream) {
         change(gap.of_cause_mut(cause), bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A file of some bytes may say that 16 TiB are mapped.
+    #[test]
+    fn pages_are_apart_only_where_blocks_are() {
+        let mut space = Space::new(Stream::DEFAULT, Bytes::mib(20));
+        let domain = Domain {
+            stream: Stream::DEFAULT,
+            pool: MempoolId::DEFAULT,
+            is_large: true,
+            is_expandable: true,
+        };
+        let all = Bytes::gib(16 << 10);
+        assert!(space.insert(0, all, domain));
+        assert_eq!(space.units.len(), 1);
+        // A part of a page, and parts of two with whole ones between.
+        let blocks = [(50 * MIB, Bytes::mib(5)), (70 * MIB, Bytes::gib(8 << 10))];
+        for (address, size) in blocks {
+            assert!(space.occupy(address, size));
+        }
+        assert!(space.units.len() <= 8, "{:?}", space.units);
+        let cached = |space: &mut Space| space.gap_mut().causes[4];
+        let (start, end) = (40 * MIB, (8 << 40) + 70 * MIB);
+        let whole = start + (16 << 40) - end.next_multiple_of(20 * MIB);
+        assert_eq!(cached(&mut space).get(), whole);
+        assert!(!space.remove(60 * MIB, Bytes::mib(20)), "a block is there");
+        for (address, size) in blocks {
+            space.vacate(address, size);
+        }
+        assert_eq!(cached(&mut space), all);
+        assert!(
+            !space.remove(30 * MIB, Bytes::mib(20)),
+            "no page begins there"
+        );
+        assert!(space.remove(60 * MIB, Bytes::mib(20)));
+        assert_eq!(space.gap_mut().reserved, all - Bytes::mib(20));
     }
 }

@@ -278,6 +278,11 @@ impl<'a> Walk<'a> {
             self.add_segment(block.address, covered, domain, block.stack);
             self.alone.insert(block.address, covered);
         }
+        // What reaches beyond its segment, or into another, is left out.
+        if covered < block.requested {
+            self.contradictions += 1;
+            block.requested = covered;
+        }
         block.size = covered;
         if !self.space.occupy(block.address, block.size) {
             self.contradictions += 1;

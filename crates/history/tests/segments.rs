@@ -5,8 +5,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{MIB, recorded};
-use lowtide_core::{Action, Bytes, MempoolId, Stream};
-use lowtide_history::{BlockSizes, History};
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream,
+};
+use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace};
 use lowtide_trace::{Frame, StackId, StackTable, Trace};
 
 #[test]
@@ -89,4 +91,62 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
         (6, None, 90),
     ];
     assert_eq!(refusals.collect::<Vec<_>>(), expected);
+}
+
+/// Returns what is made of a block for which `requested` MiB were asked, in a segment of 2 MiB.
+fn history_of_block(requested: u64, at_end: Vec<SegmentSnapshot>) -> History {
+    let none = StackId::NONE;
+    let trace = Trace {
+        events: vec![
+            recorded(Action::SegmentAlloc, 100 * MIB, 2 * MIB, none),
+            recorded(Action::Alloc, 100 * MIB, requested * MIB, none),
+        ],
+        segments: at_end,
+        ..Trace::default()
+    };
+    let sizes = BlockSizes::estimated(&trace);
+    let history = History::new(&trace, &sizes);
+    let leaks = Leaks::find(&trace, &history);
+    let mut page = PageData::new("0");
+    // A page has of each block how much longer it is than its request.
+    page.add(&PageTrace {
+        name: "made up",
+        trace: &trace,
+        sizes: &sizes,
+        history: &history,
+        replayed: &[],
+        replay_notes: &[],
+        leaks: &leaks,
+        is_cut_off: false,
+        lengths: &[],
+    });
+    history
+}
+
+#[test]
+fn a_block_is_no_shorter_than_its_request() {
+    let block = |history: &History| (history.blocks[0].requested, history.blocks[0].size);
+    // It reaches beyond its segment: what does is left out.
+    let history = history_of_block(3, Vec::new());
+    assert_eq!(block(&history), (Bytes::mib(2), Bytes::mib(2)));
+    assert_eq!(history.contradictions, 1);
+    // What the end shows there is another.
+    let other = BlockSnapshot {
+        address: DeviceAddress(100 * MIB),
+        size: Bytes(512),
+        requested: Bytes(512),
+        status: BlockStatus::Allocated,
+    };
+    let at_end = SegmentSnapshot {
+        address: other.address,
+        size: Bytes::mib(2),
+        stream: Stream::DEFAULT,
+        pool: MempoolId::DEFAULT,
+        is_large: false,
+        is_expandable: false,
+        blocks: vec![other],
+    };
+    let history = history_of_block(1, vec![at_end]);
+    assert_eq!(block(&history), (Bytes::mib(1), Bytes::mib(1)));
+    assert_eq!(history.contradictions, 0);
 }

@@ -1,0 +1,158 @@
+//! Everything that is made of a recording, made of any file's bytes. Shared by `tests/mutated.rs` and the fuzz target
+//! `snapshot`.
+
+use std::io;
+
+use lowtide_core::{Bytes, Config, MempoolId, StrategyName};
+use lowtide_history::{BlockSizes, Difference, History, Leaks, PageData, PageTrace};
+use lowtide_replay::{Job, Options, Outcome};
+use lowtide_trace::{OneLine, Snapshot, Trace, TraceError, read_from, write_compact, write_pickle};
+
+/// What became of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Made {
+    /// The file is refused, in one line.
+    Refused,
+    /// The file is a recording of so many devices.
+    Recording(usize),
+}
+
+/// Reads `bytes`, and makes of a recording all that lowtide makes: the page, leaks, a difference, replays, files that
+/// read back.
+///
+/// # Panics
+///
+/// If a step panics, a strategy breaks off, or what is written does not read back.
+pub(crate) fn make_everything(bytes: &[u8]) -> Made {
+    let snapshot = match read_from(bytes) {
+        Ok(snapshot) => snapshot,
+        Err(error) => {
+            check_line(&error.to_string());
+            return Made::Refused;
+        }
+    };
+    for trace in &snapshot.traces {
+        let replayed = replay(trace);
+        show(trace, &replayed);
+        let half = trace.last_events(trace.events.len() / 2);
+        half.expect("the end of what can be read can be read");
+    }
+    write(&snapshot);
+    Made::Recording(snapshot.traces.len())
+}
+
+/// Replays with every strategy, and verifies.
+fn replay(trace: &Trace) -> Vec<(String, Outcome)> {
+    let job = Job::new(trace);
+    let options = Options {
+        timeline_points: 50,
+        ..Options::default()
+    };
+    let configs = { StrategyName::ALL.into_iter() }
+        .map(StrategyName::as_str)
+        .chain(["caching:expandable_segments:True"]);
+    let replayed = configs.map(|name| {
+        let config: Config = name.parse().expect("a configuration");
+        let outcome = job.replay(&config, &options, &());
+        let outcome = outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name.to_owned(), outcome)
+    });
+    let replayed = replayed.collect();
+    let (config, _) = trace.config_as_understood();
+    for capacity in [None, Some(trace.peak_live_bytes().max(Bytes::mib(2)))] {
+        let options = Options {
+            capacity,
+            verify: true,
+            timeline_points: 0,
+        };
+        // A recording of another allocator need not be one of PyTorch's.
+        if let Err(error) = job.replay(&Config::Caching(config.clone()), &options, &()) {
+            check_line(&error.to_string());
+        }
+    }
+    replayed
+}
+
+/// Makes the page of `lowtide report`, and what `leaks` and `diff` print from.
+fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
+    let sizes = BlockSizes::of(trace, &());
+    let history = History::new(trace, &sizes);
+    let leaks = Leaks::find(trace, &history);
+    let difference = Difference::new([(trace, &history), (trace, &history)]);
+    let grown = { difference.sites.iter() }.map(|site| site.growth_bytes());
+    assert_eq!(grown.max().unwrap_or(0), 0, "nothing grew between equals");
+    let mut page = PageData::new("0");
+    page.add(&PageTrace {
+        name: "mutated",
+        trace,
+        sizes: &sizes,
+        history: &history,
+        replayed,
+        replay_notes: &[],
+        leaks: &leaks,
+        is_cut_off: false,
+        lengths: &[],
+    });
+    page.write_page(&mut io::sink())
+        .expect("a sink takes everything");
+}
+
+/// Writes both formats, and reads what is written.
+fn write(snapshot: &Snapshot) {
+    let mut pickle = Vec::new();
+    match write_pickle(snapshot, &mut pickle) {
+        Ok(()) => check_same(snapshot, read_from(&pickle[..]), "pickle"),
+        // A snapshot of PyTorch has one set of settings.
+        Err(error) => assert!(snapshot.traces.len() > 1, "{error}"),
+    }
+    let mut compact = Vec::new();
+    write_compact(snapshot, &mut compact).expect("memory takes everything");
+    check_same(snapshot, read_from(&compact[..]), "lowtide's own format");
+}
+
+fn check_same(snapshot: &Snapshot, again: Result<Snapshot, TraceError>, format: &str) {
+    let again = again.unwrap_or_else(|error| panic!("{format}: {error}"));
+    let used = |snapshot: &Snapshot| -> Vec<Trace> {
+        let traces = snapshot.traces.iter();
+        traces.filter(|trace| trace.is_used()).cloned().collect()
+    };
+    let (before, after) = (used(snapshot), used(&again));
+    assert_eq!(before.len(), after.len(), "{format}: devices");
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before.device, after.device, "{format}");
+        // What is written says the pools of more events, by which those of others are told.
+        let pools = || before.events.iter().map(|recorded| recorded.pool_known);
+        let events = |trace: &Trace| -> Vec<_> {
+            let events = trace.events.iter().zip(pools());
+            events
+                .map(|(recorded, is_known)| {
+                    let mut event = recorded.event;
+                    event.pool = if is_known {
+                        event.pool
+                    } else {
+                        MempoolId::DEFAULT
+                    };
+                    (event, recorded.time_us)
+                })
+                .collect()
+        };
+        assert_eq!(before.events.len(), after.events.len(), "{format}");
+        check_equal(&events(before), &events(after), format);
+        check_equal(&before.segments, &after.segments, format);
+        assert_eq!(before.regions, after.regions, "{format}: regions");
+        assert_eq!(before.annotations, after.annotations, "{format}: marks");
+        assert_eq!(before.settings.conf, after.settings.conf, "{format}");
+    }
+}
+
+fn check_equal<T: PartialEq + std::fmt::Debug>(before: &[T], after: &[T], format: &str) {
+    for (index, (before, after)) in before.iter().zip(after).enumerate() {
+        assert_eq!(before, after, "{format}: number {index}");
+    }
+    assert_eq!(before.len(), after.len(), "{format}");
+}
+
+fn check_line(text: &str) {
+    assert_eq!(OneLine(text).to_string(), text, "an error is one line");
+    assert!(text.len() < 2000, "an error is short: {text}");
+}
