@@ -45,7 +45,12 @@ int fakecuda_set_attribute(int device, unsigned int attribute, int value);
  * result 0. */
 int fakecuda_fail(const char *name, uint64_t nth, int result);
 
-/* Forgets all failures that were asked for and did not happen. */
+/* Makes calls fail at random from now on, so many of a million, by a seed: those of cuMem... for lack of
+ * memory (2) or, as all others, for an unknown reason (999). cuInit, cuDriverGetVersion,
+ * cuGetProcAddress, cuGetErrorName and cuGetErrorString do not. */
+void fakecuda_fail_at_random(uint64_t seed, uint64_t per_million);
+
+/* Forgets all failures that were asked for and did not happen, those at random too. */
 void fakecuda_fail_none(void);
 
 /* Returns how often a function was called since the last reset, failed calls included. Calls before
@@ -57,6 +62,12 @@ uint64_t fakecuda_calls(const char *name);
  * then. `stream` is a CUstream; null is the current context's legacy default stream. */
 int fakecuda_hold_stream(void *stream);
 int fakecuda_release_stream(void *stream);
+
+/* Makes streams lazy, or (0) not any more. A lazy stream does only work that a call waits for or asks
+ * about, and work that comes before that: all else runs as late as it can. So what is taken away under
+ * work that nobody waited for is missed: mapped memory, and pinned memory of the host, as
+ * cuMemHostUnregister does not wait meanwhile. Destroyed streams are lazy, too. */
+int fakecuda_set_lazy(int is_lazy);
 
 /* What was made and is still there. Default streams are not counted; a destroyed stream is until its
  * work is done. */

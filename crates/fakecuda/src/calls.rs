@@ -99,15 +99,53 @@ impl Fault {
     }
 }
 
+/// Failures at random.
+#[derive(Debug)]
+struct Chance {
+    /// The state of a generator: xorshift.
+    random: u64,
+    per_million: u64,
+}
+
+/// What cannot fail for want of anything, and what programs ask once, before all else.
+const NEVER_AT_RANDOM: [&str; 5] = [
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetProcAddress_v2",
+    "cuInit",
+];
+
+impl Chance {
+    /// Returns the code of a call that fails.
+    fn strike(&mut self, name: &str) -> Option<CUresult> {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let fails = self.random % 1_000_000 < self.per_million;
+        if !fails || NEVER_AT_RANDOM.contains(&name) {
+            return None;
+        }
+        let is_short = name.starts_with("cuMem") && self.random >> 40 & 1 == 0;
+        Some(if is_short {
+            CUresult::OUT_OF_MEMORY
+        } else {
+            CUresult::UNKNOWN
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Book {
     counts: BTreeMap<&'static str, u64>,
     faults: Vec<Fault>,
+    chance: Option<Chance>,
 }
 
 static BOOK: Mutex<Book> = Mutex::new(Book {
     counts: BTreeMap::new(),
     faults: Vec::new(),
+    chance: None,
 });
 
 fn book() -> MutexGuard<'static, Book> {
@@ -118,7 +156,7 @@ fn book() -> MutexGuard<'static, Book> {
 ///
 /// # Errors
 ///
-/// The code of the fault whose turn it is; the call must then do nothing.
+/// The code of the fault whose turn it is, or whom chance strikes; the call must then do nothing.
 fn count(name: &'static str) -> Outcome {
     let mut book = book();
     *book.counts.entry(name).or_default() += 1;
@@ -129,7 +167,9 @@ fn count(name: &'static str) -> Outcome {
     let mut due = book.faults.extract_if(.., |fault| fault.countdown == 0);
     let first = due.next().map(|fault| fault.code);
     due.for_each(drop);
-    first.map_or(Ok(()), Err)
+    let chance = book.chance.as_mut();
+    let struck = || chance.and_then(|chance| chance.strike(name));
+    first.or_else(struck).map_or(Ok(()), Err)
 }
 
 /// Returns how often `name` was called since the last reset, failed calls included.
@@ -141,9 +181,21 @@ pub(crate) fn add_fault(fault: Fault) {
     book().faults.push(fault);
 }
 
+/// Has so many of a million calls fail from now on, at random by a seed.
+pub(crate) fn fail_at_random(seed: u64, per_million: u64) {
+    // The generator stays where it is at zero, and begins with numbers like its seed.
+    let random = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    book().chance = Some(Chance {
+        random,
+        per_million,
+    });
+}
+
 /// Forgets every call that is to fail.
 pub(crate) fn clear_faults() {
-    book().faults.clear();
+    let mut book = book();
+    book.faults.clear();
+    book.chance = None;
 }
 
 /// Forgets every count and every call that is to fail.
@@ -151,4 +203,5 @@ pub(crate) fn clear() {
     let mut book = book();
     book.counts.clear();
     book.faults.clear();
+    book.chance = None;
 }

@@ -41,6 +41,20 @@ extern "C" fn fakecuda_fail(name: Text, nth: u64, result: CUresult) -> CUresult 
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn fakecuda_fail_at_random(seed: u64, per_million: u64) {
+    calls::fail_at_random(seed, per_million);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fakecuda_set_lazy(is_lazy: c_int) -> CUresult {
+    code(with_state(|state| {
+        state.is_lazy = is_lazy != 0;
+        driver::tell_progress();
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn fakecuda_fail_none() {
     calls::clear_faults();
 }

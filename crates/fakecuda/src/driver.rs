@@ -31,6 +31,8 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeSet<CUgraph>,
     /// `(from, to)`: the context of device `from` may use memory that `to` allocated.
     pub(crate) peers: BTreeSet<(usize, usize)>,
+    /// Whether streams do only what a call waits for or asks about: the latest that work can be done.
+    pub(crate) is_lazy: bool,
     /// The contexts that each thread pushed and did not pop, its current one last.
     pub(crate) context_stacks: BTreeMap<Thread, Vec<CUcontext>>,
 }
@@ -167,6 +169,7 @@ impl State {
             captures: BTreeMap::new(),
             graphs: BTreeSet::new(),
             peers: BTreeSet::new(),
+            is_lazy: false,
             context_stacks: BTreeMap::new(),
         }
     }

@@ -81,7 +81,10 @@ driver_calls! {
         let mut state = lock()?;
         capture::refuse_unsafe_call(&mut state)?;
         match state.record_outside_capture(event)? {
-            Some(marker) if !marker.is_passed() => Err(CUresult::NOT_READY),
+            Some(marker) if !marker.is_passed() => {
+                marker.want();
+                Err(CUresult::NOT_READY)
+            }
             _ => Ok(()),
         }
     }

@@ -89,9 +89,11 @@ driver_calls! {
         if !state.memory.host.get(&address).is_some_and(is_registered) {
             return Err(CUresult::HOST_MEMORY_NOT_REGISTERED);
         }
-        // As in cuMemFreeHost; of this call the manual says nothing.
-        let tails = state.tails();
-        let mut state = work::wait_for(state, &tails)?;
+        // As in cuMemFreeHost. Of this call the manual says nothing, so nobody can rely on that.
+        if !state.is_lazy {
+            let tails = state.tails();
+            state = work::wait_for(state, &tails)?;
+        }
         state.memory.host.remove(&address);
         Ok(())
     }

@@ -317,11 +317,12 @@ impl State {
         Place {
             address,
             is_device: self.memory.reservation_at(address).is_some(),
+            is_pinned: self.memory.host_at(address).is_some(),
         }
     }
 
     /// Returns whether work of a device may access the range so: device memory must be mapped and
-    /// allow it; for the host's the program answers.
+    /// allow it; for the host's that is not pinned the program answers.
     ///
     /// Copies between devices need no peer access: the driver then goes through the host. So
     /// `is_copy` lets the device that has the memory do its part.
@@ -334,7 +335,7 @@ impl State {
         is_copy: bool,
     ) -> bool {
         if !place.is_device {
-            return true;
+            return !place.is_pinned || self.memory.host_at(place.address).is_some();
         }
         self.memory.covers(place.address, bytes, |mapping| {
             self.access_of(mapping, device) >= needed

@@ -74,7 +74,9 @@ driver_calls! {
         capture::refuse_in_capture(&mut state, name)?;
         capture::refuse_implicit_wait(&mut state, name)?;
         capture::refuse_unsafe_call(&mut state)?;
-        if state.ends_of(name).iter().all(Marker::is_passed) {
+        let ends = state.ends_of(name);
+        ends.iter().for_each(Marker::want);
+        if ends.iter().all(Marker::is_passed) {
             Ok(())
         } else {
             Err(CUresult::NOT_READY)

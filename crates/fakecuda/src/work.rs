@@ -17,15 +17,34 @@ use crate::sys::{CUresult, CUstream};
 /// A point in a stream's work. It stays valid when the stream is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Marker {
-    done: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     /// How many of the stream's tasks lie before it.
     number: u64,
+}
+
+/// How far a stream is, in tasks.
+#[derive(Debug, Default)]
+struct Progress {
+    done: AtomicU64,
+    /// How many of them somebody asked for: a lazy stream does no others.
+    wanted: AtomicU64,
 }
 
 impl Marker {
     /// Returns whether the work before it is done. Constant time.
     pub(crate) fn is_passed(&self) -> bool {
-        self.done.load(Ordering::Acquire) >= self.number
+        self.progress.done.load(Ordering::Acquire) >= self.number
+    }
+
+    /// Asks for the work before it, which a lazy stream does not do otherwise.
+    pub(crate) fn want(&self) {
+        let before = self
+            .progress
+            .wanted
+            .fetch_max(self.number, Ordering::Relaxed);
+        if before < self.number {
+            driver::tell_progress();
+        }
     }
 }
 
@@ -34,7 +53,7 @@ impl Marker {
 pub(crate) struct Queue {
     tasks: VecDeque<Task>,
     submitted: u64,
-    done: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     has_worker: bool,
 }
 
@@ -42,9 +61,15 @@ impl Queue {
     /// Returns the point after all that was submitted.
     pub(crate) fn tail(&self) -> Marker {
         Marker {
-            done: Arc::clone(&self.done),
+            progress: Arc::clone(&self.progress),
             number: self.submitted,
         }
+    }
+
+    /// Returns whether somebody asked for the next task.
+    fn is_wanted(&self) -> bool {
+        let Progress { done, wanted } = &*self.progress;
+        wanted.load(Ordering::Relaxed) > done.load(Ordering::Relaxed)
     }
 }
 
@@ -83,11 +108,12 @@ pub(crate) enum Work {
 }
 
 /// An address, and what it was when the work was asked for: device memory that is gone when the work
-/// is done must not be taken for the host's.
+/// is done must not be taken for the host's, and pinned memory must be pinned still.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) is_device: bool,
+    pub(crate) is_pinned: bool,
 }
 
 #[derive(Debug)]
@@ -99,6 +125,7 @@ pub(crate) enum Source {
 
 /// Lets others at the state until every marker is passed.
 pub(crate) fn wait_for(mut guard: Guard, markers: &[Marker]) -> Result<Guard, CUresult> {
+    markers.iter().for_each(Marker::want);
     while !markers.iter().all(Marker::is_passed) {
         guard = driver::wait_for_progress(guard)?;
     }
@@ -226,10 +253,13 @@ impl State {
 
 impl Stream {
     /// Takes the next task if it may begin now.
-    fn next_task(&mut self) -> Option<Task> {
-        if self.is_held {
+    fn next_task(&mut self, is_lazy: bool) -> Option<Task> {
+        let is_wanted = !is_lazy || self.queue.is_wanted();
+        if self.is_held || !is_wanted {
             return None;
         }
+        let first = self.queue.tasks.front()?;
+        first.after.iter().for_each(Marker::want);
         let is_due = |task: &Task| task.after.iter().all(Marker::is_passed);
         self.queue.tasks.front().is_some_and(is_due).then(|| {
             let next = self.queue.tasks.pop_front();
@@ -246,20 +276,24 @@ fn serve(name: CUstream) {
     };
     // A stream that was destroyed first ends its work (the manual: "resources will be released
     // automatically once the device has completed all work").
-    while let Some(stream) = guard.streams.get_mut(&name) {
+    loop {
+        let is_lazy = guard.is_lazy;
+        let Some(stream) = guard.streams.get_mut(&name) else {
+            return;
+        };
         if stream.is_destroyed && stream.queue.tasks.is_empty() {
             guard.streams.remove(&name);
             return;
         }
         let device = stream.device;
-        let Some(task) = stream.next_task() else {
+        let Some(task) = stream.next_task(is_lazy) else {
             match driver::wait_for_progress(guard) {
                 Ok(again) => guard = again,
                 Err(_) => return,
             }
             continue;
         };
-        let done = Arc::clone(&stream.queue.done);
+        let progress = Arc::clone(&stream.queue.progress);
         if let Work::Call { function, argument } = task.work {
             // The manual: host functions do not run once the context has an error.
             if guard.devices[device].fault.is_none() {
@@ -275,7 +309,7 @@ fn serve(name: CUstream) {
         } else {
             guard.perform(device, task.work);
         }
-        done.fetch_add(1, Ordering::Release);
+        progress.done.fetch_add(1, Ordering::Release);
         driver::tell_progress();
     }
 }

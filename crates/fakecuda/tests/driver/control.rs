@@ -56,6 +56,29 @@ fn failures_of_one_call_are_one() {
 }
 
 #[test]
+fn calls_fail_at_random_by_a_seed() {
+    let driver = Driver::start();
+    let failures = |seed, per_million| {
+        driver.fail_at_random(seed, per_million);
+        let mut version = 0;
+        let codes: Vec<_> = (0..1000)
+            .map(|_| unsafe { cuCtxGetCurrent(&mut null_mut()) })
+            .collect();
+        assert_eq!(unsafe { cuDriverGetVersion(&mut version) }, OK);
+        codes
+    };
+    let count = |codes: &[CUresult]| codes.iter().filter(|&&code| code != OK).count();
+    let first = failures(1, 100_000);
+    assert!((50..200).contains(&count(&first)), "{}", count(&first));
+    assert_eq!(failures(1, 100_000), first);
+    assert_ne!(failures(2, 100_000), first);
+    assert_eq!(count(&failures(1, 0)), 0);
+    assert_eq!(count(&failures(1, 1_000_000)), 1000);
+    driver.fail_none();
+    assert!(create(PAGE).is_ok());
+}
+
+#[test]
 fn a_reset_forgets_everything() {
     let driver = Driver::start();
     let (address, stream) = (allocate(PAGE).unwrap(), non_blocking_stream());

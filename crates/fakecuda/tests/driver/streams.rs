@@ -71,6 +71,50 @@ fn work_of_a_stream_is_done_in_order_and_later() {
 }
 
 #[test]
+fn a_lazy_stream_works_once_it_is_waited_for_or_asked() {
+    let driver = Driver::start();
+    let (first, second) = (non_blocking_stream(), non_blocking_stream());
+    let address = allocate(PAGE).unwrap();
+    driver.set_lazy(true);
+    fill_in(first, address, 1, 1);
+    fill_in(second, address, 2, 1);
+    assert_eq!(synchronize(second), OK);
+    // So nothing of the first was done before.
+    assert_eq!(unsafe { *(address as *const u8) }, 2);
+    assert_eq!(synchronize(first), OK);
+    assert_eq!(unsafe { *(address as *const u8) }, 1);
+    fill_in(first, address, 3, 1);
+    while unsafe { cuStreamQuery(first) } != OK {}
+    fill_in(first, address, 4, 1);
+    // What a stream waits for comes first.
+    let event: CUevent = get(|event| unsafe { cuEventCreate(event, 0) }).unwrap();
+    assert_eq!(unsafe { cuEventRecord(event, first) }, OK);
+    assert_eq!(unsafe { cuStreamWaitEvent(second, event, 0) }, OK);
+    fill_in(second, address, 5, 1);
+    assert_eq!(synchronize(second), OK);
+    assert_eq!(unsafe { *(address as *const u8) }, 5);
+    fill_in(first, address, 6, 1);
+    driver.set_lazy(false);
+    assert_eq!(synchronize(first), OK);
+    assert_eq!(unsafe { *(address as *const u8) }, 6);
+}
+
+#[test]
+fn a_lazy_stream_misses_pinned_memory_that_is_gone() {
+    let driver = Driver::start();
+    let stream = non_blocking_stream();
+    let address = allocate(PAGE).unwrap();
+    let mut host = vec![0_u8; 2 * 4096];
+    let host = host.as_mut_ptr();
+    driver.set_lazy(true);
+    assert_eq!(unsafe { cuMemHostRegister_v2(host.cast(), 4096, 0) }, OK);
+    let copied = unsafe { cuMemcpyDtoHAsync_v2(host.cast(), address, 100, stream) };
+    assert_eq!(copied, OK);
+    assert_eq!(unsafe { cuMemHostUnregister(host.cast()) }, OK);
+    assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+#[test]
 fn memory_reused_too_early_is_overwritten() {
     let driver = Driver::start();
     let (writer, reader) = (non_blocking_stream(), non_blocking_stream());

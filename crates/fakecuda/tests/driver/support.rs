@@ -105,6 +105,16 @@ impl Driver {
         unsafe { fail(name.as_ptr(), nth, code) }
     }
 
+    pub(crate) fn fail_at_random(&self, seed: u64, per_million: u64) {
+        let fail: unsafe extern "C" fn(u64, u64) = self.function("fakecuda_fail_at_random");
+        unsafe { fail(seed, per_million) };
+    }
+
+    pub(crate) fn set_lazy(&self, is_lazy: bool) {
+        let set: unsafe extern "C" fn(c_int) -> CUresult = self.function("fakecuda_set_lazy");
+        assert_eq!(unsafe { set(is_lazy.into()) }, OK);
+    }
+
     pub(crate) fn fail_none(&self) {
         unsafe { self.function::<unsafe extern "C" fn()>("fakecuda_fail_none")() }
     }
