@@ -8,7 +8,8 @@
 //! ├─ host_memory.rs    ordinary memory, block by block page-locked; available.rs: how much there is
 //! └─ file.rs           a file without a name, checksums; names.rs: names for who looks
 //! discard, and the time between two backups
-//! └─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
+//! ├─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
+//! └─ release.rs        what the driver refuses to take back, until it does
 //! ```
 //!
 //! The device copies at the link's speed only to and from page-locked memory, and to page-lock takes the
@@ -26,10 +27,12 @@ mod layout;
 mod link;
 mod names;
 mod pipeline;
+mod release;
 
 #[cfg(test)]
 mod tests;
 
+use std::mem;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -48,6 +51,7 @@ use keeper::{Copying, Keeper, Times};
 use layout::Layout;
 use link::{Link, Way};
 use pipeline::Staged;
+use release::ReleaseQueue;
 
 /// Keeps contents of one device's memory.
 ///
@@ -57,12 +61,24 @@ use pipeline::Staged;
 /// the backup or the process.
 #[derive(Debug)]
 pub struct CudaBackups {
-    context: Arc<PrimaryContext>,
+    /// `None` but after a wait that failed.
+    unfinished: Option<Unfinished>,
     keeper: Keeper,
+    queue: Arc<ReleaseQueue>,
     directory: PathBuf,
     shows_files: bool,
     sizes: Sizes,
     open_storage: OpenStorage,
+}
+
+/// Copies that may be under way although their call has ended, as the wait for them failed.
+#[derive(Debug)]
+struct Unfinished {
+    link: Link,
+    /// What they copy to or from besides the link's slots.
+    memory: Option<Arc<HostMemory>>,
+    /// Whether the memory's backup has ended meanwhile.
+    is_discarded: bool,
 }
 
 /// A backup by [`CudaBackups`].
@@ -164,8 +180,9 @@ impl CudaBackups {
         assert!(sizes.block_bytes.is_multiple_of(sizes.piece_bytes));
         assert!(sizes.step_bytes.is_multiple_of(sizes.block_bytes));
         CudaBackups {
-            context,
+            unfinished: None,
             keeper: Keeper::new(times),
+            queue: Arc::new(ReleaseQueue::new(context)),
             directory: std::env::temp_dir(),
             shows_files: false,
             sizes,
@@ -195,12 +212,15 @@ impl CudaBackups {
 
     /// Gives back what is kept for later backups, and returns when that is done.
     pub fn release_retained(&mut self) {
+        // What cannot be waited for stays.
+        let _ = self.finish_copies();
         self.keeper.release();
+        self.queue.retry();
     }
 
-    /// Returns how much of the host's memory is kept for later backups.
+    /// Returns how much of the host's memory is kept for later backups, or because the driver refused to let it go.
     pub fn retained(&self) -> Bytes {
-        Bytes(self.keeper.idle_bytes() as u64)
+        Bytes((self.keeper.idle_bytes() + self.queue.bytes()) as u64)
     }
 
     /// Waits until all memory of backups is page-locked that the system lets be, so that the next copies
@@ -209,26 +229,50 @@ impl CudaBackups {
         self.keeper.finish_locking();
     }
 
-    /// Does `copy` with the link, which is made if there is none, and waits for its copies.
+    /// Does `copy` with the link, which is made if there is none, and waits for its copies. They use no other memory of
+    /// the host than `memory`.
     fn with_link(
         &mut self,
+        memory: Option<&Arc<HostMemory>>,
         copy: impl FnOnce(&mut Link, &Sizes) -> Result<(), BackupError>,
     ) -> Result<(), BackupError> {
-        let context = Arc::clone(&self.context);
+        self.finish_copies()?;
+        let context = Arc::clone(self.queue.context());
         let _scope = context.enter_relaxed()?;
         let mut link = match self.keeper.take_link() {
             Some(link) => link,
-            None => self.with_room(|| Link::new(Arc::clone(&context), &self.sizes))?,
+            None => self.with_room(|| Link::new(Arc::clone(&self.queue), &self.sizes))?,
         };
         let copied = catch_unwind(AssertUnwindSafe(|| copy(&mut link, &self.sizes)));
         // Even after an error or a panic: what the copies use must stay until they have ended.
-        let ended = link.synchronize();
+        self.unfinished = Some(Unfinished {
+            link,
+            memory: memory.map(Arc::clone),
+            is_discarded: false,
+        });
+        let ended = self.finish_copies();
         let copied = copied.unwrap_or_else(|panic| resume_unwind(panic));
-        // A ring that is smaller than it should be was made when the host had little memory left.
-        if copied.is_ok() && ended.is_ok() && link.slots_max() == self.sizes.slots {
-            self.keeper.keep_link(link);
-        }
         copied.and(ended.map_err(BackupError::Driver))
+    }
+
+    /// Waits for copies that may be under way, and takes back what they use.
+    fn finish_copies(&mut self) -> Result<(), DriverError> {
+        let Some(Unfinished { link, .. }) = &self.unfinished else {
+            return Ok(());
+        };
+        let scope = self.queue.context().enter_relaxed()?;
+        link.synchronize()?;
+        drop(scope);
+        if let Some(finished) = self.unfinished.take() {
+            // A ring that is smaller than it should be was made when the host had little memory left.
+            if finished.link.slots_max() == self.sizes.slots {
+                self.keeper.keep_link(finished.link);
+            }
+            if let Some(memory) = finished.memory.filter(|_| finished.is_discarded) {
+                self.keeper.keep(memory);
+            }
+        }
+        Ok(())
     }
 
     /// Returns memory of the host for so many bytes.
@@ -237,8 +281,8 @@ impl CudaBackups {
             return Ok(memory);
         }
         let memory = self.with_room(|| {
-            let context = Arc::clone(&self.context);
-            HostMemory::map(context, needed_bytes, self.sizes.block_bytes)
+            let queue = Arc::clone(&self.queue);
+            HostMemory::map(queue, needed_bytes, self.sizes.block_bytes)
         });
         memory.map(Arc::new)
     }
@@ -263,7 +307,7 @@ impl CudaBackups {
         step: &Range<usize>,
     ) -> Result<(), BackupError> {
         let memory = copying.memory();
-        self.with_link(|link, sizes| {
+        self.with_link(Some(memory), |link, sizes| {
             let parts = Parts::of(layout, step, memory, sizes);
             for span in &parts.direct {
                 link.begin_direct(Way::ToHost, layout, span, memory)?;
@@ -291,7 +335,7 @@ impl CudaBackups {
 
     fn restore_from_host(&mut self, layout: &Layout, copying: &Copying) -> Result<(), BackupError> {
         let memory = copying.memory();
-        self.with_link(|link, sizes| {
+        self.with_link(Some(memory), |link, sizes| {
             let parts = Parts::of(layout, &(0..layout.bytes()), memory, sizes);
             for span in &parts.direct {
                 link.begin_direct(Way::ToDevice, layout, span, memory)?;
@@ -307,7 +351,7 @@ impl CudaBackups {
 
     fn save_to_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
         let pieces = pieces(layout, file, self.sizes.piece_bytes);
-        self.with_link(|link, sizes| {
+        self.with_link(None, |link, sizes| {
             let staged = Staged::new(layout, &pieces, None);
             pipeline::load(link, sizes, &staged, |piece, content| {
                 file.write(piece, content)
@@ -318,7 +362,7 @@ impl CudaBackups {
 
     fn restore_from_disk(&mut self, layout: &Layout, file: &FileBackup) -> Result<(), BackupError> {
         let pieces = pieces(layout, file, self.sizes.piece_bytes);
-        self.with_link(|link, sizes| {
+        self.with_link(None, |link, sizes| {
             let staged = Staged::new(layout, &pieces, None);
             pipeline::store(link, sizes, &staged, |piece, content| {
                 let mut copies = layout.copies(piece.clone());
@@ -400,13 +444,25 @@ impl Backups for CudaBackups {
         }
     }
 
+    fn finish(&mut self) -> Result<(), BackupError> {
+        Ok(self.finish_copies()?)
+    }
+
     fn discard(&mut self, backup: CudaBackup) {
         let CudaBackup {
             contents, copying, ..
         } = backup;
         drop(copying);
-        if let Contents::Host(memory) = contents {
-            self.keeper.keep(memory);
+        let Contents::Host(memory) = contents else {
+            return;
+        };
+        let is_used = |unfinished: &&mut Unfinished| {
+            let used = unfinished.memory.as_ref();
+            used.is_some_and(|used| Arc::ptr_eq(used, &memory))
+        };
+        match self.unfinished.as_mut().filter(is_used) {
+            Some(unfinished) => unfinished.is_discarded = true,
+            None => self.keeper.keep(memory),
         }
     }
 
@@ -426,6 +482,15 @@ impl Backups for CudaBackups {
         match &backup.contents {
             Contents::Host(_) => (Bytes(backup.saved_bytes as u64), Bytes::ZERO),
             Contents::Disk(file) => (Bytes::ZERO, Bytes(file.bytes() as u64)),
+        }
+    }
+}
+
+impl Drop for CudaBackups {
+    fn drop(&mut self) {
+        if self.finish_copies().is_err() {
+            // The device may still copy to it and from it.
+            mem::forget(self.unfinished.take());
         }
     }
 }
@@ -474,9 +539,4 @@ fn pieces(layout: &Layout, file: &FileBackup, piece_bytes: usize) -> Vec<Range<u
     let spans = layout.spans(0..layout.bytes(), piece_bytes);
     let starts = spans.into_iter().map(|span| span.start);
     starts.map(|start| file.piece_at(start)).collect()
-}
-
-/// Makes a call that gives something back, and once more if it fails.
-fn insist<T>(call: impl Fn() -> Result<T, DriverError>) -> Result<T, DriverError> {
-    call().or_else(|_| call())
 }

@@ -11,7 +11,9 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 /// A backup is [begun](Backups::begin), and then saved step by step: what lies in ranges that are saved may leave the
 /// device before the others are. After an error of a step, what was saved by then still is; after one of
 /// [`restore`](Backups::restore) the backup is as whole as before, and the call may be made again. So it is after a
-/// panic, which the region takes for an error. A panic leaves no file behind, and neither does the process when it ends;
+/// panic, which the region takes for an error. Copies may still be under way after either, until
+/// [`finish`](Backups::finish) says that they are not: what was given to the call stays mapped until then, and what was to
+/// be written is written by no one else. A panic leaves no file behind, and neither does the process when it ends;
 /// one that is killed leaves those that the implementation was told to show.
 pub trait Backups {
     /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
@@ -58,6 +60,13 @@ pub trait Backups {
         backup: &mut Self::Backup,
         ranges: &[MemoryRange],
     ) -> Result<(), BackupError>;
+
+    /// Waits for the copies of calls that failed.
+    ///
+    /// # Errors
+    ///
+    /// [`BackupError`] where nobody can tell whether they have ended.
+    fn finish(&mut self) -> Result<(), BackupError>;
 
     /// Ends a backup. What kept it stays for the next one, or goes back to the system, as the
     /// implementation was told.

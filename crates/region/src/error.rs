@@ -12,7 +12,8 @@ use crate::backup::BackupError;
 pub type PoolsError = Box<dyn Error + Send + Sync>;
 
 /// Why a region was not paused or resumed. But for what three of these say, it is then as it was before the
-/// call, contents included, and the call may be made again.
+/// call, contents included, and the call may be made again. Memory that copies may still use stays on the device until
+/// a later call has waited for them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RegionError {

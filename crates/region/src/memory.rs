@@ -89,6 +89,8 @@ struct Books<K> {
     /// Whether a pause failed and could not be undone, and some contents are on the device alone. Of no meaning while
     /// the region is mapped.
     holds_unsaved: bool,
+    /// Whether copies of a backup that failed may still be under way: what is mapped stays so.
+    is_copied: bool,
     reservations: Vec<Reservation>,
     /// What the blocks held when the region was last paused: while it is paused, and after that as long as
     /// it is retained.
@@ -108,6 +110,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
                 state: RegionState::Mapped,
                 refuses: false,
                 holds_unsaved: false,
+                is_copied: false,
                 reservations: Vec::new(),
                 saved: None,
                 figures: RegionFigures::default(),
@@ -148,9 +151,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
     pub fn resume(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
+        let finished = self.finish_copies(backups);
         if self.state()? == RegionState::Mapped {
             return self.admit(pools);
         }
+        finished?;
         self.come_back(pools, backups)
     }
 
@@ -206,6 +211,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             Copies::Ended => saved.is_over,
         };
         let _operation = self.operation.lock()?;
+        // As in `trim`.
+        let _ = self.finish_copies(backups);
         let mut books = self.books()?;
         let is_mapped = books.state == RegionState::Mapped;
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
@@ -226,6 +233,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     pub fn trim(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
         pools.settle()?;
+        // Where nobody can tell, the next call gives it back.
+        let _ = self.finish_copies(backups);
         let mut books = self.books()?;
         // A pause may have left memory on the device.
         books.tidy(&self.device);
@@ -368,7 +377,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
                 .map(|copied| restored = copied)
                 .map_err(RegionError::from);
         }
-        if outcome.is_err() {
+        if outcome.is_err() && self.have_copies_ended(backups)? {
             // What was there before may be all that is left of contents that were never saved.
             for (backing, before) in backings.iter_mut().zip(&before) {
                 // The first error says more. What is not taken back now is offered with the next pause.
@@ -394,6 +403,30 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             },
             Err(_) => DriverError::OutOfMemory.into(),
         }
+    }
+
+    /// Waits for the copies of a backup that failed, where they may be under way. They may be after an error, which
+    /// leaves all as it is.
+    fn finish_copies(&self, backups: &mut B) -> Result<(), RegionError> {
+        let mut books = self.books()?;
+        if !books.is_copied {
+            return Ok(());
+        }
+        drop(books);
+        backups.finish()?;
+        books = self.books()?;
+        books.is_copied = false;
+        if books.state == RegionState::Mapped {
+            books.tidy(&self.device);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the copies of a backup that has just failed have ended. Otherwise what is mapped stays so.
+    fn have_copies_ended(&self, backups: &mut B) -> Result<bool, RegionError> {
+        let ended = backups.finish();
+        self.books()?.is_copied = ended.is_err();
+        Ok(ended.is_ok())
     }
 
     fn take_backings(&self) -> Result<Vec<Backing>, RegionError> {
@@ -523,9 +556,12 @@ impl<K> Books<K> {
         }
     }
 
-    /// Gives back the memory and the addresses that no segment uses. What the driver refuses stays and is
-    /// offered again.
+    /// Gives back the memory and the addresses that no segment uses, unless copies may use them. What the driver
+    /// refuses stays and is offered again.
     fn tidy(&mut self, device: &impl Device) {
+        if self.is_copied {
+            return self.count_mapped();
+        }
         for reservation in &mut self.reservations {
             reservation.sweep(device);
         }

@@ -284,6 +284,69 @@ fn a_backup_and_a_call_that_fail_lose_nothing() {
     }
 }
 
+/// Copies go on after their call has failed, and so many waits for them fail.
+#[test]
+fn what_copies_may_use_stays_mapped() {
+    let ways_out = [World::resume as fn(&mut World) -> _, World::pause];
+    let mut kept = 0;
+    for (nth, failing_waits, panics) in (1..=2 * BACKUP_CALLS)
+        .flat_map(|nth| (1..4).map(move |waits| (nth, waits, false)))
+        .chain([(2, 2, true), (BACKUP_CALLS, 2, true)])
+    {
+        for (way_out, more_failures) in ways_out.into_iter().zip([0, 1]) {
+            let mut world = World::new(Some(BackupKind::Host));
+            world.backups.panics = panics;
+            world.backups.fails_in = Some(nth);
+            world.backups.more_failures = more_failures;
+            world.backups.failing_waits = failing_waits;
+            if world.pause().is_ok() && world.resume().is_err() {
+                kept += u32::from(!world.mapped().is_zero());
+            }
+            // What no segment uses any more stays, too.
+            if let Some((range, _)) = world.held.pop() {
+                assert_eq!(world.region.lane().free(range.address), Ok(()));
+                assert_eq!(world.region.lane().empty_cache(), Ok(()));
+            }
+            assert_eq!(world.driver.wrongs(), [""; 0], "{nth} {failing_waits}");
+            (world.backups.fails_in, world.backups.failing_waits) = (None, 0);
+            way_out(&mut world).expect("nothing fails any more");
+            world.resume().expect("nothing fails any more");
+            world.check_contents(false);
+            world.end();
+        }
+    }
+    assert!(kept >= 3, "{kept} resumes left their memory where it was");
+}
+
+/// Until the copies have ended, nothing else is done with the region, and what is over goes with the next call.
+#[test]
+fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
+    let mut world = World::new(Some(BackupKind::Host));
+    let mapped = world.mapped();
+    world.backups.fails_in = Some(1);
+    world.backups.failing_waits = 5;
+    assert!(world.pause().is_err());
+    assert!(world.pause().is_err() && world.pause().is_err());
+    assert_eq!(
+        (world.state(), world.mapped()),
+        (RegionState::Mapped, mapped)
+    );
+    for (range, _) in std::mem::take(&mut world.held) {
+        assert_eq!(world.region.lane().free(range.address), Ok(()));
+    }
+    assert_eq!(world.region.lane().empty_cache(), Ok(()));
+    let trim = |world: &mut World| {
+        let pools = &mut world.region.pools();
+        world.region.memory.trim(pools, &mut world.backups)
+    };
+    trim(&mut world).expect("what cannot go stays");
+    assert_eq!(world.mapped(), mapped);
+    world.backups.failing_waits = 0;
+    trim(&mut world).expect("nothing fails any more");
+    assert_eq!(world.mapped(), Bytes::ZERO);
+    world.end();
+}
+
 /// Two failures: a step of the backup, and then the copy that would bring back what had left by then.
 #[test]
 fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {

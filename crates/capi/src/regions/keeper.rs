@@ -210,6 +210,10 @@ impl Backups for Keeper {
         self.engine()?.restore(backup, ranges)
     }
 
+    fn finish(&mut self) -> Result<(), BackupError> {
+        self.engine.as_mut().map_or(Ok(()), CudaBackups::finish)
+    }
+
     fn discard(&mut self, backup: CudaBackup) {
         // Where there is a backup, there is an engine.
         if let Ok(engine) = self.engine() {

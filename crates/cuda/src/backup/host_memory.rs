@@ -10,14 +10,13 @@ use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
 
 use crate::backup::available::Promise;
-use crate::backup::insist;
-use crate::context::PrimaryContext;
-use crate::library::call;
+use crate::backup::release::ReleaseQueue;
+use crate::library::{Library, call};
 
 /// A range of the host's memory. Nothing of it is resident before it is written to.
 #[derive(Debug)]
 pub(super) struct HostMemory {
-    context: Arc<PrimaryContext>,
+    queue: Arc<ReleaseQueue>,
     /// Where it begins: a number, as threads and the device share it.
     start: usize,
     bytes: usize,
@@ -44,10 +43,11 @@ impl HostMemory {
 
     /// Returns zeroed memory for a backup of so many bytes.
     pub(super) fn map(
-        context: Arc<PrimaryContext>,
+        queue: Arc<ReleaseQueue>,
         needed_bytes: usize,
         block_bytes: usize,
     ) -> Result<HostMemory, BackupError> {
+        queue.retry();
         let bytes = HostMemory::bytes_for(needed_bytes);
         let needed = Bytes(needed_bytes as u64);
         let refused = |message| BackupError::NoHostMemory {
@@ -60,7 +60,7 @@ impl HostMemory {
         let start = map_pages(bytes).map_err(|error| refused(error.to_string()))?;
         let blocks = bytes.div_ceil(block_bytes);
         Ok(HostMemory {
-            context,
+            queue,
             start,
             bytes,
             block_bytes,
@@ -119,13 +119,14 @@ impl HostMemory {
     ///
     /// One thread at a time calls this.
     pub(super) fn lock(&self, block: usize) -> Result<(), DriverError> {
-        let _scope = self.context.enter_relaxed()?;
+        let context = self.queue.context();
+        let _scope = context.enter_relaxed()?;
         let range = self.block(block);
         // SAFETY: 1. the memory is mapped for the life of `self`, whose end unregisters it first. 2. What
         // is registered are whole pages, which no one registered before.
         unsafe {
             call!(
-                self.context.device().library(),
+                context.device().library(),
                 cuMemHostRegister_v2(
                     ptr::with_exposed_provenance_mut(self.start + range.start),
                     range.len(),
@@ -200,37 +201,59 @@ impl HostMemory {
         let start = block * self.block_bytes;
         start..self.bytes.min(start + self.block_bytes)
     }
-
-    fn unlock(&self, block: usize) -> Result<(), DriverError> {
-        let address = self.start + self.block(block).start;
-        // SAFETY: 1. `lock` registered it. 2. No copy uses it any more, as those who begin one wait for
-        // its end, and hold `self` until then.
-        unsafe {
-            call!(
-                self.context.device().library(),
-                cuMemHostUnregister(ptr::with_exposed_provenance_mut(address))
-            )
-        }
-    }
 }
 
 impl Drop for HostMemory {
+    /// Until the driver has let go of every block, the addresses must not become another's.
     fn drop(&mut self) {
-        let locked = self.locked_blocks();
-        if locked.contains(&true) {
-            let Ok(_scope) = insist(|| self.context.enter_relaxed()) else {
-                return;
-            };
-            let mut blocks = (0..locked.len()).filter(|&block| locked[block]);
-            if !blocks.all(|block| insist(|| self.unlock(block)).is_ok()) {
-                // A driver that refuses twice is lost, and the process with it. Until then it takes these
-                // addresses for page-locked memory, so they must not become another's.
-                return;
-            }
+        let (start, bytes) = (self.start, self.bytes);
+        let locked = (0..).zip(self.locked_blocks());
+        let locked = locked.filter(|&(_, is_locked)| is_locked);
+        let mut locked: Vec<usize> = locked
+            .map(|(block, _)| start + self.block(block).start)
+            .collect();
+        if locked.is_empty() {
+            // SAFETY: the range was mapped by `map`, `self` is the last to know of it, and the driver does not.
+            unsafe { unmap_pages(start, bytes) };
+            return;
         }
-        // SAFETY: the range was mapped by `map`, `self` was the last to know of it, and the driver does not.
-        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.start), self.bytes) };
+        self.queue.release(bytes, move |context| {
+            while let Some(&block) = locked.last() {
+                // SAFETY: 1. `lock` registered it. 2. No copy uses it any more, as those who begin one wait
+                // for its end, and hold the memory until then.
+                unsafe { unlock(context.device().library(), block) }?;
+                locked.pop();
+            }
+            // SAFETY: as above, and as the queue does not call this again.
+            unsafe { unmap_pages(start, bytes) };
+            Ok(())
+        });
     }
+}
+
+/// Takes the page-lock off a block by its address.
+///
+/// # Safety
+///
+/// The block is page-locked, and no copy uses it.
+unsafe fn unlock(library: &Library, block: usize) -> Result<(), DriverError> {
+    // SAFETY: by the contract of this function.
+    unsafe {
+        call!(
+            library,
+            cuMemHostUnregister(ptr::with_exposed_provenance_mut(block))
+        )
+    }
+}
+
+/// Gives pages back to the system.
+///
+/// # Safety
+///
+/// [`map_pages`] mapped them, and no one uses them.
+unsafe fn unmap_pages(start: usize, bytes: usize) {
+    // SAFETY: by the contract of this function.
+    unsafe { libc::munmap(ptr::with_exposed_provenance_mut(start), bytes) };
 }
 
 /// Returns the start of so many bytes of zeroed memory, which begin at a large page.

@@ -28,7 +28,7 @@ pub(super) struct Copying {
 }
 
 impl Copying {
-    pub(super) fn memory(&self) -> &HostMemory {
+    pub(super) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 

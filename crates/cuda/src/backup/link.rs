@@ -1,6 +1,7 @@
 //! The device's side of a backup: two streams, and a ring of page-locked slots between the device and
 //! whoever fills or empties them.
 
+use std::mem;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use lowtide_region::BackupError;
 
 use crate::backup::host_memory::HostMemory;
 use crate::backup::layout::{Copy, Layout};
-use crate::backup::{Sizes, available, insist};
-use crate::context::PrimaryContext;
+use crate::backup::release::ReleaseQueue;
+use crate::backup::{Sizes, available};
 use crate::library::{Library, call};
 use crate::sys::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUevent, CUresult,
@@ -23,7 +24,7 @@ use crate::sys::{
 /// The device's context is current in every thread that calls its functions.
 #[derive(Debug)]
 pub(super) struct Link {
-    context: Arc<PrimaryContext>,
+    queue: Arc<ReleaseQueue>,
     /// For copies to and from page-locked memory.
     direct: CUstream,
     /// For copies to and from slots, so that these do not wait for the others.
@@ -38,6 +39,17 @@ pub(super) struct Link {
 
 // SAFETY: streams and events belong to the process, and any thread may use them.
 unsafe impl Send for Link {}
+// SAFETY: as above, several at once.
+unsafe impl Sync for Link {}
+
+/// What a link made in the driver.
+struct Made {
+    events: Vec<CUevent>,
+    streams: Vec<CUstream>,
+}
+
+// SAFETY: as above.
+unsafe impl Send for Made {}
 
 /// A slot of the ring, which is its owner's alone.
 #[derive(Debug)]
@@ -87,16 +99,16 @@ pub(super) enum Way {
 }
 
 impl Link {
-    pub(super) fn new(context: Arc<PrimaryContext>, sizes: &Sizes) -> Result<Link, BackupError> {
+    pub(super) fn new(queue: Arc<ReleaseQueue>, sizes: &Sizes) -> Result<Link, BackupError> {
         let slots_max = slots_within(available::unpromised(), sizes);
         let ring_bytes = slots_max * sizes.piece_bytes;
         let mut link = Link {
             slots: Arc::new(HostMemory::map(
-                Arc::clone(&context),
+                Arc::clone(&queue),
                 ring_bytes,
                 sizes.piece_bytes,
             )?),
-            context,
+            queue,
             direct: ptr::null_mut(),
             staged: ptr::null_mut(),
             slots_max,
@@ -146,7 +158,7 @@ impl Link {
             )
         }?;
         if let Err(error) = self.slots.lock(number) {
-            self.destroy_event(event);
+            self.release(vec![event], Vec::new());
             return Err(error);
         }
         self.events.push(event);
@@ -202,25 +214,18 @@ impl Link {
         copies.try_for_each(|copy| self.begin(way, self.direct, copy, memory.address(copy.offset)))
     }
 
-    /// Waits for every copy that was begun.
-    ///
-    /// A wait that fails is tried again: what the copies use must not go away before they end. If that
-    /// fails too, the device's context is lost, and its copies with it.
+    /// Waits for every copy that was begun. After an error some may be under way: what they use must stay until this
+    /// is called again and returns.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
-        let mut outcome = Ok(());
         for stream in [self.direct, self.staged] {
             // SAFETY: the stream is this link's.
-            let wait = || unsafe { call!(self.library(), cuStreamSynchronize(stream)) };
-            if let Err(error) = wait() {
-                let _ = wait();
-                outcome = Err(error);
-            }
+            unsafe { call!(self.library(), cuStreamSynchronize(stream)) }?;
         }
-        outcome
+        Ok(())
     }
 
     fn library(&self) -> &Library {
-        self.context.device().library()
+        self.queue.context().device().library()
     }
 
     fn slot(&self, number: usize) -> Slot {
@@ -283,18 +288,28 @@ impl Link {
         Ok(stream)
     }
 
-    fn destroy_event(&self, event: CUevent) {
-        // SAFETY: the event is this link's, and no one uses it after this.
-        let destroy = || unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
-        // A driver that refuses twice is lost, and the event with it.
-        let _ = insist(destroy);
+    /// Gives events and streams of this link back, which no one uses after this.
+    fn release(&self, events: Vec<CUevent>, streams: Vec<CUstream>) {
+        let mut made = Made { events, streams };
+        self.queue
+            .release(0, move |context| made.destroy(context.device().library()));
     }
+}
 
-    fn destroy_stream(&self, stream: CUstream) {
-        // SAFETY: the stream is this link's, and no one uses it after this.
-        let destroy = || unsafe { call!(self.library(), cuStreamDestroy_v2(stream)) };
-        // As above.
-        let _ = insist(destroy);
+impl Made {
+    /// Ends all of it. After an error it can be called again.
+    fn destroy(&mut self, library: &Library) -> Result<(), DriverError> {
+        while let Some(&event) = self.events.last() {
+            // SAFETY: the event was made by a link, and no one uses it.
+            unsafe { call!(library, cuEventDestroy_v2(event)) }?;
+            self.events.pop();
+        }
+        while let Some(&stream) = self.streams.last() {
+            // SAFETY: as above.
+            unsafe { call!(library, cuStreamDestroy_v2(stream)) }?;
+            self.streams.pop();
+        }
+        Ok(())
     }
 }
 
@@ -309,16 +324,9 @@ fn slots_within(available: Option<Bytes>, sizes: &Sizes) -> usize {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let Ok(_scope) = insist(|| self.context.enter_relaxed()) else {
-            return;
-        };
-        for &event in &self.events {
-            self.destroy_event(event);
-        }
-        for stream in [self.direct, self.staged] {
-            if !stream.is_null() {
-                self.destroy_stream(stream);
-            }
-        }
+        let mut streams = vec![self.direct, self.staged];
+        streams.retain(|stream| !stream.is_null());
+        let events = mem::take(&mut self.events);
+        self.release(events, streams);
     }
 }

@@ -294,20 +294,22 @@ fn what_is_locked_during_a_copy_goes_directly() {
         let mut spans = layout.spans(0..layout.bytes(), SIZES.piece_bytes);
         spans.reverse();
         let ringed = Staged::new(layout, &spans, Some(&memory));
-        let copied = world.backups.with_link(|link, sizes| match way {
-            Way::ToHost => pipeline::load(link, sizes, &ringed, |span, content| {
-                // SAFETY: each span is given to one thread.
-                unsafe { memory.write(span.start, content) };
-                lock_all();
-                Ok(())
-            }),
-            Way::ToDevice => pipeline::store(link, sizes, &ringed, |span, content| {
-                // SAFETY: nothing writes to it.
-                unsafe { memory.read(span.start, content) };
-                lock_all();
-                Ok(())
-            }),
-        });
+        let copied = world
+            .backups
+            .with_link(Some(&memory), |link, sizes| match way {
+                Way::ToHost => pipeline::load(link, sizes, &ringed, |span, content| {
+                    // SAFETY: each span is given to one thread.
+                    unsafe { memory.write(span.start, content) };
+                    lock_all();
+                    Ok(())
+                }),
+                Way::ToDevice => pipeline::store(link, sizes, &ringed, |span, content| {
+                    // SAFETY: nothing writes to it.
+                    unsafe { memory.read(span.start, content) };
+                    lock_all();
+                    Ok(())
+                }),
+            });
         copied.unwrap();
         let through_the_ring = staged.into_inner().unwrap();
         assert!(
@@ -335,8 +337,8 @@ fn unlocked_copy(world: &World, backup: &CudaBackup) -> HostMemory {
         panic!("it is in a file");
     };
     let mut content = vec![0; backup.layout.bytes()];
-    let context = Arc::clone(&world.backups.context);
-    let copy = HostMemory::map(context, content.len(), SIZES.block_bytes).unwrap();
+    let queue = Arc::clone(&world.backups.queue);
+    let copy = HostMemory::map(queue, content.len(), SIZES.block_bytes).unwrap();
     // SAFETY: nothing writes to a backup.
     unsafe { memory.read(0, &mut content) };
     for (block, content) in content.chunks(SIZES.block_bytes).enumerate() {

@@ -86,6 +86,16 @@ impl Fake {
         assert_eq!(result, 0, "{name} is not exported");
     }
 
+    /// Has streams do their work as late as they can, or not any more.
+    #[allow(dead_code, reason = "the tests of backups alone need it")]
+    pub(crate) fn set_lazy(&self, is_lazy: bool) {
+        type Set = unsafe extern "C" fn(c_int) -> c_int;
+        // SAFETY: the type is that of its header.
+        let set = unsafe { self.function::<Set>("fakecuda_set_lazy") };
+        // SAFETY: takes a number only.
+        assert_eq!(unsafe { set(is_lazy.into()) }, 0);
+    }
+
     /// Forgets the failures to come.
     pub(crate) fn fail_none(&self) {
         // SAFETY: the type is that of its header.

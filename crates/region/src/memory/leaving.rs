@@ -24,6 +24,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         kind: Option<BackupKind>,
     ) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
+        self.finish_copies(backups)?;
         if self.holds_unsaved()? {
             match kind {
                 Some(_) => self.come_back(pools, backups)?,
@@ -129,6 +130,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let left = left.and_then(|()| self.unmap(&mut backings));
         let outcome = match left {
             Err(error) if !error.is_paused() => {
+                self.have_copies_ended(backups)?;
                 Err(self.put_back(error, saved, &mut backings, &needed, backups))
             }
             left => left,
@@ -188,10 +190,12 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let Err(putting_back) = restored else {
             return error;
         };
-        // What is new holds nothing yet.
-        for (backing, before) in backings.iter_mut().zip(&before) {
-            // What is not taken back now is offered with the next pause.
-            let _ = backing.reduce_to(&self.device, before);
+        if matches!(self.have_copies_ended(backups), Ok(true)) {
+            // What is new holds nothing yet.
+            for (backing, before) in backings.iter_mut().zip(&before) {
+                // What is not taken back now is offered with the next pause.
+                let _ = backing.reduce_to(&self.device, before);
+            }
         }
         RegionError::not_put_back(error, putting_back)
     }

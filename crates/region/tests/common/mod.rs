@@ -326,6 +326,9 @@ impl Device for TestDriver {
 /// How many ranges are saved at once.
 const STEP: usize = 2;
 
+/// The stream of copies between the device and backups.
+const COPIES: Stream = Stream(u64::MAX);
+
 /// Backups in the test's memory.
 #[derive(Debug)]
 pub(crate) struct TestBackups {
@@ -340,6 +343,8 @@ pub(crate) struct TestBackups {
     pub(crate) panics: bool,
     /// How many after that one fail, too.
     pub(crate) more_failures: u64,
+    /// How many waits for the copies of calls that failed will fail.
+    pub(crate) failing_waits: u64,
     pub(crate) failures: u64,
     /// How much memory the device had in use at each step of saving.
     pub(crate) in_use: Vec<Bytes>,
@@ -373,6 +378,7 @@ impl TestBackups {
             fails_in: None,
             panics: false,
             more_failures: 0,
+            failing_waits: 0,
             failures: 0,
             in_use: Vec::new(),
             discards: 0,
@@ -403,7 +409,21 @@ impl TestBackups {
         }
     }
 
+    /// Leaves the copies of a call that failed under way.
+    fn leave_under_way(&self, called: &Result<(), BackupError>, ranges: &[MemoryRange]) {
+        if called.is_err() {
+            let kernels = ranges.iter().map(|&range| (range, COPIES));
+            self.driver.card().kernels.extend(kernels);
+        }
+    }
+
     fn require_usable(&self, ranges: &[MemoryRange]) {
+        let is_copied = |&&(_, by): &&(MemoryRange, Stream)| by == COPIES;
+        let copied = self.driver.card().kernels.iter().find(is_copied).copied();
+        assert_eq!(
+            copied, None,
+            "{ranges:?} are copied beside copies that failed"
+        );
         for &range in ranges {
             assert!(self.driver.is_usable(range), "{range:?} is copied");
         }
@@ -436,7 +456,10 @@ impl Backups for TestBackups {
         self.require_usable(left);
         assert!(!left.is_empty(), "nothing is left to be saved");
         self.in_use.push(self.driver.physical_bytes());
-        self.call()?;
+        let left = left.to_vec();
+        let called = self.call();
+        self.leave_under_way(&called, &left);
+        called?;
         for &range in left.iter().take(STEP) {
             backup.contents.extend(self.driver.card().read(range));
             backup.saved += 1;
@@ -451,6 +474,7 @@ impl Backups for TestBackups {
     ) -> Result<(), BackupError> {
         self.require_usable(ranges);
         let fails = self.call();
+        self.leave_under_way(&fails, ranges);
         for &range in ranges {
             assert!(backup.has(range), "{range:?} was saved");
             for (&address, &value) in backup.contents.range(range.address..range.end()) {
@@ -459,6 +483,15 @@ impl Backups for TestBackups {
             }
         }
         fails
+    }
+
+    fn finish(&mut self) -> Result<(), BackupError> {
+        if let Some(left) = self.failing_waits.checked_sub(1) {
+            self.failing_waits = left;
+            return Err(failed().into());
+        }
+        self.driver.card().kernels.retain(|&(_, by)| by != COPIES);
+        Ok(())
     }
 
     fn discard(&mut self, _backup: TestBackup) {

@@ -107,3 +107,100 @@ fn without_page_locked_memory_there_is_an_error_and_no_loss() {
     drop(backup);
     world.end();
 }
+
+/// Each call is refused several times in a row.
+#[test]
+fn what_the_driver_refuses_to_take_back_goes_back_later() {
+    for call in [
+        "cuCtxPushCurrent_v2",
+        "cuEventDestroy_v2",
+        "cuMemHostUnregister",
+        "cuStreamDestroy_v2",
+    ] {
+        let mut world = World::new(STAYS, TemporaryFile::open);
+        let backup = world.save(BackupKind::Host).unwrap();
+        world.backups.finish_locking();
+        world.backups.discard(backup);
+        (1..20).for_each(|nth| world.fake.fail(call, nth, UNKNOWN));
+        world.backups.release_retained();
+        world.fake.fail_none();
+        let held = |world: &World| {
+            let live = world.fake.live();
+            [live.host_allocations, live.events, live.streams]
+        };
+        assert_ne!(held(&world), [0; 3], "{call}");
+        let is_counted = !world.backups.retained().is_zero();
+        assert_eq!(is_counted, held(&world)[0] > 0, "{call}");
+        // Anything else that goes back takes it along.
+        let backup = world.save(BackupKind::Disk).unwrap();
+        world.backups.discard(backup);
+        world.backups.release_retained();
+        assert_eq!(held(&world), [0; 3], "{call}");
+        assert_eq!(world.backups.retained(), Bytes::ZERO, "{call}");
+        world.end();
+    }
+}
+
+/// Has no wait for copies succeed.
+fn fail_waits(world: &World) {
+    for call in ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"] {
+        (1..40).for_each(|nth| world.fake.fail(call, nth, UNKNOWN));
+    }
+}
+
+/// The wait for the copies of a save fails for good; they run as late as they can.
+#[test]
+fn memory_that_copies_write_to_is_nobody_elses() {
+    for times in [STAYS, GOES] {
+        for is_discarded in [false, true] {
+            let mut world = World::new(times, TemporaryFile::open);
+            world.fake.set_lazy(true);
+            world.fill(1);
+            fail_waits(&world);
+            let ranges = world.ranges.clone();
+            let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
+            assert!(world.backups.save_next(&mut backup).is_err());
+            match is_discarded {
+                true => world.backups.discard(backup),
+                false => drop(backup),
+            }
+            world.backups.release_retained();
+            assert!(world.backups.finish().is_err());
+            let other = world.save(BackupKind::Host);
+            assert!(other.is_err(), "it would use what those copies use");
+            world.fake.fail_none();
+            let saved = world.fill(2);
+            let mut backup = world.save(BackupKind::Host).unwrap();
+            world.fill(3);
+            let device = world.driver.device().clone();
+            assert_eq!(device.synchronize(), Ok(()));
+            let copies = world.ranges.iter().map(|&range| copy_of(&backup, range));
+            assert!(copies.eq(saved.iter().cloned()));
+            world.restore(&mut backup).unwrap();
+            assert_eq!(world.contents(), saved);
+            drop(backup);
+            world.end();
+        }
+    }
+}
+
+/// Backups that end while nobody can tell whether their copies have.
+#[test]
+fn copies_outlive_their_backups() {
+    let mut world = World::new(STAYS, TemporaryFile::open);
+    world.fake.set_lazy(true);
+    let saved = world.fill(1);
+    let mut backup = world.save(BackupKind::Host).unwrap();
+    fail_waits(&world);
+    assert!(world.restore(&mut backup).is_err());
+    drop(backup);
+    let context = Arc::clone(world.backups.queue.context());
+    let other = CudaBackups::with(context, SIZES, STAYS, TemporaryFile::open);
+    drop(std::mem::replace(&mut world.backups, other));
+    world.fake.fail_none();
+    let device = world.driver.device().clone();
+    assert_eq!(device.synchronize(), Ok(()));
+    assert_eq!(world.contents(), saved);
+    // What they use stays for the rest of the process.
+    assert_ne!(world.fake.live().host_allocations, 0);
+}

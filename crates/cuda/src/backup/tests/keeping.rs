@@ -159,7 +159,7 @@ fn locking_stops_wherever_it_is() {
         assert_eq!(world.backups.retained(), Bytes::ZERO);
         let outliving = world.save(BackupKind::Host).unwrap();
         let saved = world.contents();
-        let context = Arc::clone(&world.backups.context);
+        let context = Arc::clone(world.backups.queue.context());
         let other = CudaBackups::with(context, SIZES, STAYS, TemporaryFile::open);
         drop(std::mem::replace(&mut world.backups, other));
         assert_eq!(copy_of(&outliving, world.ranges[3]), saved[3]);
@@ -370,8 +370,8 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
     let mut world = World::new(QUIET, TemporaryFile::open);
     for is_saved in [true, false] {
         let block = SIZES.block_bytes;
-        let context = Arc::clone(&world.backups.context);
-        let memory = Arc::new(HostMemory::map(context, 4 * block, block).unwrap());
+        let queue = Arc::clone(&world.backups.queue);
+        let memory = Arc::new(HostMemory::map(queue, 4 * block, block).unwrap());
         let written = 3 * block - 1;
         let copying = world.backups.keeper.begin_saving(&memory, written);
         // SAFETY: nobody else uses it.
@@ -438,8 +438,8 @@ fn most_of_a_first_backup_is_page_locked_before_its_end() {
 fn what_is_resident_already_is_page_locked_at_once() {
     let mut world = World::new(QUIET, TemporaryFile::open);
     let block = SIZES.block_bytes;
-    let context = Arc::clone(&world.backups.context);
-    let memory = Arc::new(HostMemory::map(context, 2 * block, block).unwrap());
+    let queue = Arc::clone(&world.backups.queue);
+    let memory = Arc::new(HostMemory::map(queue, 2 * block, block).unwrap());
     // SAFETY: nobody else uses the memory.
     unsafe { memory.write(0, &vec![1; block]) };
     let copying = world.backups.keeper.begin_saving(&memory, 2 * block);
@@ -486,16 +486,16 @@ fn wait_until_locked(world: &World, memory: &HostMemory, meanwhile: impl Fn()) {
 
 /// Memory of the host with which nothing has been done yet.
 fn new_memory(world: &World) -> Arc<HostMemory> {
-    let context = Arc::clone(&world.backups.context);
-    Arc::new(HostMemory::map(context, 1, SIZES.block_bytes).unwrap())
+    let queue = Arc::clone(&world.backups.queue);
+    Arc::new(HostMemory::map(queue, 1, SIZES.block_bytes).unwrap())
 }
 
 /// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
 #[test]
 fn the_end_of_locking_is_always_told() {
     let mut world = World::new(STAYS, TemporaryFile::open);
-    let context = Arc::clone(&world.backups.context);
-    let memory = HostMemory::map(context, 1, SIZES.block_bytes).unwrap();
+    let queue = Arc::clone(&world.backups.queue);
+    let memory = HostMemory::map(queue, 1, SIZES.block_bytes).unwrap();
     let memory = Arc::new(memory);
     // All but the first time there is nothing to lock in what is listed.
     for _ in 0..20_000 {
@@ -516,8 +516,8 @@ fn what_is_released_does_not_wait_for_what_others_have_locked() {
     world.backups.discard(idle);
     let block_bytes = 4 << 10;
     let overtakes = |world: &mut World| {
-        let context = Arc::clone(&world.backups.context);
-        let large = HostMemory::map(context, 16 << 20, block_bytes).unwrap();
+        let queue = Arc::clone(&world.backups.queue);
+        let large = HostMemory::map(queue, 16 << 20, block_bytes).unwrap();
         let large = Arc::new(large);
         world
             .backups
@@ -605,7 +605,7 @@ fn end_while_memory_is_locked() -> ! {
         block_bytes: 4 << 10,
         ..SIZES
     };
-    let context = Arc::clone(&world.backups.context);
+    let context = Arc::clone(world.backups.queue.context());
     world.backups = CudaBackups::with(context, many, STAYS, TemporaryFile::open);
     let size = Bytes::mib(16);
     let address = world.driver.allocate(size).unwrap();
@@ -641,7 +641,7 @@ fn what_the_host_has_is_promised_to_one_backup() {
     let world = World::new(STAYS, TemporaryFile::open);
     let left = available::unpromised().unwrap();
     let most = usize::try_from(left.get() / 10 * 6).unwrap();
-    let map = || HostMemory::map(Arc::clone(&world.backups.context), most, SIZES.block_bytes);
+    let map = || HostMemory::map(Arc::clone(&world.backups.queue), most, SIZES.block_bytes);
     for _ in 0..2 {
         let first = map().unwrap();
         let refused = map().unwrap_err();
@@ -658,10 +658,10 @@ fn what_the_host_has_is_promised_to_one_backup() {
 #[test]
 fn what_has_been_written_is_not_promised_any_more() {
     let world = World::new(STAYS, TemporaryFile::open);
-    let context = Arc::clone(&world.backups.context);
+    let queue = Arc::clone(&world.backups.queue);
     let bytes = 4 * SIZES.block_bytes;
     let before = available::promised();
-    let memory = HostMemory::map(context, bytes, SIZES.block_bytes).unwrap();
+    let memory = HostMemory::map(queue, bytes, SIZES.block_bytes).unwrap();
     assert_eq!(available::promised(), before + Bytes(bytes as u64));
     // SAFETY: nobody else uses the memory.
     let write = |block| unsafe { memory.write(block * SIZES.block_bytes, &[1; SIZES.block_bytes]) };
@@ -684,9 +684,9 @@ fn what_has_been_written_is_not_promised_any_more() {
 fn what_backups_that_failed_have_written_is_promised_again() {
     let mut world = World::new(QUIET, TemporaryFile::open);
     let block = SIZES.block_bytes;
-    let context = Arc::clone(&world.backups.context);
+    let queue = Arc::clone(&world.backups.queue);
     let before = available::promised();
-    let memory = Arc::new(HostMemory::map(context, 4 * block, block).unwrap());
+    let memory = Arc::new(HostMemory::map(queue, 4 * block, block).unwrap());
     for _ in 0..8 {
         let copying = world.backups.keeper.begin_saving(&memory, 4 * block);
         // SAFETY: nobody else uses the memory.
@@ -707,8 +707,8 @@ fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
     let (block, blocks) = (4 << 10, 512);
     let before = available::promised();
     for _ in 0..50 {
-        let context = Arc::clone(&world.backups.context);
-        let memory = HostMemory::map(context, blocks * block, block).unwrap();
+        let queue = Arc::clone(&world.backups.queue);
+        let memory = HostMemory::map(queue, blocks * block, block).unwrap();
         for number in 0..blocks {
             // SAFETY: nobody else uses the memory.
             unsafe { memory.write(number * block, &[1]) };
@@ -727,7 +727,7 @@ fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
 #[test]
 fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
     let mut world = World::new(STAYS, TemporaryFile::open);
-    let context = Arc::clone(&world.backups.context);
+    let context = Arc::clone(world.backups.queue.context());
     // Of 16 TiB.
     let sizes = Sizes {
         slots: 1 << 30,

@@ -237,3 +237,83 @@ fn a_region_survives_a_pause_that_cannot_be_undone() {
     }
     assert!(count >= 20, "{count}");
 }
+
+/// What waits for copies.
+const WAITS: [&str; 3] = ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"];
+
+/// Pauses and resumes where copies run as late as they can and, from one call on, so many waits fail. Returns how often
+/// each of [`WAITS`] was made by the pause, and by both.
+fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.len()]; 2] {
+    let mut region = Paused::new(is_warm);
+    region.world.fake.set_lazy(true);
+    region.fill();
+    let before = WAITS.map(|call| region.world.fake.calls(call));
+    let made = |region: &Paused| -> [u64; WAITS.len()] {
+        std::array::from_fn(|index| region.world.fake.calls(WAITS[index]) - before[index])
+    };
+    if let Some((call, first, count)) = failure {
+        let fake = &region.world.fake;
+        (first..first + count).for_each(|nth| fake.fail(call, nth, UNKNOWN));
+    }
+    let context = format!("{is_warm} {failure:?}");
+    let mut paused = region.pause();
+    let by_pause = made(&region);
+    if paused.is_ok() {
+        paused = region.resume();
+    }
+    // What goes on after the call that failed touches nothing that is gone.
+    region.world.fake.fail_none();
+    let device = region.card.driver().device().clone();
+    assert_eq!(device.synchronize(), Ok(()), "{context}: {paused:?}");
+    if region.state() == RegionState::Mapped {
+        assert!(region.is_as_filled(), "{context}: {paused:?}");
+    }
+    region.pause().expect(&context);
+    region.resume().expect(&context);
+    assert!(region.is_as_filled(), "{context}: {paused:?}");
+    region.world.backups.finish_locking();
+    let by_both = made(&region);
+    region.end();
+    [by_pause, by_both]
+}
+
+/// Once, twice in a row, and from then on.
+#[test]
+fn a_region_survives_waits_that_fail() {
+    let mut count = 0;
+    for is_warm in [false, true] {
+        let [_, counts] = run_waits(is_warm, None);
+        for (call, made) in WAITS.into_iter().zip(counts) {
+            for (nth, in_a_row) in (1..=made).flat_map(|nth| [1, 2, 3, 20].map(|row| (nth, row))) {
+                run_waits(is_warm, Some((call, nth, in_a_row)));
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 40, "{count}");
+}
+
+/// A segment that goes back while the copies of a pause that failed read it.
+#[test]
+fn what_goes_back_under_copies_stays_until_they_have_ended() {
+    for is_warm in [false, true] {
+        let mut region = Paused::new(is_warm);
+        region.world.fake.set_lazy(true);
+        region.fill();
+        let waits = |region: &Paused| region.world.fake.calls("cuStreamSynchronize");
+        let before = waits(&region);
+        (1..20).for_each(|nth| region.world.fake.fail("cuStreamSynchronize", nth, UNKNOWN));
+        assert!(region.pause().is_err());
+        assert!(waits(&region) > before);
+        assert_eq!(region.state(), RegionState::Mapped);
+        let mapped = region.memory.figures().unwrap().mapped;
+        for range in std::mem::take(&mut region.held) {
+            region.source.release(range.address, SEGMENT);
+        }
+        assert_eq!(region.memory.figures().unwrap().mapped, mapped);
+        region.world.fake.fail_none();
+        let device = region.card.driver().device().clone();
+        assert_eq!(device.synchronize(), Ok(()));
+        region.end();
+    }
+}
