@@ -228,21 +228,23 @@ pub(super) fn note_capture_ended(code: c_int) {
 }
 
 /// `cuStreamDestroy`: the next stream may have the same handle, and would be given memory that the last one's
-/// work still uses.
-pub(super) fn wait_for_last_work(stream: *mut c_void) {
+/// work still uses. Returns why the stream stays where nobody can tell that its work is done.
+pub(super) fn wait_for_last_work(stream: *mut c_void) -> Option<c_int> {
     let order = Order {
         handle: stream_of(stream),
         owner: stream_of(stream),
     };
-    let Some(contexts) = started() else { return };
+    let contexts = started()?;
     if order.is_default() || !STREAMS.may_contain(order.handle) {
-        return;
+        return None;
     }
-    if capture_status(contexts, order) == Ok(CaptureStatus::None) {
-        // What the work failed of, the program is told by the driver.
+    let waited = match capture_status(contexts, order) {
         // SAFETY: the stream exists: the program is about to destroy it.
-        let _ = unsafe { contexts.wait_for_stream(order.handle) };
-    }
+        Ok(CaptureStatus::None) => unsafe { contexts.wait_for_stream(order.handle) },
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
+    waited.err().map(|error| code_of(&error))
 }
 
 /// Waits for a device's work, as a free of the driver's does.

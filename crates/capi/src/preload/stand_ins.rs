@@ -178,10 +178,7 @@ stand_ins! {
 
     // Those after which something is not as it was.
     fn cuStreamDestroy_v2 ["cuStreamDestroy", 4000, false](stream: *mut c_void)
-        |driver| {
-            memory::wait_for_last_work(stream);
-            driver()
-        }
+        |driver| { memory::wait_for_last_work(stream).unwrap_or_else(driver) }
     fn cuStreamBeginCapture_v2 ["cuStreamBeginCapture", 10010, false](stream: *mut c_void, mode: c_uint)
         |driver| {
             let code = driver();

@@ -36,6 +36,7 @@ int cudaDeviceReset(void);
 #define ILLEGAL_STATE 401
 #define NOT_SUPPORTED 801
 #define STREAM_CAPTURE_UNSUPPORTED 900
+#define UNKNOWN 999
 #define GLOBAL 0
 #define RELAXED 2
 
@@ -286,6 +287,21 @@ static void destroyed_stream(void) {
     CHECK(cudaStreamDestroy(held) == SUCCESS);
     CHECK(delay.is_over);
     pthread_join(delay.thread, NULL);
+}
+
+/* Nobody can tell whether its work is done, so that the next stream must not have its handle. */
+static void stream_that_stays(void) {
+    int (*fail)(const char *, uint64_t, int);
+    void *held = stream();
+    void *used = allocate_in_order(MIB, held);
+    *(void **)&fail = dlsym(driver(), "fakecuda_fail");
+    CHECK(fail("cuStreamSynchronize", 1, UNKNOWN) == SUCCESS);
+    CHECK(cudaStreamDestroy(held) == UNKNOWN);
+    CHECK(fail("cuStreamIsCapturing", 1, UNKNOWN) == SUCCESS);
+    CHECK(cudaStreamDestroy(held) == UNKNOWN);
+    CHECK(cudaMemsetAsync(used, 7, MIB, held) == SUCCESS);
+    CHECK(cudaFreeAsync(used, held) == SUCCESS);
+    CHECK(cudaStreamDestroy(held) == SUCCESS);
 }
 
 /* A free waits for the device, which must not spoil a capture that CUDA's own free would not. */
@@ -543,7 +559,7 @@ int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(void); } checks[] = {
         {"loop", loop}, {"stacks", stacks}, {"threads", threads}, {"odd_arguments", odd_arguments}, {"foreign", foreign},
         {"free_waits", free_waits}, {"stream_order", stream_order}, {"threads_own_streams", threads_own_streams},
-        {"destroyed_stream", destroyed_stream}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
+        {"destroyed_stream", destroyed_stream}, {"stream_that_stays", stream_that_stays}, {"out_of_memory", out_of_memory}, {"free_memory", free_memory},
         {"other_processes", other_processes}, {"reset", reset}, {"devices", devices}, {"looks_up", looks_up}, {"captures", captures},
         {"passes_on", passes_on}, {"at_the_ends", at_the_ends},
         {"failed_work", failed_work}, {"looks_up_nowhere", looks_up_nowhere}, {"other_needs", other_needs},

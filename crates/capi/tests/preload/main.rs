@@ -323,6 +323,11 @@ fn a_streams_work_ends_before_its_handle_is_anothers() {
 }
 
 #[test]
+fn a_stream_stays_where_nobody_can_tell_that_its_work_is_done() {
+    check("stream_that_stays", &[]);
+}
+
+#[test]
 fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
     check("captures", &[]);
 }
