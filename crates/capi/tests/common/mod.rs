@@ -166,10 +166,15 @@ impl Fake {
 
     /// Sets bytes in stream order.
     pub(crate) fn set_bytes(&self, memory: *mut c_void, size: usize, stream: *mut c_void) {
+        assert!(self.sets_bytes(memory, size, stream));
+    }
+
+    /// Sets bytes in stream order, and returns whether the driver took the work.
+    pub(crate) fn sets_bytes(&self, memory: *mut c_void, size: usize, stream: *mut c_void) -> bool {
         type SetBytes = unsafe extern "C" fn(*mut c_void, u8, usize, *mut c_void) -> c_int;
         let set = self.function::<SetBytes>("cuMemsetD8Async");
         // SAFETY: memory and stream exist until the work is done.
-        assert_eq!(unsafe { set(memory, 1, size, stream) }, 0);
+        unsafe { set(memory, 1, size, stream) == 0 }
     }
 
     /// Waits for the work of a stream, and returns whether it did what it may.
@@ -178,6 +183,14 @@ impl Fake {
         let synchronize = self.function::<Synchronize>("cuStreamSynchronize");
         // SAFETY: the stream exists.
         unsafe { synchronize(stream) == 0 }
+    }
+
+    /// Waits for all work of device 0, whose context the thread has from now on, and returns whether it did what it may.
+    pub(crate) fn synchronize_device(&self) -> bool {
+        self.use_device(0);
+        let synchronize = self.function::<unsafe extern "C" fn() -> c_int>("cuCtxSynchronize");
+        // SAFETY: takes nothing.
+        unsafe { synchronize() == 0 }
     }
 
     /// Ends a stream, whose work is done.
@@ -203,11 +216,30 @@ impl Fake {
 
     /// Ends the capture of a stream, and returns whether no call has spoiled it.
     pub(crate) fn ends_capture(&self, stream: *mut c_void) -> bool {
+        self.end_capture_of(stream) == 0
+    }
+
+    /// Begins to capture a stream, beside which every thread may do what it likes, and returns the driver's code.
+    pub(crate) fn begin_relaxed_capture(&self, stream: *mut c_void) -> c_int {
+        let begin = self
+            .function::<unsafe extern "C" fn(*mut c_void, u32) -> c_int>("cuStreamBeginCapture_v2");
+        // SAFETY: the stream exists.
+        unsafe { begin(stream, 2) }
+    }
+
+    /// Ends the capture of a stream and the graph that it made, and returns the driver's code.
+    pub(crate) fn end_capture_of(&self, stream: *mut c_void) -> c_int {
         type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
         let end = self.function::<End>("cuStreamEndCapture");
         let mut graph = ptr::null_mut();
         // SAFETY: 1. the stream exists. 2. `graph` may be written to.
-        unsafe { end(stream, &raw mut graph) == 0 }
+        let code = unsafe { end(stream, &raw mut graph) };
+        let destroy = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuGraphDestroy");
+        if code == 0 {
+            // SAFETY: nobody else has the graph. One that the driver keeps takes a number there.
+            unsafe { destroy(graph) };
+        }
+        code
     }
 
     /// Has the work that comes to a stream wait for what is now in another, as `wait_stream` does.
@@ -249,6 +281,20 @@ impl Fake {
         let name = CString::new(name).unwrap();
         // SAFETY: the name ends with a zero byte.
         assert_eq!(unsafe { fail(name.as_ptr(), nth, code) }, 0);
+    }
+
+    /// Has so many of a million calls fail from now on, at random by a seed.
+    pub(crate) fn fail_at_random(&self, seed: u64, per_million: u64) {
+        let fail = self.function::<unsafe extern "C" fn(u64, u64)>("fakecuda_fail_at_random");
+        // SAFETY: takes numbers only.
+        unsafe { fail(seed, per_million) };
+    }
+
+    /// Has streams do their work as late as they can, or not any more.
+    pub(crate) fn set_lazy(&self, is_lazy: bool) {
+        let set = self.function::<unsafe extern "C" fn(c_int) -> c_int>("fakecuda_set_lazy");
+        // SAFETY: takes a number only.
+        assert_eq!(unsafe { set(is_lazy.into()) }, 0);
     }
 
     pub(crate) fn fail_none(&self) {
