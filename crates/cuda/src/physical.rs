@@ -61,11 +61,12 @@ impl CudaDriver {
         for extras in candidates {
             result = self.use_physical_memory(extras);
             // A device without a free page refuses nothing: it says nothing about its handles.
-            if matches!(result, Ok(()) | Err(DriverError::OutOfMemory)) {
+            let is_full = result == Err(DriverError::OutOfMemory) && self.physical.is_some();
+            if result.is_ok() || is_full {
                 return Ok(());
             }
+            self.physical = None;
         }
-        self.physical = None;
         match result {
             Err(DriverError::Unsupported { .. }) => Ok(()),
             result => result,

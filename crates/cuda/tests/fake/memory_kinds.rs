@@ -1,6 +1,7 @@
 //! Physical memory: what the device says it can do, and what it then refuses.
 
 use lowtide_core::{Bytes, Driver, DriverError};
+use lowtide_cuda::CudaDriver;
 
 use super::common::steps;
 use super::control::{Fake, Live};
@@ -42,6 +43,25 @@ fn a_device_without_virtual_memory_has_the_rest() {
     );
     assert_eq!(fake.calls("cuMemCreate"), 0);
     steps::plain_memory(&mut driver).unwrap();
+}
+
+/// A full device refuses pages, which says nothing of their kind; what says nothing of the device is an error.
+#[test]
+fn a_device_that_does_not_answer_is_asked_again() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let fake = Fake::start();
+    let device = fake.device();
+    for nth in 1..=3 {
+        fake.fail("cuMemGetAllocationGranularity", nth, OUT_OF_MEMORY);
+    }
+    // SAFETY: it is given nothing.
+    let refused = unsafe { CudaDriver::new(device.clone()) };
+    assert_eq!(refused.err(), Some(DriverError::OutOfMemory));
+    fake.fail("cuMemGetAllocationGranularity", 1, OUT_OF_MEMORY);
+    fake.fail("cuMemCreate", 1, OUT_OF_MEMORY);
+    let mut driver = fake.driver_of(device);
+    assert!(driver.supports_virtual_memory());
+    steps::virtual_memory(&mut driver).unwrap();
 }
 
 /// A container may forbid exportable handles: creation fails, with RDMA and without.
