@@ -95,6 +95,58 @@ fn a_call_that_fails_once_loses_nothing_of_a_region() {
     });
 }
 
+/// What waits for work of the device.
+const WAITS: [&str; 4] = [
+    "cuCtxSynchronize",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuStreamSynchronize",
+];
+
+/// Waits fail once, twice in a row, and for good, at each point of a pause and of a resume, and copies run as late as
+/// they can.
+#[test]
+fn waits_that_fail_lose_nothing_of_a_region() {
+    let test = "failures::waits_that_fail_lose_nothing_of_a_region";
+    isolated(test, &[], |fake| {
+        let held: Vec<_> = [Backup::Host, Backup::Disk]
+            .into_iter()
+            .flat_map(|backup| (0..2).map(move |seed| (backup, seed)))
+            .map(|(backup, seed)| (allocate_in("kv", backup, 2 * MIB, 0, seed), seed))
+            .collect();
+        fake.set_lazy(true);
+        let mut errors = 0;
+        for (name, in_a_row) in WAITS
+            .into_iter()
+            .flat_map(|name| [1, 2, 100].map(|row| (name, row)))
+        {
+            for nth in 1..=6 {
+                let before = fake.calls(name);
+                for change in [pause as fn(&str) -> Status, resume] {
+                    (nth..nth + in_a_row).for_each(|nth| fake.fail(name, nth, 999));
+                    errors += usize::from(change("kv") != Status::Ok);
+                    fake.fail_none();
+                    // What still runs touches nothing that is gone.
+                    assert!(fake.synchronize_device(), "{name} {nth} {in_a_row}");
+                    assert_eq!(change("kv"), Status::Ok, "{name} {nth}: {}", last_error());
+                }
+                for &(memory, seed) in &held {
+                    check(memory, 2 * MIB, seed);
+                }
+                if fake.calls(name) < before + nth {
+                    break;
+                }
+            }
+        }
+        assert!(errors >= 20, "{errors} steps failed");
+        for (memory, _) in held {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(lowtide_reset(), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 0);
+    });
+}
+
 /// Lets the process have so many bytes more of addresses than it has.
 fn limit_addresses(more: usize) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
