@@ -431,7 +431,7 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
     let config = setup.config()?.reconfigured(settings, order)?;
     setup.config = Some(config.clone());
     drop(setup);
-    let ordered = config.in_order(order);
+    let ordered = config.in_order(order).in_job();
     for_each_in_use(|_, allocator| Ok(allocator.reconfigure(&ordered)?))
 }
 
@@ -569,7 +569,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let ordered = config.clone().in_order(setup.order);
+    let ordered = config.clone().in_order(setup.order).in_job();
     let allocator = SharedAllocator::new(driver, number, &ordered, Arc::clone(&OWNERS));
     let recorder = record::of_process(setup.recorder.take());
     setup.recorder.clone_from(&recorder);

@@ -1,13 +1,13 @@
 //! Requests through the exported functions, on the stand-in driver: contents, devices, threads, streams,
 //! pools. Kernels are not covered, as there are none.
 #![expect(unsafe_code, reason = "calls C functions")]
+#![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
 mod common;
 
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{env, ptr, thread};
 
 use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
 use lowtide::*;
@@ -249,6 +249,55 @@ fn memory_waits_for_the_streams_that_use_it() {
         assert_eq!(lowtide_record_stream(ptr::null_mut(), other), Status::Ok);
         assert_eq!(lowtide_record_stream(first, other), Status::NotAllocated);
     });
+}
+
+/// PyTorch refuses it (pytorch#189504).
+#[test]
+fn what_a_request_waited_for_serves_it() {
+    let test = "what_a_request_waited_for_serves_it";
+    for conf in ["", "search_after_wait:False"] {
+        let variables = [("FAKECUDA_CAPACITY", "52428800"), ("LOWTIDE_CONF", conf)];
+        isolated(test, &variables, |fake| {
+            let (served, waited_for) = request_while_another_stream_works(fake);
+            let as_pytorch = env::var("LOWTIDE_CONF").is_ok_and(|conf| !conf.is_empty());
+            let expected = if as_pytorch {
+                Err(Status::OutOfMemory)
+            } else {
+                Ok(waited_for)
+            };
+            assert_eq!(served, expected);
+        });
+    }
+}
+
+/// Fills the device, asks for as much as a block has that another stream uses until the request waits for it, and returns
+/// what came of it and where that block is. Its segment has a block in use, too, so that it cannot go back.
+fn request_while_another_stream_works(
+    fake: &common::Fake,
+) -> (Result<*mut c_void, Status>, *mut c_void) {
+    const FREED: usize = 18 << 20;
+    let whole = allocate(40 << 20, 0).unwrap();
+    assert_eq!(lowtide_deallocate(whole), Status::Ok);
+    allocate(22 << 20, 0).unwrap();
+    let freed = allocate(FREED, 0).unwrap();
+    let other = fake.stream();
+    fake.hold(other, true);
+    put_work(fake, other);
+    assert_eq!(lowtide_record_stream(freed, other), Status::Ok);
+    assert_eq!(lowtide_deallocate(freed), Status::Ok);
+    let waits = || fake.calls("cuEventSynchronize");
+    let before = waits();
+    let served = thread::scope(|scope| {
+        let other = other.addr();
+        scope.spawn(move || {
+            while waits() == before {
+                thread::yield_now();
+            }
+            fake.hold(ptr::without_provenance_mut(other), false);
+        });
+        allocate(FREED, 0)
+    });
+    (served, freed)
 }
 
 /// Puts a task into a stream: the event of a stream without work passes at once.

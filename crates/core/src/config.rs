@@ -134,6 +134,21 @@ impl Config {
         self
     }
 
+    /// Returns this as it is in a job that lowtide serves: a fault of PyTorch's is not repeated there, unless the
+    /// options say so.
+    #[must_use]
+    pub fn in_job(mut self) -> Config {
+        if let Config::Caching(options) = &mut self {
+            options.search_after_wait.get_or_insert(true);
+        }
+        self
+    }
+
+    /// Returns whether freed memory stays with the allocator.
+    pub const fn keeps_free_memory(&self) -> bool {
+        !matches!(self, Config::Direct)
+    }
+
     /// Returns the share of the device's memory that may be reserved, where the options limit it.
     pub fn memory_fraction(&self) -> Option<f64> {
         match self {

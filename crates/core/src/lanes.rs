@@ -112,8 +112,13 @@ impl<'a, D: Driver> Lanes<'a, D> {
         self.share_limit();
         let lane = &mut *self.lanes[own];
         lane.heap.stats.num_alloc_retries += 1;
-        let block = lane.strategy.retry(&mut lane.heap, request)?;
-        Ok(block.map(|block| lane.hand_out(block, request.requested)))
+        if let Some(block) = lane.strategy.retry(&mut lane.heap, request)? {
+            return Ok(Some(lane.hand_out(block, request.requested)));
+        }
+        // Private pools that serve others may have more free, too.
+        let stream = stream.filter(|_| Strategy::<D>::searches_after_wait(&lane.strategy));
+        self.settle();
+        Ok(stream.and_then(|stream| self.lanes[0].take_from_open_pools(request, stream)))
     }
 
     /// Returns the error for a request of lane `own` that nothing serves, and counts it.

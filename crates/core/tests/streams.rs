@@ -3,7 +3,7 @@
 //! The model keeps its own clocks and objects to memory that is handed out, or given back to the
 //! driver, while work may still touch it. Not covered: streams that are destroyed.
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stream};
+use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, Stream};
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{Call, SimConfig, SimDriver};
 
@@ -145,5 +145,64 @@ fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
         allocator.empty_cache()?;
         assert_eq!(allocator.stats().active_bytes.all.current, 0, "{config}");
     }
+    Ok(())
+}
+
+const OWN: Stream = Stream(1);
+
+/// Returns a full device on which a block of 18 MiB is free once another stream is done with it: in the default pool,
+/// or in `pool`, which lends. It lies beside a block in use, so that its segment cannot go back.
+fn with_block_that_waits(
+    config: &str,
+    pool: MempoolId,
+) -> Result<(DeviceAllocator<SimDriver>, DeviceAddress), AllocError> {
+    let driver = SimDriver::new(SimConfig {
+        capacity: Some(Bytes::mib(50)),
+        ..SimConfig::default()
+    });
+    let mut allocator = DeviceAllocator::new(driver, 0, &config.parse().unwrap());
+    let whole = allocator.allocate_in(pool, Bytes::mib(40), OWN)?;
+    allocator.free(whole)?;
+    allocator.allocate_in(pool, Bytes::mib(22), OWN)?;
+    let waits = allocator.allocate_in(pool, Bytes::mib(18), OWN)?;
+    if pool != MempoolId::DEFAULT {
+        allocator.set_use_on_oom(pool, true)?;
+    }
+    allocator.record_stream(waits, Stream(2))?;
+    allocator.driver_mut().launch(Stream(2), 1_000_000);
+    allocator.free(waits)?;
+    Ok((allocator, waits))
+}
+
+/// PyTorch refuses it: pytorch#189504.
+#[test]
+fn what_a_wait_made_free_serves_the_request_in_a_job() -> Result<(), AllocError> {
+    let in_job = Config::default().in_job().to_string();
+    assert_eq!(in_job, "caching:search_after_wait:True");
+    for pool in [MempoolId::DEFAULT, MempoolId(0, 1)] {
+        let (mut allocator, waits) = with_block_that_waits(&in_job, pool)?;
+        assert_eq!(allocator.allocate(Bytes::mib(18), OWN)?, waits, "{pool}");
+        for as_pytorch in ["caching", "caching:search_after_wait:False"] {
+            let (mut allocator, _) = with_block_that_waits(as_pytorch, pool)?;
+            let refused = allocator.allocate(Bytes::mib(18), OWN).unwrap_err();
+            assert!(refused.is_out_of_memory(), "{refused}");
+            // The next one finds it.
+            allocator.allocate(Bytes::mib(18), OWN)?;
+        }
+    }
+    let as_pytorch: Config = "caching:search_after_wait:False".parse().unwrap();
+    assert_eq!(as_pytorch.clone().in_job(), as_pytorch, "an option decides");
+    Ok(())
+}
+
+/// As PyTorch places it: only what it would refuse goes elsewhere.
+#[test]
+fn new_memory_comes_before_what_a_wait_made_free() -> Result<(), AllocError> {
+    let in_job = Config::default().in_job().to_string();
+    let (mut allocator, waits) = with_block_that_waits(&in_job, MempoolId::DEFAULT)?;
+    let cached = allocator.allocate(Bytes::mib(10), Stream(3))?;
+    allocator.free(cached)?;
+    // The wait gives the other stream's segment back, too.
+    assert_ne!(allocator.allocate(Bytes::mib(10), OWN)?, waits);
     Ok(())
 }

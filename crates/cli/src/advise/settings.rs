@@ -166,8 +166,9 @@ impl<'a> Kept<'a> {
     /// Returns what is kept of the settings that `trace` says the process began with.
     pub(crate) fn new(trace: &'a Trace) -> Kept<'a> {
         let (_, others) = trace.config_as_understood();
-        // lowtide's own option, which the recording says beside them: PyTorch would refuse it.
-        let is_ours = |pair: &&str| pair.starts_with("free_block_order");
+        // lowtide's own options: PyTorch would refuse them.
+        let ours = ["free_block_order", "search_after_wait"];
+        let is_ours = |pair: &&str| ours.iter().any(|key| pair.starts_with(key));
         let kept =
             conf_pairs(&trace.settings.conf).filter(|pair| !is_searched(pair) && !is_ours(pair));
         let (others, understood) = kept.partition(|pair| others.contains(pair));
@@ -246,7 +247,7 @@ mod tests {
         check("", &[], &[]);
         // PyTorch would refuse it.
         check(
-            "free_block_order:block_age,backend:native",
+            "free_block_order:block_age,search_after_wait:True,backend:native",
             &["backend:native"],
             &[],
         );

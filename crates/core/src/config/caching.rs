@@ -40,6 +40,10 @@ pub struct CachingConfig {
     /// Which of several free blocks of a size serves a request: not an option of PyTorch's, but a difference between
     /// its releases. `None` is [`FreeBlockOrder::Address`], and in a replay the order of the recording.
     pub free_block_order: Option<FreeBlockOrder>,
+    /// Whether a request that waited for other streams looks among the free blocks once more before it fails. PyTorch
+    /// does not, and such a request fails though it fits (pytorch#189504). No option of PyTorch's either: `None` is as
+    /// PyTorch does, and in a job that lowtide serves ([`Config::in_job`](super::Config::in_job)) `true`.
+    pub search_after_wait: Option<bool>,
 }
 
 /// Which of several free blocks of a size serves a request.
@@ -110,6 +114,7 @@ impl Default for CachingConfig {
             throw_on_cudamalloc_oom: false,
             graph_capture_record_stream_reuse: false,
             free_block_order: None,
+            search_after_wait: None,
         }
     }
 }
@@ -247,6 +252,7 @@ impl CachingConfig {
             "free_block_order" => {
                 self.free_block_order = Some(FreeBlockOrder::read(reader.value()?)?);
             }
+            "search_after_wait" => self.search_after_wait = Some(reader.boolean()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -320,6 +326,10 @@ impl CachingConfig {
         );
         if let Some(order) = self.free_block_order {
             pair(true, format!("free_block_order:{}", order.name()));
+        }
+        if let Some(searches) = self.search_after_wait {
+            let value = if searches { "True" } else { "False" };
+            pair(true, format!("search_after_wait:{value}"));
         }
         pairs
     }

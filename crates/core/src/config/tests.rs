@@ -345,10 +345,13 @@ fn caching_config() -> impl Strategy<Value = Config> {
         (fraction(), prop_oneof![Just(1.0), fraction()]),
         divisions(),
         any::<[bool; 3]>(),
-        proptest::option::of(proptest::sample::select(&FreeBlockOrder::ALL[..])),
+        (
+            proptest::option::of(proptest::sample::select(&FreeBlockOrder::ALL[..])),
+            any::<Option<bool>>(),
+        ),
     )
         .prop_map(
-            |(large, (split, rounding), (threshold, share), divisions, flags, order)| {
+            |(large, (split, rounding), (threshold, share), divisions, flags, ours)| {
                 Config::Caching(CachingConfig {
                     max_split_size: split.map(|size| size.max(large)),
                     max_non_split_rounding: rounding.max(large),
@@ -359,7 +362,8 @@ fn caching_config() -> impl Strategy<Value = Config> {
                     per_process_memory_fraction: share,
                     throw_on_cudamalloc_oom: flags[1],
                     graph_capture_record_stream_reuse: flags[2],
-                    free_block_order: order,
+                    free_block_order: ours.0,
+                    search_after_wait: ours.1,
                 })
             },
         )

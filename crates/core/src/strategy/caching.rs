@@ -6,8 +6,9 @@
 //! neighbours are merged. Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose
 //! decisions this file makes in the same order; where a version differs, a comment says so.
 //!
-//! One difference is meant: what a pool with `use_on_oom` has in expandable segments serves others before they
-//! fail, which PyTorch passes over.
+//! Two differences are meant: what a pool with `use_on_oom` has in expandable segments serves others before they
+//! fail, which PyTorch passes over; and a job that lowtide serves looks among the free blocks once more after a wait
+//! ([`CachingConfig::search_after_wait`]).
 
 mod expandable;
 mod ranks;
@@ -585,14 +586,21 @@ impl<D: Driver> Strategy<D> for Caching {
         Ok(Some(in_use))
     }
 
-    /// PyTorch does not look among the free blocks again (pytorch#189504), so this does not either:
-    /// a job that runs out of memory there runs out of memory here.
+    /// New memory first, as PyTorch does, which does not look among the free blocks again (pytorch#189504).
     fn retry(
         &mut self,
         heap: &mut Heap<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        self.grow(heap, request)
+        let block = self.grow(heap, request)?;
+        if block.is_none() && Strategy::<D>::searches_after_wait(self) {
+            return Ok(self.take(heap, request));
+        }
+        Ok(block)
+    }
+
+    fn searches_after_wait(&self) -> bool {
+        self.config.search_after_wait == Some(true)
     }
 
     fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {

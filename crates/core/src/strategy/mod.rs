@@ -133,6 +133,12 @@ pub(crate) trait Strategy<D: Driver> {
         }
     }
 
+    /// Returns whether what a wait for other streams made free serves a request before it fails. Only `caching` may be
+    /// told not to.
+    fn searches_after_wait(&self) -> bool {
+        true
+    }
+
     /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and
     /// returns whether it did; `false` from a strategy whose blocks have sizes of their own.
     fn take_at(&mut self, _heap: &mut Heap<D>, _block: BlockId, _size: Bytes) -> bool {
@@ -380,6 +386,10 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         dispatch!(self, strategy => strategy.retry(heap, request))
+    }
+
+    fn searches_after_wait(&self) -> bool {
+        dispatch!(self, strategy => Strategy::<D>::searches_after_wait(strategy))
     }
 
     fn take_at(&mut self, heap: &mut Heap<D>, block: BlockId, size: Bytes) -> bool {

@@ -22,7 +22,7 @@ pub fn configs() -> Vec<Config> {
 }
 
 /// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
-const VARIANTS: [&str; 19] = [
+const VARIANTS: [&str; 21] = [
     "pool:slab_size_mb:2",
     "pool:slab_size_mb:32",
     "buddy:arena_size_mb:8",
@@ -41,5 +41,7 @@ const VARIANTS: [&str; 19] = [
     "caching:graph_capture_record_stream_reuse:True",
     "caching:free_block_order:block_age,expandable_segments:True",
     "caching:free_block_order:segment_age,max_split_size_mb:20",
+    "caching:search_after_wait:True",
+    "caching:search_after_wait:True,expandable_segments:True",
     "caching:per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];
