@@ -372,7 +372,7 @@ fn snapshot() -> Result<Vec<u8>, Error> {
         let past = DevicePast {
             paused: allocator.with_pools(|lane| lane.paused_pools())?,
             segments: allocator.snapshot()?,
-            events: Vec::new(),
+            ..DevicePast::default()
         };
         snapshot.traces.push(Trace {
             settings: settings.clone(),

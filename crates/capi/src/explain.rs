@@ -54,10 +54,10 @@ fn explanation(
     allocator: &Allocator,
     figures: &lowtide_core::OutOfMemory,
 ) -> Result<String, Error> {
-    let (segments, events) = allocator.recent_past()?.on_device();
+    let past = allocator.recent_past()?.on_device();
     let start = Instant::now();
     let spent = Duration::from_millis(SPENT_MS.load(Ordering::Relaxed));
-    let reserved: Bytes = segments.iter().map(|segment| segment.size).sum();
+    let reserved: Bytes = past.segments.iter().map(|segment| segment.size).sum();
     let available = reserved.saturating_add(figures.device_free);
     let shortfall = Shortfall {
         device: figures.device,
@@ -69,8 +69,9 @@ fn explanation(
         config: registry::config()?,
         free_block_order: registry::order()?,
         configured: registry::configured()?,
-        segments,
-        events,
+        segments: past.segments,
+        kept_pools: past.kept,
+        events: past.events,
     };
     let budget = BUDGET.min(BUDGET_OF_PROCESS.saturating_sub(spent));
     let text = shortfall.explain(budget).to_string();

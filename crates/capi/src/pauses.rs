@@ -21,6 +21,7 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
         segments,
         events,
         paused,
+        kept: _,
     } = past;
     let device = ordinal.unsigned_abs();
     let recovered = Trace::recovered(device, events, segments.clone());

@@ -330,6 +330,43 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
     });
 }
 
+/// Everything was tried before the last events were kept, and no setting takes memory from a pool that lives.
+#[test]
+fn what_a_live_pool_keeps_would_have_fitted_nowhere() {
+    let test = "what_a_live_pool_keeps_would_have_fitted_nowhere";
+    let of_graph = "in pool (7, 0), until graph.reset() of its torch.cuda.CUDAGraph.";
+    let of_mempool =
+        "in pool (0, 7), until its torch.cuda.MemPool and graphs are deleted (MemPool(";
+    for (capture, user, expected) in [("7", "0", of_graph), ("0", "7", of_mempool)] {
+        let variables = [
+            ("FAKECUDA_CAPACITY", "104857600"),
+            ("OF_CAPTURE", capture),
+            ("OF_USER", user),
+            ("EXPECTED", expected),
+        ];
+        isolated(test, &variables, |_| {
+            let number = |name| env::var(name).unwrap().parse().unwrap();
+            let pool = Mempool {
+                capture: number("OF_CAPTURE"),
+                user: number("OF_USER"),
+            };
+            // SAFETY: there is no filter.
+            let routed =
+                unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
+            assert_eq!(routed, Status::Ok);
+            let private = allocate(50 << 20, 0).unwrap();
+            assert_eq!(lowtide_deallocate(private), Status::Ok);
+            assert_eq!(lowtide_end_allocate_to_pool(0, pool), Status::Ok);
+            while allocate(12 << 20, 0).is_ok() {}
+            let expected = env::var("EXPECTED").unwrap();
+            let text = last_error();
+            let kept = "\nFree in live private pools, for their own requests: 50.00 MiB ";
+            assert!(text.contains(&format!("{kept}{expected}")), "{text}");
+            assert!(text.ends_with(" events: nothing of 7 tried."), "{text}");
+        });
+    }
+}
+
 #[test]
 fn what_would_have_fitted_is_said_as_it_was_chosen() {
     let test = "what_would_have_fitted_is_said_as_it_was_chosen";

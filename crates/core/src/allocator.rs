@@ -54,6 +54,7 @@ pub struct DeviceAllocator<D> {
 pub(crate) use checkpoint::CheckpointBlock;
 pub use checkpoint::{Checkpoint, Restored};
 pub use inspect::limit_of_fraction;
+pub use pools::KeptPool;
 
 /// Says which requests a private pool serves.
 struct Route {

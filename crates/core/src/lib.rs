@@ -78,7 +78,7 @@ mod stream;
 mod units;
 
 pub use allocator::{
-    Allocation, Checkpoint, DeviceAllocator, Growth, Request, Restored, limit_of_fraction,
+    Allocation, Checkpoint, DeviceAllocator, Growth, KeptPool, Request, Restored, limit_of_fraction,
 };
 pub use check::CheckLevel;
 pub use config::{

@@ -1,12 +1,14 @@
 //! Why a request ran out of memory, and what would have served it.
 //!
-//! A [`Shortfall`] is what there was when a request failed; [`Shortfall::explain`] returns the two lines
+//! A [`Shortfall`] is what there was when a request failed; [`Shortfall::explain`] returns the lines
 //! that the user wants after the first that names the holders: by which causes memory was reserved and not
-//! live, and under which other settings the same events would have found room. The second is no guess: the
-//! last events are replayed on the simulator with each, as `lowtide replay` does with a recording.
+//! live, which private pools keep some of it, and under which other settings the same events would have found room.
+//! The last is no guess: the last events are replayed on the simulator with each, as `lowtide replay` does with a
+//! recording. If they leave room under the settings in use as well, the replays prove nothing, and nothing is claimed.
 #![forbid(unsafe_code)]
 
 mod candidates;
+mod pools;
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -14,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::{
     Action, Bytes, CachingConfig, Cause, Config, Count, DeviceAddress, Event, FreeBlockOrder, Gap,
-    MempoolId, SegmentSnapshot, Stream,
+    KeptPool, MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
 use lowtide_trace::Trace;
+use pools::PoolShare;
 
 /// What there was when a request failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -43,6 +46,8 @@ pub struct Shortfall {
     pub configured: Configured,
     /// What was held from the driver, by address.
     pub segments: Vec<SegmentSnapshot>,
+    /// The private pools that keep what is free in them.
+    pub kept_pools: Vec<KeptPool>,
     /// The last events, oldest first, which ended in `segments`; empty where none were kept.
     pub events: Vec<Event>,
 }
@@ -63,6 +68,7 @@ pub struct Configured {
 pub struct Explanation {
     gap: Gap,
     capacity: Bytes,
+    pools: Vec<PoolShare>,
     verdict: Verdict,
 }
 
@@ -75,10 +81,8 @@ enum Verdict {
     TooMuchLive(Bytes),
     /// Each was tried in a replay.
     Tried(Trial),
-    /// The settings in use serve the request in a replay of all that happened.
-    Elsewhere,
     /// What was kept of the job does not say enough: why.
-    NotTried(String),
+    Unknown(String),
 }
 
 /// What replays under other settings came to.
@@ -99,6 +103,8 @@ impl Shortfall {
     /// event and for a block that was held before the first.
     pub fn explain(self, budget: Duration) -> Explanation {
         let gap = Gap::of(&self.segments, self.stream, large_page(&self.config));
+        let others = self.kept_pools.iter().filter(|pool| pool.id != self.pool);
+        let pools = pools::shares_of(others, &self.segments);
         let capacity = self.capacity;
         let needed = gap.live.saturating_add(self.requested);
         let verdict = match (self.kept_by_margin, needed.saturating_sub(capacity)) {
@@ -110,6 +116,7 @@ impl Shortfall {
         Explanation {
             gap,
             capacity,
+            pools,
             verdict,
         }
     }
@@ -122,7 +129,7 @@ impl Shortfall {
         };
         if budget.is_zero() {
             let reason = "the requests that failed before took the time there is for that";
-            return Verdict::NotTried(reason.into());
+            return Verdict::Unknown(reason.into());
         }
         let running = ("the settings in use".to_owned(), self.config.clone());
         let candidates = candidates::of(&self.config, self.configured);
@@ -132,25 +139,24 @@ impl Shortfall {
         };
         let trace = match self.into_trace() {
             Ok(trace) => trace,
-            Err(error) => return Verdict::NotTried(error.to_string()),
+            Err(error) => return Verdict::Unknown(error.to_string()),
         };
         let job = Job::new(&trace);
-        let is_whole_past = trace.initial.blocks.is_empty();
         for (index, (label, config)) in [running].into_iter().chain(candidates).enumerate() {
             if start.elapsed() > budget {
                 trial.untried += 1;
                 continue;
             }
-            match job.replay(&config, &options, &()) {
-                Ok(outcome) if outcome.completed && index == 0 && is_whole_past => {
-                    return Verdict::Elsewhere;
+            match job.replay(&config.in_job(), &options, &()) {
+                Ok(outcome) if outcome.completed && index == 0 => {
+                    return Verdict::Unknown(contradiction(&trace));
                 }
                 Ok(outcome) if outcome.completed => {
                     trial.fitting.push((label, outcome.peak_reserved_bytes));
                 }
                 // That the settings in use fail is known.
                 Ok(_) => trial.failing += usize::from(index > 0),
-                Err(error) => return Verdict::NotTried(error.to_string()),
+                Err(error) => return Verdict::Unknown(error.to_string()),
             }
         }
         Verdict::Tried(trial)
@@ -176,6 +182,28 @@ impl Shortfall {
     }
 }
 
+/// Returns why replays of a recording say nothing: one under the settings in use serves the request that failed.
+fn contradiction(trace: &Trace) -> String {
+    let is_whole_past = trace.initial.segments.is_empty();
+    let before = if is_whole_past {
+        ""
+    } else {
+        "what came before, "
+    };
+    let replayed = match trace.events.len().saturating_sub(1) {
+        0 => "what is held, placed anew, leaves room for the request".to_owned(),
+        events => {
+            let which = if is_whole_past { "all" } else { "the last" };
+            let events = Count(events as u64);
+            format!("a replay of {which} {events} events serves the request")
+        }
+    };
+    format!(
+        "{replayed} with the settings in use, too: {before}a capture, a memory pool, a margin or another process is \
+         in the way"
+    )
+}
+
 /// Returns how long the pages of large expandable segments are.
 fn large_page(config: &Config) -> Bytes {
     match config {
@@ -184,10 +212,11 @@ fn large_page(config: &Config) -> Bytes {
     }
 }
 
-/// Two lines, without a line break at the end.
+/// Two or three lines, without a line break at the end.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fmt_gap(f)?;
+        pools::fmt(&self.pools, f)?;
         writeln!(f)?;
         match &self.verdict {
             Verdict::Margin(kept) => write!(
@@ -201,11 +230,7 @@ impl fmt::Display for Explanation {
                  {} there are for this process.",
                 self.capacity
             ),
-            Verdict::NotTried(reason) => write!(f, "Would have fitted: not known, as {reason}."),
-            Verdict::Elsewhere => f.write_str(
-                "Would have fitted: with the settings in use, where nothing but the placement of blocks is in \
-                 the way. Something else is: a capture, a memory pool, a margin or another process.",
-            ),
+            Verdict::Unknown(reason) => write!(f, "Would have fitted: not known, as {reason}."),
             Verdict::Tried(trial) => trial.fmt(f),
         }
     }

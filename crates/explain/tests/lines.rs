@@ -40,7 +40,15 @@ impl Job {
     }
 
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, Box<OutOfMemory>> {
-        let result = self.allocator.allocate(size, Stream::DEFAULT);
+        self.allocate_in(MempoolId::DEFAULT, size)
+    }
+
+    fn allocate_in(
+        &mut self,
+        pool: MempoolId,
+        size: Bytes,
+    ) -> Result<DeviceAddress, Box<OutOfMemory>> {
+        let result = self.allocator.allocate_in(pool, size, Stream::DEFAULT);
         self.events.extend(self.allocator.take_events());
         result.map_err(|error| match error {
             AllocError::OutOfMemory(figures) => figures,
@@ -66,6 +74,7 @@ impl Job {
             config: self.config.clone(),
             configured: OF_ENVIRONMENT,
             segments: self.allocator.segments(),
+            kept_pools: self.allocator.kept_pools(),
             events: self.events[self.events.len() - events.min(self.events.len())..].to_vec(),
         }
     }
@@ -75,6 +84,9 @@ const OF_ENVIRONMENT: Configured = Configured {
     options_variable: Some("PYTORCH_CUDA_ALLOC_CONF"),
     is_by_program: false,
 };
+
+/// What is said where the settings in use, which ran out, do not in a replay.
+const SERVES_TOO: &str = " with the settings in use, too: ";
 
 const NO_HURRY: Duration = Duration::from_secs(3600);
 
@@ -132,20 +144,112 @@ fn what_the_program_gave_is_changed_in_the_program() {
     assert!(lines.ends_with(expected), "{lines}");
 }
 
+/// The settings in use ran out, so a replay in which they do not is no evidence for any.
 #[test]
-fn without_events_what_is_held_is_placed_anew() {
-    let (job, error) = fragmented();
+fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
+    let (mut job, error) = fragmented();
+    let verdict = |job: &Job, error: &OutOfMemory, events| {
+        let lines = job.shortfall(error, events).explain(NO_HURRY).to_string();
+        lines.lines().last().unwrap().to_owned()
+    };
+    assert_eq!(
+        verdict(&job, &error, 0),
+        "Would have fitted: not known, as what is held, placed anew, leaves room for the request with the settings in \
+         use, too: what came before, a capture, a memory pool, a margin or another process is in the way."
+    );
+    // What fragmented the memory is not among the last two events, which change nothing.
+    let small = job.allocate(Bytes::mib(1)).unwrap();
+    job.free(small);
+    let again = job.allocate(Bytes::mib(30)).unwrap_err();
+    assert_eq!(
+        verdict(&job, &again, 3),
+        "Would have fitted: not known, as a replay of the last 2 events serves the request with the settings in use, \
+         too: what came before, a capture, a memory pool, a margin or another process is in the way."
+    );
+}
+
+/// A device of 100 MiB, of which `pool` keeps 60 MiB, `used` of them in use, and the default pool has 20 MiB.
+fn with_pool(pool: MempoolId, used: Bytes) -> Job {
+    let mut job = Job::new("caching", Bytes::mib(100));
+    let block = job.allocate_in(pool, Bytes::mib(60)).unwrap();
+    job.free(block);
+    if !used.is_zero() {
+        job.allocate_in(pool, used).unwrap();
+    }
+    job.allocate(Bytes::mib(20)).unwrap();
+    job
+}
+
+#[test]
+fn what_a_live_pool_keeps_free_is_held_in_every_replay_and_named() {
+    let released_by = |pool, how: &str| format!("in pool {pool}, until {how}");
+    let graph = MempoolId(3, 0);
+    let of_graph = released_by(graph, "graph.reset() of its torch.cuda.CUDAGraph.");
+    let mempool = MempoolId(0, 2);
+    let of_mempool = released_by(
+        mempool,
+        "its torch.cuda.MemPool and graphs are deleted (MemPool(use_on_oom=True) lends it, \
+         torch.cuda.use_mem_pool allocates in it).",
+    );
+    for (pool, words) in [(graph, of_graph), (mempool, of_mempool)] {
+        for used in [0, 24] {
+            let mut job = with_pool(pool, Bytes::mib(used));
+            let error = job.allocate(Bytes::mib(30)).unwrap_err();
+            for events in 0..=job.events.len() {
+                let lines = job.shortfall(&error, events).explain(NO_HURRY).to_string();
+                let free = Bytes::mib(60 - used);
+                let named = format!(
+                    "\nFree in live private pools, for their own requests: {free} {words}\n"
+                );
+                assert!(lines.contains(&named), "{events} events: {lines}");
+                assert!(
+                    lines.ends_with(": nothing of 7 tried."),
+                    "{events} events: {lines}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pools_that_keep_the_most_are_named() {
+    let mut job = Job::new("caching", Bytes::mib(200));
+    for (number, mib) in [(1, 24), (2, 40), (3, 22), (4, 30), (5, 2), (6, 26)] {
+        let pool = MempoolId(number, 0);
+        let block = job.allocate_in(pool, Bytes::mib(mib)).unwrap();
+        // The sixth is wholly in use.
+        if number < 6 {
+            job.free(block);
+        }
+    }
+    let lends = MempoolId(2, 2);
+    let block = job.allocate_in(lends, Bytes::mib(26)).unwrap();
+    job.free(block);
+    job.allocator.set_use_on_oom(lends, true).unwrap();
+    let error = job.allocate(Bytes::mib(60)).unwrap_err();
     let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
-    let verdict = lines.lines().last().unwrap();
-    assert!(
-        verdict.starts_with("Would have fitted, what is held placed anew: the settings in use ("),
-        "{verdict}"
+    let graph = "until graph.reset() of its torch.cuda.CUDAGraph";
+    let named = format!(
+        "\nFree in live private pools, for their own requests: 40.00 MiB in pool (2, 0), {graph}; 30.00 MiB in pool \
+         (4, 0), {graph}; 26.00 MiB in pool (2, 2), until its torch.cuda.MemPool and graphs are deleted \
+         (use_on_oom=True found no block that fits); 66.00 MiB in 3 more pools.\n"
     );
-    assert!(
-        verdict
-            .contains(", PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), "),
-        "{verdict}"
-    );
+    assert!(lines.contains(&named), "{lines}");
+    // Its own memory is no obstacle to a request of a pool.
+    let own = OutOfMemory {
+        pool: lends,
+        ..*error.clone()
+    };
+    let lines = job.shortfall(&own, 0).explain(NO_HURRY).to_string();
+    assert!(!lines.contains("(2, 2)"), "{lines}");
+    // What nothing holds any more goes back before a request fails.
+    job.allocator.release_pool(MempoolId(4, 0)).unwrap();
+    let error = job.allocate(Bytes::mib(90)).unwrap_err();
+    let lines = job
+        .shortfall(&error, usize::MAX)
+        .explain(NO_HURRY)
+        .to_string();
+    assert!(!lines.contains("(4, 0)"), "{lines}");
 }
 
 #[test]
@@ -189,7 +293,10 @@ fn what_placement_has_no_part_in_is_said() {
     let shortfall = job.shortfall(&error, usize::MAX);
     let lines = shortfall.clone().explain(NO_HURRY).to_string();
     assert!(
-        lines.contains("\nWould have fitted: with the settings in use, where nothing but"),
+        lines.ends_with(
+            "\nWould have fitted: not known, as a replay of all 2 events serves the request with the settings in use, \
+             too: a capture, a memory pool, a margin or another process is in the way."
+        ),
         "{lines}"
     );
     let lines = shortfall.explain(Duration::ZERO).to_string();
@@ -223,8 +330,8 @@ fn a_strategy_that_runs_is_not_proposed() {
 }
 
 proptest! {
-    /// Whatever a job did, and wherever what is kept of it begins, there is an answer, and it is not the
-    /// setting under which the request failed.
+    /// Whatever a job did, and wherever what is kept of it begins, it is replayed, and the setting under which the
+    /// request failed is never an answer.
     #[test]
     fn any_part_of_any_job_is_explained(
         operations in prop::collection::vec((1_u64..24 << 20, any::<prop::sample::Index>(), any::<bool>()), 1..200),
@@ -244,7 +351,9 @@ proptest! {
                     let shortfall = job.shortfall(&error, kept);
                     let lines = shortfall.explain(NO_HURRY).to_string();
                     prop_assert_eq!(lines.lines().count(), 2);
-                    prop_assert!(!lines.contains("not known"), "{}", lines);
+                    prop_assert!(!lines.contains("the settings in use ("), "{}", lines);
+                    let is_replayed = !lines.contains("not known") || lines.contains(SERVES_TOO);
+                    prop_assert!(is_replayed, "{}", lines);
                 }
             }
         }
@@ -290,7 +399,7 @@ proptest! {
                 Err(error) => panic!("{error}"),
             }
         }
-        let (segments, events) = allocator.recent_past().unwrap().on_device();
+        let past = allocator.recent_past().unwrap().on_device();
         let shortfall = Shortfall {
             device: 0,
             requested: Bytes(1),
@@ -301,10 +410,13 @@ proptest! {
             free_block_order: None,
             config,
             configured: OF_ENVIRONMENT,
-            segments,
-            events,
+            segments: past.segments,
+            kept_pools: past.kept,
+            events: past.events,
         };
         let lines = shortfall.explain(NO_HURRY).to_string();
-        prop_assert!(!lines.contains("not known"), "{}", lines);
+        // A byte fits, which shows that the replay got there.
+        let is_replayed = !lines.contains("not known") || lines.contains(SERVES_TOO);
+        prop_assert!(is_replayed, "{}", lines);
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
+use lowtide_core::{
+    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
+};
 use lowtide_trace::Trace;
 
 use crate::extents::Extents;
@@ -103,11 +105,18 @@ impl<'a> Compiler<'a> {
         self.program
     }
 
-    /// Blocks in use before the first event are asked for in the order of their addresses: the first
-    /// steps, one for each.
+    /// Blocks in use before the first event are asked for in the order of their addresses, and behind those of each
+    /// segment of a private pool what was free there: these are the first steps.
     fn compile_initial_state(&mut self) {
+        let reserves = initial_reserves(&self.program.initial_segments);
+        let mut reserves = reserves.into_iter().peekable();
+        let mut reserved = Vec::new();
         for block in &self.trace.initial.blocks {
+            while let Some(reserve) = reserves.next_if(|reserve| reserve.end <= block.address) {
+                reserved.extend(self.compile_reserve(&reserve));
+            }
             let slot = self.occupy(block.address);
+            self.program.initial_slots.push(slot);
             let pool = block.pool.unwrap_or_default();
             self.pools.insert(pool, true);
             let (size, stream) = (block.requested, block.stream);
@@ -121,12 +130,44 @@ impl<'a> Compiler<'a> {
                 },
             );
         }
+        for reserve in reserves {
+            reserved.extend(self.compile_reserve(&reserve));
+        }
+        for slot in reserved {
+            self.vacant.push(slot);
+            self.push(0, Step::Free { slot });
+        }
+        self.program.adopted_steps = self.program.steps.len();
         for block in &self.trace.initial.blocks {
             if block.status == BlockStatus::PendingFree {
                 let completion = self.survey.initial_completions.get(&block.address).copied();
                 self.compile_free_while_used(0, block.address, completion);
             }
         }
+    }
+
+    /// Asks for what a segment held free, in as few requests as such a segment serves, and returns their slots.
+    fn compile_reserve(&mut self, reserve: &Reserve) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        let mut left = reserve.free;
+        // A rest that is too small for a large segment is the end of a block in use.
+        while left >= reserve.piece_min {
+            let size = left.min(reserve.piece_max);
+            left -= size;
+            let slot = self.new_slot();
+            slots.push(slot);
+            let (stream, pool) = (reserve.stream, reserve.pool);
+            self.push(
+                0,
+                Step::Reserve {
+                    slot,
+                    size,
+                    stream,
+                    pool,
+                },
+            );
+        }
+        slots
     }
 
     fn compile_event(&mut self, index: usize) {
@@ -468,12 +509,16 @@ impl<'a> Compiler<'a> {
     }
 
     fn occupy(&mut self, address: DeviceAddress) -> Slot {
-        let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.program.slots += 1;
-            Slot(number(self.program.slots - 1))
-        });
+        let slot = self.new_slot();
         self.in_use.insert(address, slot);
         slot
+    }
+
+    fn new_slot(&mut self) -> Slot {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.program.slots += 1;
+            Slot(number(self.program.slots - 1))
+        })
     }
 
     fn vacate(&mut self, address: DeviceAddress) -> Option<Slot> {
@@ -506,6 +551,39 @@ fn held_pools(event_pools: &EventPools<'_>) -> HashMap<MempoolId, bool> {
         .filter(|pool| !pool.is_default())
         .map(|pool| (pool, true))
         .collect()
+}
+
+/// What a segment of a private pool held free before the first event.
+struct Reserve {
+    stream: Stream,
+    pool: MempoolId,
+    end: DeviceAddress,
+    free: Bytes,
+    /// The sizes of the requests that such segments serve.
+    piece_min: Bytes,
+    piece_max: Bytes,
+}
+
+/// Returns what those of `segments` hold free that are of private pools, by address.
+fn initial_reserves(segments: &[SegmentSnapshot]) -> Vec<Reserve> {
+    const SMALL_MAX: Bytes = Bytes::mib(1);
+    let private = segments.iter().filter(|segment| !segment.pool.is_default());
+    let reserves = private.map(|segment| {
+        let (piece_min, piece_max) = if segment.is_large {
+            (SMALL_MAX + Bytes(1), Bytes(u64::MAX))
+        } else {
+            (Bytes(1), SMALL_MAX)
+        };
+        Reserve {
+            stream: segment.stream,
+            pool: segment.pool,
+            end: segment.address + segment.size,
+            free: segment.size.saturating_sub(segment.active_bytes()),
+            piece_min,
+            piece_max,
+        }
+    });
+    reserves.collect()
 }
 
 /// Returns what the segments of each pool have before the first event.

@@ -39,6 +39,14 @@ pub(crate) enum Step {
         pool: MempoolId,
         in_capture: bool,
     },
+    /// Asks for what a private pool held free before the first event. Freed before that, it stays with the pool: no
+    /// other request can have it while the pool lives.
+    Reserve {
+        slot: Slot,
+        size: Bytes,
+        stream: Stream,
+        pool: MempoolId,
+    },
     /// Frees the block in a slot, which nothing uses any more.
     Free { slot: Slot },
     /// Frees the block in a slot, which work in another stream still uses: the stream that stands for
@@ -88,6 +96,10 @@ pub(crate) struct Program {
     pub(crate) event_ends: Vec<u32>,
     /// How many steps, the first ones, stand for what was there before the first event.
     pub(crate) initial_steps: usize,
+    /// How many of those come to the segments that were there then, with the blocks in use.
+    pub(crate) adopted_steps: usize,
+    /// The slots of the blocks that were in use then, in the order of their addresses.
+    pub(crate) initial_slots: Vec<Slot>,
     /// The segments that were there then.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
     /// Where the ranges begin in which some of those lie, by the addresses of these.
@@ -105,5 +117,10 @@ impl Program {
     /// Returns the steps of a recording. Takes two looks at each event and a hash for each block.
     pub(crate) fn new(trace: &Trace) -> Program {
         Compiler::new(trace).compile()
+    }
+
+    /// Returns whether any private pool held memory free before the first event.
+    pub(crate) fn has_reserves(&self) -> bool {
+        self.adopted_steps > self.initial_slots.len()
     }
 }

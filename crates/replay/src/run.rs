@@ -38,6 +38,8 @@ pub(crate) struct Run<'a> {
     timeline: Option<Timeline<'a>>,
     /// How long each block was that was handed out, where that is asked for.
     block_sizes: Option<Vec<Bytes>>,
+    /// Whether the strategy has free memory that could be held for a private pool.
+    keeps_free_memory: bool,
     /// Whether there is no use in going on after a difference.
     stops_at_difference: bool,
     /// The recorded event of the first refusal, and what it said.
@@ -117,6 +119,7 @@ impl<'a> Run<'a> {
             comparison: options.verify.then(|| Comparison::new(&trace.events)),
             timeline: Timeline::new(trace, program, options.timeline_points),
             block_sizes: None,
+            keeps_free_memory: config.keeps_free_memory(),
             stops_at_difference: false,
             refused: None,
         }
@@ -203,6 +206,10 @@ impl<'a> Run<'a> {
         let adopted = self.adopt_initial_state()?;
         let mut taken = 0;
         for index in adopted..self.program.steps.len() {
+            if index == self.program.adopted_steps && self.program.has_reserves() && adopted == 0 {
+                // What private pools held free was in use for a moment.
+                self.allocator.reset_peak_stats();
+            }
             if taken % PROGRESS_STEPS == 0 {
                 report(u64::from(self.program.event_ends[index]));
             }
@@ -236,14 +243,11 @@ impl<'a> Run<'a> {
         }
         self.allocator.take_events();
         self.allocator.order_blocks(&self.ages.blocks);
-        let allocations = self.program.steps.iter().zip(&self.trace.initial.blocks);
-        for (step, block) in allocations {
-            if let &Step::Allocate { slot, .. } = step {
-                self.addresses[slot.index()] = block.address;
-                self.note_block_size(block.address);
-            }
+        for (slot, block) in (self.program.initial_slots.iter()).zip(&self.trace.initial.blocks) {
+            self.addresses[slot.index()] = block.address;
+            self.note_block_size(block.address);
         }
-        Ok(self.trace.initial.blocks.len())
+        Ok(self.program.adopted_steps)
     }
 
     fn take(&mut self, index: usize) -> Result<Progressed, ReplayError> {
@@ -301,6 +305,19 @@ impl<'a> Run<'a> {
                     None => self.allocate(pool, size, stream, false),
                 };
                 return self.keep(slot, result, end);
+            }
+            Step::Reserve {
+                slot,
+                size,
+                stream,
+                pool,
+            } => {
+                if self.keeps_free_memory {
+                    match self.allocator.allocate_in(pool, size, stream) {
+                        Ok(address) => self.addresses[slot.index()] = address,
+                        Err(error) => return self.refuse(end, error, Progressed::Ended),
+                    }
+                }
             }
             Step::AllocateInVain {
                 size,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, Lanes, MempoolId, Peaks,
-    SegmentSnapshot, Stats, limit_of_fraction,
+    AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, KeptPool, Lanes,
+    MempoolId, Peaks, SegmentSnapshot, Stats, limit_of_fraction,
 };
 
 use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
@@ -43,17 +43,19 @@ pub struct DevicePast {
     pub events: Vec<Event>,
     /// The pools whose memory is away.
     pub paused: Vec<MempoolId>,
+    /// The private pools that keep what is free in them.
+    pub kept: Vec<KeptPool>,
 }
 
 impl DevicePast {
-    /// Returns the segments and events of what is on the device: without the pools whose memory is away, and as if
-    /// that of others had never been.
-    pub fn on_device(mut self) -> (Vec<SegmentSnapshot>, Vec<Event>) {
+    /// Returns this without the pools whose memory is away, as if it had never been on the device.
+    #[must_use]
+    pub fn on_device(mut self) -> DevicePast {
         let is_there = |pool: &MempoolId| !self.paused.contains(pool);
         self.segments.retain(|segment| is_there(&segment.pool));
         self.events
             .retain(|event| is_there(&event.pool) && !event.action.is_pause());
-        (self.segments, self.events)
+        self
     }
 }
 
@@ -134,6 +136,7 @@ impl<D: Driver> SharedAllocator<D> {
             events: lanes.recent_events(),
             // Private pools are all in the first lane.
             paused: lanes.lane(0).paused_pools(),
+            kept: lanes.lane(0).kept_pools(),
         })
     }
 

@@ -13,6 +13,15 @@ use crate::event::Action;
 use crate::strategy::Strategy;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
+/// A private pool whose free memory does not go back to the driver while the pool lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeptPool {
+    /// Its name.
+    pub id: MempoolId,
+    /// Whether its free blocks serve requests of the default pool before they fail.
+    pub use_on_oom: bool,
+}
+
 impl<D: Driver> DeviceAllocator<D> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
@@ -223,6 +232,18 @@ impl<D: Driver> DeviceAllocator<D> {
         let pools = self.heap.domains.pools();
         let paused = pools.filter(|(_, pool)| pool.paused.is_some());
         paused.map(|(_, pool)| pool.id).collect()
+    }
+
+    /// Returns the private pools that keep what is free in them, which is on the device. Linear in the number of pools.
+    pub fn kept_pools(&self) -> Vec<KeptPool> {
+        let pools = self.heap.domains.pools();
+        let kept = pools.filter(|&(index, pool)| self.keeps(index) && pool.paused.is_none());
+        let private = kept.filter(|&(index, _)| index != PoolIndex::DEFAULT);
+        let kept = private.map(|(_, pool)| KeptPool {
+            id: pool.id,
+            use_on_oom: pool.use_on_oom,
+        });
+        kept.collect()
     }
 
     /// Gives a private pool's free segments back, whoever holds it, and wherever its memory is.
