@@ -1267,6 +1267,8 @@ enum lowtide_status lowtide_configure(const char *strategy,
  * segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
  * `segment_age`) comes before it.
  *
+ * The text of an error for want of memory has the words of this release, and without this call those of the newest.
+ *
  * `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
  */
 enum lowtide_status lowtide_set_torch_version(uint32_t major,

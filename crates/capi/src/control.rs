@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, Config, FreeBlockOrder, Stats};
+use lowtide_core::{Bytes, Config, FreeBlockOrder, Stats, TorchRelease};
 use lowtide_shared::DevicePast;
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
@@ -87,10 +87,12 @@ pub unsafe extern "C" fn lowtide_configure(
 /// segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
 /// `segment_age`) comes before it.
 ///
+/// The text of an error for want of memory has the words of this release, and without this call those of the newest.
+///
 /// `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_torch_version(major: u32, minor: u32) -> Status {
-    run(|| registry::set_order(FreeBlockOrder::of_torch(major, minor)))
+    run(|| registry::set_torch(TorchRelease(major, minor)))
 }
 
 /// Changes the options of the strategy `caching` while it runs, as PyTorch changes its own

@@ -29,14 +29,17 @@ static SPENT_MS: AtomicU64 = AtomicU64::new(0);
 /// Returns why a request failed. Without a lock, and without calls of the driver.
 #[cold]
 pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
-    let SharedError::Alloc(AllocError::OutOfMemory(figures)) = &error else {
+    let SharedError::Alloc(AllocError::OutOfMemory(mut figures)) = error else {
         return error.into();
     };
+    if let Ok(Some(release)) = registry::torch() {
+        figures.torch = release;
+    }
     let explanation = EXPLAINS
         .is_on()
-        .then(|| spared(|| explanation(allocator, figures).ok()));
+        .then(|| spared(|| explanation(allocator, &figures).ok()));
     let dumped = spared(dump::write_once);
-    let mut error = Error::from(error);
+    let mut error = Error::from(AllocError::OutOfMemory(figures));
     for line in [explanation.flatten(), dumped].into_iter().flatten() {
         error.text.push('\n');
         error.text.push_str(&line);

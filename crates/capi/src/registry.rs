@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{
     Action, AllocError, Allocation, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    FreeBlockOrder, MempoolId, SearchHint, SegmentSnapshot,
+    FreeBlockOrder, MempoolId, SearchHint, SegmentSnapshot, TorchRelease,
 };
 use lowtide_cuda::{CudaDriver, Library, PrimaryContexts};
 use lowtide_explain::Configured;
@@ -59,7 +59,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup {
         conf: None,
         is_of_environment: false,
     },
-    order: None,
+    torch: None,
     config: None,
     library: None,
     observer: None,
@@ -80,8 +80,8 @@ static IS_FORKED: AtomicBool = AtomicBool::new(false);
 /// What comes before the first allocator.
 struct Setup {
     choice: Choice,
-    /// Which of several free blocks of a size PyTorch takes, in the release that the memory is for.
-    order: Option<FreeBlockOrder>,
+    /// The release of PyTorch that the memory is for.
+    torch: Option<TorchRelease>,
     /// What the choice and the environment came to, once a device was used: it does not change any more.
     config: Option<Config>,
     /// The driver, once it was started.
@@ -306,8 +306,8 @@ pub(crate) fn start_recording(
         }
         let recorder = make()?;
         setup.recorder = Some(Arc::clone(&recorder));
-        let settings =
-            { setup.config.as_ref() }.map(|config| control::recorded_settings(config, setup.order));
+        let settings = { setup.config.as_ref() }
+            .map(|config| control::recorded_settings(config, setup.order()));
         (recorder, setup.observer, settings.unwrap_or_default())
     };
     let begun = for_each_in_use(|ordinal, allocator| {
@@ -426,7 +426,7 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
     refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
     let mut setup = setup()?;
-    let order = setup.order;
+    let order = setup.order();
     // What nobody asked for is not told to be asked for.
     let config = setup.config()?.reconfigured(settings, order)?;
     setup.config = Some(config.clone());
@@ -449,17 +449,22 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets which of several free blocks of a size `caching` takes where no option says.
+/// Sets which release of PyTorch the memory is for.
 ///
 /// # Errors
 ///
 /// If a device is in use, or the process was forked.
-pub(crate) fn set_order(order: FreeBlockOrder) -> Result<(), Error> {
+pub(crate) fn set_torch(release: TorchRelease) -> Result<(), Error> {
     refuse_fork()?;
     let mut setup = setup()?;
     setup.refuse_settled()?;
-    setup.order = Some(order);
+    setup.torch = Some(release);
     Ok(())
+}
+
+/// Returns the release of PyTorch that the memory is for, if it is for one.
+pub(crate) fn torch() -> Result<Option<TorchRelease>, Error> {
+    Ok(setup()?.torch)
 }
 
 /// Returns the configuration, which is settled by that.
@@ -484,7 +489,7 @@ pub(crate) fn recorded_settings() -> Result<AllocatorSettings, Error> {
 
 /// Returns which of several free blocks of a size `caching` takes where no option says.
 pub(crate) fn order() -> Result<Option<FreeBlockOrder>, Error> {
-    Ok(setup()?.order)
+    Ok(setup()?.order())
 }
 
 /// Returns what a user changes to have another strategy or other options than those in force.
@@ -569,7 +574,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let ordered = config.clone().in_order(setup.order).in_job();
+    let ordered = config.clone().in_order(setup.order()).in_job();
     let allocator = SharedAllocator::new(driver, number, &ordered, Arc::clone(&OWNERS));
     let recorder = record::of_process(setup.recorder.take());
     setup.recorder.clone_from(&recorder);
@@ -584,7 +589,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
             recorder,
             ordinal,
             &allocator,
-            control::recorded_settings(&config, setup.order),
+            control::recorded_settings(&config, setup.order()),
             &BTreeMap::new(),
         )?;
     }
@@ -605,6 +610,11 @@ impl Setup {
             return Err(Error::new(Status::Started, text));
         }
         Ok(())
+    }
+
+    /// Returns which of several free blocks of a size `caching` takes where no option says.
+    fn order(&self) -> Option<FreeBlockOrder> {
+        self.torch.map(FreeBlockOrder::of_torch)
     }
 
     fn config(&mut self) -> Result<&Config, Error> {

@@ -6,8 +6,8 @@ mod common;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::process::{Command, Output};
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{env, ptr};
 
 use common::{Fake, allocate, isolated, last_error};
 use lowtide::*;
@@ -65,6 +65,45 @@ fn blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them() {
         assert_eq!(reconfigure(c"max_split_size_mb:64"), Status::Ok);
         assert_eq!(reconfigure(c"free_block_order:address"), Status::Config);
     });
+}
+
+/// Returns what the text of an error for want of memory advises.
+fn advice() -> String {
+    assert_eq!(allocate(1 << 50, 0), Err(Status::OutOfMemory));
+    let text = last_error();
+    let advice = text.split_once("reserved by PyTorch but unallocated.");
+    advice.expect("as in PyTorch").1.to_owned()
+}
+
+/// PyTorch advises to turn expandable segments on where they are on up to 2.13, and the newest does not.
+#[test]
+fn the_text_of_an_error_is_that_of_the_programs_pytorch() {
+    let test = "the_text_of_an_error_is_that_of_the_programs_pytorch";
+    for minor in ["8", "15"] {
+        let variables = [
+            ("LOWTIDE_CONF", "expandable_segments:True"),
+            ("MINOR", minor),
+        ];
+        isolated(test, &variables, |_| {
+            const TO_ENABLE: &str =
+                " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=";
+            let minor = env::var("MINOR").expect("it is set").parse();
+            let minor = minor.expect("a number");
+            assert_eq!(lowtide_set_torch_version(2, minor), Status::Ok);
+            let said = advice();
+            let (start, document) = if minor == 8 {
+                (TO_ENABLE, "#environment-variables) The largest")
+            } else {
+                (" expandable_segments is enabled.", "_by_class. The largest")
+            };
+            assert!(said.starts_with(start) && said.contains(document), "{said}");
+            // SAFETY: the text ends with a zero byte.
+            let status = unsafe { lowtide_reconfigure(c"expandable_segments:False".as_ptr()) };
+            assert_eq!(status, Status::Ok);
+            let said = advice();
+            assert!(said.starts_with(TO_ENABLE), "{said}");
+        });
+    }
 }
 
 #[test]

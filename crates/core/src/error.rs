@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::DriverError;
-use crate::units::{Bytes, DeviceAddress, MempoolId, PytorchSize, Stream};
+use crate::units::{Bytes, DeviceAddress, MempoolId, PytorchSize, Stream, TorchRelease};
 
 /// Why the allocator did not do what it was asked. Except for cached memory that went back to the
 /// driver, the allocator is then as it was before the call.
@@ -121,6 +121,10 @@ pub struct OutOfMemory {
     /// Whether the driver was not asked, because the device was not to hold that much
     /// (`throw_on_cudamalloc_oom`).
     pub is_rejected: bool,
+    /// Whether new segments grow by mapping memory.
+    pub expandable_segments: bool,
+    /// The release of PyTorch whose words the message has: the newest, unless whoever knows better says so.
+    pub torch: TorchRelease,
 }
 
 /// The blocks of one size that the program holds on one stream and in one region.
@@ -267,11 +271,8 @@ impl fmt::Display for OutOfMemory {
         let unallocated = PytorchSize(self.reserved.saturating_sub(held));
         write!(
             f,
-            "and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory \
-             is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid \
-             fragmentation.  See documentation for Memory Management  \
-             (https://docs.pytorch.org/docs/stable/notes/cuda.html\
-             #optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+            "and {unallocated} is reserved by PyTorch but unallocated.{}",
+            self.advice()
         )?;
         write!(f, " The largest free block has {}.", self.largest_free)?;
         for (index, (region, size)) in self.paused.iter().enumerate() {
@@ -292,7 +293,45 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
+/// Returns what PyTorch advises where segments do not grow, with the variable and the document that it names.
+macro_rules! advise_expandable_segments {
+    ($variable:literal, $document:literal) => {
+        concat!(
+            " If reserved but unallocated memory is large try setting ",
+            $variable,
+            "=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  (https://",
+            $document,
+            ")"
+        )
+    };
+}
+
 impl OutOfMemory {
+    /// Returns what PyTorch advises, in the words of its release. Up to 2.13 it does so even where segments grow already.
+    fn advice(&self) -> &'static str {
+        match self.torch {
+            TorchRelease(..2, _) | TorchRelease(2, ..10) => advise_expandable_segments!(
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+            ),
+            TorchRelease(2, 10) => advise_expandable_segments!(
+                "PYTORCH_ALLOC_CONF",
+                "pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+            ),
+            TorchRelease(2, 14) if self.expandable_segments => "",
+            TorchRelease(major, minor) if self.expandable_segments && (major, minor) > (2, 14) => {
+                " expandable_segments is enabled. If instead the process is running out of virtual address space \
+                 (VSZ), expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, \
+                 times the number of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / \
+                 expandable_segments_reserve_by_class."
+            }
+            _ => advise_expandable_segments!(
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+            ),
+        }
+    }
+
     /// Writes a line that names what holds the most memory. Streams are named where there are several.
     fn fmt_holders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMED_MAX: usize = 5;

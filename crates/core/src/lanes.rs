@@ -20,7 +20,7 @@ use crate::peaks::Peaks;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
 use crate::strategy::Strategy;
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::{Bytes, DeviceAddress, TorchRelease};
 
 /// All lanes of a device, which no other thread can use meanwhile.
 pub struct Lanes<'a, D> {
@@ -159,6 +159,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
             details: lane.strategy.describe(heap, request),
             holders,
             is_rejected,
+            expandable_segments: lane.strategy.has_expandable_segments(),
+            torch: TorchRelease::NEWEST,
         };
         if is_rejected {
             lane.heap.stats.num_oom_rejections += 1;

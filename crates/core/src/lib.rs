@@ -97,4 +97,4 @@ pub use peaks::Peaks;
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};
-pub use units::{Bytes, Count, DeviceAddress, MempoolId, Stream};
+pub use units::{Bytes, Count, DeviceAddress, MempoolId, Stream, TorchRelease};

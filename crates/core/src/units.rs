@@ -246,6 +246,15 @@ impl fmt::Display for MempoolId {
     }
 }
 
+/// A release of PyTorch, by its first two numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct TorchRelease(pub u32, pub u32);
+
+impl TorchRelease {
+    /// The newest that is known.
+    pub const NEWEST: TorchRelease = TorchRelease(2, 15);
+}
+
 /// A number of things. Formats with commas between the thousands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count(pub u64);

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId, OutOfMemory,
-    SegmentSource, Stream,
+    SegmentSource, Stream, TorchRelease,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
@@ -69,6 +69,56 @@ fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
             + " The largest free block has 17.00 MiB.\nBiggest holders: 1 x 3.00 MiB."
     );
     Ok(())
+}
+
+/// What the wheels of each release say.
+#[test]
+fn the_advice_is_that_of_the_release() {
+    let old = "pytorch.org/docs/stable/notes/cuda.html#environment-variables)";
+    let new = "docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)";
+    let to_enable = |variable: &str, document: &str| {
+        format!(
+            " If reserved but unallocated memory is large try setting {variable}=expandable_segments:True to avoid \
+             fragmentation.  See documentation for Memory Management  (https://{document}"
+        )
+    };
+    let addresses = " expandable_segments is enabled. If instead the process is running out of virtual address space \
+                     (VSZ), expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, \
+                     times the number of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / \
+                     expandable_segments_reserve_by_class.";
+    let cuda = "PYTORCH_CUDA_ALLOC_CONF";
+    let newer = to_enable(cuda, new);
+    let said = [
+        ((2, 8), to_enable(cuda, old), to_enable(cuda, old)),
+        ((2, 9), to_enable(cuda, old), to_enable(cuda, old)),
+        (
+            (2, 10),
+            to_enable("PYTORCH_ALLOC_CONF", old),
+            to_enable("PYTORCH_ALLOC_CONF", old),
+        ),
+        ((2, 11), newer.clone(), newer.clone()),
+        ((2, 13), newer.clone(), newer.clone()),
+        ((2, 14), newer.clone(), String::new()),
+        ((2, 15), newer.clone(), addresses.to_owned()),
+        ((3, 0), newer, addresses.to_owned()),
+    ];
+    for ((major, minor), without, with) in said {
+        for (config, expected) in [
+            ("caching", without),
+            ("caching:expandable_segments:True", with),
+        ] {
+            let mut allocator = allocator(&config.parse().unwrap(), Bytes::mib(100));
+            let mut error = out_of_memory(allocator.allocate(Bytes::mib(101), Stream::DEFAULT));
+            error.torch = TorchRelease(major, minor);
+            let text = error.to_string();
+            let advice = text
+                .split_once(" is reserved by PyTorch but unallocated.")
+                .unwrap()
+                .1;
+            let expected = format!("{expected} The largest free block has 0 bytes.");
+            assert_eq!(advice, expected, "{major}.{minor}, {config}");
+        }
+    }
 }
 
 #[test]

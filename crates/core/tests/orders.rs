@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, DriverError,
-    FreeBlockOrder, Stream,
+    FreeBlockOrder, Stream, TorchRelease,
 };
 use lowtide_sim::{AddressSource, FirstFit, SimConfig, SimDriver};
 
@@ -219,7 +219,7 @@ fn the_order_of_blocks_that_are_listed_is_not_changed() {
 #[test]
 fn releases_have_their_orders() {
     let orders = [(1, 13), (2, 11), (2, 12), (2, 13), (3, 0)]
-        .map(|(major, minor)| FreeBlockOrder::of_torch(major, minor));
+        .map(|(major, minor)| FreeBlockOrder::of_torch(TorchRelease(major, minor)));
     let [address, block, segment] = ORDERS;
     assert_eq!(orders, [address, address, block, segment, segment]);
 }

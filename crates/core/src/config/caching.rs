@@ -2,7 +2,7 @@
 
 use super::ConfigError;
 use super::tokens::{self, Reader};
-use crate::units::Bytes;
+use crate::units::{Bytes, TorchRelease};
 
 /// The options of `PYTORCH_CUDA_ALLOC_CONF` that decide where a request goes. The defaults are
 /// PyTorch's.
@@ -68,10 +68,10 @@ impl FreeBlockOrder {
     ];
 
     /// Returns the order of a release of PyTorch's.
-    pub fn of_torch(major: u32, minor: u32) -> FreeBlockOrder {
-        match (major, minor) {
-            (..2, _) | (2, ..12) => FreeBlockOrder::Address,
-            (2, 12) => FreeBlockOrder::BlockAge,
+    pub fn of_torch(release: TorchRelease) -> FreeBlockOrder {
+        match release {
+            TorchRelease(..2, _) | TorchRelease(2, ..12) => FreeBlockOrder::Address,
+            TorchRelease(2, 12) => FreeBlockOrder::BlockAge,
             _ => FreeBlockOrder::SegmentAge,
         }
     }

@@ -80,6 +80,11 @@ impl Caching {
         self.config = config;
     }
 
+    /// Returns whether new segments grow by mapping memory.
+    pub(crate) fn has_expandable_segments(&self) -> bool {
+        self.config.expandable_segments
+    }
+
     /// Returns a number that is lower for a block that began earlier, where free blocks are taken by that.
     pub(crate) fn block_number(&self, id: BlockId) -> Option<u64> {
         self.ranks.number(id)

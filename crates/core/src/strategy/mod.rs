@@ -319,6 +319,12 @@ impl ActiveStrategy {
         }
     }
 
+    /// Returns whether new segments grow by mapping memory.
+    pub(crate) fn has_expandable_segments(&self) -> bool {
+        let caching = self.as_caching();
+        caching.is_some_and(caching::Caching::has_expandable_segments)
+    }
+
     /// Returns how long a request is to be tried again before it fails, in milliseconds, if at all.
     pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
         match self {
