@@ -48,13 +48,18 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
+def make_directory(path: str | os.PathLike[str]) -> None:
+    """Makes a directory and those above it that are missing, for this user alone."""
+    _follow(Path(path), is_made=True)
+
+
 def private_directory(path: Path) -> Path:
     """Returns a directory without symbolic links in its path, once nobody else can change anything on the way to it.
 
     Whatever is missing is made, for this user alone. Raises `UnsafeError` where another user owns or may write to one
     of its directories; `/tmp` and its like may be among them, in which nobody renames what is another's.
     """
-    return _follow(path, is_private=True)
+    return _follow(path, is_private=True, is_made=True)
 
 
 def read_own(path: Path) -> bytes | None:
@@ -87,7 +92,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _follow(path: Path, is_private: bool = False) -> Path:
+def _follow(path: Path, is_private: bool = False, is_made: bool = False) -> Path:
     """Returns a directory without symbolic links in its path, past none that another user may have planted."""
     here = Path("/")
     found = os.lstat(here)
@@ -98,7 +103,7 @@ def _follow(path: Path, is_private: bool = False) -> Path:
         try:
             there = os.lstat(step)
         except FileNotFoundError:
-            if not is_private:
+            if not is_made:
                 raise
             # Another process may be first.
             with suppress(FileExistsError):

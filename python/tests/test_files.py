@@ -228,3 +228,18 @@ def test_a_file_is_not_written_where_another_user_leads(shared: Path, place: Pat
     with pytest.raises(_files.UnsafeError, match=r"way is another user's \(uid 65534\), in a directory that others"):
         _files.write(shared / "way" / "file", b"new")
     assert list((place / "home").iterdir()) == []
+
+
+@as_root
+def test_a_directory_is_made_for_its_user_alone(shared: Path, place: Path) -> None:
+    _files.make_directory(shared / "backups" / "deeper")
+    _files.make_directory(shared / "backups" / "deeper")
+    for made in (shared / "backups", shared / "backups" / "deeper"):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    attack(shared, "ln", "-s", "..", "way")
+    with pytest.raises(_files.UnsafeError, match="way is another user's"):
+        _files.make_directory(shared / "way" / "backups")
+    assert not (place / "backups").exists()
+    (place / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        _files.make_directory(place / "file")

@@ -15,7 +15,7 @@ from machine import MEMORY, Machine
 LOWTIDE = shutil.which("lowtide", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 CHURN = """
-    import random
+    import random, resource
 
     def churn(steps, seed=1):
         chance, held = random.Random(seed), []
@@ -25,6 +25,16 @@ CHURN = """
             else:
                 held.append(allocate(1 << chance.randrange(4, 24)))
         return held
+
+    def limit_files(length):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (length, resource.RLIM_INFINITY))
+
+    def outgrow(length):
+        # The stand-in driver's memory is a file, too.
+        free(allocate(512))
+        limit_files(length)
+        for _ in range(100):
+            free(allocate(512))
 """
 
 
@@ -59,8 +69,8 @@ def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:
         recording = lowtide.record("b.lowtide")
         print(refusal(lowtide.record, "c.lowtide"))
         recording.stop()
-        full = lowtide.record("/dev/full")
-        churn(100)
+        full = lowtide.record("full.lowtide")
+        outgrow(100)
         print(refusal(full.stop))
         for named in (lowtide.record, lowtide.set_backup_directory):
             try:
@@ -73,17 +83,18 @@ def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:
     assert rest == ["a zero byte in the path 'cut\\x00short'"] * 2 + ["False"]
     assert first == "Error nothing is recorded: no/such/file: No such file or directory (os error 2)"
     assert second == "StartedError a recording is being made already: stop it first"
-    assert third.startswith("Error the recording to /dev/full ended: No space left on device")
+    assert third.startswith("Error the recording to full.lowtide ended: File too large")
 
 
 def test_what_the_program_raises_is_not_hidden(gpu: Machine) -> None:
     program = """
         try:
-            with lowtide.record("/dev/full"):
-                churn(100)
+            with lowtide.record("full.lowtide"):
+                outgrow(100)
                 raise KeyError("the program's own")
         except KeyError as error:
             print(error)
+        limit_files(resource.RLIM_INFINITY)
         with lowtide.record("next.lowtide"):
             churn(100)
     """

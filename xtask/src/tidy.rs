@@ -4,6 +4,7 @@
 //! example beside it; `the_tree_is_tidy` applies them all to the project.
 
 mod documents;
+mod files;
 mod links;
 mod manifests;
 mod mask;
@@ -17,11 +18,13 @@ use std::path::Path;
 use crate::command::Stop;
 use tree::Tree;
 
-const RULES: [fn(&Tree) -> Vec<Finding>; 16] = [
+const RULES: [fn(&Tree) -> Vec<Finding>; 18] = [
     documents::changes_are_listed,
     documents::life_of_one_allocation_is_short,
     documents::licences_are_here,
     documents::paths_exist,
+    files::python_writes_files_in_one_place,
+    files::rust_writes_files_in_one_place,
     links::links_lead_somewhere,
     manifests::crates_are_described,
     manifests::dependencies_point_down,

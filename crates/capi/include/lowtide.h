@@ -1391,7 +1391,8 @@ void lowtide_release_bytes(void *bytes);
 
 /**
  * Records everything that happens on every device from now on to a file at `path` in lowtide's own format: what
- * `lowtide replay`, `advise` and `convert` read. An earlier recording there is replaced, any other file refused.
+ * `lowtide replay`, `advise` and `convert` read. An earlier recording of this user is replaced by a new file, anything
+ * else refused.
  * What is held already is recorded as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the
  * extension of the name.
  *
@@ -1407,7 +1408,7 @@ void lowtide_release_bytes(void *bytes);
  * before it may go by the names of that one.
  *
  * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
- * created, or is one already that is no recording.
+ * created, or something is there that is no recording of this user.
  *
  * The caller promises:
  *

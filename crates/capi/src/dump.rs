@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::slice;
@@ -89,7 +88,7 @@ pub(crate) fn write_once() -> Option<String> {
 fn write(directory: &Path) -> Result<String, Error> {
     let failed = |error: io::Error| Error::new(Status::File, error);
     let (pickle, snapshot) = snapshot()?;
-    fs::create_dir_all(directory).map_err(failed)?;
+    lowtide_files::create_directory(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
     let (mut file, path) =
         record::create_file(&path, record::Existing::Stays, registry::variable).map_err(failed)?;

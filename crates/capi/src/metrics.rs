@@ -7,15 +7,16 @@
 
 mod http;
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use lowtide_files::{NewFile, Readers};
 use lowtide_trace::file_names;
 
 use crate::boundary;
@@ -157,14 +158,16 @@ fn own_file(path: &Path) -> io::Result<(PathBuf, ParentsOnly<File>)> {
 /// writing, so what is locked is one beside it, which ends in no `.prom`: nobody takes it for figures.
 fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
     let lock = lock_of(path);
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).mode(0o600);
     loop {
-        let file = match options.open(&lock) {
-            // Another user's process has it, or has left it.
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && lock.exists() => {
-                return Ok(None);
-            }
+        let file = match lowtide_files::open_lock(&lock) {
+            Err(error) if lock.symlink_metadata().is_ok() => match error.kind() {
+                // Another user's process has it, or has left it.
+                ErrorKind::PermissionDenied => return Ok(None),
+                kind => {
+                    let text = format!("{}: {error}", lock.display());
+                    return Err(io::Error::new(kind, text));
+                }
+            },
             opened => opened?,
         };
         match file.try_lock() {
@@ -175,7 +178,7 @@ fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
         }
         // Who had it may have ended and removed it between the two.
         let number = file.metadata()?.ino();
-        if fs::metadata(&lock).is_ok_and(|there| there.ino() == number) {
+        if fs::symlink_metadata(&lock).is_ok_and(|there| there.ino() == number) {
             return Ok(Some(ParentsOnly::new(file)?));
         }
     }
@@ -193,10 +196,9 @@ fn write_file(path: &Path) -> io::Result<()> {
     let process = std::process::id().to_string();
     let text = exposition::text(&[("pid", process)], Reader::Anyone);
     let text = text.map_err(|error| io::Error::other(error.text))?;
-    let unfinished = path.with_extension(format!("prom.{}", std::process::id()));
-    fs::write(&unfinished, text)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+    let new = NewFile::create(path, Readers::Umask)?;
+    new.file().write_all(text.as_bytes())?;
+    new.rename().map(drop)
 }
 
 fn remove_at_exit(path: PathBuf, claim: ParentsOnly<File>) {

@@ -5,7 +5,6 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr;
@@ -343,7 +342,7 @@ fn start() {
 fn set_backup_directory(directory: &Path) -> Result<(), Error> {
     regions::show_backup_files()?;
     regions::set_backup_directory(directory.to_owned())?;
-    fs::create_dir_all(directory).map_err(|error| {
+    lowtide_files::create_directory(directory).map_err(|error| {
         let text = format_args!("{directory:?} for backups could not be made: {error}");
         Error::new(Status::Backup, text)
     })

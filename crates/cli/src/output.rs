@@ -1,11 +1,14 @@
 //! What the command writes: its answer, notes beside it, and files.
 
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow};
-use lowtide_trace::{OneLine, file_names};
+use lowtide_files::{NewFile, Readers};
+use lowtide_trace::OneLine;
 
 use crate::recording;
 
@@ -41,9 +44,9 @@ pub(crate) fn line(error: &Error) -> String {
     })
 }
 
-/// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and
-/// renamed, through symbolic links. What is no file (a pipe, a terminal) is written to as it is, and so
-/// is what this process has open already: another in its place would lose the rest of what goes there.
+/// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and renamed. A pipe or a
+/// terminal is written to as it is, and so is what this process has open already: another file in its place would lose
+/// the rest of what goes there.
 ///
 /// # Errors
 ///
@@ -73,35 +76,24 @@ pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf], what: &str)
 }
 
 fn write_to(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    let Ok(there) = fs::metadata(path) else {
-        return replace(&follow_links(path)?, None, write);
-    };
-    if there.is_dir() {
-        return Err(anyhow!("is a directory"));
-    }
-    if let Some(stream) = standard_stream(&there) {
+    if let Some(stream) = standard_stream(path) {
         return write_straight(stream, write);
     }
-    let path = follow_links(path)?;
-    let mut options = OpenOptions::new();
-    if !there.is_file() {
-        return write_straight(options.write(true).open(path)?, write);
+    if let Some(stream) = lowtide_files::open_stream(path)? {
+        return write_straight(stream, write);
     }
-    if is_descriptor(&path) {
-        // Where whoever opened it is in the file is not to be learnt; it is mostly at the end.
-        return write_straight(options.append(true).open(path)?, write);
-    }
-    // A rename asks only whether the directory may be written to.
-    options.write(true).open(&path)?;
-    replace(&path, Some(there.permissions()), write)
+    let new = NewFile::create(path, Readers::Umask)?;
+    let mut writer = BufWriter::new(new.file());
+    write(&mut writer)?;
+    writer.flush()?;
+    drop(writer);
+    new.rename()?;
+    Ok(())
 }
 
-/// Returns standard output or standard error, if that is what `there` is of.
-#[cfg(unix)]
-fn standard_stream(there: &Metadata) -> Option<File> {
-    use std::os::fd::AsFd;
-    use std::os::unix::fs::MetadataExt;
-
+/// Returns standard output or standard error, if that is what `path` names.
+fn standard_stream(path: &Path) -> Option<File> {
+    let there = fs::metadata(path).ok()?;
     let (stdout, stderr) = (io::stdout(), io::stderr());
     [stdout.as_fd(), stderr.as_fd()]
         .into_iter()
@@ -110,17 +102,6 @@ fn standard_stream(there: &Metadata) -> Option<File> {
             let stream = stream.metadata();
             stream.is_ok_and(|stream| (stream.dev(), stream.ino()) == (there.dev(), there.ino()))
         })
-}
-
-#[cfg(not(unix))]
-fn standard_stream(_there: &Metadata) -> Option<File> {
-    None
-}
-
-/// Returns whether `path` is the name of one of this process's open files, such as `/dev/fd/3`.
-fn is_descriptor(path: &Path) -> bool {
-    let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
-    directory.is_some() && directory == Path::new("/dev/fd").canonicalize().ok()
 }
 
 /// Writes to what cannot be replaced. As with [`print`], its reader may have seen enough.
@@ -136,49 +117,4 @@ fn write_straight(out: impl Write, write: impl FnOnce(&mut dyn Write) -> Result<
             false => Err(error),
         }
     })
-}
-
-/// Makes the file at `path`, which is no symbolic link.
-fn replace(
-    path: &Path,
-    permissions: Option<Permissions>,
-    write: impl FnOnce(&mut dyn Write) -> Result<()>,
-) -> Result<()> {
-    path.file_name().context("is not the name of a file")?;
-    let beside = file_names::beside(path);
-
-    let result = File::create(&beside)
-        .map_err(anyhow::Error::from)
-        .and_then(|file| {
-            if let Some(permissions) = permissions {
-                file.set_permissions(permissions)?;
-            }
-            let mut writer = BufWriter::new(file);
-            write(&mut writer)?;
-            writer.flush()?;
-            Ok(fs::rename(&beside, path)?)
-        });
-    if result.is_err() {
-        // It may not exist; the error that matters is `result`.
-        let _ = fs::remove_file(&beside);
-    }
-    result
-}
-
-/// Returns the path of what `path` names, which need not be there, past all symbolic links but those that
-/// name an open file of this process.
-fn follow_links(path: &Path) -> Result<PathBuf> {
-    // As many as Linux follows.
-    const LINKS_MAX: usize = 40;
-    let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
-        if is_descriptor(&path) {
-            return Ok(path);
-        }
-        match fs::read_link(&path) {
-            Ok(target) => path = path.with_file_name(target),
-            Err(_) => return Ok(path),
-        }
-    }
-    Err(anyhow!("too many symbolic links"))
 }

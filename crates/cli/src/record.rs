@@ -3,12 +3,12 @@
 pub(crate) mod watch;
 
 use std::env;
-use std::fs::{self, File};
 use std::io;
 use std::path::{self, Path};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
+use lowtide_files::{NewFile, Readers};
 use lowtide_trace::{EarlierFiles, file_names};
 
 use crate::args::RecordArgs;
@@ -64,13 +64,6 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
 /// If something else has the name, or no file can be there.
 fn check_place(file: &Path) -> io::Result<()> {
     file_names::check_replaceable(file)?;
-    // Better now than in a line between those of the program. A new file is made beside one that is to be replaced;
-    // what is no file, as a pipe, is written to as it is.
-    let probe = match file.is_file() {
-        true => file_names::beside(file),
-        false if file.exists() => return Ok(()),
-        false => file.to_owned(),
-    };
-    File::create_new(&probe)?;
-    fs::remove_file(probe)
+    // Better now than in a line between those of the program.
+    NewFile::create(file, Readers::User).map(drop)
 }

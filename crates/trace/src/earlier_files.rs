@@ -4,10 +4,12 @@
 //! puts its file in the place of the earlier one, and removes the others, which would be taken for ranks of the new.
 
 use std::fmt;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+
+use lowtide_files::{NewFile, Readers};
 
 use crate::file_names;
 
@@ -46,7 +48,9 @@ impl EarlierFiles {
             return Err(io::Error::new(ErrorKind::AlreadyExists, what));
         }
         // One that has gone meanwhile is not there.
-        let states = files.iter().filter_map(|file| fs::metadata(file).ok());
+        let states = files
+            .iter()
+            .filter_map(|file| fs::symlink_metadata(file).ok());
         Ok(EarlierFiles {
             states: states.map(|metadata| State::of(&metadata)).collect(),
         })
@@ -61,24 +65,20 @@ impl EarlierFiles {
 
     /// Returns whether `path` is one of them, unchanged.
     pub fn contain(&self, path: &Path) -> bool {
-        fs::metadata(path).is_ok_and(|there| self.states.contains(&State::of(&there)))
+        fs::symlink_metadata(path).is_ok_and(|there| self.states.contains(&State::of(&there)))
     }
 
-    /// Puts a new file, opened by `options`, in the place of `path` if that is one of these; `None` if it is not, as
-    /// where another process of the job was first.
+    /// Puts a new file, which is for this user alone, in the place of `path` if that is one of these; `None` if it is
+    /// not, as where another process of the job was first.
     ///
     /// # Errors
     ///
     /// If there can be no new file; then the earlier one is left.
-    pub fn replace(&self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
+    pub fn replace(&self, path: &Path) -> io::Result<Option<File>> {
         let Some(_claim) = self.claim(path) else {
             return Ok(None);
         };
-        let beside = file_names::beside(path);
-        let file = options.open(&beside)?;
-        fs::rename(&beside, path)
-            .inspect_err(|_| drop(fs::remove_file(&beside)))
-            .map(|()| Some(file))
+        NewFile::create(path, Readers::User)?.rename().map(Some)
     }
 
     /// Removes those of `file`'s name that are still there. No file but those is opened: each of a job's processes does
@@ -100,9 +100,7 @@ impl EarlierFiles {
         if !self.contain(path) {
             return None;
         }
-        // Some file systems lock only what may be written to.
-        let opened = OpenOptions::new().read(true).write(true).open(path);
-        let file = opened.or_else(|_| File::open(path)).ok()?;
+        let file = lowtide_files::open_own_to_lock(path).ok()??;
         // A file system without locks has two processes that come at the same moment wrong, at worst.
         let _ = file.lock();
         // While it waited another process may have put its own there, whose number differs as this file is open.
@@ -146,6 +144,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
     use std::path::PathBuf;
     use std::thread;
 
@@ -180,12 +179,6 @@ mod tests {
 
     const RECORDING: &[u8] = b"lowtide\n\x01\0";
 
-    fn new_file() -> OpenOptions {
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        options
-    }
-
     #[test]
     fn only_what_was_there_and_is_unchanged_goes() {
         let directory = Directory::new("unchanged");
@@ -201,9 +194,9 @@ mod tests {
         thread::sleep(std::time::Duration::from_millis(20));
         fs::write(path("a.pid7.lowtide"), RECORDING).unwrap();
         fs::write(path("a.pid8.lowtide"), RECORDING).unwrap();
-        let replaced = earlier.replace(&path("a.pid8.lowtide"), &new_file());
+        let replaced = earlier.replace(&path("a.pid8.lowtide"));
         assert!(replaced.unwrap().is_none());
-        let replaced = earlier.replace(&path("a.lowtide"), &new_file()).unwrap();
+        let replaced = earlier.replace(&path("a.lowtide")).unwrap();
         assert_eq!(replaced.unwrap().metadata().unwrap().len(), 0);
         earlier.remove(&path("a.lowtide"));
         let left = [
@@ -216,16 +209,22 @@ mod tests {
         assert_eq!(fs::read(path("a.lowtide")).unwrap(), b"");
     }
 
+    /// A recording that a symbolic link names is none of the link's name, and a new one is for its user alone.
     #[test]
-    fn what_cannot_be_replaced_stays() {
-        let directory = Directory::new("stays");
-        let path = directory.0.join("a.lowtide");
-        fs::write(&path, RECORDING).unwrap();
-        let earlier = EarlierFiles::of(&path).unwrap();
-        // Where the new file would be made there is one.
-        fs::write(file_names::beside(&path), "").unwrap();
-        assert!(earlier.replace(&path, &new_file()).is_err());
-        assert_eq!(fs::read(&path).unwrap(), RECORDING);
+    fn a_link_is_no_recording() {
+        let directory = Directory::new("links");
+        let path = |name: &str| directory.0.join(name);
+        fs::write(path("a.lowtide"), RECORDING).unwrap();
+        symlink("a.lowtide", path("a.rank1.lowtide")).unwrap();
+        let earlier = EarlierFiles::of(&path("a.lowtide")).unwrap();
+        assert_eq!(earlier.states.len(), 1);
+        assert!(!earlier.contain(&path("a.rank1.lowtide")));
+        let replaced = earlier.replace(&path("a.rank1.lowtide")).unwrap();
+        assert!(replaced.is_none());
+        let file = earlier.replace(&path("a.lowtide")).unwrap().unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        earlier.remove(&path("a.lowtide"));
+        assert_eq!(directory.names(), ["a.lowtide", "a.rank1.lowtide"]);
     }
 
     /// Of several processes that come at once, one has the earlier file's name, and its own is not taken for that.
@@ -237,7 +236,7 @@ mod tests {
             fs::write(&path, RECORDING).unwrap();
             let earlier = EarlierFiles::of(&path).unwrap();
             let replaced = thread::scope(|scope| {
-                let replace = || earlier.replace(&path, &new_file()).unwrap();
+                let replace = || earlier.replace(&path).unwrap();
                 let started: Vec<_> = (0..4).map(|_| scope.spawn(replace)).collect();
                 let done = started.into_iter().map(|thread| thread.join().unwrap());
                 done.flatten().count()

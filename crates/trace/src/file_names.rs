@@ -1,7 +1,6 @@
 //! How the files of a recording are called that several processes write, and what they may take the place of: what
 //! writes them and what removes them agree here.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -53,7 +52,7 @@ pub fn is_of(file: &Path, path: &Path) -> bool {
 /// If the directory cannot be read.
 pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = named_as(file)?;
-    files.retain(|path| path.is_file() && check_replaceable(path).is_ok());
+    files.retain(|path| check_replaceable(path).is_ok());
     Ok(files)
 }
 
@@ -72,31 +71,17 @@ pub fn named_as(file: &Path) -> io::Result<Vec<PathBuf>> {
     paths.filter(is_named).collect()
 }
 
-/// Returns where a file is written that is to be named `path` when it is complete: beside that, and for this process
-/// alone.
-pub fn beside(path: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}.tmp", std::process::id()));
-    path.with_file_name(name)
-}
-
-/// Says whether a recording may be written to `path`: where nothing is, in place of an empty file or of a recording in
-/// lowtide's own format, plain or compressed, and to what is no file, as a device or a pipe.
+/// Says whether a recording may be written to `path`: where nothing is, or in place of a file of this user that is empty
+/// or a recording in lowtide's own format, plain or compressed.
 ///
 /// # Errors
 ///
-/// If something else is there, or it cannot be read.
+/// If something else is there, which is not opened unless it is a file of this user, or it cannot be read.
 pub fn check_replaceable(path: &Path) -> io::Result<()> {
-    let metadata = match fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        metadata => metadata?,
+    let Some(file) = lowtide_files::open_own(path)? else {
+        return Ok(());
     };
-    if metadata.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
-    }
-    // A pipe would wait for someone to write to it.
-    if metadata.is_file() && metadata.len() > 0 && !is_recording(File::open(path)?) {
+    if file.metadata()?.len() > 0 && !is_recording(file) {
         let what = "exists and is no recording of lowtide's: choose another name";
         return Err(io::Error::new(ErrorKind::AlreadyExists, what));
     }

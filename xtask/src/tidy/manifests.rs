@@ -7,27 +7,29 @@ use super::tree::Tree;
 
 /// Which crates each crate may use, all by the name of their directory. A crate that is not here
 /// has no place in the architecture yet.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("core", &[]),
+    ("files", &[]),
     ("shared", &["core"]),
     ("sim", &["core"]),
     ("region", &["core"]),
-    ("cuda", &["core", "region"]),
+    ("cuda", &["core", "region", "files"]),
     ("fakecuda", &[]),
-    ("trace", &["core"]),
+    ("trace", &["core", "files"]),
     ("replay", &["core", "shared", "sim", "cuda", "trace"]),
     ("explain", &["core", "shared", "trace", "replay"]),
     ("history", &["core", "trace", "replay"]),
     (
         "cli",
         &[
-            "core", "shared", "sim", "cuda", "trace", "replay", "history",
+            "core", "shared", "sim", "cuda", "trace", "replay", "history", "files",
         ],
     ),
     (
         "capi",
         &[
             "core", "region", "shared", "sim", "cuda", "trace", "replay", "history", "explain",
+            "files",
         ],
     ),
     (

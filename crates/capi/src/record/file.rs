@@ -1,10 +1,10 @@
 //! Which file a process records to: one of its own.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use lowtide_files::{NewFile, Readers};
 use lowtide_trace::{EarlierFiles, file_names};
 
 /// What becomes of a file that has the name already.
@@ -21,12 +21,12 @@ pub(crate) enum Existing<'a> {
 
 /// Returns a new file for what this process records, and where it is: at `path`; with `.rank3` before the
 /// extension in a process of several ranks, as `torchrun` starts them; and with `.pid1234` there where a file stays
-/// that has that already. What is no file, as a device or a pipe, is written to as it is. It is for this user alone:
-/// stacks name files.
+/// that has that already. It is for this user alone: stacks name files.
 ///
 /// # Errors
 ///
-/// If the file cannot be created, or would replace what is no recording.
+/// If the file cannot be created, or would replace what is no recording of this user: a FIFO that was opened would keep
+/// the job waiting.
 pub(crate) fn create(
     path: &Path,
     existing: Existing<'_>,
@@ -34,26 +34,23 @@ pub(crate) fn create(
 ) -> io::Result<(File, PathBuf)> {
     let of_job = path;
     let path = file_names::of_rank(path, variable);
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600);
-    let is_special = fs::metadata(&path).is_ok_and(|found| !found.is_file() && !found.is_dir());
-    if is_special || matches!(existing, Existing::IsReplaced) {
-        file_names::check_replaceable(&path)?;
-        let file = options.create(true).truncate(true).open(&path)?;
-        return Ok((file, path));
-    }
-    options.create_new(true);
-    let Existing::IsReplacedIfOf(earlier) = existing else {
-        return create_beside(path, &options);
+    let earlier = match existing {
+        Existing::Stays => return create_beside(path),
+        Existing::IsReplaced => {
+            file_names::check_replaceable(&path)?;
+            let file = NewFile::create(&path, Readers::User)?.rename()?;
+            return Ok((file, path));
+        }
+        Existing::IsReplacedIfOf(earlier) => earlier,
     };
     // A rank's file would lie beside a directory.
     if of_job.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
     file_names::check_replaceable(&path)?;
-    let created = match earlier.replace(&path, &options)? {
+    let created = match earlier.replace(&path)? {
         Some(file) => (file, path),
-        None => create_beside(path, &options)?,
+        None => create_beside(path)?,
     };
     // Now there is a recording, of which they are no part.
     earlier.remove(of_job);
@@ -61,12 +58,12 @@ pub(crate) fn create(
 }
 
 /// Returns a new file at `path`, or with this process's number in its name where there is one.
-fn create_beside(path: PathBuf, options: &OpenOptions) -> io::Result<(File, PathBuf)> {
+fn create_beside(path: PathBuf) -> io::Result<(File, PathBuf)> {
     let process = std::process::id();
     // A number is another process's in another container, and may be an earlier one's here.
     let others = (0..).map(|earlier| file_names::of_process(&path, process, earlier));
     for path in [path.clone()].into_iter().chain(others) {
-        match options.open(&path) {
+        match lowtide_files::create_new(&path, Readers::User) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             created => return Ok((created?, path)),
         }
@@ -76,6 +73,7 @@ fn create_beside(path: PathBuf, options: &OpenOptions) -> io::Result<(File, Path
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -125,10 +123,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&notes).unwrap(), b"mine");
         let device = Path::new("/dev/null");
-        for existing in [Existing::Stays, Existing::IsReplaced] {
-            let (_, found) = create(device, existing, |_| None).unwrap();
-            assert_eq!(found, device);
-        }
+        let error = create(device, Existing::IsReplaced, |_| None).unwrap_err();
+        assert!(error.to_string().starts_with("is a device"), "{error}");
         fs::remove_dir_all(&directory).unwrap();
     }
 

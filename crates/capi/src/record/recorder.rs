@@ -123,11 +123,8 @@ impl Recorder {
             .stack_size(WRITER_STACK_BYTES);
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(|error| {
-            // An empty file would be taken for a recording. What is no file, as a pipe, was there before.
-            if recorder.path.is_file() {
-                // Where it stays, it is empty.
-                let _ = fs::remove_file(&recorder.path);
-            }
+            // An empty file would be taken for a recording. Where it stays, it is empty.
+            let _ = fs::remove_file(&recorder.path);
             failed(error)
         })?;
         let _ = recorder.writer.set(thread.thread().clone());

@@ -6,7 +6,7 @@
 //! the command ends.
 
 use std::env;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
@@ -31,9 +31,8 @@ const BEGINNING_MAX: u64 = 1 << 16;
 /// where `earlier` recordings are.
 /// Where that cannot be, as on an old kernel, nothing will be said.
 pub(crate) fn begin(program: &Path, file: &Path, name: &Path, earlier: &EarlierFiles) {
-    let is_no_file = file.exists() && !file.is_file();
     // The first process of a container is everyone's parent in the end, and ends everyone with it.
-    if is_no_file || process::id() == 1 {
+    if process::id() == 1 {
         return;
     }
     let args = WatchArgs {
@@ -64,8 +63,8 @@ pub(crate) fn run(args: &WatchArgs) -> io::Result<()> {
         return until_ready.read_to_end(&mut Vec::new()).map(drop);
     }
     let process = open(args.process)?;
-    // That is what the first waits for.
-    rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    // That is what the first waits for. Nothing is written there from now on.
+    rustix::stdio::dup2_stdout(File::open("/dev/null")?)?;
     env::set_current_dir("/")?;
     wait_for(&process)?;
     if let Some(what) = what_is_missing(args) {
@@ -129,9 +128,12 @@ fn what_is_missing(args: &WatchArgs) -> Option<String> {
 
 /// Returns whether anything was allocated in a recording; where that cannot be told, it is not said to be missing.
 fn has_any(file: &Path) -> bool {
-    let is_beginning = fs::metadata(file).is_ok_and(|file| file.len() <= BEGINNING_MAX);
-    let read = is_beginning.then(|| lowtide_trace::read(file));
-    match read {
+    let file = lowtide_files::open_own(file).ok().flatten();
+    let is_beginning = |file: &File| {
+        let metadata = file.metadata();
+        metadata.is_ok_and(|file| file.len() <= BEGINNING_MAX)
+    };
+    match file.filter(is_beginning).map(lowtide_trace::read_from) {
         Some(Ok(snapshot)) => snapshot.traces.iter().any(lowtide_trace::Trace::is_used),
         _ => true,
     }

@@ -1,14 +1,12 @@
 //! A backup on disk: a file without a name, unless it is shown, and a checksum of each piece.
 
-use std::ffi::CString;
 use std::fmt::Debug;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::mem;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -144,7 +142,7 @@ impl TemporaryFile {
     pub(super) fn open(directory: &Path, bytes: Bytes) -> Result<Box<dyn Storage>, BackupError> {
         let failed = |error| BackupError::io(directory, "made", bytes, &error);
         refuse_beyond_limit(bytes.get()).map_err(failed)?;
-        let file = open_unnamed(directory).map_err(failed)?;
+        let file = lowtide_files::create_unnamed(directory).map_err(failed)?;
         let promise = is_in_memory(&file).then(|| Promise::new(bytes)).transpose();
         let promise = promise.map_err(|left| BackupError::NoHostMemory {
             needed: bytes,
@@ -197,16 +195,7 @@ impl Storage for TemporaryFile {
     }
 
     fn link(&self, path: &Path) -> io::Result<()> {
-        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let [own, path] = [own.into_bytes(), path.as_os_str().as_bytes().to_vec()]
-            .map(|path| CString::new(path).map_err(io::Error::from));
-        let (own, path) = (own?, path?);
-        let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
-        // SAFETY: both paths end with a zero byte, and outlive the call.
-        match unsafe { libc::linkat(here, own.as_ptr(), here, path.as_ptr(), follow) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        lowtide_files::link(&self.file, path)
     }
 }
 
@@ -222,33 +211,6 @@ fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
     Ok(())
-}
-
-fn open_unnamed(directory: &Path) -> io::Result<File> {
-    let options = || {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(0o600);
-        options
-    };
-    let unnamed = options().custom_flags(libc::O_TMPFILE).open(directory);
-    match unnamed {
-        // What file systems say that have no such files, network ones mostly; and old kernels.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
-        outcome => return outcome,
-    }
-    let mut number = 0_u32;
-    loop {
-        let name = format!(".lowtide-backup-{}-{number}", std::process::id());
-        let path = directory.join(name);
-        match options().create_new(true).open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            outcome => {
-                let file = outcome?;
-                std::fs::remove_file(&path)?;
-                return Ok(file);
-            }
-        }
-    }
 }
 
 /// Returns whether the file's contents stay in the host's memory, as far as the system says.

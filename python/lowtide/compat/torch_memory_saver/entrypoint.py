@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ... import _regions
+from ..._files import make_directory
 from ..._inside import End, Inside
 from ..._install import install
 from .._variables import BACKENDS, CpuBackupBackend
@@ -131,7 +132,7 @@ class TorchMemorySaver:
     def set_disk_backup_dir(self, path: str) -> None:
         """Sets the directory for backups on disk, and makes it if need be."""
         impl = self._started()
-        os.makedirs(path, exist_ok=True)
+        make_directory(path)
         impl.cdll.tms_set_disk_backup_dir(os.fsencode(path))
 
     # ---- the beginning ----

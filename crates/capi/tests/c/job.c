@@ -1,0 +1,37 @@
+/* A job that lowtide writes files for. The argument says which: "memory", "exhaust", or "record" and a path. What it
+ * prints is what lowtide said. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lowtide.h"
+
+static void require(bool holds, const char *what) {
+    if (!holds) {
+        fprintf(stderr, "%s: %s\n", what, lowtide_last_error());
+        exit(1);
+    }
+}
+
+static void use_memory(void) {
+    void *memory = NULL;
+    require(lowtide_allocate(1 << 20, 0, NULL, &memory) == LOWTIDE_STATUS_OK, "allocate");
+    require(lowtide_deallocate(memory) == LOWTIDE_STATUS_OK, "deallocate");
+}
+
+int main(int count, char **arguments) {
+    require(count > 1 && lowtide_init(0) == LOWTIDE_STATUS_OK, "init");
+    if (strcmp(arguments[1], "record") == 0 && lowtide_record_start(arguments[2], false) != LOWTIDE_STATUS_OK) {
+        puts(lowtide_last_error());
+    }
+    use_memory();
+    if (strcmp(arguments[1], "record") == 0) {
+        require(lowtide_record_stop() == LOWTIDE_STATUS_OK, "stop");
+    }
+    if (strcmp(arguments[1], "exhaust") == 0) {
+        void *memory = NULL;
+        require(lowtide_allocate((size_t)1 << 30, 0, NULL, &memory) == LOWTIDE_STATUS_OUT_OF_MEMORY, "exhaust");
+        puts(lowtide_last_error());
+    }
+    return 0;
+}

@@ -1,0 +1,224 @@
+//! Creates every file that lowtide writes, safely in directories that other users may write.
+//!
+//! - A new file is created with `O_CREAT|O_EXCL|O_NOFOLLOW`, and nothing planted under its name is opened.
+//! - A file that replaces another is created under a name that cannot be guessed, and renamed ([`NewFile`]).
+//! - Only a regular file of this user is replaced. Symbolic links, FIFOs, sockets, devices and other users' files are
+//!   refused.
+//! - A symbolic link to a directory is followed, unless another user made it in a directory that others may write.
+//!
+//! Every refusal is an [`io::Error`] that reads well after `PATH: `.
+//!
+//! Nothing here waits, except [`open_stream`], which opens FIFOs for the command. No job calls that.
+#![forbid(unsafe_code)]
+
+mod directory;
+mod place;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fchmod, linkat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use place::Place;
+pub use stream::open_stream;
+
+/// Who may read a new file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readers {
+    /// The user alone: the file holds a job's data.
+    User,
+    /// Whoever the user's umask lets: the user asked for the file by its name.
+    Umask,
+}
+
+impl Readers {
+    fn mode(self) -> Mode {
+        Mode::from_raw_mode(match self {
+            Readers::User => 0o600,
+            Readers::Umask => 0o666,
+        })
+    }
+}
+
+/// A file under a name that nobody can guess. It is removed with this, unless it was renamed.
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    temporary: Temporary,
+}
+
+/// The name that a file has until it is renamed.
+#[derive(Debug)]
+struct Temporary {
+    place: Place,
+    name: Option<OsString>,
+}
+
+impl NewFile {
+    /// Creates a file beside `path`, for [`NewFile::rename`] to put there. With [`Readers::Umask`] it has the
+    /// permissions of the file that it replaces, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be created, or `path` is anything but a regular file that this user owns and may write.
+    pub fn create(path: &Path, readers: Readers) -> io::Result<NewFile> {
+        let place = Place::of(path)?;
+        let replaced = place.own_file(OFlags::WRONLY)?;
+        let kept = replaced.filter(|_| readers == Readers::Umask);
+        let kept = kept.map(|(_, there)| Mode::from_raw_mode(there.st_mode & 0o777));
+        let mode = readers.mode() & kept.unwrap_or(Mode::all());
+        let (file, name) = place.create_unguessable(mode)?;
+        let new = NewFile {
+            file,
+            temporary: Temporary {
+                place,
+                name: Some(name),
+            },
+        };
+        // The umask does not count for permissions that the user has given.
+        kept.map_or(Ok(()), |mode| fchmod(&new.file, mode))?;
+        Ok(new)
+    }
+
+    /// Returns the file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Renames the file to its path, in place of what is there.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be renamed: then it is removed.
+    pub fn rename(mut self) -> io::Result<File> {
+        let Temporary { place, name } = &mut self.temporary;
+        if let Some(name) = name {
+            renameat(&place.directory, &*name, &place.directory, &place.name)?;
+        }
+        *name = None;
+        Ok(self.file)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            // A file that cannot be removed stays.
+            let _ = unlinkat(&self.place.directory, name, AtFlags::empty());
+        }
+    }
+}
+
+/// Creates a file at `path`, where nothing is, for it to grow there.
+///
+/// # Errors
+///
+/// If the file cannot be created; of the kind `AlreadyExists` where anything has its name.
+pub fn create_new(path: &Path, readers: Readers) -> io::Result<File> {
+    let place = Place::of(path)?;
+    place.create(&place.name, readers.mode())
+}
+
+/// Creates a file without a name in a directory, for this user alone. It lasts as long as it is open.
+///
+/// # Errors
+///
+/// If the file cannot be created.
+pub fn create_unnamed(directory: &Path) -> io::Result<File> {
+    let place = Place::inside(directory)?;
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    match openat(&place.directory, ".", flags, Readers::User.mode()) {
+        // What file systems answer that have no such files, mostly network ones; and old kernels.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => {}
+        created => return Ok(created?.into()),
+    }
+    let (file, temporary) = place.create_unguessable(Readers::User.mode())?;
+    unlinkat(&place.directory, temporary, AtFlags::empty())?;
+    Ok(file)
+}
+
+/// Gives a file of [`create_unnamed`] a name, where nothing is.
+///
+/// # Errors
+///
+/// If something has the name, or the file system gives such a file none.
+pub fn link(file: &File, path: &Path) -> io::Result<()> {
+    let place = Place::of(path)?;
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(
+        CWD,
+        open,
+        &place.directory,
+        &place.name,
+        AtFlags::SYMLINK_FOLLOW,
+    )?;
+    Ok(())
+}
+
+/// Opens the regular file of this user at `path` for reading; `None` if nothing is there.
+///
+/// # Errors
+///
+/// If anything else is there, or it cannot be opened.
+pub fn open_own(path: &Path) -> io::Result<Option<File>> {
+    let found = Place::of(path)?.own_file(OFlags::RDONLY)?;
+    Ok(found.map(|(file, _)| file))
+}
+
+/// Opens the regular file of this user at `path` to lock it, for writing if that may be; `None` if nothing is there.
+///
+/// # Errors
+///
+/// As for [`open_own`].
+pub fn open_own_to_lock(path: &Path) -> io::Result<Option<File>> {
+    // Some file systems lock only what is open for writing.
+    let writable = Place::of(path)?.own_file(OFlags::RDWR);
+    match writable {
+        Ok(found) => Ok(found.map(|(file, _)| file)),
+        Err(_) => open_own(path),
+    }
+}
+
+/// Opens the file at `path` that processes lock, and creates it if it is missing.
+///
+/// # Errors
+///
+/// If it cannot be created, or anything but a regular file of this user is there: of the kind `PermissionDenied` where
+/// that is another user's file.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    loop {
+        match create_new(path, Readers::User) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created,
+        }
+        // Its last user may have removed it between the two.
+        if let Some(file) = open_own_to_lock(path)? {
+            return Ok(file);
+        }
+    }
+}
+
+/// Creates a directory and those above it that are missing, for this user alone.
+///
+/// # Errors
+///
+/// If one cannot be created, or the path leads through something else.
+pub fn create_directory(path: &Path) -> io::Result<()> {
+    directory::open(path, directory::Missing::IsCreated).map(drop)
+}
+
+/// Returns a name that nobody can guess.
+fn unguessable_name() -> io::Result<OsString> {
+    let mut random = [0; 16];
+    // So few bytes come whole.
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    Ok(format!(".lowtide-{:032x}.tmp", u128::from_ne_bytes(random)).into())
+}

@@ -1,0 +1,108 @@
+//! A name in a directory, and what has it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::directory::{self, Missing};
+use crate::unguessable_name;
+
+/// A name in a directory that is open: whatever others rename, the directory stays the same.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) directory: OwnedFd,
+    pub(crate) name: OsString,
+}
+
+impl Place {
+    /// Opens the directory of `path`.
+    pub(crate) fn of(path: &Path) -> io::Result<Place> {
+        let name = path
+            .file_name()
+            .ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "is not the name of a file"))?;
+        Ok(Place {
+            directory: directory::open(path.parent().unwrap_or(path), Missing::IsAnError)?,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Opens a directory, for files without a name of their own.
+    pub(crate) fn inside(path: &Path) -> io::Result<Place> {
+        Ok(Place {
+            directory: directory::open(path, Missing::IsAnError)?,
+            name: OsString::new(),
+        })
+    }
+
+    /// Creates a file: the one way in which lowtide does.
+    pub(crate) fn create(&self, name: &OsStr, mode: Mode) -> io::Result<File> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.directory, name, flags, mode)?.into())
+    }
+
+    /// Creates a file under a name that nobody can guess, and returns both.
+    pub(crate) fn create_unguessable(&self, mode: Mode) -> io::Result<(File, OsString)> {
+        let name = unguessable_name()?;
+        Ok((self.create(&name, mode)?, name))
+    }
+
+    /// Opens what is here, if it is a regular file of this user; `None` if nothing is here. Anything else is refused,
+    /// and not opened.
+    pub(crate) fn own_file(&self, flags: OFlags) -> io::Result<Option<(File, Stat)>> {
+        let Some(there) = self.stat()? else {
+            return Ok(None);
+        };
+        check_own_file(&there)?;
+        // Others may have put something else here since, which must not keep this process waiting.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match openat(&self.directory, &self.name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened?,
+        };
+        let there = fstat(&file)?;
+        check_own_file(&there)?;
+        Ok(Some((file.into(), there)))
+    }
+
+    /// Returns what is here, a symbolic link as such.
+    pub(crate) fn stat(&self) -> io::Result<Option<Stat>> {
+        match statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => Ok(Some(found?)),
+        }
+    }
+}
+
+/// Returns an error unless `there` is of a regular file of this user.
+fn check_own_file(there: &Stat) -> io::Result<()> {
+    let what = match FileType::from_raw_mode(there.st_mode) {
+        FileType::RegularFile => return check_owner(there),
+        FileType::Directory => return Err(ErrorKind::IsADirectory.into()),
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Unknown => "no regular file",
+    };
+    let text = format!("is {what}, and only a regular file is written: choose another name");
+    Err(io::Error::new(ErrorKind::InvalidInput, text))
+}
+
+/// Returns an error unless `there` is this user's.
+pub(crate) fn check_owner(there: &Stat) -> io::Result<()> {
+    if there.st_uid == geteuid().as_raw() {
+        return Ok(());
+    }
+    let text = format!(
+        "belongs to another user (uid {}): choose another name",
+        there.st_uid
+    );
+    Err(io::Error::new(ErrorKind::PermissionDenied, text))
+}

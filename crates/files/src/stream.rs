@@ -1,0 +1,66 @@
+//! What the command writes into that is no regular file.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
+
+use crate::place::{Place, check_owner};
+
+/// Opens what is at `path` if it is written into rather than replaced: a descriptor of this process, as `/dev/fd/3`, or
+/// a character device, as `/dev/null`, or a FIFO of this user. Waits for the reader of a FIFO, so only the command calls
+/// this. `None` if anything else is there, or nothing.
+///
+/// # Errors
+///
+/// If it cannot be opened, or is another user's FIFO.
+pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if let Some(number) = descriptor(path) {
+        // Where whoever opened it is in a file cannot be known; mostly at its end.
+        let opened = open(
+            format!("/proc/self/fd/{number}"),
+            flags | OFlags::APPEND,
+            Mode::empty(),
+        );
+        return Ok(Some(opened?.into()));
+    }
+    // An error is met again by whoever replaces the file.
+    let Ok(place) = Place::of(path) else {
+        return Ok(None);
+    };
+    let Some(there) = place.stat()? else {
+        return Ok(None);
+    };
+    if !is_stream(&there)? {
+        return Ok(None);
+    }
+    let stream = openat(
+        &place.directory,
+        &place.name,
+        flags | OFlags::NOFOLLOW,
+        Mode::empty(),
+    )?;
+    // Others may have put something else there since.
+    let is_stream = is_stream(&fstat(&stream)?)?;
+    Ok(is_stream.then(|| stream.into()))
+}
+
+/// Returns the number of the descriptor of this process that `path` names.
+fn descriptor(path: &Path) -> Option<u32> {
+    let directory = path.parent()?.canonicalize().ok()?;
+    if directory != Path::new("/proc/self/fd").canonicalize().ok()? {
+        return None;
+    }
+    path.file_name()?.to_str()?.parse().ok()
+}
+
+/// Returns whether `there` is of a stream: of a device, which only root can create, or of a FIFO of this user.
+fn is_stream(there: &Stat) -> io::Result<bool> {
+    match FileType::from_raw_mode(there.st_mode) {
+        FileType::CharacterDevice => Ok(true),
+        FileType::Fifo => check_owner(there).map(|()| true),
+        _ => Ok(false),
+    }
+}

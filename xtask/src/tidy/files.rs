@@ -1,0 +1,227 @@
+//! Rules for how lowtide writes files: others may write to the directory, and plant something there.
+
+use super::Finding;
+use super::mask::{find_word, line_at, mask};
+use super::tree::Tree;
+
+/// Where Rust creates files.
+const RUST_HOME: &str = "crates/files/src/";
+/// Where Python does.
+const PYTHON_HOME: &str = "python/lowtide/_files.py";
+
+/// What creates a file or a directory, or opens a file for writing.
+const RUST_WORDS: [&str; 5] = [
+    "File::create",
+    "File::create_new",
+    "File::options",
+    "OpenOptions",
+    "DirBuilder",
+];
+/// Of the modules `fs` of std and of rustix, and of libc.
+const RUST_FUNCTIONS: [&str; 24] = [
+    "copy",
+    "creat",
+    "create_dir",
+    "create_dir_all",
+    "hard_link",
+    "link",
+    "linkat",
+    "mkdir",
+    "mkdirat",
+    "mkfifo",
+    "mkfifoat",
+    "mknod",
+    "mknodat",
+    "mkostemp",
+    "mkstemp",
+    "open",
+    "openat",
+    "openat2",
+    "rename",
+    "renameat",
+    "renameat2",
+    "symlink",
+    "symlinkat",
+    "write",
+];
+/// `open` without a mode only reads.
+const PYTHON_WORDS: [&str; 19] = [
+    "NamedTemporaryFile",
+    "hardlink_to",
+    "makedirs",
+    "mkdir",
+    "mkfifo",
+    "mkstemp",
+    "os.link",
+    "os.open",
+    "os.rename",
+    "os.replace",
+    "os.symlink",
+    "shutil.copy",
+    "shutil.copyfile",
+    "shutil.copytree",
+    "shutil.move",
+    "symlink_to",
+    "touch",
+    "write_bytes",
+    "write_text",
+];
+
+/// Rust creates files with `lowtide-files` only; what fakes a driver is no part of lowtide.
+pub(super) fn rust_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
+    let is_checked = |path: &str| {
+        path.starts_with("crates/")
+            && path.contains("/src/")
+            && !path.starts_with(RUST_HOME)
+            && !path.starts_with("crates/fakecuda/")
+            && !path.ends_with("/tests.rs")
+            && !path.contains("/tests/")
+    };
+    let mut findings = Vec::new();
+    for (path, text) in tree.rust_files().filter(|(path, _)| is_checked(path)) {
+        let code = mask(text);
+        let code = &code[..code.find("#[cfg(test)]\nmod tests").unwrap_or(code.len())];
+        let words = RUST_WORDS.iter().flat_map(|word| {
+            let found = find_word(code, word).into_iter();
+            found.map(|offset| (offset, (*word).to_owned()))
+        });
+        for (offset, what) in words.chain(functions(code)) {
+            let message = format!("`{what}`: create files with the crate `lowtide-files`");
+            findings.push(Finding::at_line(path, line_at(code, offset), message));
+        }
+    }
+    findings
+}
+
+/// Python writes files with `_files` only.
+pub(super) fn python_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
+    let is_checked = |path: &str| {
+        path.starts_with("python/lowtide/") && path.ends_with(".py") && path != PYTHON_HOME
+    };
+    let mut findings = Vec::new();
+    for (path, text) in tree.texts().filter(|(path, _)| is_checked(path)) {
+        for (index, line) in text.lines().enumerate() {
+            let mut words = PYTHON_WORDS.iter();
+            let found = words.find(|word| is_called(line, word)).copied();
+            if let Some(what) = found.or_else(|| opens_for_writing(line).then_some("open")) {
+                let message = format!("`{what}`: write files with `lowtide._files`");
+                findings.push(Finding::at_line(path, index + 1, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Returns the functions that are named, or imported by name, of a module of files.
+fn functions(code: &str) -> impl Iterator<Item = (usize, String)> {
+    ["fs", "libc"].into_iter().flat_map(move |module| {
+        let is_path = |start: &usize| code[start + module.len()..].starts_with("::");
+        let starts = find_word(code, module).into_iter().filter(is_path);
+        starts.flat_map(move |start| {
+            let rest = &code[start + module.len() + 2..];
+            let is_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+            let names = match rest.strip_prefix('{') {
+                Some(list) => &list[..list.find('}').unwrap_or(list.len())],
+                None => &rest[..rest.find(|next| !is_name(next)).unwrap_or(rest.len())],
+            };
+            let names = names.split(',').map(str::trim);
+            // The C library's writes to what is open.
+            let is_other = move |name: &str| module == "libc" && name == "write";
+            let found = names.filter(move |name| RUST_FUNCTIONS.contains(name) && !is_other(name));
+            found.map(move |name| (start, format!("{module}::{name}")))
+        })
+    })
+}
+
+fn is_called(line: &str, word: &str) -> bool {
+    let mut starts = find_word(line, word).into_iter();
+    starts.any(|start| line[start + word.len()..].starts_with('('))
+}
+
+/// Returns whether a line opens a file with a mode that writes.
+fn opens_for_writing(line: &str) -> bool {
+    is_called(line, "open")
+        && line.split(['"', '\'']).any(|text| {
+            !text.is_empty()
+                && text.chars().all(|letter| "rwaxbt+".contains(letter))
+                && text.contains(['w', 'a', 'x', '+'])
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(rule: fn(&Tree) -> Vec<Finding>, path: &str, text: &str) -> Vec<Option<usize>> {
+        let findings = rule(&Tree::of(&[(path, text)]));
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn rust_files() {
+        let lines = |path: &str, text: &str| lines(rust_writes_files_in_one_place, path, text);
+        let bad = [
+            "let file = File::create(path)?;",
+            "let file = std::fs::File::create_new(path)?;",
+            "let file = OpenOptions::new();",
+            "File::options().append(true);",
+            "fs::write(path, text)?;",
+            "use std::fs::{self, File, rename};",
+            "use std::fs::{\n    write,\n};",
+            "std::fs::create_dir_all(path)?;",
+            "let file = unsafe { libc::open(path, flags) };",
+            "rustix::fs::openat(here, name, flags, mode)?;",
+        ];
+        for text in bad {
+            assert_eq!(lines("crates/cli/src/a.rs", text), [Some(1)], "{text}");
+            assert_eq!(lines("crates/files/src/a.rs", text), [], "{text}");
+            assert_eq!(lines("crates/cli/tests/a.rs", text), [], "{text}");
+            assert_eq!(lines("crates/cli/src/a/tests.rs", text), [], "{text}");
+            let test = format!("#[cfg(test)]\nmod tests {{\n{text}\n}}\n");
+            assert_eq!(lines("crates/cli/src/a.rs", &test), [], "{text}");
+        }
+        let good = [
+            "use std::fs::{self, File};",
+            "let file = File::open(path)?;",
+            "// File::create\nlet text = \"fs::write\";",
+            "fs::remove_file(path)?; offs::write(a);",
+            "output.write(bytes)?; names.rename(a);",
+            "unsafe { libc::write(2, text, length) };",
+        ];
+        for text in good {
+            assert_eq!(lines("crates/cli/src/a.rs", text), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn python_files() {
+        let lines = |path: &str, text: &str| lines(python_writes_files_in_one_place, path, text);
+        let bad = [
+            "with open(path, \"w\") as file:",
+            "with open(path, mode='rb+') as file:",
+            "with path.open(\"ab\") as file:",
+            "path.write_text(text)",
+            "directory.mkdir(parents=True)",
+            "os.makedirs(path)",
+            "os.replace(a, b)",
+            "file = tempfile.NamedTemporaryFile()",
+            "number = os.open(path, flags)",
+        ];
+        for text in bad {
+            assert_eq!(lines("python/lowtide/a.py", text), [Some(1)], "{text}");
+            assert_eq!(lines("python/lowtide/_files.py", text), [], "{text}");
+            assert_eq!(lines("python/tests/a.py", text), [], "{text}");
+        }
+        let good = [
+            "with open(path) as file:",
+            "with open(path, \"rb\") as file:",
+            "with open(path, encoding=\"utf-8\") as file:",
+            "text = text.replace(a, b)",
+            "directory = tempfile.TemporaryDirectory()",
+            "_files.write(path, content)",
+        ];
+        for text in good {
+            assert_eq!(lines("python/lowtide/a.py", text), [], "{text}");
+        }
+    }
+}
