@@ -203,6 +203,7 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
         data.add(&PageTrace {
             name: &trace_name(&name, trace, traces.len()),
             trace,
+            is_host: false,
             sizes: &sizes,
             history: &history,
             replayed: &[],

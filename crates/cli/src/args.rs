@@ -128,8 +128,8 @@ pub(crate) struct ConvertArgs {
 /// that is asked for; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
-    /// reads standard input. May be repeated
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
+    /// `-` reads standard input. May be repeated
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
 
@@ -177,8 +177,8 @@ pub(crate) struct DiffArgs {
 /// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct LeaksArgs {
-    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
-    /// reads standard input
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
+    /// `-` reads standard input
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
 
@@ -304,8 +304,8 @@ pub(crate) struct DoctorArgs {
 /// Which job, on which device.
 #[derive(Args, Debug)]
 pub(crate) struct SourceArgs {
-    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip); `-`
-    /// reads standard input
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
+    /// `-` reads standard input
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
 

@@ -42,6 +42,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let mut snapshot = recording::read(&args.input)?;
     if let Some(device) = args.device {
         recording::keep_device(&args.input, &mut snapshot, device)?;
+        let host = std::mem::take(&mut snapshot.host);
+        recording::note_host(&args.input, &host, "--device leaves it out");
     }
     let events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
     if target.format == Format::Pickle && snapshot.traces.iter().any(Trace::has_pauses) {
@@ -50,12 +52,23 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
             recording::name(&args.output)
         ));
     }
+    if snapshot.traces.iter().any(|trace| trace.member.is_some()) {
+        output::note(&format!(
+            "{}: the names of the snapshots are left out, as a file of this format has one",
+            recording::name(&args.output)
+        ));
+    }
     output::write_file(&args.output, |file| target.write(&snapshot, file))?;
+    let host = snapshot.host.iter().map(|trace| {
+        let events = format::counted(trace.events.len() as u64, "event");
+        format!(", {events} of pinned host memory")
+    });
     output::print(&format!(
-        "{}: {} of {}\n",
+        "{}: {} of {}{}\n",
         recording::name(&args.output),
         format::counted(events as u64, "event"),
         format::counted(snapshot.traces.len() as u64, "device"),
+        host.collect::<String>(),
     ))
 }
 

@@ -46,7 +46,30 @@ pub(crate) fn note_missing_end(path: &Path, snapshot: &Snapshot) {
             "{name}: the end is missing; this is about what comes before it"
         ));
     }
+    for left_out in &snapshot.left_out {
+        output::note(&format!("{name}: {}", OneLine(left_out)));
+    }
+    if snapshot.traces.iter().any(Trace::may_lack_frees) {
+        output::note(&format!(
+            "{name}: no frees are recorded, as with skip_actions, and not what was left at the end: all that was \
+             allocated counts as held to the end"
+        ));
+    }
     note_missed_events(&name, &snapshot.traces);
+}
+
+/// Says that a recording has the host's pinned memory, too, and what becomes of it.
+pub(crate) fn note_host(path: &Path, host: &[Trace], what_becomes: &str) {
+    if !host.is_empty() {
+        let requests: usize = host.iter().map(Trace::allocs).sum();
+        let peak = host.iter().map(Trace::peak_reserved_bytes).max();
+        output::note(&format!(
+            "{}: pinned host memory is recorded, too ({}, at most {} reserved); {what_becomes}",
+            name(path),
+            format::counted(requests as u64, "allocation"),
+            peak.unwrap_or_default(),
+        ));
+    }
 }
 
 /// Says how much is missing at the end of the recording that is called `name`, if other threads went on while PyTorch took
@@ -163,13 +186,22 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> 
     let nothing = nothing_recorded(path, &snapshot);
     let is_cut_off = snapshot.is_cut_off;
     let several = snapshot.traces.len() > 1;
+    let has_members = snapshot.traces.iter().any(|trace| trace.member.is_some());
+    let host = snapshot.host;
     let traces = snapshot.traces.into_iter();
     // Of equals, `max_by_key` returns the last: the lowest number.
     let busiest = traces.rev().max_by_key(|trace| trace.events.len());
     let Some(trace) = busiest.filter(|trace| trace.allocs() > 0) else {
         bail!(nothing);
     };
-    if several {
+    if several && has_members {
+        output::note(&format!(
+            "{} has several snapshots: {devices}; this is {}, which has the most events (to see another, write it to a \
+             file of its own)",
+            name(path),
+            device_text(&trace)
+        ));
+    } else if several {
         output::note(&format!(
             "{} has devices {devices}; this is device {}, which has the most events (--device chooses \
              another)",
@@ -177,6 +209,8 @@ pub(crate) fn read_device(path: &Path, device: Option<u32>) -> Result<Recorded> 
             trace.device
         ));
     }
+    let this = "this is about the device, and `lowtide report` shows both";
+    note_host(path, &host, this);
     Ok(Recorded { trace, is_cut_off })
 }
 
@@ -192,6 +226,9 @@ pub(crate) fn nothing_recorded(path: &Path, snapshot: &Snapshot) -> String {
         .any(|trace| !trace.settings.strategy.is_empty())
         || path.is_file() && file_names::check_replaceable(path).is_ok();
     let what = match (has_frees, is_of_lowtide) {
+        _ if snapshot.host.iter().any(Trace::is_used) => {
+            "only pinned host memory is recorded, which `lowtide report` shows (record_cuda=False leaves out the devices')"
+        }
         _ if snapshot.is_cut_off => "the end is missing, and no allocation is recorded before it",
         (true, _) => {
             "only frees are recorded, the allocations before them are lost (record with a larger max_entries)"
@@ -226,12 +263,16 @@ pub(crate) fn keep_device(path: &Path, snapshot: &mut Snapshot, device: u32) -> 
 
 /// Returns the numbers of the devices in `snapshot`, as a list to read.
 fn devices(snapshot: &Snapshot) -> String {
-    let devices: Vec<String> = snapshot
-        .traces
-        .iter()
-        .map(|trace| trace.device.to_string())
-        .collect();
+    let devices: Vec<String> = snapshot.traces.iter().map(device_text).collect();
     devices.join(", ")
+}
+
+/// Returns the number of a trace's device, with the snapshot that it is in where the file has several.
+fn device_text(trace: &Trace) -> String {
+    match &trace.member {
+        Some(member) => format!("{} (device {})", OneLine(member), trace.device),
+        None => trace.device.to_string(),
+    }
 }
 
 /// Returns the configuration of the allocator that was recorded in `trace`, from the file at `path`; says

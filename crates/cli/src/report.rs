@@ -71,7 +71,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
 /// recording is stored.
 fn default_output(trace: &Path) -> PathBuf {
     let mut path = PathBuf::from(trace.file_name().unwrap_or_default());
-    for extension in ["zst", "gz", "pickle", "lowtide"] {
+    for extension in [
+        "zst", "gz", "xz", "bz2", "pickle", "lowtide", "json", "html", "pt",
+    ] {
         if path.extension().is_some_and(|known| known == extension) {
             path.set_extension("");
         }
@@ -86,29 +88,42 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path` on which something was allocated or held. `lengths` are those of the file
-/// and of those that follow it.
+/// Adds every device of the recording at `path` on which something was allocated or held, and then the host's pinned
+/// memory. `lengths` are those of the file and of those that follow it.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
     let snapshot = recording::read_silently(path)?;
     let name = recording::name(path);
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
-    let traces: Vec<&Trace> = traces.collect();
+    let mut traces: Vec<&Trace> = traces.collect();
+    let devices = traces.len();
+    traces.extend(&snapshot.host);
     if traces.is_empty() {
         bail!("{}", recording::nothing_recorded(path, &snapshot));
     }
     recording::note_missing_end(path, &snapshot);
     let mut lengths = lengths_of(&traces, lengths);
-    for trace in &traces {
-        let label = trace_name(&name, trace, traces.len());
+    for (index, trace) in traces.iter().enumerate() {
+        let is_host = index >= devices;
+        let label = match is_host {
+            true => format!("{}, pinned host memory", trace_name(&name, trace, 1)),
+            false => trace_name(&name, trace, devices),
+        };
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let ((sizes, history, leaks), replayed) = rayon::join(
             || {
-                let sizes = BlockSizes::of(trace, &progress);
+                let sizes = match is_host {
+                    true => BlockSizes::of_host(trace),
+                    false => BlockSizes::of(trace, &progress),
+                };
                 let history = History::new(trace, &sizes);
                 let leaks = Leaks::find(trace, &history);
                 (sizes, history, leaks)
             },
-            || replay_all(&label, trace, &progress),
+            // Other allocators are those of a device.
+            || match is_host {
+                true => Vec::new(),
+                false => replay_all(&label, trace, &progress),
+            },
         );
         drop(progress);
         let notes = match replayed.is_empty() {
@@ -121,6 +136,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         let folded = data.add(&PageTrace {
             name: &label,
             trace,
+            is_host,
             sizes: &sizes,
             history: &history,
             replayed: &replayed,
@@ -244,6 +260,7 @@ mod tests {
         check("dir/job.pickle.zst", "job.html");
         check("job.expandable.pickle", "job.expandable.html");
         check("job.lowtide.gz", "job.html");
+        check("job.pickle.xz", "job.html");
         check("-", "report.html");
     }
 

@@ -12,7 +12,9 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use common::{GPT2, Scratch, fail, lowtide, run, run_json, sample, stderr, without_beginning};
+use common::{
+    GPT2, Scratch, fail, lowtide, run, run_json, sample, small, stderr, without_beginning,
+};
 use lowtide_core::{Action, BlockStatus, Bytes};
 use lowtide_trace::TraceEvent;
 use serde_json::Value;
@@ -401,5 +403,44 @@ fn what_cannot_be_shown_is_said_in_one_line() {
     check(
         &["report", GPT2, "-o", "none/page.html"],
         "none/page.html: No such file or directory (os error 2)",
+    );
+}
+
+#[test]
+fn pinned_memory_of_the_host_has_a_part_of_its_own() {
+    let scratch = Scratch::new("report-host");
+    let output = scratch.path("host.html");
+    let name = small("torch2.15.pickle");
+    run(&["report", &name, "-o", output.to_str().unwrap()]);
+    let page = Page::read(&output);
+    let [device, host] = &page.summary["traces"].as_array().unwrap()[..] else {
+        panic!("a device and the host: {}", page.summary);
+    };
+    assert_eq!(
+        (&device["name"], &device["device"]),
+        (&name.as_str().into(), &0.into())
+    );
+    assert_eq!(host["name"], format!("{name}, pinned host memory"));
+    assert_eq!(host["device"], Value::Null);
+    assert_eq!(host["strategies"].as_array().unwrap().len(), 0);
+    assert_eq!(host["sizes"], "verified");
+    assert_eq!(host["has_stacks"], true);
+
+    let recorded = lowtide_trace::read(&sample("").join(&name)).unwrap();
+    let recorded = &recorded.host[0];
+    let [live, reserved] = ["peak_live", "peak_reserved"].map(|key| &host[key]["bytes"]);
+    assert_eq!(*live, recorded.peak_live_bytes().get());
+    assert_eq!(*reserved, recorded.peak_reserved_bytes().get());
+    // What holds it at the end, by the columns of its blocks and segments.
+    let at_end: Bytes = recorded
+        .segments
+        .iter()
+        .map(|segment| segment.active_bytes())
+        .sum();
+    let last = recorded.events.len() as u64 - 1;
+    let [_, blocks, segments] = page.count(1, last);
+    assert_eq!(
+        (blocks, segments),
+        (at_end.get(), reserved.as_u64().unwrap())
     );
 }

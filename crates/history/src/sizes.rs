@@ -50,6 +50,14 @@ impl BlockSizes {
         }
     }
 
+    /// Returns the sizes of blocks in the host's pinned memory, of which PyTorch records what it rounded to. Linear time.
+    pub fn of_host(trace: &Trace) -> BlockSizes {
+        let before = trace.initial.blocks.iter().map(|block| block.size);
+        let events = trace.events.iter().map(|recorded| recorded.event);
+        let requests = events.filter(|event| event.action == Action::Alloc);
+        BlockSizes::known(before.chain(requests.map(|event| event.size)).collect())
+    }
+
     /// Returns the sizes of the blocks that were there at the end, as the recording has them, and of the
     /// others the requests rounded up to 512 bytes, or to what all addresses are multiples of, if that is
     /// less: so no block reaches into the next. Linear time.

@@ -248,6 +248,18 @@ impl Trace {
         !self.segments.is_empty() || self.allocs() > 0
     }
 
+    /// Returns whether blocks may have been freed of which the recording does not tell: it has no frees, and does not say
+    /// what was left at its end. Linear in the events.
+    pub fn may_lack_frees(&self) -> bool {
+        let is_free = |event: &TraceEvent| {
+            matches!(
+                event.event.action,
+                Action::FreeRequested | Action::FreeCompleted
+            )
+        };
+        self.segments.is_empty() && self.allocs() > 0 && !self.events.iter().any(is_free)
+    }
+
     /// Returns whether memory of regions was away at any time. Linear in the events.
     pub fn has_pauses(&self) -> bool {
         let is_pause = |recorded: &TraceEvent| recorded.event.action.is_pause();

@@ -297,6 +297,44 @@ fn pinned_memory_of_the_host() {
     assert!(data("torch2.11.pickle").host.is_empty());
 }
 
+/// PyTorch rounds pinned memory to a power of two, and a segment of it may have few bytes.
+#[test]
+fn pinned_memory_from_before_the_first_event() {
+    let snapshot = data("torch2.15.begun_late.pickle");
+    assert!(snapshot.left_out.is_empty(), "{:?}", snapshot.left_out);
+    let host = &snapshot.host[0];
+    let small = host
+        .initial
+        .blocks
+        .iter()
+        .filter(|block| block.size < Bytes(512));
+    let sizes: Vec<Bytes> = small.map(|block| block.size).collect();
+    assert_eq!(sizes, [Bytes(4)]);
+    assert_eq!(host.allocs(), 1);
+}
+
+#[test]
+fn events_of_pinned_memory_that_contradict_each_other_are_left_out_with_a_word() {
+    let mut snapshot = data("torch2.15.pickle");
+    // As where a thread frees a segment, and another has it again before the first one says so.
+    let host = &mut snapshot.host[0];
+    let came = host.events[0];
+    host.events.insert(1, came);
+    let mut pickle = Vec::new();
+    write_pickle(&snapshot, &mut pickle).unwrap();
+    let read = read_from(&pickle[..]).unwrap();
+    let [line] = &read.left_out[..] else {
+        panic!("one line: {:?}", read.left_out);
+    };
+    assert!(
+        line.starts_with("the events of pinned host memory contradict each other ("),
+        "{line}"
+    );
+    assert_eq!(read.host[0].segments, snapshot.host[0].segments);
+    assert!(read.host[0].events.is_empty());
+    assert_eq!(read.traces[0].events.len(), snapshot.traces[0].events.len());
+}
+
 #[test]
 fn other_files_have_a_line_that_says_what_to_do() {
     let check = |contents: &[u8], expected: &str| {
@@ -357,4 +395,22 @@ fn json_and_pages_that_are_cut_off_or_damaged() {
         error.is_malformed() && error.to_string().contains("line 1 column 15"),
         "{error}"
     );
+}
+
+#[test]
+fn a_recording_without_frees_says_so() {
+    for release in ["torch2.11", "torch2.15"] {
+        let error = error(&format!("{release}.no_frees.pickle"));
+        assert!(error.is_contradiction());
+        let line = error.to_string();
+        let expected = "device 0, event 5: no frees are recorded, so record without \
+                        skip_actions=[\"free_requested\", \"free_completed\"]: allocates 300.00 KiB at ";
+        assert!(line.contains(expected), "{line}");
+    }
+    // A job that freed nothing has none to record.
+    let mut snapshot = data("torch2.11.pickle");
+    let trace = &mut snapshot.traces[0];
+    let kept = trace.events[..2].iter().map(|event| event.event);
+    let recovered = Trace::recovered(0, kept, Vec::new()).unwrap();
+    assert!(recovered.may_lack_frees() && !trace.may_lack_frees());
 }

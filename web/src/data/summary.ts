@@ -100,13 +100,14 @@ export interface Failure {
 
 export interface TraceSummary {
   name: string;
-  device: number;
+  /** `null` for the host's pinned memory. */
+  device: number | null;
   events: number;
   duration_us: number | null;
   has_stacks: boolean;
   /** `PYTORCH_CUDA_ALLOC_CONF`, as the job had it. */
   settings: string;
-  /** The allocator with the settings in force. */
+  /** The allocator with the settings in force; "" for the host's pinned memory. */
   strategy: string;
   /** Whether the sizes of blocks are known: by a replay that led to the recorded addresses, or by those. */
   sizes: "verified" | "estimated";

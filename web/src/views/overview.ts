@@ -121,8 +121,9 @@ export class Overview implements View {
 
 function subtitle(summary: TraceSummary): string {
   return [
-    `cuda:${summary.device}`,
-    summary.strategy,
+    ...(summary.device === null
+      ? ["pinned memory of the host, as cudaHostAlloc gave it"]
+      : [`cuda:${summary.device}`, summary.strategy]),
     // Its settings in force may be others than what it was told.
     ...(summary.settings === "" ? [] : [`PYTORCH_CUDA_ALLOC_CONF=${summary.settings}`]),
     format.counted(summary.events, "event"),

@@ -15,6 +15,11 @@ pub(crate) fn sample(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// Returns the path of one of the small files that Python and PyTorch made, as the command is to be told it.
+pub(crate) fn small(name: &str) -> String {
+    format!("../crates/trace/tests/data/{name}")
+}
+
 /// The name of the sample that the tests of output use: from the directory of the samples, so that no
 /// output holds a path of this machine.
 pub(crate) const GPT2: &str = "gpt2_train.pickle.zst";

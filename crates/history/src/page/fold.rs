@@ -104,6 +104,7 @@ pub(super) mod tests {
         PageTrace {
             name: "made up",
             trace,
+            is_host: false,
             sizes,
             history,
             replayed: &[],

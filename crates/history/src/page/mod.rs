@@ -19,7 +19,7 @@ use std::mem;
 
 use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_replay::Outcome;
-use lowtide_trace::{AnnotationStage, Trace};
+use lowtide_trace::{AnnotationStage, OneLine, Trace};
 
 use crate::growth::{Leaks, Site};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
@@ -74,6 +74,8 @@ pub struct PageTrace<'a> {
     pub name: &'a str,
     /// What was recorded.
     pub trace: &'a Trace,
+    /// Whether that is the host's pinned memory, and no device's.
+    pub is_host: bool,
     /// How long its blocks were, by which its history was made.
     pub sizes: &'a BlockSizes,
     /// What it comes to.
@@ -468,12 +470,15 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
     let PageTrace { trace, history, .. } = *page;
     TraceSummary {
         name: page.name.to_owned(),
-        device: trace.device,
+        device: (!page.is_host).then_some(trace.device),
         events: history.events,
         duration_us: None,
         has_stacks: false,
         settings: trace.settings.conf.clone(),
-        strategy: recorded_strategy(trace),
+        strategy: match page.is_host {
+            true => String::new(),
+            false => recorded_strategy(trace),
+        },
         sizes: match history.sizes_are_verified {
             true => "verified",
             false => "estimated",
@@ -591,8 +596,13 @@ fn recorded_strategy(trace: &Trace) -> String {
 
 /// Returns what a trace is called that is one of `traces` of a recording.
 pub fn trace_name(recording: &str, trace: &Trace, traces: usize) -> String {
+    let member = trace.member.as_ref();
+    let recording = member.map_or_else(
+        || recording.to_owned(),
+        |member| format!("{recording}, snapshot {}", OneLine(member)),
+    );
     match traces {
-        1 => recording.to_owned(),
+        1 => recording,
         _ => format!("{recording}, device {}", trace.device),
     }
 }

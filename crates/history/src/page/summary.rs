@@ -24,13 +24,14 @@ pub(super) struct Summary {
 #[derive(Debug, Serialize)]
 pub(super) struct TraceSummary {
     pub(super) name: String,
-    pub(super) device: u32,
+    /// `None` for the host's pinned memory.
+    pub(super) device: Option<u32>,
     pub(super) events: u32,
     pub(super) duration_us: Option<u64>,
     pub(super) has_stacks: bool,
     /// `PYTORCH_CUDA_ALLOC_CONF`, as the job had it.
     pub(super) settings: String,
-    /// The allocator with the settings in force.
+    /// The allocator with the settings in force; empty for the host's pinned memory.
     pub(super) strategy: String,
     /// `verified` or `estimated`.
     pub(super) sizes: &'static str,

@@ -2,6 +2,7 @@
 
 use lowtide_core::Action;
 
+use crate::error::TraceError;
 use crate::model::TraceEvent;
 
 /// The kinds of events that a recording has. One of which there is no event may have been left out, so that what it would
@@ -18,6 +19,16 @@ impl Kinds {
 
     pub(super) fn has(self, action: Action) -> bool {
         self.0 & bit(action) != 0
+    }
+
+    /// Returns `error`, of memory that is allocated while it is in use, with the reason if no frees are recorded.
+    pub(super) fn explain(self, error: TraceError) -> TraceError {
+        if self.count(&[Action::FreeRequested, Action::FreeCompleted]) > 0 {
+            return error;
+        }
+        error.in_part(
+            "no frees are recorded, so record without skip_actions=[\"free_requested\", \"free_completed\"]",
+        )
     }
 
     /// Returns how many of some kinds it has.

@@ -17,6 +17,7 @@
 //!   the same time.
 //! - With every `segment_*` left out, the segments at the end are taken to have been there all the
 //!   time. A block that was there before the first event and lies in no segment gets one of its own.
+//! - Without any free, nothing is known of what an address had before it was allocated again: such a recording is refused.
 //! - Without any `alloc`, blocks may be freed in memory that only came before.
 //! - With no segments at the end, every block that is not freed is taken to be alive then, and one that overlaps it for
 //!   a contradiction.
@@ -349,7 +350,10 @@ impl Past {
     /// Undoes one event, and notes in it the pool it happened in.
     fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<(), TraceError> {
         match event.event.action {
-            Action::Alloc => self.undo_alloc(event),
+            Action::Alloc => {
+                let kinds = self.kinds;
+                self.undo_alloc(event).map_err(|error| kinds.explain(error))
+            }
             Action::FreeRequested => self.undo_free_requested(index, event),
             Action::FreeCompleted => self.undo_free_completed(index, event),
             Action::SegmentAlloc => {
@@ -517,7 +521,7 @@ impl Past {
         for (address, block) in std::mem::take(&mut self.blocks) {
             let size = match block.freed_by {
                 None => block.size,
-                Some(_) => block.requested.round_up(Bytes(512)),
+                Some(_) => self.segments.rounded(address, block.requested),
             };
             let mut block = InitialBlock {
                 address: DeviceAddress(address),

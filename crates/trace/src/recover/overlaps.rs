@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 
+use super::kinds::Kinds;
 use super::{CHECK_EVERY_EVENTS, contradiction};
 use crate::budget::Budget;
 use crate::error::TraceError;
@@ -30,7 +31,8 @@ pub(super) fn refuse_overlaps(
         match event.action {
             Action::Alloc => {
                 if let Some(other) = blocks.insert(event.address, event.size) {
-                    return Err(overlap(event, other).at_event(device, index));
+                    let error = Kinds::of(events).explain(overlap(event, other));
+                    return Err(error.at_event(device, index));
                 }
             }
             // One half of a free may be left out.

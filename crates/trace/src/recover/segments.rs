@@ -137,6 +137,18 @@ impl Segments {
         (address.get() - start < segment.size).then_some(segment)
     }
 
+    /// Returns how long a block at `address` is for a request, as allocators round: to 512 bytes, if its segment is as long.
+    /// One of the host's pinned memory may be shorter.
+    pub(super) fn rounded(&self, address: u64, requested: Bytes) -> Bytes {
+        let rounded = requested.round_up(Bytes(512));
+        let below = self.0.range(..=address).next_back();
+        let room = below.and_then(|(&start, segment)| {
+            let room = segment.size.checked_sub(address - start)?;
+            Some(Bytes(room)).filter(|room| *room >= requested)
+        });
+        room.map_or(rounded, |room| rounded.min(room))
+    }
+
     /// Takes away a segment that came. Where the segments at the end are not known, it may have
     /// stayed.
     pub(super) fn undo_alloc(

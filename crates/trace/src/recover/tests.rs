@@ -83,8 +83,13 @@ fn actions(recovered: &Recovered) -> Vec<Action> {
 fn check_contradiction(segments: &[SegmentSnapshot], events: &[TraceEvent], expected: &str) {
     let error = run(segments, events).expect_err("the recording contradicts itself");
     assert!(error.is_contradiction());
-    assert_eq!(error.to_string(), expected);
+    // Most lists here are too short to have frees.
+    let without_reason = error.to_string().replace(NO_FREES, "");
+    assert_eq!(without_reason, expected);
 }
+
+/// What is said first of memory that is allocated while it is in use, where no frees are recorded.
+const NO_FREES: &str = "no frees are recorded, so record without skip_actions=[\"free_requested\", \"free_completed\"]: ";
 
 use Action::{
     Alloc, FreeCompleted, FreeRequested, OutOfMemory, SegmentAlloc, SegmentFree, SegmentMap,

@@ -67,3 +67,9 @@ path("added.pickle").write_bytes(pickle.dumps({**job, "stats": OrderedDict(stats
 if VERSION != "2.8":
     skipped = snapshot(skip_actions=["free_requested", "free_completed"])
     path("no_frees.pickle").write_bytes(pickle.dumps(skipped))
+if HAS_HOST:
+    early = torch.empty(3, dtype=torch.uint8, pin_memory=True)
+    torch.cuda.memory._record_memory_history(context=None, record_pinned_host_memory=True, clear_history=True)
+    del early
+    later = torch.empty(4, dtype=torch.uint8, pin_memory=True)
+    path("begun_late.pickle").write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
