@@ -47,7 +47,9 @@ def bare(tmp_path: Path) -> Machine:
     cache = tmp_path / "cache"
     directory = tmp_path / "directory"
     directory.mkdir()
-    return Machine(directory, _environment({"XDG_CACHE_HOME": str(cache)}))
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    return Machine(directory, _environment({"XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(runtime)}))
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ PROGRAM = """
 
 
 @contextmanager
-def job(machine: Machine, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+def job(machine: Machine, program: str = PROGRAM, **variables: str) -> Iterator["subprocess.Popen[str]"]:
     """Runs a program that allocates once for each line that it is told."""
-    program = "".join(map(textwrap.dedent, (MEMORY, PROGRAM)))
+    program = "".join(map(textwrap.dedent, (MEMORY, program)))
     environment = {**machine.environment, **variables}
     with subprocess.Popen(
         [sys.executable, "-c", program],
@@ -73,6 +73,12 @@ def top(machine: Machine) -> dict[int, Any]:
     done = machine.command(LOWTIDE, "top", "--json", "--interval", "0.05")
     assert done.returncode == 0, done.stderr
     return {process["pid"]: process for process in json.loads(done.stdout)}
+
+
+def sockets(machine: Machine, process: "subprocess.Popen[str]") -> list[str]:
+    """Returns the names of a process's sockets."""
+    directory = Path(machine.environment["XDG_RUNTIME_DIR"], "lowtide")
+    return [path.name for path in directory.iterdir() if path.name.startswith(f"top-{process.pid}-")]
 
 
 def free_port() -> int:
@@ -119,8 +125,39 @@ def test_top_shows_what_a_process_holds(gpu: Machine) -> None:
         assert "region kv cache (host): 5.00 MiB live, 0 bytes mapped" in table
         first.send_signal(signal.SIGKILL)
         first.wait()
+        assert sockets(gpu, first)
         assert first.pid not in top(gpu)
-        assert f"lowtide-top-{first.pid}" not in Path("/proc/net/unix").read_text()
+        assert not sockets(gpu, first)
+        assert second.stdin is not None
+        second.stdin.close()
+        second.wait()
+        assert not sockets(gpu, second), "they go with the process"
+
+
+def test_a_job_that_was_stopped_holds_nobody_up(gpu: Machine) -> None:
+    with job(gpu) as stopped, job(gpu) as other:
+        stopped.send_signal(signal.SIGSTOP)
+        # Each looks twice: more often than connections may wait.
+        for _ in range(12):
+            shown = top(gpu)
+            assert other.pid in shown
+            assert stopped.pid not in shown
+        stopped.send_signal(signal.SIGCONT)
+        assert eventually(lambda: stopped.pid in top(gpu))
+
+
+def test_the_child_of_a_fork_leaves_the_socket_alone(gpu: Machine) -> None:
+    program = """
+        allocate(MIB)
+        child = os.fork()
+        if child == 0:
+            raise SystemExit
+        os.waitpid(child, 0)
+        print("ready", flush=True)
+        input()
+    """
+    with job(gpu, program) as process:
+        assert process.pid in top(gpu)
 
 
 def page(port: int, path: str = "/metrics") -> str:

@@ -1470,8 +1470,8 @@ enum lowtide_status lowtide_share(void *memory,
  *
  * `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
  * itself, whose memory or process is gone, or whose card this process does not see. The process that shared
- * expandable segments must be on the same machine and in the same network namespace, and have the same
- * user.
+ * expandable segments must be on the same machine and have the same user. Both processes see the same directory
+ * of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
  *
  * The caller promises:
  *

@@ -42,6 +42,7 @@ mod registry;
 mod settings;
 mod share;
 mod shortage;
+mod sockets;
 mod switch;
 mod threads;
 mod tms;

@@ -1,11 +1,10 @@
 //! The figures of this process for `lowtide top`: a thread sleeps until someone of the same user asks.
 //!
-//! The socket is in no directory, so that it needs no permission and goes with the process, however that ends.
-//! Both ends ask the system who the other is. The child of a fork does not keep it.
+//! The socket is in a directory of the user's own (`crates/sockets`). Both ends ask the system who the other is. The
+//! child of a fork does not keep it.
 
 use std::io::{self, ErrorKind, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::catch_unwind;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,12 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_cuda::SignalsBlocked;
+use lowtide_sockets::{is_same_user, name_for_figures};
 
 use crate::exposition::Reader;
-use crate::share::is_same_user;
 use crate::switch::Switch;
-use crate::threads::ParentsOnly;
-use crate::{exposition, metrics};
+use crate::{exposition, metrics, sockets};
 
 /// Whether `lowtide top` sees this process.
 static PUBLISHES: Switch = Switch::new("LOWTIDE_PUBLISH", true);
@@ -43,26 +41,10 @@ pub(crate) fn start() {
 }
 
 fn listen() -> io::Result<()> {
-    let listener = ParentsOnly::new(bind()?)?;
+    let listener = sockets::listen(sockets::places().own()?, &name_for_figures()?)?;
     let thread = thread::Builder::new().name("lowtide-top".to_owned());
     thread.spawn(move || serve(&listener))?;
     Ok(())
-}
-
-/// Returns a socket whose name says the process. A process of another container may have the same number.
-fn bind() -> io::Result<UnixListener> {
-    let name = |index| match index {
-        0 => format!("lowtide-top-{}", process::id()),
-        _ => format!("lowtide-top-{}-{index}", process::id()),
-    };
-    let mut outcome = Err(ErrorKind::AddrInUse.into());
-    for index in 0..16 {
-        outcome = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name(index))?);
-        if !matches!(&outcome, Err(error) if error.kind() == ErrorKind::AddrInUse) {
-            break;
-        }
-    }
-    outcome
 }
 
 fn serve(listener: &UnixListener) {

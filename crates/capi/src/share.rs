@@ -14,7 +14,7 @@
 //! ├─ Ticket
 //! └─ fetch         client.rs       asks that thread
 //!    └─            wire.rs         what the two say to each other
-//!       └─         socket.rs       bytes, with descriptors, and who sent them
+//!       └─         socket.rs       names, and bytes with descriptors
 //! ```
 
 mod client;
@@ -35,7 +35,6 @@ use crate::control::copy_for_c;
 use crate::error::{Error, Status};
 use crate::pluggable::{address_of, pointer_to};
 use crate::{drivers, peers, regions, registry};
-pub(crate) use socket::is_same_user;
 use ticket::{Identity, Mapped, Shared, Ticket};
 
 /// Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
@@ -89,8 +88,8 @@ pub unsafe extern "C" fn lowtide_share(
 ///
 /// `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
 /// itself, whose memory or process is gone, or whose card this process does not see. The process that shared
-/// expandable segments must be on the same machine and in the same network namespace, and have the same
-/// user.
+/// expandable segments must be on the same machine and have the same user. Both processes see the same directory
+/// of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
 ///
 /// # Safety
 ///

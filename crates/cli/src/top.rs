@@ -4,6 +4,7 @@ mod process;
 mod sample;
 mod screen;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::thread;
@@ -18,14 +19,14 @@ use screen::History;
 ///
 /// # Errors
 ///
-/// If the system does not say which processes there are, or nothing can be printed.
+/// If nothing can be printed.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let interval = Duration::from_secs_f64(args.interval);
-    let mut before = look()?;
+    let mut before = look();
     if args.once || args.json {
         // Rates take two looks.
         thread::sleep(interval);
-        let processes = after(&before, interval)?;
+        let processes = after(&before, interval);
         let text = if args.json {
             json::text(&processes)?
         } else {
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     loop {
         let begin = Instant::now();
         thread::sleep(interval);
-        let processes = after(&before, begin.elapsed())?;
+        let processes = after(&before, begin.elapsed());
         screen::add(&mut history, &processes);
         screen::show(&screen::table(&processes, &history))?;
         before = processes;
@@ -46,20 +47,20 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns every process, the one with the most memory first.
-fn look() -> anyhow::Result<Vec<Process>> {
-    let mut processes: Vec<Process> = sample::all()?.iter().map(Process::of).collect();
-    processes.sort_by_key(|process| (u64::MAX - process.reserved_bytes(), process.pid));
-    Ok(processes)
+fn look() -> Vec<Process> {
+    let mut processes: Vec<Process> = sample::all().iter().map(Process::of).collect();
+    processes.sort_by_key(|process| (Reverse(process.reserved_bytes()), process.pid));
+    processes
 }
 
 /// Returns every process with what it did since `before`.
-fn after(before: &[Process], elapsed: Duration) -> anyhow::Result<Vec<Process>> {
-    let mut processes = look()?;
+fn after(before: &[Process], elapsed: Duration) -> Vec<Process> {
+    let mut processes = look();
     for process in &mut processes {
-        let earlier = before.iter().find(|earlier| earlier.pid == process.pid);
+        let earlier = before.iter().find(|earlier| earlier.name == process.name);
         if let Some(earlier) = earlier {
             process.count_since(earlier, elapsed);
         }
     }
-    Ok(processes)
+    processes
 }

@@ -3,7 +3,8 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lowtide_core::Bytes;
 
@@ -11,6 +12,7 @@ use super::socket;
 use super::ticket::Mapped;
 use super::wire::{REPLY_BYTES, Reply, Request};
 use crate::error::{Error, Status};
+use crate::sockets;
 
 /// How long the other process may take: it may wait for work of its device before it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,9 +34,11 @@ pub(crate) fn fetch(
         Error::new(Status::InvalidArgument, text)
     };
     let reply = ask(exporter, mapped, offset).map_err(|error| match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            gone("has ended, or cannot be reached from this one")
-        }
+        ErrorKind::NotFound
+        | ErrorKind::ConnectionRefused
+        | ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset => gone("has ended, or cannot be reached from this one"),
+        ErrorKind::PermissionDenied => gone("has another user"),
         ErrorKind::WouldBlock | ErrorKind::TimedOut => gone("does not answer"),
         _ => {
             let text = format_args!("process {process} cannot be asked for its memory: {error}");
@@ -49,17 +53,13 @@ pub(crate) fn fetch(
             let text = format_args!("process {process} could not share its memory: {text}");
             Err(Error::new(Status::Driver, text))
         }
-        None => Err(gone("has another version of lowtide, or another user")),
+        None => Err(gone("has another version of lowtide")),
     }
 }
 
-/// Returns the other process's answer, `None` if it makes no sense or the process is another user's.
+/// Returns the other process's answer; `None` if it makes no sense.
 fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<Reply>> {
-    let stream = UnixStream::connect_addr(&socket::address(exporter)?)?;
-    // Before it is told the token.
-    if !socket::is_same_user(&stream)? {
-        return Ok(None);
-    }
+    let stream = connect(&socket::name_of(exporter))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let request = Request {
@@ -72,4 +72,37 @@ fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<
     let descriptors = socket::receive(&stream, &mut bytes)?;
     let left = mapped.range.size.get().saturating_sub(offset.get());
     Ok(Reply::decode(&bytes, descriptors, Bytes(left)))
+}
+
+/// Returns a connection to a process of this user's. One that has much to do is tried again for a while.
+///
+/// # Errors
+///
+/// `WouldBlock` where it accepts none all the time, `NotFound` where there is no such socket, and what the system says.
+fn connect(name: &str) -> io::Result<UnixStream> {
+    const PAUSE: Duration = Duration::from_millis(10);
+    let start = Instant::now();
+    loop {
+        match connect_at_once(name) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {
+                thread::sleep(PAUSE);
+            }
+            Ok(stream) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn connect_at_once(name: &str) -> io::Result<UnixStream> {
+    let directories = sockets::places().all();
+    let mut outcomes = directories
+        .iter()
+        .map(|directory| directory.connect(name.as_ref()));
+    let is_there = |outcome: &io::Result<UnixStream>| !matches!(outcome, Err(error) if error.kind() == ErrorKind::NotFound);
+    outcomes
+        .find(is_there)
+        .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
 }

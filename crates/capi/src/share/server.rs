@@ -8,13 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_cuda::SignalsBlocked;
+use lowtide_sockets::is_same_user;
 
 use super::socket;
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
-use crate::threads::ParentsOnly;
-use crate::{drivers, registry};
+use crate::{drivers, registry, sockets};
 
 /// How long an importer may take to ask, or to take an answer: others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,8 +41,9 @@ pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
         return Ok(());
     }
     let started = || -> io::Result<()> {
-        let listener = UnixListener::bind_addr(&socket::address(identity.name)?)?;
-        let listener = ParentsOnly::new(listener)?;
+        let directory = sockets::places().own()?;
+        directory.remove_dead(socket::PREFIX);
+        let listener = sockets::listen(directory, &socket::name_of(identity.name))?;
         watch_process()?;
         let _signals = SignalsBlocked::begin();
         let thread = thread::Builder::new().name("lowtide-share".to_owned());
@@ -75,7 +76,7 @@ fn serve(listener: &UnixListener, identity: &'static Identity) {
 }
 
 fn answer(stream: &UnixStream, identity: &Identity) -> io::Result<()> {
-    if !socket::is_same_user(stream)? {
+    if !is_same_user(stream)? {
         return Ok(());
     }
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,48 +1,22 @@
-//! Sockets of one machine: bytes with file descriptors, and who is at the other end.
+//! Sockets of one machine: their names, and bytes with file descriptors.
 
 use std::ffi::c_int;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::ptr;
+use std::os::unix::net::UnixStream;
 
 use super::wire::PARTS_MAX;
 
 /// Room for [`PARTS_MAX`] descriptors with their header, aligned as that must be.
 const CONTROL_WORDS: usize = (16 + PARTS_MAX * size_of::<RawFd>()).div_ceil(8);
 
-/// Returns the address of an exporter. It is in no directory: it needs no permission, and goes with the
-/// process.
-pub(crate) fn address(exporter: [u8; 16]) -> io::Result<SocketAddr> {
-    let name = format!("lowtide-{:032x}", u128::from_be_bytes(exporter));
-    SocketAddr::from_abstract_name(name)
-}
+/// What the names of exporters' sockets begin with.
+pub(crate) const PREFIX: &str = "share-";
 
-/// Returns whether the process at the other end has this one's user.
-pub(crate) fn is_same_user(stream: &UnixStream) -> io::Result<bool> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut length = length_of(size_of_val(&peer));
-    // SAFETY: the call writes at most `length` bytes to `peer`, and `length`; both outlive it.
-    let status = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            ptr::from_mut(&mut peer).cast(),
-            &raw mut length,
-        )
-    };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: takes nothing.
-    Ok(peer.uid == unsafe { libc::geteuid() })
+/// Returns the name of an exporter's socket.
+pub(crate) fn name_of(exporter: [u8; 16]) -> String {
+    format!("{PREFIX}{:032x}", u128::from_be_bytes(exporter))
 }
 
 /// Sends all of `bytes`, the descriptors with the first of them. The descriptors stay the caller's.
@@ -181,10 +155,6 @@ fn again_if_interrupted(count: isize) -> io::Result<Option<usize>> {
     }
 }
 
-fn length_of(bytes: usize) -> libc::socklen_t {
-    libc::socklen_t::try_from(bytes).expect("a few bytes")
-}
-
 const _: () = assert!(size_of::<c_int>() == size_of::<RawFd>());
 
 #[cfg(test)]
@@ -192,6 +162,8 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+
+    use lowtide_sockets::is_same_user;
 
     use super::*;
 

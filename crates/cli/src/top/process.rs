@@ -1,6 +1,7 @@
 //! A process's figures, put together by device, region and stream.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,6 +12,9 @@ use super::sample::{Answer, Sample};
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
+    /// What tells it from a process of another container with the same number.
+    #[serde(skip)]
+    pub(super) name: OsString,
     pub(super) command: String,
     pub(super) config: String,
     pub(super) version: String,
@@ -73,6 +77,7 @@ impl Process {
     pub(super) fn of(answer: &Answer) -> Process {
         let mut process = Process {
             pid: answer.pid,
+            name: answer.name.clone(),
             ..Process::default()
         };
         let mut devices: BTreeMap<u32, Device> = BTreeMap::new();
@@ -241,6 +246,7 @@ mod tests {
         ];
         let early = Process::of(&Answer {
             pid: 7,
+            name: "top-7-1".into(),
             samples: samples.clone(),
         });
         assert_eq!((&*early.command, &*early.config), ("a b", "bfc"));
@@ -268,7 +274,11 @@ mod tests {
 
         samples[3].value = 27.0;
         samples[4].value = 0.0;
-        let mut late = Process::of(&Answer { pid: 7, samples });
+        let mut late = Process::of(&Answer {
+            pid: 7,
+            name: "top-7-1".into(),
+            samples,
+        });
         late.count_since(&early, Duration::from_secs(2));
         assert_eq!(late.devices[0].allocations_per_second, Some(10.0));
         assert_eq!(

@@ -1,27 +1,43 @@
-//! What processes say of themselves: asked over their sockets, in Prometheus's text format.
+//! What processes say of themselves, as figures with names and labels.
 
-use std::fs;
-use std::io::Read;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::time::Duration;
+use std::env;
+use std::ffi::OsString;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use lowtide_sockets::{Directory, Places, process_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Where the system lists its sockets.
-const SOCKETS: &str = "/proc/net/unix";
-/// What the names of lowtide's begin with.
-const PREFIX: &str = "@lowtide-top-";
-/// How long a process may take to answer. One that is stopped never does.
+/// How long all processes together may take to answer. One that is stopped never does.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// No process has so much to say.
-const TEXT_BYTES_MAX: u64 = 16 << 20;
+const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// What a process says.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Answer {
     pub(super) pid: u32,
+    /// The name of its socket. Processes of two containers may have the same number.
+    pub(super) name: OsString,
     pub(super) samples: Vec<Sample>,
+}
+
+/// A process that was asked.
+struct Asked {
+    pid: u32,
+    name: OsString,
+    stream: UnixStream,
+    text: Vec<u8>,
+}
+
+/// How far an answer has come.
+enum Progress {
+    /// More may follow.
+    Open,
+    Complete,
+    /// The process ended, or says nothing that makes sense.
+    Failed,
 }
 
 /// One figure.
@@ -40,40 +56,108 @@ impl Sample {
     }
 }
 
-/// Returns what every process of this user says that runs on lowtide, in the same network namespace.
-///
-/// # Errors
-///
-/// If the system does not list its sockets.
-pub(super) fn all() -> anyhow::Result<Vec<Answer>> {
-    let sockets = fs::read_to_string(SOCKETS).context(SOCKETS)?;
-    let names = sockets.lines().filter_map(|line| {
-        let (_, name) = line.rsplit_once(' ')?;
-        name.starts_with(PREFIX).then_some(name)
-    });
-    let mut names: Vec<&str> = names.collect();
-    names.sort_unstable();
-    // The sockets of those that are being answered have the name, too.
-    names.dedup();
-    Ok(names.into_iter().filter_map(ask).collect())
+/// Returns what every process of this user says that runs on lowtide. One that does not answer in time is not in it.
+pub(super) fn all() -> Vec<Answer> {
+    let directories = Places::new(env::var_os("XDG_RUNTIME_DIR")).all();
+    let asked = directories.iter().flat_map(ask_all).collect();
+    answers(asked, Instant::now() + PATIENCE)
 }
 
-/// Returns what one process says; nothing where it is another user's, has just ended or does not answer.
-fn ask(name: &str) -> Option<Answer> {
-    let number = name.strip_prefix(PREFIX)?.split('-').next()?;
-    let address = SocketAddr::from_abstract_name(name.strip_prefix('@')?).ok()?;
-    let stream = UnixStream::connect_addr(&address).ok()?;
-    // Anyone may give a socket this name. The number is another one where the process has a namespace of its own.
-    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-    if peer.uid != rustix::process::geteuid() {
-        return None;
+/// Asks every process that has a socket in a directory, and removes the sockets of those that ended.
+fn ask_all(directory: &Directory) -> Vec<Asked> {
+    let ask = |name: OsString| {
+        let pid = process_of(&name)?;
+        match directory.connect(&name) {
+            Ok(stream) => Some(Asked {
+                pid,
+                name,
+                stream,
+                text: Vec::new(),
+            }),
+            Err(error) => {
+                if error.kind() == ErrorKind::ConnectionRefused {
+                    // Another `top` may have done it.
+                    let _ = directory.remove(&name);
+                }
+                None
+            }
+        }
+    };
+    let names = directory.names().unwrap_or_default();
+    names.into_iter().filter_map(ask).collect()
+}
+
+/// Returns the answers that are complete before the deadline.
+fn answers(mut asked: Vec<Asked>, deadline: Instant) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    while !asked.is_empty() {
+        let Some(ready) = wait(&asked, deadline) else {
+            break;
+        };
+        let mut ready = ready.into_iter();
+        asked.retain_mut(|process| {
+            if ready.next() != Some(true) {
+                return true;
+            }
+            match process.read() {
+                Progress::Open => true,
+                Progress::Complete => {
+                    answers.extend(process.answer());
+                    false
+                }
+                Progress::Failed => false,
+            }
+        });
     }
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut text = String::new();
-    stream.take(TEXT_BYTES_MAX).read_to_string(&mut text).ok()?;
-    let samples: Vec<Sample> = text.lines().filter_map(parse).collect();
-    let pid = number.parse().ok()?;
-    (!samples.is_empty()).then_some(Answer { pid, samples })
+    answers
+}
+
+/// Waits until one of the processes says more, and returns which do; `None` if none does before the deadline.
+fn wait(asked: &[Asked], deadline: Instant) -> Option<Vec<bool>> {
+    let left = deadline.checked_duration_since(Instant::now())?;
+    let mut polled: Vec<PollFd<'_>> = asked
+        .iter()
+        .map(|process| PollFd::new(&process.stream, PollFlags::IN))
+        .collect();
+    let count = match poll(&mut polled, Some(&Timespec::try_from(left).ok()?)) {
+        Err(rustix::io::Errno::INTR) => return Some(vec![false; asked.len()]),
+        outcome => outcome.ok()?,
+    };
+    let is_ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
+    (count > 0).then(|| polled.iter().map(is_ready).collect())
+}
+
+impl Asked {
+    /// Takes what has come.
+    fn read(&mut self) -> Progress {
+        let mut bytes = [0; 1 << 16];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => Progress::Complete,
+            Ok(count) => {
+                self.text.extend_from_slice(&bytes[..count]);
+                if self.text.len() > TEXT_BYTES_MAX {
+                    Progress::Failed
+                } else {
+                    Progress::Open
+                }
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted => Progress::Open,
+                _ => Progress::Failed,
+            },
+        }
+    }
+
+    /// Returns the answer; `None` where it has no figure.
+    fn answer(&self) -> Option<Answer> {
+        let text = String::from_utf8_lossy(&self.text);
+        let samples: Vec<Sample> = text.lines().filter_map(parse).collect();
+        (!samples.is_empty()).then(|| Answer {
+            pid: self.pid,
+            name: self.name.clone(),
+            samples,
+        })
+    }
 }
 
 /// Returns the figure in a line, `name{label="value",…} 1`; nothing for a comment, or for what is none.

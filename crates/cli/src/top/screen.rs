@@ -1,6 +1,7 @@
 //! Processes as a table for people, with what was live over the last looks.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 
 use console::{Term, measure_text_width, truncate_str};
@@ -21,14 +22,14 @@ const COLUMNS: [&str; 10] = [
 ];
 
 /// The live bytes of the last looks, by process and device.
-pub(super) type History = BTreeMap<(u32, u32), VecDeque<u64>>;
+pub(super) type History = BTreeMap<(OsString, u32), VecDeque<u64>>;
 
 /// Adds a look, and forgets the processes that are not there any more.
 pub(super) fn add(history: &mut History, processes: &[Process]) {
     let mut now = History::new();
     for process in processes {
         for device in &process.devices {
-            let key = (process.pid, device.device);
+            let key = (process.name.clone(), device.device);
             let mut looks = history.remove(&key).unwrap_or_default();
             looks.push_back(device.live_bytes);
             while looks.len() > LOOKS_MAX {
@@ -48,7 +49,7 @@ pub(super) fn table(processes: &[Process], history: &History) -> String {
     let mut lines = vec![Line::of(COLUMNS.map(str::to_owned))];
     for process in processes {
         for (index, device) in process.devices.iter().enumerate() {
-            let looks = history.get(&(process.pid, device.device));
+            let looks = history.get(&(process.name.clone(), device.device));
             let spark = looks.map_or_else(String::new, |looks| sparkline(looks, device));
             lines.push(Line {
                 cells: Some(cells(process, device, index == 0)),
@@ -223,6 +224,7 @@ mod tests {
         };
         Process {
             pid,
+            name: pid.to_string().into(),
             command: "python train.py --with many words that are cut".into(),
             devices: vec![device],
             ..Process::default()

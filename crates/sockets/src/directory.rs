@@ -1,0 +1,182 @@
+//! One directory of sockets.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process;
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, mkdirat, openat, renameat, unlinkat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::path::Arg;
+use rustix::process::geteuid;
+
+use crate::is_same_user;
+
+/// How many connections wait for a process that accepts none, which it answers when it goes on.
+const BACKLOG: i32 = 16;
+
+/// A directory of this process's user that no other user can enter.
+#[derive(Debug)]
+pub struct Directory {
+    file: OwnedFd,
+}
+
+/// A socket's name in a [`Directory`].
+#[derive(Debug)]
+pub struct Entry {
+    directory: Directory,
+    name: String,
+    /// The process that listens. The child of a fork does not.
+    process: u32,
+}
+
+impl Directory {
+    /// Opens a directory, if it is of this user alone.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied` where another user owns it or could enter it, and what the system says. A link is an error.
+    pub(crate) fn open(parent: impl AsFd, name: impl Arg) -> io::Result<Directory> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(parent, name, flags, Mode::empty())?;
+        let found = fstat(&file)?;
+        let others = Mode::RWXG | Mode::RWXO;
+        let is_own = found.st_uid == geteuid().as_raw();
+        if !is_own || Mode::from_raw_mode(found.st_mode).intersects(others) {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        Ok(Directory { file })
+    }
+
+    /// As [`Directory::open`]; makes the directory first if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::open`].
+    pub(crate) fn open_or_make(parent: impl AsFd, name: &str) -> io::Result<Directory> {
+        match mkdirat(&parent, name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => Directory::open(parent, name),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns what tells the directory from any other.
+    pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
+        let found = fstat(&self.file)?;
+        Ok((found.st_dev, found.st_ino))
+    }
+
+    /// Returns a socket of this name that listens, and its entry. Nobody sees the name before it listens, so a socket
+    /// that refuses connections is that of a process that ended.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn listen(self, name: &str) -> io::Result<(UnixListener, Entry)> {
+        let unfinished = format!(".{name}");
+        let listener = UnixListener::bind(self.path_of(unfinished.as_ref()))?;
+        let named = rustix::net::listen(&listener, BACKLOG)
+            .and_then(|()| renameat(&self.file, unfinished.as_str(), &self.file, name));
+        if let Err(error) = named {
+            let _ = unlinkat(&self.file, unfinished.as_str(), AtFlags::empty());
+            return Err(error.into());
+        }
+        let entry = Entry {
+            directory: self,
+            name: name.to_owned(),
+            process: process::id(),
+        };
+        Ok((listener, entry))
+    }
+
+    /// Returns the names of all entries, sockets or not.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        names_in(&self.file)
+    }
+
+    /// Returns a connection to a socket of this user's, which does not block. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` where too many connections wait already, `ConnectionRefused` where the socket's process ended,
+    /// `PermissionDenied` where the process is another user's, and what the system says.
+    pub fn connect(&self, name: &OsStr) -> io::Result<UnixStream> {
+        let address = SocketAddrUnix::new(self.path_of(name))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = rustix::net::socket_with(family, kind, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        let stream = UnixStream::from(socket);
+        if is_same_user(&stream)? {
+            Ok(stream)
+        } else {
+            Err(ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    /// Removes the sockets of processes that ended, of those whose names begin so. The others see a connection that
+    /// says nothing.
+    pub fn remove_dead(&self, prefix: &str) {
+        let names = self.names().unwrap_or_default();
+        let is_meant = |name: &&OsString| name.as_bytes().starts_with(prefix.as_bytes());
+        for name in names.iter().filter(is_meant) {
+            let outcome = self.connect(name);
+            if outcome.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
+                // Another process of the user may have removed it.
+                let _ = self.remove(name);
+            }
+        }
+    }
+
+    /// Removes a socket whose process ended: one that refused a connection.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn remove(&self, name: &OsStr) -> io::Result<()> {
+        Ok(unlinkat(&self.file, name, AtFlags::empty())?)
+    }
+
+    /// Returns a path to an entry that leads through the open directory, whatever stands at the directory's own path
+    /// by now. It is short: a socket's path has 107 bytes at most.
+    pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
+        let file = self.file.as_raw_fd();
+        PathBuf::from(format!("/proc/thread-self/fd/{file}")).join(name)
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Entry {
+    /// Removes the name, in the process that listens.
+    pub fn remove(&self) {
+        if self.process == process::id() {
+            // Another process of the user may have removed it.
+            let _ = self.directory.remove(self.name.as_ref());
+        }
+    }
+}
+
+/// Returns the names of all entries of an open directory.
+pub(crate) fn names_in(directory: impl AsFd) -> io::Result<Vec<OsString>> {
+    let name_of = |entry: rustix::io::Result<rustix::fs::DirEntry>| {
+        let bytes = entry?.file_name().to_bytes().to_vec();
+        Ok(OsString::from_vec(bytes))
+    };
+    let names: io::Result<Vec<OsString>> = Dir::read_from(directory)?.map(name_of).collect();
+    let mut names = names?;
+    names.retain(|name| name != "." && name != "..");
+    names.sort_unstable();
+    Ok(names)
+}
