@@ -1,5 +1,7 @@
 //! Calls of the driver that fail once, in each of the processes.
 
+use std::{ptr, thread};
+
 use lowtide::*;
 
 use super::common::{Fake, allocate, last_error};
@@ -31,8 +33,9 @@ const CALLS: [&str; 17] = [
 fn a_call_that_fails_once_leaves_nothing_attached() {
     fn fails(fake: &Fake) {
         let bytes = told().unwrap();
-        // The device is ready for use before.
-        let held = allocate(512, 0).unwrap();
+        // The device is ready for use before. The request leaves a context to its own thread, and none to this one.
+        let request = thread::spawn(|| allocate(512, 0).unwrap().expose_provenance());
+        let held = ptr::with_exposed_provenance_mut(request.join().unwrap());
         let before = described(&fake.live());
         while let Some(line) = told() {
             let (call, nth) = line.split_once(' ').unwrap();
