@@ -98,6 +98,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_configure": (c_int, [c_char_p, c_char_p]),
     "lowtide_deallocate": (c_int, [c_void_p]),
     "lowtide_end_allocate_to_pool": (c_int, [c_int, Mempool]),
+    "lowtide_kept_host_bytes": (c_int, [c_int, POINTER(c_uint64)]),
     "lowtide_last_error": (c_char_p, []),
     "lowtide_memory_info": (c_int, [c_int, POINTER(c_uint64), POINTER(c_uint64)]),
     "lowtide_memory_stats": (c_int, [c_int, POINTER(MemoryStat), c_size_t, POINTER(c_size_t)]),

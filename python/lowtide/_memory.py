@@ -8,7 +8,7 @@ from typing import Any
 
 from ._files import write
 from ._library import MemoryStat, Status, check, library
-from ._regions import region_stats, regions
+from ._regions import kept_host_bytes, region_stats, regions
 from ._show import MemoryStats
 
 Device = int | str | Any
@@ -20,6 +20,7 @@ def memory_stats(device: Device | None = None) -> MemoryStats:
 
     With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`, and how fast its contents
     were copied, like `region.kv_cache.saved_bytes_per_second`; `regions` has them one by one, and says what they are.
+    `kept_host_bytes` is the host's memory that a resume has left for the next pause of any region of the device.
 
     `None` is PyTorch's current device. Asking for a device that is not in use starts neither it nor the driver;
     until something does, any number is one's. In a notebook the answer shows itself as a table.
@@ -33,7 +34,8 @@ def memory_stats(device: Device | None = None) -> MemoryStats:
         stats = (MemoryStat * room.value)()
         status = function(number, stats, len(stats), ctypes.byref(room))
     check(status)
-    return MemoryStats({stat.key.decode(): stat.value for stat in stats[: room.value]} | region_stats(number))
+    kept = {"kept_host_bytes": kept_host_bytes(number)}
+    return MemoryStats({stat.key.decode(): stat.value for stat in stats[: room.value]} | region_stats(number) | kept)
 
 
 def snapshot() -> Any:

@@ -219,7 +219,8 @@ def regions() -> list[dict[str, Any]]:
     """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
 
     Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that a resume would take
-    now, `host_bytes` and `disk_bytes` of its contents. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
+    now, `host_bytes` and `disk_bytes` of its contents. Memory that a resume leaves for the next pause is no region's:
+    `memory_stats` has it as `kept_host_bytes`. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
     `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`, all summed up; with `last_` before them, of the last.
 
     `save_ns` and `restore_ns` are the parts of these times in which contents were copied, without the wait for the
@@ -264,6 +265,13 @@ def region_stats(device: int) -> dict[str, int]:
         for name, speed in _speeds(of_tag).items():
             stats[f"region.{tag}.{name}"] = speed
     return stats
+
+
+def kept_host_bytes(device: int) -> int:
+    """Returns how much of the host's memory ended backups of a device have left for the next ones."""
+    kept = ctypes.c_uint64()
+    check(library().lowtide_kept_host_bytes(device, ctypes.byref(kept)))
+    return kept.value
 
 
 def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:

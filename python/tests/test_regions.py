@@ -463,3 +463,23 @@ def test_the_pool_of_a_graph_is_a_region(machine: Machine) -> None:
         "b'kept'",
         "True 2",
     ]
+
+
+def test_memory_of_the_host_that_a_resume_leaves_is_counted(gpu: Machine) -> None:
+    program = """
+        with lowtide.region("kv", backup="host"):
+            held = allocate(20 * MIB)
+        def kept():
+            (region,) = lowtide.regions()
+            return region["host_bytes"], lowtide.memory_stats(0)["kept_host_bytes"]
+        before = kept()
+        lowtide.pause()
+        lowtide.resume()
+        after = kept()
+        lowtide.release_backups()
+        print(json.dumps([before, after, kept()]))
+    """
+    before, (host_bytes, kept), released = json.loads(gpu.code(MEMORY, program))
+    assert before == released == [0, 0]
+    assert host_bytes == 0
+    assert kept >= 20 << 20

@@ -1102,6 +1102,18 @@ enum lowtide_status lowtide_set_backup_directory(const char *path);
 enum lowtide_status lowtide_retain_backups(bool retain);
 
 /**
+ * Writes to `bytes` how much of the host's memory the backups of a device that ended have left for the next ones: mapped,
+ * and page-locked most of it. It counts in no region's `host_bytes`. Waits for no pause and no resume. 0 for a device
+ * that is not in use.
+ *
+ * The caller promises:
+ *
+ * `bytes` is null or may be written to.
+ */
+enum lowtide_status lowtide_kept_host_bytes(int device,
+                                            uint64_t *bytes);
+
+/**
  * Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
  * are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a
  * pause or a resume that is under way.

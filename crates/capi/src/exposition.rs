@@ -186,6 +186,12 @@ const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
     ),
 ];
 
+const KEPT_HOST_BYTES: Family = Family {
+    name: "lowtide_kept_host_bytes",
+    kind: "gauge",
+    help: "Bytes of the host's memory that ended backups have left for the next ones.",
+};
+
 const REGION_FIGURES: [Figure<Region, u64>; 9] = [
     figure(
         "gauge",
@@ -310,6 +316,15 @@ impl Page {
                 self.sample(family, &label("device", &ordinal.to_string()), value(stats));
             }
         }
+        self.begin(KEPT_HOST_BYTES);
+        for (ordinal, _) in devices {
+            let kept = regions::kept(*ordinal).get();
+            self.sample(
+                KEPT_HOST_BYTES,
+                &label("device", &ordinal.to_string()),
+                kept,
+            );
+        }
     }
 
     fn regions(&mut self, regions: &[(String, Region)]) {
@@ -422,7 +437,8 @@ mod tests {
         let devices = DEVICE_FIGURES.map(|figure| figure.family);
         let regions = REGION_FIGURES.into_iter().chain(REGION_TIMES);
         let regions = regions.map(|figure| figure.family);
-        for Family { name, kind, help } in devices.into_iter().chain(regions) {
+        let families = devices.into_iter().chain([KEPT_HOST_BYTES]).chain(regions);
+        for Family { name, kind, help } in families {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(
                 name.starts_with("lowtide_") && help.ends_with('.'),

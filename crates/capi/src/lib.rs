@@ -82,10 +82,11 @@ pub use preload::*;
 pub use record::{lowtide_record_start, lowtide_record_stop};
 pub use regions::{
     Backup, Region, RegionState, RegionVisitor, lowtide_backup_find, lowtide_is_away,
-    lowtide_is_in_region, lowtide_page_lock_backups, lowtide_pause, lowtide_pause_and_drop,
-    lowtide_region_enter, lowtide_region_leave, lowtide_region_pool, lowtide_region_trim,
-    lowtide_release_backups, lowtide_release_idle_backups, lowtide_resume, lowtide_retain_backups,
-    lowtide_set_backup_directory, lowtide_set_memory_margin, lowtide_visit_regions,
+    lowtide_is_in_region, lowtide_kept_host_bytes, lowtide_page_lock_backups, lowtide_pause,
+    lowtide_pause_and_drop, lowtide_region_enter, lowtide_region_leave, lowtide_region_pool,
+    lowtide_region_trim, lowtide_release_backups, lowtide_release_idle_backups, lowtide_resume,
+    lowtide_retain_backups, lowtide_set_backup_directory, lowtide_set_memory_margin,
+    lowtide_visit_regions,
 };
 pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
 pub use shortage::{

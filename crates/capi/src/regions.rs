@@ -32,7 +32,7 @@ use crate::registry;
 
 pub(crate) use change::begin_allocate_to_pool;
 pub(crate) use keeper::{
-    has_directory as has_backup_directory, has_retain, retains as retains_backups,
+    has_directory as has_backup_directory, has_retain, kept, retains as retains_backups,
     set_directory as set_backup_directory, show_files as show_backup_files,
 };
 pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on, pools_unless_busy};
@@ -410,6 +410,22 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
     run(|| keeper::set_retain(retain))
+}
+
+/// Writes to `bytes` how much of the host's memory the backups of a device that ended have left for the next ones: mapped,
+/// and page-locked most of it. It counts in no region's `host_bytes`. Waits for no pause and no resume. 0 for a device
+/// that is not in use.
+///
+/// # Safety
+///
+/// `bytes` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_kept_host_bytes(device: c_int, bytes: *mut u64) -> Status {
+    run(|| {
+        registry::in_use(device)?;
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("bytes", bytes, keeper::kept(device).get()) }
+    })
 }
 
 /// Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that

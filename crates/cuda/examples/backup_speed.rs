@@ -182,7 +182,7 @@ fn measure_case(
             locked_at_restore * 100.0,
         );
     }
-    let kept = backups.retained();
+    let kept = backups.kept().bytes();
     let start = Instant::now();
     let slowest = thread::scope(|scope| {
         let releasing = scope.spawn(|| backups.release_retained());

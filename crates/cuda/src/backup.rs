@@ -47,6 +47,7 @@ use crate::context::PrimaryContext;
 use crate::device::Device;
 use file::{FileBackup, OpenStorage, TemporaryFile};
 use host_memory::HostMemory;
+pub use keeper::KeptMemory;
 use keeper::{Copying, Keeper, Times};
 use layout::Layout;
 use link::{Link, Way};
@@ -218,9 +219,9 @@ impl CudaBackups {
         self.queue.retry();
     }
 
-    /// Returns how much of the host's memory is kept for later backups, or because the driver refused to let it go.
-    pub fn retained(&self) -> Bytes {
-        Bytes((self.keeper.idle_bytes() + self.queue.bytes()) as u64)
+    /// Returns the host's memory that is kept for later backups, or because the driver refused to let it go.
+    pub fn kept(&self) -> KeptMemory {
+        self.keeper.kept(Arc::clone(&self.queue))
     }
 
     /// Waits until all memory of backups is page-locked that the system lets be, so that the next copies

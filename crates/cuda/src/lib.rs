@@ -61,7 +61,7 @@ mod signals;
 mod streams;
 mod sys;
 
-pub use backup::{CudaBackup, CudaBackups};
+pub use backup::{CudaBackup, CudaBackups, KeptMemory};
 pub use beside::{DriverCall, start_beside};
 pub use context::RelaxedCapture;
 pub use device::{Attribute, Device, Uuid};

@@ -3,10 +3,10 @@
 use std::env;
 use std::ffi::c_int;
 use std::path::{self, PathBuf};
-use std::sync::{LazyLock, Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::Bytes;
-use lowtide_cuda::{CudaBackup, CudaBackups};
+use lowtide_cuda::{CudaBackup, CudaBackups, KeptMemory};
 use lowtide_region::{BackupError, BackupKind, Backups, Copies, MemoryRange};
 
 use super::change::{self, RegionPools};
@@ -30,6 +30,9 @@ static KEEPERS: [Mutex<Keeper>; DEVICES_MAX] = [const {
         engine: None,
     })
 }; DEVICES_MAX];
+
+/// What the devices' engines keep, which is asked without waiting for a pause or a resume.
+static KEPT: [OnceLock<KeptMemory>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
 static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     directory: None,
@@ -58,6 +61,13 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
     let mut keeper = keeper.lock().map_err(|_| stopped())?;
     keeper.device = device;
     Ok(keeper)
+}
+
+/// Returns how much of the host's memory ended backups of a device have left for the next ones.
+pub(crate) fn kept(device: c_int) -> Bytes {
+    let index = usize::try_from(device).unwrap_or(usize::MAX);
+    let kept = KEPT.get(index).and_then(OnceLock::get);
+    kept.map_or(Bytes::ZERO, KeptMemory::bytes)
 }
 
 /// Says where files of backups are made from now on.
@@ -163,7 +173,11 @@ impl Keeper {
                 // handed out of meanwhile; a program that uses them while they are away breaks the contract
                 // of `lowtide_pause`. 2. No one resets the primary context while its memory is in use, which
                 // CUDA's documentation asks of every program.
-                unsafe { CudaBackups::new(device) }?
+                let engine = unsafe { CudaBackups::new(device) }?;
+                let index = usize::try_from(self.device).expect("devices are counted from 0");
+                // An engine is made once, as nothing ends it.
+                KEPT[index].get_or_init(|| engine.kept());
+                engine
             }
         };
         let engine = self.engine.insert(engine);

@@ -1,7 +1,7 @@
 //! Copies that are retained after a resume, and of which block each is.
 
-use std::ffi::c_void;
-use std::ptr;
+use std::ffi::{c_int, c_void};
+use std::{fs, ptr};
 
 use lowtide::*;
 
@@ -53,6 +53,51 @@ fn a_retained_copy_stays_until_the_next_pause() {
         assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
         assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
         check(kept, 5 * MIB, 4);
+    });
+}
+
+fn kept_host_bytes(device: c_int) -> Result<u64, Status> {
+    let mut bytes = u64::MAX;
+    // SAFETY: `bytes` may be written to.
+    match unsafe { lowtide_kept_host_bytes(device, &raw mut bytes) } {
+        Status::Ok => Ok(bytes),
+        status => Err(status),
+    }
+}
+
+/// Returns how much memory this process has mapped.
+fn mapped_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    // SAFETY: takes a number only.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages * u64::try_from(page_bytes).unwrap()
+}
+
+#[test]
+fn memory_that_a_resume_leaves_is_counted_until_it_goes_back() {
+    let test = "copies::memory_that_a_resume_leaves_is_counted_until_it_goes_back";
+    isolated(test, &[("FAKECUDA_DEVICES", "2")], |_| {
+        assert_eq!(kept_host_bytes(0), Ok(0));
+        let memory = allocate_in("kv", Backup::Host, 40 * MIB, 0, 1);
+        assert_eq!(kept_host_bytes(9), Err(Status::InvalidArgument));
+        assert_eq!(kept_host_bytes(0), Ok(0), "no backup was made");
+        assert_eq!(pause("kv"), Status::Ok);
+        // What copies go through is idle, the copy itself is the region's.
+        let in_pause = kept_host_bytes(0).unwrap();
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
+        let kept = kept_host_bytes(0).unwrap();
+        assert!(kept >= in_pause + (40 << 20), "{kept}");
+        assert_eq!(kept_host_bytes(1), Ok(0), "it is the device's");
+        assert_eq!(lowtide_page_lock_backups(), Status::Ok);
+        let mapped = mapped_bytes();
+        assert_eq!(lowtide_release_backups(), Status::Ok);
+        assert_eq!(kept_host_bytes(0), Ok(0));
+        let gone = mapped - mapped_bytes();
+        // The program's own memory of the host may shrink a little meanwhile.
+        assert!((kept..kept + (1 << 20)).contains(&gone), "{gone} of {kept}");
+        check(memory, 40 * MIB, 1);
     });
 }
 

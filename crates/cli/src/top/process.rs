@@ -36,6 +36,8 @@ pub(super) struct Device {
     pub(super) driver_calls: u64,
     pub(super) driver_calls_per_second: Option<f64>,
     pub(super) out_of_memory: u64,
+    /// The host's memory that ended backups have left for the next ones.
+    pub(super) kept_host_bytes: u64,
     pub(super) regions: Vec<Region>,
     pub(super) streams: Vec<Stream>,
 }
@@ -142,6 +144,7 @@ impl Device {
                 self.driver_calls += value;
             }
             "lowtide_out_of_memory_total" => self.out_of_memory = value,
+            "lowtide_kept_host_bytes" => self.kept_host_bytes = value,
             "lowtide_stream_allocated_bytes" => self.stream(sample).allocated_bytes = value,
             "lowtide_stream_reserved_bytes" => self.stream(sample).reserved_bytes = value,
             name if name.starts_with("lowtide_region_") => self.region(sample).add(sample, value),
@@ -234,6 +237,7 @@ mod tests {
             sample("lowtide_requested_bytes", &device, 100.0),
             sample("lowtide_reserved_bytes", &device, 150.0),
             sample("lowtide_allocations_total", &device, 7.0),
+            sample("lowtide_kept_host_bytes", &device, 96.0),
             sample("lowtide_driver_allocations_total", &device, 2.0),
             sample("lowtide_driver_frees_total", &device, 1.0),
             sample("lowtide_region_paused_bytes", &region, 40.0),
@@ -263,6 +267,7 @@ mod tests {
             (40, 0.25)
         );
         assert_eq!(only.regions[0].host_bytes, 48);
+        assert_eq!(only.kept_host_bytes, 96);
         assert_eq!(
             only.regions[0].saved_bytes_per_second,
             Some(320.0),

@@ -119,7 +119,7 @@ fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS
     ]
 }
 
-/// Returns a line for each region and, where there are several, for each stream.
+/// Returns a line for each region, for memory that their backups left and, where there are several, for each stream.
 fn details(device: &Device) -> impl Iterator<Item = String> {
     let regions = device.regions.iter().map(region_text);
     let streams = device.streams.iter().filter(|_| device.streams.len() > 1);
@@ -131,7 +131,11 @@ fn details(device: &Device) -> impl Iterator<Item = String> {
             Bytes(stream.reserved_bytes)
         )
     });
-    regions.chain(streams)
+    let kept = (device.kept_host_bytes > 0).then(|| {
+        let bytes = Bytes(device.kept_host_bytes);
+        format!("    {bytes} of the host's memory kept for the next pauses")
+    });
+    regions.chain(kept).chain(streams)
 }
 
 fn region_text(region: &Region) -> String {
@@ -247,6 +251,7 @@ mod tests {
             resume_seconds: 0.001,
             ..Region::default()
         });
+        device.kept_host_bytes = 5 << 20;
         device.streams = vec![Stream {
             stream: "0x0".into(),
             ..Stream::default()
@@ -259,7 +264,7 @@ mod tests {
         assert_eq!(history.len(), 2, "a process that ended is forgotten");
         let text = table(&all, &history);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "one stream says nothing more: {text}");
+        assert_eq!(lines.len(), 5, "one stream says nothing more: {text}");
         assert!(lines[0].starts_with("  pid  command "));
         assert!(
             lines[1].starts_with("    7  python train.py --with many wor…"),
@@ -269,9 +274,13 @@ mod tests {
         let expected = "    region kv\\ncache (host): 0 bytes live, 0 bytes mapped, 3.00 MiB away, 4.00 MiB in the \
                         host's memory, 2 pauses in 2.0 ms (copied at 45.7 GB/s), 1 resume in 1.0 ms";
         assert_eq!(lines[2], expected);
-        assert!(lines[3].starts_with("12345  python"), "{text}");
+        assert_eq!(
+            lines[3],
+            "    5.00 MiB of the host's memory kept for the next pauses"
+        );
+        assert!(lines[4].starts_with("12345  python"), "{text}");
         let place = |line: &str, what: &str| line.find(what).map(|at| at + what.len());
-        assert_eq!(place(lines[1], "1234"), place(lines[3], "  1234"));
+        assert_eq!(place(lines[1], "1234"), place(lines[4], "  1234"));
     }
 
     #[test]

@@ -8,8 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lowtide_core::Bytes;
+
 use crate::backup::host_memory::HostMemory;
 use crate::backup::link::Link;
+use crate::backup::release::ReleaseQueue;
 use crate::beside::{DriverCall, start_beside};
 
 /// Copies to or from memory of the host, which are under way as long as this is there.
@@ -85,6 +88,23 @@ pub(super) struct Keeper {
     times: Times,
 }
 
+/// The host's memory that one device's ended backups have left for the next ones, or that the driver refused to let go.
+#[derive(Clone, Debug)]
+pub struct KeptMemory {
+    shared: Arc<Shared>,
+    queue: Arc<ReleaseQueue>,
+}
+
+impl KeptMemory {
+    /// Returns how much of the host's memory is kept, mapped as a whole and page-locked most of it. What is going back
+    /// counts until it has gone.
+    pub fn bytes(&self) -> Bytes {
+        let state = self.shared.lock();
+        let bytes = state.idle_bytes() + state.leaving_bytes + self.queue.bytes();
+        Bytes(bytes as u64)
+    }
+}
+
 /// How long a keeper waits with what it does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
@@ -110,6 +130,8 @@ struct State {
     retains: bool,
     idle: Vec<Idle<Arc<HostMemory>>>,
     idle_link: Option<Idle<Link>>,
+    /// How much of the host's memory was idle and is going back.
+    leaving_bytes: usize,
     /// Memory with blocks that are to be page-locked.
     to_lock: VecDeque<ToLock>,
     /// What copies are under way to or from. Others are not page-locked, unless somebody waits for that.
@@ -297,20 +319,26 @@ impl Keeper {
             all.any(|idle| memory.ptr_eq(&Arc::downgrade(&idle.kept)))
         };
         state.to_lock.retain(|other| !is_idle(&other.memory));
+        let bytes = bytes_of(&idle, link.as_ref());
+        state.leaving_bytes += bytes;
         // Between two blocks the thread does not give the lock away: who waited for any would wait for all.
         while state.locking.as_ref().is_some_and(is_idle) {
             state = self.shared.wait(state, None);
         }
         drop(state);
         drop((idle, link));
+        self.shared.lock().leaving_bytes -= bytes;
     }
 
-    /// Returns how much of the host's memory waits for a backup, most of it at most resident.
+    /// Returns how much of the host's memory waits for a backup.
     pub(super) fn idle_bytes(&self) -> usize {
-        let state = self.shared.lock();
-        let memory = state.idle.iter().map(|idle| idle.kept.bytes());
-        let link = state.idle_link.iter().map(|idle| idle.kept.locked_bytes());
-        memory.chain(link).sum()
+        self.shared.lock().idle_bytes()
+    }
+
+    /// Returns what tells how much memory is kept or in `queue`, whoever uses the keeper.
+    pub(super) fn kept(&self, queue: Arc<ReleaseQueue>) -> KeptMemory {
+        let shared = Arc::clone(&self.shared);
+        KeptMemory { shared, queue }
     }
 
     /// Waits until nothing is left to be page-locked.
@@ -368,9 +396,12 @@ impl Shared {
             let now = Instant::now();
             let expired = state.take_expired(now, idle_time);
             if !expired.is_empty() {
+                let bytes = bytes_of(&expired.memory, expired.link.as_ref());
+                state.leaving_bytes += bytes;
                 drop(state);
                 give_back(expired);
                 state = self.lock();
+                state.leaving_bytes -= bytes;
             } else if let Some((memory, block)) = state.next_to_lock(now) {
                 state.locking = Some(Arc::downgrade(&memory));
                 drop(state);
@@ -488,6 +519,10 @@ impl State {
         Some(now).max(quiet_until).max(self.rests_until)
     }
 
+    fn idle_bytes(&self) -> usize {
+        bytes_of(&self.idle, self.idle_link.as_ref())
+    }
+
     /// Returns whether what is idle stays. While copies are under way it does, as they would wait for the driver.
     fn keeps_idle(&self) -> bool {
         self.retains || !self.copied.is_empty()
@@ -516,6 +551,12 @@ impl State {
         let link = self.idle_link.iter().map(|idle| idle.since);
         memory.chain(link).min().map(|since| since + idle_time)
     }
+}
+
+fn bytes_of(memory: &[Idle<Arc<HostMemory>>], link: Option<&Idle<Link>>) -> usize {
+    let memory = memory.iter().map(|idle| idle.kept.bytes());
+    let link = link.map(|idle| idle.kept.locked_bytes());
+    memory.chain(link).sum()
 }
 
 /// What has waited long enough.

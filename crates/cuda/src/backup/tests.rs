@@ -464,7 +464,7 @@ fn a_thousand_random_steps() {
                 world.backups.set_retain(random.below(2) == 0);
                 if random.below(8) == 0 {
                     world.backups.release_retained();
-                    assert_eq!(world.backups.retained(), Bytes::ZERO);
+                    assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
                 }
             }
             _ if number < held.len() => {

@@ -348,10 +348,10 @@ fn idle_memory_goes_back_for_a_file_in_memory() {
     let mut world = World::new(STAYS, open_faulty);
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.discard(backup);
-    assert!(!world.backups.retained().is_zero());
+    assert!(!world.backups.kept().bytes().is_zero());
     *FAULT.lock().unwrap() = Some((Operation::Open, 1, Fault::NoMemory));
     let backup = world.backups.begin(&[], BackupKind::Disk).unwrap();
-    assert!(world.backups.retained().is_zero());
+    assert!(world.backups.kept().bytes().is_zero());
     drop(backup);
     world.end();
 }

@@ -77,7 +77,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
     world.backups.finish_locking();
     world.backups.discard(backup);
     world.backups.release_retained();
-    assert_eq!(world.backups.retained(), Bytes::ZERO, "{context}");
+    assert_eq!(world.backups.kept().bytes(), Bytes::ZERO, "{context}");
     let counts = std::array::from_fn(|index| world.fake.calls(CALLS[index]) - before[index]);
     world.fake.fail_none();
     world.end();
@@ -129,14 +129,14 @@ fn what_the_driver_refuses_to_take_back_goes_back_later() {
             [live.host_allocations, live.events, live.streams]
         };
         assert_ne!(held(&world), [0; 3], "{call}");
-        let is_counted = !world.backups.retained().is_zero();
+        let is_counted = !world.backups.kept().bytes().is_zero();
         assert_eq!(is_counted, held(&world)[0] > 0, "{call}");
         // Anything else that goes back takes it along.
         let backup = world.save(BackupKind::Disk).unwrap();
         world.backups.discard(backup);
         world.backups.release_retained();
         assert_eq!(held(&world), [0; 3], "{call}");
-        assert_eq!(world.backups.retained(), Bytes::ZERO, "{call}");
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO, "{call}");
         world.end();
     }
 }

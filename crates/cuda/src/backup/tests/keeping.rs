@@ -22,17 +22,17 @@ fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
         let first = world.save(BackupKind::Host).unwrap();
         let address = address_of(&first);
         world.backups.discard(first);
-        assert!(!world.backups.retained().is_zero());
+        assert!(!world.backups.kept().bytes().is_zero());
         let second = world.save(BackupKind::Host).unwrap();
         assert_eq!(address_of(&second), address);
         // What a backup has is not given back under it.
         world.backups.release_retained();
-        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         let copy = copy_of(&second, world.ranges[0]);
         assert_eq!(copy, world.contents()[0]);
         world.backups.discard(second);
         world.backups.release_retained();
-        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         assert_eq!(world.fake.live().host_allocations, 0);
         assert_eq!(world.fake.live().streams, 0);
     }
@@ -46,10 +46,10 @@ fn memory_that_is_not_retained_goes_by_itself() {
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
     world.backups.discard(backup);
-    assert!(!world.backups.retained().is_zero());
+    assert!(!world.backups.kept().bytes().is_zero());
     assert_ne!(world.fake.live().host_allocations, 0);
     world.backups.set_retain(false);
-    while world.fake.live().host_allocations > 0 || !world.backups.retained().is_zero() {
+    while world.fake.live().host_allocations > 0 || !world.backups.kept().bytes().is_zero() {
         thread::yield_now();
     }
     world.end();
@@ -64,9 +64,9 @@ fn memory_that_is_not_retained_stays_while_copies_are_under_way() {
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.discard(backup);
     let_keeper_look(&mut world);
-    assert!(!world.backups.retained().is_zero());
+    assert!(!world.backups.kept().bytes().is_zero());
     drop(copying);
-    while !world.backups.retained().is_zero() {
+    while !world.backups.kept().bytes().is_zero() {
         thread::yield_now();
     }
     drop(copied);
@@ -114,7 +114,7 @@ fn growing_backups_keep_one_memory() {
         let range = MemoryRange { address, size };
         let backup = save(&mut world.backups, &[range], BackupKind::Host).unwrap();
         world.backups.discard(backup);
-        held_max = held_max.max(world.backups.retained());
+        held_max = held_max.max(world.backups.kept().bytes());
         assert!(
             held_max <= size + Bytes(size.get() / 4) + Bytes::mib(3),
             "{size}"
@@ -156,7 +156,7 @@ fn locking_stops_wherever_it_is() {
         drop(dropped);
         world.backups.discard(discarded);
         world.backups.release_retained();
-        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         let outliving = world.save(BackupKind::Host).unwrap();
         let saved = world.contents();
         let context = Arc::clone(world.backups.queue.context());
@@ -560,9 +560,9 @@ fn a_keeper_that_panics_is_not_waited_for() {
         assert_eq!(world.contents(), saved, "{round}");
         world.backups.discard(backup);
         // What is idle is given back, whoever comes for it.
-        assert!(!world.backups.retained().is_zero());
+        assert!(!world.backups.kept().bytes().is_zero());
         world.backups.release_retained();
-        assert_eq!(world.backups.retained(), Bytes::ZERO);
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         assert_eq!(world.fake.live().host_allocations, 0);
     }
     let backup = world.save(BackupKind::Host).unwrap();
@@ -742,7 +742,7 @@ fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
         assert_eq!(world.contents(), saved, "{kind:?}");
         drop(backup);
         assert_eq!(world.fake.live().streams, 0, "{kind:?}");
-        assert_eq!(world.backups.retained(), Bytes::ZERO, "{kind:?}");
+        assert_eq!(world.backups.kept().bytes(), Bytes::ZERO, "{kind:?}");
     }
     world.end();
 }
