@@ -7,7 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{GPT2, Scratch, fail, lowtide, read_sample, run, run_json, stderr, without_beginning};
-use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
 use lowtide_trace::{Frame, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent};
 
 const MIB: u64 = 1 << 20;
@@ -357,6 +360,25 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
             recorded(Action::SegmentAlloc, 1 << 30, 2 * MIB, StackId::NONE),
             recorded(Action::Alloc, 1 << 30, MIB, StackId::NONE),
         ],
+        // What is left at the end: otherwise frees might be missing.
+        segments: vec![SegmentSnapshot {
+            address: DeviceAddress(1 << 30),
+            size: Bytes(2 * MIB),
+            stream: Stream::DEFAULT,
+            pool: MempoolId::DEFAULT,
+            is_large: false,
+            is_expandable: false,
+            blocks: [BlockStatus::Allocated, BlockStatus::Inactive]
+                .into_iter()
+                .zip(0..)
+                .map(|(status, place)| BlockSnapshot {
+                    address: DeviceAddress((1 << 30) + place * MIB),
+                    size: Bytes(MIB),
+                    requested: Bytes(MIB),
+                    status,
+                })
+                .collect(),
+        }],
         ..Trace::default()
     };
     let snapshot = Snapshot {
