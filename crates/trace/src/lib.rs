@@ -29,9 +29,9 @@
 //! While a pickle is read, memory is limited to 256 MiB plus 4 bytes for each of its bytes, of which
 //! recordings take 1.5 to 2.7; for lowtide's own format to 256 MiB plus 32. No file may take more than
 //! 24 GiB, nor a compressed one more than 256 MiB plus 256 bytes for each of its bytes, and none may
-//! expand beyond 64 MiB plus a thousandfold. Nothing is allocated because a file claims a length, no string is longer
-//! than 16 MiB and no section of lowtide's own format than 64 MiB, each item is counted before it is kept, there
-//! is no recursion, and what is referred to many times is looked at once.
+//! expand beyond 64 MiB plus a thousandfold. Nothing is allocated because a file claims a length. A string has 16 MiB
+//! at most, and a section of lowtide's own format 64 MiB. Each item of a section is counted before it is kept. There is
+//! no recursion, and what is referred to many times is looked at once.
 #![forbid(unsafe_code)]
 
 mod budget;

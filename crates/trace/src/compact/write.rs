@@ -99,6 +99,7 @@ impl<W: Write> CompactWriter<W> {
                     AnnotationStage::End => 1,
                 });
                 payload.put_integer(annotation.time_us);
+                self.write_long_tables()?;
             }
             self.tables(section::ANNOTATIONS, &payload)?;
         }
@@ -123,6 +124,7 @@ impl<W: Write> CompactWriter<W> {
                     tables.stack(&trace.stacks, stacks.stack(block))
                 }),
             );
+            self.write_long_tables()?;
             if payload.len() > LONG_SECTION_BYTES {
                 self.tables(kind, &payload)?;
                 payload.clear();
@@ -166,6 +168,7 @@ impl<W: Write> CompactWriter<W> {
             payload.put_natural(pool.0);
             payload.put_natural(pool.1);
             payload.put_natural(self.tables.string(tag));
+            self.write_long_tables()?;
         }
         self.tables(section::REGIONS, &payload)
     }
@@ -268,7 +271,10 @@ impl<W: Write> CompactWriter<W> {
     pub(super) fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let count = u32::try_from(payload.len()).ok();
         let count = count.filter(|&count| u64::from(count) <= SECTION_BYTES_MAX);
-        let count = count.ok_or(io::ErrorKind::InvalidInput)?;
+        let count = count.ok_or_else(|| {
+            let what = format!("a section of {} bytes is too long", payload.len());
+            io::Error::new(io::ErrorKind::InvalidInput, what)
+        })?;
         let mut crc = Crc::new();
         crc.update(payload);
         self.out.write_all(&[kind])?;

@@ -194,7 +194,8 @@ pub(crate) fn assert_says_the_same(read: Result<Snapshot, TraceError>, written: 
             assert_eq!((event.event, event.time_us), (same_event, same.time_us));
             assert_eq!(one.stacks.note(event.note), other.stacks.note(same.note));
         }
-        assert_eq!(one.segments, other.segments);
+        // Segments that are of a later moment than the last event are read as they were at that.
+        assert!(other.missed_events > 0 || one.segments == other.segments);
         assert_eq!(one.initial.paused.len(), other.initial.paused.len());
         assert_eq!(one.annotations, other.annotations);
         let known = |(pool, tag)| assert_eq!(other.regions.get(pool), Some(tag));
