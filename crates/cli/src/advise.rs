@@ -3,7 +3,7 @@
 mod report;
 mod settings;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lowtide_core::{Bytes, CachingConfig, Config};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
@@ -12,6 +12,7 @@ use crate::args::AdviseArgs;
 use crate::progress::Progress;
 use crate::ranking::Ranking;
 use crate::recording::{self, Job};
+use crate::replay::Failure;
 use crate::{format, json, output, replay};
 use settings::{Axes, Candidate, Kept, Setting};
 
@@ -29,17 +30,38 @@ struct Tried {
     outcome: Outcome,
 }
 
+/// A candidate with which the recording cannot be replayed, and why.
+#[derive(Clone, Debug)]
+struct Failed {
+    candidate: Candidate,
+    failure: Failure,
+}
+
 /// What a search found.
 #[derive(Debug)]
 struct Advice<'a> {
     job: &'a Job,
     capacity: Option<Bytes>,
     /// With the settings of the recording.
-    now: Tried,
+    now: Result<Tried, Box<Failed>>,
     /// What to choose, which may be `now`; `None` where no candidate completes the job.
     best: Option<Tried>,
     /// Every other candidate, the best first.
     others: Vec<Tried>,
+}
+
+impl Advice<'_> {
+    /// Returns whether these are the settings of the recording.
+    fn is_now(&self, tried: &Tried) -> bool {
+        let now = self.now.as_ref();
+        now.is_ok_and(|now| now.candidate == tried.candidate)
+    }
+
+    /// Returns what the job takes with the settings of the recording, if it completes.
+    fn completed_now(&self) -> Option<&Outcome> {
+        let now = self.now.as_ref().ok()?;
+        Some(&now.outcome).filter(|outcome| outcome.completed)
+    }
 }
 
 /// Carries out `lowtide advise`.
@@ -95,22 +117,30 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     /// Returns the advice. Each setting is tried alone, with and without expandable segments; then
     /// those that helped are tried together.
+    ///
+    /// # Errors
+    ///
+    /// If the recording cannot be replayed with any of them.
     fn advise(&self) -> Result<Advice<'a>> {
-        let now = self.replay(vec![self.now()])?.remove(0);
-        let ranking = Ranking::new(self.job, Some(&now.outcome));
+        let now = self.replay_one(self.now());
+        let usual = now.as_ref().ok().map(|now| &now.outcome);
+        let ranking = Ranking::new(self.job, usual);
         let axes = Axes::new(self.trace, self.options.capacity.is_some());
         let mut tried = Vec::new();
         for base in [vec![], vec![Setting::ExpandableSegments]] {
             let axes = axes.combinable_with(&base);
             let singles = axes.iter().copied().flatten().map(|&setting| vec![setting]);
             let singles = self.candidates(&base, singles.chain([vec![]]));
-            let singles = self.replay(singles)?;
+            let singles = self.replay(singles);
             let together =
                 self.candidates(&base, self.combinations(ranking, &base, &axes, &singles));
             tried.extend(singles);
-            tried.extend(self.replay(together)?);
+            tried.extend(self.replay(together));
         }
-        Ok(self.conclude(ranking, now, tried))
+        match now {
+            Err(failed) if tried.is_empty() => Err(anyhow!("{}", failed.failure)),
+            now => Ok(self.conclude(ranking, now, tried)),
+        }
     }
 
     /// Returns the settings of the recording.
@@ -181,24 +211,53 @@ impl<'a> Search<'a> {
         combinations
     }
 
-    fn replay(&self, candidates: Vec<Candidate>) -> Result<Vec<Tried>> {
+    /// Returns what became of the job with each candidate; says so of those with which it cannot be replayed.
+    fn replay(&self, candidates: Vec<Candidate>) -> Vec<Tried> {
+        let mut replayed = Vec::new();
+        for result in self.try_each(candidates) {
+            match result {
+                Ok(tried) => replayed.push(tried),
+                Err(failed) => output::note(&failed.failure.to_string()),
+            }
+        }
+        replayed
+    }
+
+    fn replay_one(&self, candidate: Candidate) -> Result<Tried, Box<Failed>> {
+        self.try_each(vec![candidate]).remove(0)
+    }
+
+    fn try_each(&self, candidates: Vec<Candidate>) -> Vec<Result<Tried, Box<Failed>>> {
         let configs: Vec<Config> = candidates
             .iter()
             .map(|candidate| candidate.config.clone())
             .collect();
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
-        let outcomes = replay::replay_all(&self.steps, &configs, self.options, &self.progress)?;
-        let pairs = candidates.into_iter().zip(outcomes);
-        Ok(pairs
-            .map(|(candidate, outcome)| Tried { candidate, outcome })
-            .collect())
+        let results = replay::replay_all(&self.steps, &configs, self.options, &self.progress);
+        let tried = candidates.into_iter().zip(results);
+        tried
+            .map(|(candidate, result)| match result {
+                Ok(outcome) => Ok(Tried { candidate, outcome }),
+                Err(failure) => Err(Box::new(Failed {
+                    candidate,
+                    failure: *failure,
+                })),
+            })
+            .collect()
     }
 
-    fn conclude(&self, ranking: Ranking, now: Tried, mut tried: Vec<Tried>) -> Advice<'a> {
-        tried.retain(|tried| tried.candidate.config != now.candidate.config);
+    fn conclude(
+        &self,
+        ranking: Ranking,
+        now: Result<Tried, Box<Failed>>,
+        mut tried: Vec<Tried>,
+    ) -> Advice<'a> {
+        if let Ok(now) = &now {
+            tried.retain(|tried| tried.candidate.config != now.candidate.config);
+        }
         tried.sort_by(|left, right| ranking.compare(&left.outcome, &right.outcome));
-        let best = choose(ranking, &now, &tried).cloned();
+        let best = choose(ranking, now.as_ref().ok(), &tried).cloned();
         if let Some(best) = &best {
             tried.retain(|tried| tried.candidate != best.candidate);
         }
@@ -220,8 +279,8 @@ fn helps(outcome: &Outcome, before: &Outcome) -> bool {
 
 /// Returns what to choose: of those that take about the least, what is in use now, or else the simplest. What is slow
 /// is chosen only where nothing else completes; never what takes more than now, if that completes.
-fn choose<'t>(ranking: Ranking, now: &'t Tried, tried: &'t [Tried]) -> Option<&'t Tried> {
-    let completed = [now].into_iter().chain(tried);
+fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> Option<&'t Tried> {
+    let completed = now.into_iter().chain(tried);
     let completed: Vec<&Tried> = completed.filter(|tried| tried.outcome.completed).collect();
     let is_quick = |tried: &&&Tried| !ranking.is_slow(&tried.outcome);
     let quick: Vec<&Tried> = completed.iter().filter(is_quick).copied().collect();
@@ -232,7 +291,8 @@ fn choose<'t>(ranking: Ranking, now: &'t Tried, tried: &'t [Tried]) -> Option<&'
         .map(|tried| tried.outcome.peak_reserved_bytes)
         .min()?;
     // Keeping what is in use asks nothing of anyone.
-    let price = |tried: &Tried| match tried.candidate == now.candidate {
+    let is_now = |tried: &Tried| now.is_some_and(|now| now.candidate == tried.candidate);
+    let price = |tried: &Tried| match is_now(tried) {
         true => 0,
         false => 1 + tried.candidate.settings.len(),
     };

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::json::OutcomeRow;
 use crate::recording::Job;
+use crate::replay::Failure;
 use crate::{ranking, table};
 
 /// The page, its style and its script. [`DATA_MARK`] stands where the data go.
@@ -15,18 +16,25 @@ const PAGE: &str = include_str!("html/page.html");
 
 const DATA_MARK: &str = "\"the report's data\"";
 
-/// Returns the page on `ranked`, the outcomes from best to worst, which should have timelines.
+/// Returns the page on `ranked`, the outcomes from best to worst, which should have timelines, and `failures`.
 ///
 /// # Errors
 ///
 /// If a figure cannot be written as JSON.
-pub(crate) fn page(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> Result<String> {
+pub(crate) fn page(
+    job: &Job,
+    ranked: &[Outcome],
+    failures: &[Failure],
+    capacity: Option<Bytes>,
+) -> Result<String> {
+    let notes = { failures.iter() }.map(ToString::to_string);
+    let notes: Vec<String> = notes.chain(table::lost_beginning(job, ranked)).collect();
     let data = PageData {
         version: env!("CARGO_PKG_VERSION"),
         job,
         headline: job.headline(),
         verdict: ranking::verdict(ranked, capacity),
-        note: table::lost_beginning(job, ranked),
+        note: (!notes.is_empty()).then(|| notes.join("; ")),
         capacity_bytes: capacity.map(Bytes::get),
         outcomes: ranked
             .iter()
@@ -91,7 +99,7 @@ impl Timeline {
             event: points.iter().map(|point| point.event).collect(),
             time_us: points
                 .iter()
-                .map(|point| point.time_us - start_us)
+                .map(|point| point.time_us.saturating_sub(start_us))
                 .collect(),
             live_bytes: points.iter().map(|point| point.live_bytes.get()).collect(),
             reserved_bytes: points
@@ -123,7 +131,7 @@ mod tests {
             timeline: vec![point(99, 10), point(199, 20)],
             ..outcome("caching", Bytes::gib(1))
         };
-        page(&job, &[outcome], None).unwrap()
+        page(&job, &[outcome], &[], None).unwrap()
     }
 
     /// Returns what the page's script would read.
@@ -157,11 +165,35 @@ mod tests {
     }
 
     #[test]
+    fn times_may_be_any() {
+        let timeline = Timeline::new(&[i64::MIN, i64::MAX].map(|time_us| Point {
+            event: 0,
+            time_us,
+            live_bytes: Bytes::ZERO,
+            reserved_bytes: Bytes::ZERO,
+        }));
+        assert_eq!(timeline.time_us, [0, i64::MAX]);
+    }
+
+    #[test]
+    fn a_replay_that_broke_off_is_noted() {
+        let failure = crate::samples::failure("direct");
+        let page = page(
+            &job(),
+            &[outcome("caching", Bytes::gib(1))],
+            &[failure],
+            None,
+        );
+        let note = data_in(&page.unwrap())["note"].to_string();
+        assert!(note.contains("direct: the replay broke off"), "{note}");
+    }
+
+    #[test]
     fn a_lost_beginning_is_noted() {
         let mut recorded = Recorded::default();
         let note = |recorded: &Recorded| {
             let job = Job::new("a.pickle".as_ref(), recorded);
-            let page = page(&job, &[outcome("caching", Bytes::gib(1))], None);
+            let page = page(&job, &[outcome("caching", Bytes::gib(1))], &[], None);
             data_in(&page.unwrap())["note"].clone()
         };
         assert_eq!(note(&recorded), serde_json::Value::Null);

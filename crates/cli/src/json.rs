@@ -5,14 +5,64 @@ use lowtide_replay::{Outcome, Verified};
 use serde::{Serialize, Serializer};
 
 use crate::recording::Job;
+use crate::replay::Failure;
 
 /// What `lowtide replay --json` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     /// The job.
     pub(crate) trace: &'a Job,
-    /// The outcomes, in the order in which the strategies were named.
-    pub(crate) results: Vec<OutcomeRow<'a>>,
+    /// The results, in the order in which the strategies were named.
+    pub(crate) results: Vec<ResultRow<'a>>,
+}
+
+/// An outcome, or why there is none.
+#[derive(Debug, Serialize)]
+pub(crate) struct ResultRow<'a> {
+    #[serde(flatten)]
+    row: Row<'a>,
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Row<'a> {
+    Outcome(OutcomeRow<'a>),
+    Failure {
+        strategy: &'static str,
+        config: String,
+        completed: bool,
+    },
+}
+
+impl<'a> ResultRow<'a> {
+    /// Returns what JSON says about `result`.
+    pub(crate) fn new(result: &'a Result<Outcome, Box<Failure>>) -> ResultRow<'a> {
+        match result {
+            Ok(outcome) => ResultRow::of_outcome(outcome),
+            Err(failure) => ResultRow::of_failure(failure),
+        }
+    }
+
+    /// Returns what JSON says about `outcome`.
+    pub(crate) fn of_outcome(outcome: &'a Outcome) -> ResultRow<'a> {
+        ResultRow {
+            row: Row::Outcome(OutcomeRow::new(outcome)),
+            error: None,
+        }
+    }
+
+    /// Returns what JSON says about `failure`.
+    pub(crate) fn of_failure(failure: &Failure) -> ResultRow<'a> {
+        ResultRow {
+            row: Row::Failure {
+                strategy: failure.config.name().as_str(),
+                config: failure.config.to_conf(),
+                completed: false,
+            },
+            error: Some(failure.error.to_string()),
+        }
+    }
 }
 
 /// One outcome.

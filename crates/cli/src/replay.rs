@@ -1,15 +1,16 @@
 //! `lowtide replay`: what each strategy makes of a job.
 
+use std::fmt;
 use std::path::Path;
 use std::slice;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use lowtide_core::{Bytes, Config};
-use lowtide_replay::{Options, Outcome};
+use lowtide_replay::{Options, Outcome, ReplayError};
 use rayon::prelude::*;
 
 use crate::args::ReplayArgs;
-use crate::json::{OutcomeRow, Report};
+use crate::json::{Report, ResultRow};
 use crate::progress::Progress;
 use crate::ranking::{self, Ranking};
 use crate::recording::{self, Job};
@@ -56,33 +57,61 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
 
     let total = trace.events.len() as u64 * configs.len() as u64;
     let progress = Progress::new("replaying", total);
-    let outcomes = replay_all(
+    let results = replay_all(
         &lowtide_replay::Job::new(trace),
         &configs,
         &options,
         &progress,
-    )
-    .with_context(|| recording::name(&source.trace))?;
+    );
     drop(progress);
 
-    let mut ranked = outcomes.clone();
-    let ranking = Ranking::new(&job, ranking::baseline(&outcomes));
+    let (mut ranked, failures) = split(&results);
+    if let (true, Some(failure)) = (ranked.is_empty(), failures.first()) {
+        bail!("{}: {failure}", recording::name(&source.trace));
+    }
+    let ranking = Ranking::new(&job, ranking::baseline(&ranked.clone()));
     ranked.sort_by(|left, right| ranking.compare(left, right));
     if let Some(path) = &args.html {
-        let page = html::page(&job, &ranked, options.capacity)?;
+        let page = html::page(&job, &ranked, &failures, options.capacity)?;
         if prints_page {
             return output::print(&page);
         }
         output::write_file(path, |file| Ok(file.write_all(page.as_bytes())?))?;
     }
     if args.json {
-        let results = outcomes.iter().map(OutcomeRow::new).collect();
+        let results = results.iter().map(ResultRow::new).collect();
         return output::print(&json::text(&Report {
             trace: &job,
             results,
         })?);
     }
-    output::print(&table::report(&job, &ranked, options.capacity))
+    output::print(&table::report(&job, &ranked, &failures, options.capacity))
+}
+
+/// A configuration with which a recording cannot be replayed.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) config: Config,
+    pub(crate) error: ReplayError,
+}
+
+/// The configuration, and why.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.config, self.error)
+    }
+}
+
+/// Returns the outcomes and the failures apart.
+fn split(results: &[Result<Outcome, Box<Failure>>]) -> (Vec<Outcome>, Vec<Failure>) {
+    let (mut outcomes, mut failures) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(outcome) => outcomes.push(outcome.clone()),
+            Err(failure) => failures.push(Failure::clone(failure)),
+        }
+    }
+    (outcomes, failures)
 }
 
 /// Says that what takes all of a device at once takes one of any size, where nobody says which.
@@ -98,23 +127,19 @@ fn note_whole_device(configs: &[Config], capacity: Option<Bytes>) {
     }
 }
 
-/// Returns the outcome of each configuration, in their order; several are replayed at once.
-///
-/// # Errors
-///
-/// If the recording cannot be replayed.
+/// Returns the outcome of each configuration, in their order, or why there is none; several are replayed at once.
 pub(crate) fn replay_all(
     steps: &lowtide_replay::Job<'_>,
     configs: &[Config],
     options: &Options,
     progress: &Progress,
-) -> Result<Vec<Outcome>> {
-    configs
-        .par_iter()
-        .map(|config| {
-            steps
-                .replay(config, options, progress)
-                .with_context(|| config.to_string())
+) -> Vec<Result<Outcome, Box<Failure>>> {
+    let replay = |config: &Config| {
+        let outcome = steps.replay(config, options, progress);
+        outcome.map_err(|error| {
+            let config = config.clone();
+            Box::new(Failure { config, error })
         })
-        .collect()
+    };
+    configs.par_iter().map(replay).collect()
 }

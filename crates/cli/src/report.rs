@@ -11,11 +11,10 @@ use lowtide_core::Config;
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageSize, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
-use rayon::prelude::*;
 
 use crate::args::{self, ReportArgs};
 use crate::progress::Progress;
-use crate::{format, output, ranking, recording};
+use crate::{format, output, ranking, recording, replay};
 
 /// As many parts as a report's curves have.
 const TIMELINE_POINTS: usize = 8192;
@@ -109,7 +108,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             false => trace_name(&name, trace, devices),
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
-        let ((sizes, history, leaks), replayed) = rayon::join(
+        let ((sizes, history, leaks), (replayed, failures)) = rayon::join(
             || {
                 let sizes = match is_host {
                     true => BlockSizes::of_host(trace),
@@ -121,15 +120,16 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             },
             // Other allocators are those of a device.
             || match is_host {
-                true => Vec::new(),
-                false => replay_all(&label, trace, &progress),
+                true => Default::default(),
+                false => replay_all(trace, &progress),
             },
         );
         drop(progress);
-        let notes = match replayed.is_empty() {
+        let mut notes = match replayed.is_empty() {
             true => Vec::new(),
             false => recording::replay_notes(trace),
         };
+        notes.extend(failures);
         for note in &notes {
             output::note(&format!("{label}: {note}"));
         }
@@ -191,12 +191,12 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
     traces.iter().map(part).chain(following).collect()
 }
 
-/// Returns what the job would have taken with each allocator, nothing where no request is recorded; says so of those
-/// with which it cannot be replayed.
-fn replay_all(label: &str, trace: &Trace, progress: &Progress) -> Vec<(String, Outcome)> {
+/// Returns what the job would have taken with each allocator, nothing where no request is recorded; and a sentence on
+/// each with which it cannot be replayed.
+fn replay_all(trace: &Trace, progress: &Progress) -> (Vec<(String, Outcome)>, Vec<String>) {
     let configs: Vec<Config> = args::all_configs().collect();
     if trace.allocs() == 0 {
-        return Vec::new();
+        return Default::default();
     }
     let options = Options {
         timeline_points: TIMELINE_POINTS,
@@ -204,14 +204,14 @@ fn replay_all(label: &str, trace: &Trace, progress: &Progress) -> Vec<(String, O
     };
     progress.extend(trace.events.len() as u64 * configs.len() as u64);
     let steps = lowtide_replay::Job::new(trace);
-    let replay = |config: &Config| match steps.replay(config, &options, progress) {
-        Ok(outcome) => Some((ranking::label(&outcome), outcome)),
-        Err(error) => {
-            output::note(&format!("{label}: {config} is not in the page: {error}"));
-            None
+    let (mut replayed, mut failures) = (Vec::new(), Vec::new());
+    for result in replay::replay_all(&steps, &configs, &options, progress) {
+        match result {
+            Ok(outcome) => replayed.push((ranking::label(&outcome), outcome)),
+            Err(failure) => failures.push(failure.to_string()),
         }
-    };
-    configs.par_iter().filter_map(replay).collect()
+    }
+    (replayed, failures)
 }
 
 /// Opens the page with whatever program shows pages here.

@@ -1,9 +1,11 @@
 //! A job and outcomes for tests.
 
-use lowtide_core::{Bytes, Config};
-use lowtide_replay::Outcome;
+use lowtide_core::{Bytes, Config, DeviceAddress, MempoolId, Stream};
+use lowtide_replay::{Options, Outcome};
+use lowtide_trace::{InitialSegment, Trace};
 
 use crate::recording::Job;
+use crate::replay::Failure;
 
 /// Returns a job of 100 s whose live bytes peak at 1 GiB.
 pub(crate) fn job() -> Job {
@@ -55,5 +57,30 @@ pub(crate) fn refused(config: &str, event: usize) -> Outcome {
         oom_at_event: Some(event),
         oom_message: Some("CUDA out of memory.".into()),
         ..outcome(config, Bytes::mib(900))
+    }
+}
+
+/// Returns why a recording cannot be replayed with `config`: two segments of it have the same memory.
+pub(crate) fn failure(config: &str) -> Failure {
+    let segment = |mib: u64, is_expandable| InitialSegment {
+        address: DeviceAddress(mib << 20),
+        size: Bytes::mib(40),
+        stream: Stream::DEFAULT,
+        pool: Some(MempoolId::DEFAULT),
+        is_large: true,
+        is_expandable,
+    };
+    let mut trace = Trace::default();
+    trace.initial.segments = vec![segment(100, true), segment(120, false)];
+    trace.settings.conf = "expandable_segments:True".into();
+    let expandable = "caching:expandable_segments:True".parse().unwrap();
+    let options = Options {
+        verify: true,
+        ..Options::default()
+    };
+    let outcome = lowtide_replay::Job::new(&trace).replay(&expandable, &options, &());
+    Failure {
+        config: config.parse().unwrap(),
+        error: outcome.unwrap_err(),
     }
 }

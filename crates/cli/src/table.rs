@@ -12,6 +12,7 @@ use lowtide_replay::Outcome;
 use crate::format::{self, SizeUnit};
 use crate::ranking;
 use crate::recording::Job;
+use crate::replay::Failure;
 
 /// From this width of the terminal on, a configuration has its line for itself.
 const WIDE_COLUMNS: u16 = 120;
@@ -22,13 +23,22 @@ const CONFIG_COLUMNS_MAX: usize = 40;
 /// What there is no figure for.
 const NONE: &str = "–";
 
-/// Returns what `lowtide replay` prints about `ranked`, the outcomes from best to worst.
-pub(crate) fn report(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> String {
+/// Returns what `lowtide replay` prints about `ranked`, the outcomes from best to worst, and `failures`.
+pub(crate) fn report(
+    job: &Job,
+    ranked: &[Outcome],
+    failures: &[Failure],
+    capacity: Option<Bytes>,
+) -> String {
     let mut text = format!("{}\n", job.headline());
     if let Some(capacity) = capacity {
         let _ = writeln!(text, "on a device of {capacity}");
     }
-    let _ = writeln!(text, "\n{}\n", outcomes_table(job, ranked).trim_fmt());
+    let _ = writeln!(
+        text,
+        "\n{}\n",
+        outcomes_table(job, ranked, failures).trim_fmt()
+    );
     if let Some(verdict) = ranking::verdict(ranked, capacity) {
         let _ = writeln!(text, "{}", style(verdict).bold());
     }
@@ -41,6 +51,9 @@ pub(crate) fn report(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> 
             let _ = writeln!(text, "{}: {notes}", ranking::label(outcome));
         }
     }
+    for failure in failures {
+        let _ = writeln!(text, "{failure}");
+    }
     for line in verifications(ranked).chain(out_of_memory_messages(ranked)) {
         let _ = writeln!(text, "{line}");
     }
@@ -48,7 +61,7 @@ pub(crate) fn report(job: &Job, ranked: &[Outcome], capacity: Option<Bytes>) -> 
     text
 }
 
-fn outcomes_table(job: &Job, ranked: &[Outcome]) -> Table {
+fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table {
     let unit = SizeUnit::for_sizes_up_to(job.peak_live_bytes);
     let baseline = ranking::baseline(ranked).filter(|_| ranked.len() > 1);
     let mut header = vec![
@@ -75,7 +88,13 @@ fn outcomes_table(job: &Job, ranked: &[Outcome]) -> Table {
         row.push(format!("{:.0}", outcome.ns_per_op));
         row
     };
-    new_table(header, ranked.iter().map(row).collect())
+    let without_figures = |failure: &Failure| {
+        let figures = vec![NONE.to_owned(); header.len() - 1];
+        [vec![failure.config.to_string()], figures].concat()
+    };
+    let rows = { ranked.iter().map(row) }.chain(failures.iter().map(without_figures));
+    let rows = rows.collect();
+    new_table(header, rows)
 }
 
 /// Returns a table of `rows` that fits the terminal, or is as wide as it needs where there is none. The

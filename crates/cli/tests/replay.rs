@@ -9,8 +9,11 @@ use common::{
     GPT2, Scratch, fail, failure, lowtide, mask_columns, read_sample, run, run_json,
     run_with_stdin, sample, stderr, without_beginning,
 };
-use lowtide_core::Action;
-use lowtide_trace::TraceEvent;
+use lowtide_core::{
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
+    Stream,
+};
+use lowtide_trace::{Snapshot, Trace, TraceEvent};
 use serde_json::{Value, json};
 
 /// Strategies whose outcomes PyTorch itself confirms, but for `direct`.
@@ -112,7 +115,7 @@ fn json_has_the_documented_keys() {
         sorted(
             "strategy config completed oom_at_event peak_reserved_bytes peak_allocated_bytes \
              reserved_ratio device_allocs device_frees maps unmaps remapped_bytes retries \
-             driver_time_us ns_per_op verified"
+             driver_time_us ns_per_op verified error"
         )
     );
 }
@@ -433,4 +436,85 @@ fn segments_that_are_newer_than_the_last_event() {
         .unwrap();
     assert!(output.status.success());
     assert_eq!(stderr(&output), "");
+}
+
+/// Returns a recording that a replay with expandable segments breaks off at where it has the recorded addresses, and one
+/// without does not: a segment lies where the simulator reserves ranges.
+fn breaking_off() -> Snapshot {
+    let (reserved, other) = (1 << 48, 0x7f00_0000_0000);
+    let size = Bytes::mib(20);
+    let segment = |address| SegmentSnapshot {
+        address: DeviceAddress(address),
+        size,
+        stream: Stream::DEFAULT,
+        pool: MempoolId::DEFAULT,
+        is_large: true,
+        is_expandable: false,
+        blocks: vec![BlockSnapshot {
+            address: DeviceAddress(address),
+            size,
+            requested: size,
+            status: BlockStatus::Allocated,
+        }],
+    };
+    let events = [Action::SegmentAlloc, Action::Alloc].map(|action| Event {
+        action,
+        pool: MempoolId::DEFAULT,
+        address: DeviceAddress(other),
+        size,
+        stream: Stream::DEFAULT,
+    });
+    let segments = vec![segment(other), segment(reserved)];
+    Snapshot {
+        traces: vec![Trace::recovered(0, events, segments).expect("it happened")],
+        is_cut_off: false,
+    }
+}
+
+#[test]
+fn a_strategy_that_breaks_off_leaves_the_others_in_the_table() {
+    let scratch = Scratch::new("replay-breaking-off");
+    let path = scratch.write_snapshot("job.lowtide", &breaking_off());
+    let path = path.to_str().unwrap();
+    let both = [
+        "replay",
+        path,
+        "--verify",
+        "--strategy",
+        "caching:expandable_segments:True",
+        "--strategy",
+        "caching",
+    ];
+    let table = run(&both);
+    let row = |label: &str| {
+        let row = table.lines().find(|line| line.starts_with(label));
+        row.unwrap_or_else(|| panic!("{label}: {table}")).to_owned()
+    };
+    assert!(
+        row("caching:expandable_segments:True ").contains('–'),
+        "{table}"
+    );
+    assert!(!row("caching ").contains('–'), "{table}");
+    let reason = "caching:expandable_segments:True: the replay broke off at event 2: cuMemMap";
+    assert!(
+        row("caching:expandable_segments:True:").starts_with(reason),
+        "{table}"
+    );
+
+    let json = run_json(&[&both[..], &["--json"]].concat());
+    let results = &json["results"];
+    let error = results[0]["error"].as_str().unwrap();
+    assert!(
+        error.starts_with("the replay broke off at event 2"),
+        "{json}"
+    );
+    assert_eq!(results[0]["strategy"], "caching");
+    assert_eq!(results[0]["config"], "expandable_segments:True");
+    assert_eq!(results[0]["completed"], false);
+    assert_eq!(results[1]["error"], Value::Null);
+    assert_eq!(results[1]["completed"], true);
+
+    // Where nothing is left, it is an error.
+    let line = fail(&both[..5]);
+    assert!(line.contains("job.lowtide: caching:expandable_segments:True: the replay broke off"));
 }

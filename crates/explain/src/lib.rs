@@ -96,6 +96,8 @@ struct Trial {
     failing: usize,
     /// Those that there was no time for.
     untried: usize,
+    /// Those that broke off, which says nothing of them.
+    broken: usize,
 }
 
 impl Shortfall {
@@ -142,6 +144,7 @@ impl Shortfall {
             Err(error) => return Verdict::Unknown(error.to_string()),
         };
         let job = Job::new(&trace);
+        let mut last_error = None;
         for (index, (label, config)) in [running].into_iter().chain(candidates).enumerate() {
             if start.elapsed() > budget {
                 trial.untried += 1;
@@ -156,10 +159,18 @@ impl Shortfall {
                 }
                 // That the settings in use fail is known.
                 Ok(_) => trial.failing += usize::from(index > 0),
-                Err(error) => return Verdict::Unknown(error.to_string()),
+                Err(error) => {
+                    trial.broken += usize::from(index > 0);
+                    last_error = Some(error);
+                }
             }
         }
-        Verdict::Tried(trial)
+        match last_error {
+            Some(error) if trial.fitting.is_empty() && trial.failing == 0 => {
+                Verdict::Unknown(error.to_string())
+            }
+            _ => Verdict::Tried(trial),
+        }
     }
 
     /// Returns what happened as a recording that ends in the request. Requests before it that failed are left
@@ -294,6 +305,9 @@ impl fmt::Display for Trial {
             (failing, true) => write!(f, " of {failing} tried")?,
             (1, false) => write!(f, "; one other not")?,
             (failing, false) => write!(f, "; {failing} others not")?,
+        }
+        if self.broken > 0 {
+            write!(f, "; {} could not be replayed", self.broken)?;
         }
         if self.untried > 0 {
             write!(f, "; no time for {} more", self.untried)?;

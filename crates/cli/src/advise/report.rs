@@ -7,9 +7,10 @@ use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 use serde::Serialize;
 
+use super::settings::Candidate;
 use super::{Advice, Tried};
 use crate::format::{self, SizeUnit};
-use crate::json::OutcomeRow;
+use crate::json::{OutcomeRow, ResultRow};
 use crate::recording::Job;
 use crate::{ranking, table};
 
@@ -28,8 +29,8 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
     }
     match &advice.best {
         None => text.push_str(&none(advice.capacity)),
-        Some(best) if best.candidate == advice.now.candidate => {
-            let _ = writeln!(text, "{}", style(keep(advice)).bold());
+        Some(best) if advice.is_now(best) => {
+            let _ = writeln!(text, "{}", style(keep(advice, best)).bold());
         }
         Some(best) => text.push_str(&recommendation(advice, best)),
     }
@@ -39,11 +40,19 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
 
 /// Returns a sentence on what the job takes with the settings it had.
 fn now(advice: &Advice<'_>) -> String {
-    let Tried { candidate, outcome } = &advice.now;
-    let with = match candidate.conf.as_str() {
+    let with = |candidate: &Candidate| match candidate.conf.as_str() {
         "" => "With PyTorch's default settings".to_owned(),
         conf => format!("With the settings it had, {conf},"),
     };
+    let Tried { candidate, outcome } = match &advice.now {
+        Ok(now) => now,
+        Err(failed) => {
+            let with = with(&failed.candidate);
+            let error = &failed.failure.error;
+            return format!("{with} this job cannot be replayed: {error}.");
+        }
+    };
+    let with = with(candidate);
     match outcome.oom_at_event {
         Some(event) => format!(
             "{with} this job runs out of memory at event {}.",
@@ -67,8 +76,8 @@ fn none(capacity: Option<Bytes>) -> String {
 }
 
 /// Returns a sentence on why to keep what is in use.
-fn keep(advice: &Advice<'_>) -> &'static str {
-    let now = &advice.now.outcome;
+fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
+    let now = &now.outcome;
     let saves = |other: &Tried| {
         other.outcome.completed && super::saves(other.outcome.peak_reserved_bytes, now)
     };
@@ -80,7 +89,6 @@ fn keep(advice: &Advice<'_>) -> &'static str {
 
 /// Returns what to set, what that saves, and what it costs.
 fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
-    let now = &advice.now.outcome;
     let peak = best.outcome.peak_reserved_bytes;
     let mut text = match best.candidate.conf.as_str() {
         "" => format!("{}\n", style("    unset PYTORCH_CUDA_ALLOC_CONF").bold()),
@@ -90,14 +98,14 @@ fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
         ),
     };
     text.push('\n');
-    let _ = match now.completed {
-        true => writeln!(
+    let _ = match advice.completed_now() {
+        Some(now) => writeln!(
             text,
             "makes it {peak}: {} ({}).",
             format::difference(peak, now.peak_reserved_bytes),
             format::percent_change(peak, now.peak_reserved_bytes)
         ),
-        false => writeln!(text, "lets it complete, in {peak}."),
+        None => writeln!(text, "lets it complete, in {peak}."),
     };
 
     let _ = writeln!(text, "\nWhat it costs:");
@@ -115,10 +123,9 @@ fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
 /// Returns a line on each price, with what it is now where the job completes.
 fn costs(advice: &Advice<'_>, best: &Tried) -> [String; 3] {
     let line = |name: &str, price: &dyn Fn(&Outcome) -> String| {
-        let now = &advice.now.outcome;
-        let before = match now.completed {
-            true => format!(" (now {})", price(now)),
-            false => String::new(),
+        let before = match advice.completed_now() {
+            Some(now) => format!(" (now {})", price(now)),
+            None => String::new(),
         };
         format!("{name}: {}{before}", price(&best.outcome))
     };
@@ -183,8 +190,8 @@ fn others(advice: &Advice<'_>) -> String {
 pub(super) struct Json<'a> {
     trace: &'a Job,
     capacity_bytes: Option<u64>,
-    /// With the settings of the recording.
-    now: Entry<'a>,
+    /// With the settings of the recording, and why that cannot be replayed if it cannot.
+    now: Now<'a>,
     /// What to choose, which may be what is there; null where nothing completes the job.
     best: Option<Entry<'a>>,
     /// What that saves; null where the job does not complete with it, or did not without.
@@ -193,6 +200,14 @@ pub(super) struct Json<'a> {
     cautions: Vec<String>,
     /// All others, the best first.
     others: Vec<Entry<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Now<'a> {
+    /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
+    conf: &'a str,
+    #[serde(flatten)]
+    result: ResultRow<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -208,17 +223,25 @@ impl<'a> Json<'a> {
     pub(super) fn new(advice: &'a Advice<'_>) -> Json<'a> {
         let best = advice.best.as_ref();
         let saved = |best: &Tried| {
-            let now = advice.now.outcome.peak_reserved_bytes;
-            now.saturating_sub(best.outcome.peak_reserved_bytes)
+            let now = advice.completed_now()?.peak_reserved_bytes;
+            let saved = now.saturating_sub(best.outcome.peak_reserved_bytes);
+            Some(saved.get())
         };
         Json {
             trace: advice.job,
             capacity_bytes: advice.capacity.map(Bytes::get),
-            now: Entry::new(&advice.now),
+            now: match &advice.now {
+                Ok(now) => Now {
+                    conf: &now.candidate.conf,
+                    result: ResultRow::of_outcome(&now.outcome),
+                },
+                Err(failed) => Now {
+                    conf: &failed.candidate.conf,
+                    result: ResultRow::of_failure(&failed.failure),
+                },
+            },
             best: best.map(Entry::new),
-            saved_bytes: best
-                .filter(|_| advice.now.outcome.completed)
-                .map(|best| saved(best).get()),
+            saved_bytes: best.and_then(saved),
             cautions: best.into_iter().flat_map(cautions).collect(),
             others: advice.others.iter().map(Entry::new).collect(),
         }

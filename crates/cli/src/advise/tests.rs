@@ -2,7 +2,7 @@ use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 
 use super::settings::{Candidate, Kept, Setting};
-use super::{Advice, Tried, choose, report};
+use super::{Advice, Failed, Tried, choose, report};
 use crate::ranking::Ranking;
 use crate::samples;
 
@@ -18,7 +18,7 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
 /// Asserts which configuration is chosen; `None` for no one.
 fn check(now: &Tried, others: &[Tried], expected: Option<&str>) {
     let ranking = Ranking::new(&samples::job(), Some(&now.outcome));
-    let chosen = choose(ranking, now, others);
+    let chosen = choose(ranking, Some(now), others);
     assert_eq!(chosen.map(|tried| tried.candidate.conf.as_str()), expected);
 }
 
@@ -128,7 +128,7 @@ fn what_takes_less_and_is_passed_over_is_said_to_be_slow() {
             job: &job,
             capacity: None,
             best: Some(now.clone()),
-            now,
+            now: Ok(now),
             others,
         };
         let text = report::text(&advice);
@@ -153,7 +153,7 @@ fn what_is_slow_and_advised_says_so() {
     let advice = Advice {
         job: &job,
         capacity: None,
-        now: refused(tried(&[], 400)),
+        now: Ok(refused(tried(&[], 400))),
         best: Some(slow),
         others: Vec::new(),
     };
@@ -162,4 +162,32 @@ fn what_is_slow_and_advised_says_so() {
         text.contains("\n  driver calls would take 50 % of the job's time\n"),
         "{text}"
     );
+}
+
+#[test]
+fn what_cannot_be_replayed_now_is_said_and_the_others_are_compared() {
+    let job = samples::job();
+    let candidate = tried(&[], 1000).candidate;
+    let failure = samples::failure("caching");
+    let reason = failure.error.to_string();
+    let best = tried(&[EXPANDABLE], 1100);
+    let ranking = Ranking::new(&job, None);
+    let others = [best.clone(), tried(&[ROUNDUP], 1500)];
+    let chosen = choose(ranking, None, &others).map(|tried| &tried.candidate.conf);
+    assert_eq!(chosen, Some(&best.candidate.conf));
+    let advice = Advice {
+        job: &job,
+        capacity: None,
+        now: Err(Box::new(Failed { candidate, failure })),
+        best: Some(best),
+        others: vec![tried(&[ROUNDUP], 1500)],
+    };
+    let text = report::text(&advice);
+    let now = format!("With PyTorch's default settings this job cannot be replayed: {reason}.");
+    assert!(text.contains(&now), "{text}");
+    assert!(text.contains("lets it complete, in 1.07 GiB"), "{text}");
+    let json = serde_json::to_value(report::Json::new(&advice)).unwrap();
+    assert_eq!(json["now"]["error"], reason);
+    assert_eq!(json["now"]["completed"], false);
+    assert_eq!(json["saved_bytes"], serde_json::Value::Null);
 }
