@@ -37,7 +37,10 @@ const MAY_USE: [(&str, &[&str]); 17] = [
         "bench",
         &["core", "shared", "sim", "cuda", "trace", "replay"],
     ),
-    ("fuzz", &["core", "shared", "sim", "trace", "replay"]),
+    (
+        "fuzz",
+        &["core", "shared", "sim", "trace", "replay", "history"],
+    ),
     ("xtask", &[]),
 ];
 
