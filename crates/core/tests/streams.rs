@@ -160,7 +160,8 @@ fn with_block_that_waits(
         capacity: Some(Bytes::mib(50)),
         ..SimConfig::default()
     });
-    let mut allocator = DeviceAllocator::new(driver, 0, &config.parse().unwrap());
+    let config = config.parse().expect("a configuration");
+    let mut allocator = DeviceAllocator::new(driver, 0, &config);
     let whole = allocator.allocate_in(pool, Bytes::mib(40), OWN)?;
     allocator.free(whole)?;
     allocator.allocate_in(pool, Bytes::mib(22), OWN)?;

@@ -302,8 +302,8 @@ def advice(is_expandable: bool) -> str:
             return ""
         return (
             " expandable_segments is enabled. If instead the process is running out of virtual address space (VSZ), "
-            "expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the number "
-            "of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / "
+            "expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the "
+            "number of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / "
             "expandable_segments_reserve_by_class."
         )
     variable = "PYTORCH_ALLOC_CONF" if version() == (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
@@ -321,15 +321,15 @@ def advice(is_expandable: bool) -> str:
 @pytest.mark.parametrize("is_expandable", [False, True])
 def test_running_out_reads_as_in_this_release(is_expandable: bool) -> None:
     held = bytes_of(3 * MIB)
-    with settings(f"expandable_segments:{is_expandable}", "expandable_segments:False"):
-        with pytest.raises(torch.OutOfMemoryError) as caught:
-            bytes_of(1 << 50)
+    in_force = settings(f"expandable_segments:{is_expandable}", "expandable_segments:False")
+    with in_force, pytest.raises(torch.OutOfMemoryError) as caught:
+        bytes_of(1 << 50)
     del held
     text = str(caught.value).splitlines()[0].partition(" The largest free block has ")[0]
     size = r"\d+(\.\d\d [KMG]iB| bytes)"
     figures = (
-        rf"CUDA out of memory\. Tried to allocate 1048576\.00 GiB\. GPU 0 has a total capacity of {size} of which {size} "
-        rf"is free\. (.* memory in use\. )?Of the allocated memory {size} is allocated by PyTorch, "
+        rf"CUDA out of memory\. Tried to allocate 1048576\.00 GiB\. GPU 0 has a total capacity of {size} of which "
+        rf"{size} is free\. (.* memory in use\. )?Of the allocated memory {size} is allocated by PyTorch, "
         rf"(with {size} allocated in private pools \(e\.g\., CUDA Graphs\), )?and {size} is reserved by PyTorch but "
         r"unallocated\."
     )
