@@ -578,6 +578,36 @@ typedef bool (*lowtide_snapshot_writer)(void *context, void (*write)(void *to,
                                                                      size_t length), void *to);
 
 /**
+ * The options of `caching` that are in force and that PyTorch's snapshots list; PyTorch's defaults for another strategy.
+ */
+typedef struct lowtide_caching_settings {
+  /**
+   * Blocks of so many bytes and more are never split; the largest number where all may be.
+   */
+  uint64_t max_split_size;
+  /**
+   * The share of the limit above which cached memory goes back; 0 is never.
+   */
+  double garbage_collection_threshold;
+  /**
+   * Into how many steps the range between two powers of two is divided, from 1 MiB on; 0 is no rounding.
+   */
+  uint64_t roundup_power2_divisions[16];
+  /**
+   * Whether segments grow by mapping memory.
+   */
+  bool expandable_segments;
+  /**
+   * Whether a block that several streams used may be reused during a graph capture.
+   */
+  bool graph_capture_record_stream_reuse;
+  /**
+   * Whether the text that was given asks for all that is in force, and for `caching`.
+   */
+  bool are_given;
+} lowtide_caching_settings;
+
+/**
  * One figure of `torch.cuda.memory_stats`.
  */
 typedef struct lowtide_memory_stat {
@@ -1306,6 +1336,17 @@ enum lowtide_status lowtide_reconfigure(const char *settings);
  * settled by that; null on failure. The text belongs to lowtide and is valid for ever.
  */
 const char *lowtide_config(void);
+
+/**
+ * Writes the options in force, which are settled by that, and whether the text `given` asks for them, in PyTorch's
+ * syntax. PyTorch need not have been given what lowtide was: not every release reads every variable.
+ *
+ * The caller promises:
+ *
+ * `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be written to.
+ */
+enum lowtide_status lowtide_settings_in_force(const char *given,
+                                              struct lowtide_caching_settings *settings);
 
 /**
  * Gives everything of a device that is not in use back to the driver, and waits for the streams that

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, Config, FreeBlockOrder, Stats, TorchRelease};
+use lowtide_core::{Bytes, CachingConfig, Config, FreeBlockOrder, Stats, TorchRelease};
 use lowtide_shared::DevicePast;
 use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
 
@@ -125,6 +125,63 @@ pub extern "C" fn lowtide_config() -> *const c_char {
         Ok(())
     });
     text
+}
+
+/// The options of `caching` that are in force and that PyTorch's snapshots list; PyTorch's defaults for another strategy.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct CachingSettings {
+    /// Blocks of so many bytes and more are never split; the largest number where all may be.
+    pub max_split_size: u64,
+    /// The share of the limit above which cached memory goes back; 0 is never.
+    pub garbage_collection_threshold: f64,
+    /// Into how many steps the range between two powers of two is divided, from 1 MiB on; 0 is no rounding.
+    pub roundup_power2_divisions: [u64; 16],
+    /// Whether segments grow by mapping memory.
+    pub expandable_segments: bool,
+    /// Whether a block that several streams used may be reused during a graph capture.
+    pub graph_capture_record_stream_reuse: bool,
+    /// Whether the text that was given asks for all that is in force, and for `caching`.
+    pub are_given: bool,
+}
+
+/// Writes the options in force, which are settled by that, and whether the text `given` asks for them, in PyTorch's
+/// syntax. PyTorch need not have been given what lowtide was: not every release reads every variable.
+///
+/// # Safety
+///
+/// `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_settings_in_force(
+    given: *const c_char,
+    settings: *mut CachingSettings,
+) -> Status {
+    run(|| {
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let given = unsafe { text_from_c("given", given) }?;
+        let in_force = settings_in_force(&registry::config()?, given.unwrap_or_default());
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("settings", settings, in_force) }
+    })
+}
+
+fn settings_in_force(config: &Config, given: &str) -> CachingSettings {
+    let default = CachingConfig::default();
+    let (options, are_given) = match config {
+        Config::Caching(options) => {
+            let asked = Config::parse("caching", given);
+            (options, asked.is_ok_and(|asked| asked == *config))
+        }
+        _ => (&default, false),
+    };
+    CachingSettings {
+        max_split_size: options.max_split_size.map_or(u64::MAX, Bytes::get),
+        garbage_collection_threshold: options.garbage_collection_threshold,
+        roundup_power2_divisions: options.roundup_power2_divisions,
+        expandable_segments: options.expandable_segments,
+        graph_capture_record_stream_reuse: options.graph_capture_record_stream_reuse,
+        are_given,
+    }
 }
 
 /// Gives everything of a device that is not in use back to the driver, and waits for the streams that

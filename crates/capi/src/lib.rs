@@ -53,11 +53,11 @@ pub use checkpoint::{
     lowtide_release_checkpoint, lowtide_restore_pool,
 };
 pub use control::{
-    LOWTIDE_ABI_VERSION, MemoryStat, lowtide_abi_version, lowtide_config, lowtide_configure,
-    lowtide_current_device, lowtide_empty_cache, lowtide_get_memory_fraction, lowtide_memory_info,
-    lowtide_memory_stats, lowtide_memory_usage, lowtide_reconfigure, lowtide_release_bytes,
-    lowtide_reset_accumulated_stats, lowtide_reset_peak_stats, lowtide_set_torch_version,
-    lowtide_snapshot, lowtide_version,
+    CachingSettings, LOWTIDE_ABI_VERSION, MemoryStat, lowtide_abi_version, lowtide_config,
+    lowtide_configure, lowtide_current_device, lowtide_empty_cache, lowtide_get_memory_fraction,
+    lowtide_memory_info, lowtide_memory_stats, lowtide_memory_usage, lowtide_reconfigure,
+    lowtide_release_bytes, lowtide_reset_accumulated_stats, lowtide_reset_peak_stats,
+    lowtide_set_torch_version, lowtide_settings_in_force, lowtide_snapshot, lowtide_version,
 };
 pub use dump::{SnapshotWriter, lowtide_on_dump};
 pub use error::Status;

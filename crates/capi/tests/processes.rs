@@ -106,6 +106,74 @@ fn the_text_of_an_error_is_that_of_the_programs_pytorch() {
     }
 }
 
+fn settings_in_force(given: &CStr) -> CachingSettings {
+    let mut settings = CachingSettings::default();
+    // SAFETY: the text ends with a zero byte, and the settings may be written to.
+    let status = unsafe { lowtide_settings_in_force(given.as_ptr(), &raw mut settings) };
+    assert_eq!(status, Status::Ok);
+    settings
+}
+
+const GIVEN: &str = "expandable_segments:True,max_split_size_mb:64,garbage_collection_threshold:0.5,\
+                     roundup_power2_divisions:[1:2,>:4],graph_capture_record_stream_reuse:True";
+
+/// PyTorch 2.8 and 2.9 do not read `PYTORCH_ALLOC_CONF`, and no release reads `LOWTIDE_CONF`.
+#[test]
+fn the_settings_in_force_are_those_that_lowtide_was_given() {
+    let test = "the_settings_in_force_are_those_that_lowtide_was_given";
+    for variable in [
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "LOWTIDE_CONF",
+    ] {
+        isolated(test, &[(variable, GIVEN)], |_| {
+            let given = CString::new(GIVEN).expect("a text");
+            let mut divisions = [4; 16];
+            divisions[0] = 2;
+            let expected = CachingSettings {
+                max_split_size: 64 << 20,
+                garbage_collection_threshold: 0.5,
+                roundup_power2_divisions: divisions,
+                expandable_segments: true,
+                graph_capture_record_stream_reuse: true,
+                are_given: true,
+            };
+            assert_eq!(settings_in_force(&given), expected);
+            let not_given = CachingSettings {
+                are_given: false,
+                ..expected
+            };
+            assert_eq!(settings_in_force(c""), not_given);
+            assert_eq!(settings_in_force(c"not a text"), not_given);
+            // SAFETY: the text ends with a zero byte.
+            let status = unsafe { lowtide_reconfigure(c"expandable_segments:False".as_ptr()) };
+            assert_eq!(status, Status::Ok);
+            let changed = CachingSettings {
+                max_split_size: u64::MAX,
+                graph_capture_record_stream_reuse: true,
+                ..CachingSettings::default()
+            };
+            assert_eq!(settings_in_force(&given), changed);
+        });
+    }
+}
+
+#[test]
+fn another_strategy_has_none_of_pytorchs_settings() {
+    let test = "another_strategy_has_none_of_pytorchs_settings";
+    let variables = [
+        ("LOWTIDE_STRATEGY", "bfc"),
+        ("PYTORCH_CUDA_ALLOC_CONF", GIVEN),
+    ];
+    isolated(test, &variables, |_| {
+        let defaults = CachingSettings {
+            max_split_size: u64::MAX,
+            ..CachingSettings::default()
+        };
+        assert_eq!(settings_in_force(c""), defaults);
+    });
+}
+
 #[test]
 fn a_configuration_that_is_refused_is_not_settled() {
     isolated(

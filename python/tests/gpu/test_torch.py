@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import json
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import lowtide
+from lowtide._report import find_command
 from lowtide.torch import build
 
 torch = pytest.importorskip("torch")
@@ -52,6 +54,46 @@ print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALL
         [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "''\n''\n"
+
+
+RECORDED = """
+import sys, torch
+torch.cuda.memory._record_memory_history(stacks="python")
+held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1000, 3 << 20, 70 << 20, 1_200_000) * 3]
+del held[::2]
+held += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (30 << 20, 700_000, 65 << 20)]
+for change in sys.argv[2:]:
+    torch.cuda.memory._set_allocator_settings(change)
+    held.append(torch.empty(33 << 20, dtype=torch.uint8, device="cuda"))
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+"""
+
+
+@on_lowtide
+@pytest.mark.parametrize("change", ["", "max_split_size_mb:32"])
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_CONF"])
+def test_a_snapshot_says_what_was_in_force(variable: str, change: str, tmp_path: Path) -> None:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_STRATEGY", "LOWTIDE_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment[variable] = "expandable_segments:True,roundup_power2_divisions:4"
+    path = tmp_path / "snapshot.pickle"
+    program = [sys.executable, "-m", "lowtide", "run", "-c", RECORDED, str(path), *filter(None, [change])]
+    subprocess.run(program, env=environment, check=True)
+    said = pickle.loads(path.read_bytes())["allocator_settings"]
+    assert said["expandable_segments"] is True
+    assert said["max_split_size"] == (32 * MIB if change else -1)
+    # A change sets these back first.
+    assert set(said["roundup_power2_divisions"].values()) == {0 if change else 4}
+    text = "max_split_size_mb:32,expandable_segments:True" if change else environment[variable]
+    assert sorted(said["PYTORCH_CUDA_ALLOC_CONF"].split(",")) == sorted(text.split(","))
+    if not change:
+        # No one setting was in force for all of a job that changed it.
+        replayed = subprocess.run(
+            [find_command(), "replay", "--verify", "--json", str(path)], capture_output=True, text=True, check=True
+        )
+        verified = json.loads(replayed.stdout)["results"][0]["verified"]
+        assert verified["first_difference"] is None
+        assert verified["same_address"] == verified["compared"] == 15
 
 
 def test_of_blocks_of_a_size_the_one_of_this_release_is_taken() -> None:

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -85,36 +86,37 @@ inline std::string settings_in_force() {
   return std::string(text);
 }
 
-// The settings as PyTorch has parsed them. Those that it was not given, but lowtide was, show in their text.
+// The settings in force: those of memory are lowtide's, which need not be what PyTorch was given, and those of locks and
+// of pinned memory are PyTorch's.
 inline native::AllocatorConfigInfo config_info() {
   using Config = native::CUDAAllocatorConfig;
   native::AllocatorConfigInfo info{};
 #if LOWTIDE_TORCH_AT_LEAST(10)
   using Common = c10::CachingAllocator::AcceleratorAllocatorConfig;
-  info.garbage_collection_threshold = Common::garbage_collection_threshold();
-  info.max_split_size = Common::max_split_size();
   info.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
-  info.roundup_power2_divisions = Common::roundup_power2_divisions();
 #else
-  info.garbage_collection_threshold = Config::garbage_collection_threshold();
-  info.max_split_size = Config::max_split_size();
   info.last_allocator_settings = Config::last_allocator_settings();
-  info.roundup_power2_divisions = Config::roundup_power2_divisions();
 #endif
+  lowtide_caching_settings settings{};
+  check(lowtide_settings_in_force(info.last_allocator_settings.c_str(), &settings));
+  if (!settings.are_given) {
+    info.last_allocator_settings = settings_in_force();
+  }
+  info.garbage_collection_threshold = settings.garbage_collection_threshold;
+  info.max_split_size = settings.max_split_size;
+  info.roundup_power2_divisions.assign(
+      std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
+  info.expandable_segments = settings.expandable_segments;
   info.pinned_num_register_threads = Config::pinned_num_register_threads();
-  info.expandable_segments = Config::expandable_segments();
   info.release_lock_on_malloc = Config::release_lock_on_cudamalloc();
   info.pinned_use_host_register = Config::pinned_use_cuda_host_register();
 #if LOWTIDE_TORCH_AT_LEAST(9)
-  info.graph_capture_record_stream_reuse = Config::graph_capture_record_stream_reuse();
+  info.graph_capture_record_stream_reuse = settings.graph_capture_record_stream_reuse;
 #endif
 #if LOWTIDE_TORCH_AT_LEAST(13)
   info.max_round_threshold = Common::pinned_max_round_threshold();
   info.max_cached_size = Common::pinned_max_cached_size();
 #endif
-  if (info.last_allocator_settings.empty()) {
-    info.last_allocator_settings = settings_in_force();
-  }
   return info;
 }
 
