@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
-use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, Trend};
+use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, TrainingState, Trend};
 use lowtide_trace::{Frame, OneLine, StackTable};
 use serde::Serialize;
 
@@ -69,23 +69,22 @@ impl<'a> Told<'a> {
         let leaks = self.leaks;
         let mut text = format!("{}\n{}", job.headline(), steps_text(&leaks.steps));
         let _ = match leaks.warm_up_steps {
+            _ if leaks.steps.are_too_few() => writeln!(text, "\n"),
             1 => writeln!(text, "; the first is left out\n"),
             count => writeln!(text, "; the first {count} are left out\n"),
         };
         let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
-        match self.total() {
-            Some(total) => text += &self.verdict(&total),
-            None if !is_told && leaks.steps.are_too_few() => {
-                let events = format::counted(job.events as u64, "event");
-                let verb = if job.events == 1 { "is" } else { "are" };
-                let unknown = format!("it cannot be told what grows: {events} {verb} too few");
-                let _ = writeln!(text, "{}", style(unknown).bold());
+        match (self.total(), leaks.doubt) {
+            (Some(total), _) => text += &self.verdict(&total),
+            (None, Some(doubt)) => {
+                let _ = writeln!(text, "{}", style(doubt).bold());
             }
-            None if !is_told => {
+            (None, None) if !is_told => {
                 let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
             }
-            None => {}
+            (None, None) => {}
         }
+        text += &training_text(&leaks.training);
         text += &self.growths_text(leaks.leaks().take(LEAKS_MAX));
         let named = leaks.leaks().count();
         if named > LEAKS_MAX {
@@ -235,6 +234,23 @@ impl<'a> Told<'a> {
     }
 }
 
+/// Returns a line on what training made once and keeps; nothing where it keeps nothing.
+fn training_text(training: &TrainingState) -> String {
+    let named = [
+        (training.optimizer, "optimizer state"),
+        (training.gradients, "gradients"),
+    ];
+    let parts = named.iter().filter(|(kept, _)| kept.blocks > 0);
+    let parts = parts.map(|(kept, name)| {
+        let blocks = format::counted(kept.blocks, "block");
+        format!("{} of {name} in {blocks}", Bytes(kept.bytes))
+    });
+    match parts.collect::<Vec<_>>().join(" and ") {
+        kept if kept.is_empty() => kept,
+        kept => format!("training keeps {kept}, made once: no leak\n"),
+    }
+}
+
 /// Returns an average number of bytes for people.
 #[expect(
     clippy::cast_possible_truncation,
@@ -250,8 +266,10 @@ pub(crate) fn bytes_text(bytes: f64) -> String {
 struct LeaksReport<'a> {
     trace: &'a Job,
     steps: StepsRow<'a>,
-    /// Whether there are too few events for anything to be told.
+    /// Whether there are too few steps, or events, for anything to be told.
     are_too_few: bool,
+    /// Why it is not known what leaks, as a sentence.
+    doubt: Option<String>,
     warm_up_steps: usize,
     /// So many steps are looked at as one.
     span_steps: usize,
@@ -260,6 +278,8 @@ struct LeaksReport<'a> {
     leaks: Vec<GrowthRow<'a>>,
     /// How all that is in no leak grew together, where that is steady or much.
     spread: Option<TrendRow>,
+    /// What training made once and keeps.
+    training: TrainingRow,
     /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
     others: Vec<GrowthRow<'a>>,
 }
@@ -304,6 +324,14 @@ struct TrendRow {
     end_blocks: u64,
 }
 
+#[derive(Debug, Serialize)]
+struct TrainingRow {
+    state_bytes: u64,
+    state_blocks: u64,
+    gradient_bytes: u64,
+    gradient_blocks: u64,
+}
+
 impl<'a> LeaksReport<'a> {
     fn new(job: &'a Job, told: &Told<'a>) -> LeaksReport<'a> {
         let leaks = told.leaks;
@@ -315,11 +343,13 @@ impl<'a> LeaksReport<'a> {
             trace: job,
             steps: StepsRow::new(&leaks.steps),
             are_too_few: leaks.steps.are_too_few(),
+            doubt: leaks.doubt.map(|doubt| doubt.to_string()),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
             total: told.total().map(|total| TotalRow::new(&total)),
             leaks: leaks.leaks().map(row).collect(),
             spread: leaks.spread.as_ref().map(TrendRow::new),
+            training: TrainingRow::new(&leaks.training),
             others: leaks.others().map(row).collect(),
         }
     }
@@ -343,6 +373,17 @@ impl<'a> TotalRow<'a> {
                 Common::Function(frame) => row(frame, None),
                 Common::Caller(frame) => row(frame, Some(frame.line)),
             }),
+        }
+    }
+}
+
+impl TrainingRow {
+    fn new(training: &TrainingState) -> TrainingRow {
+        TrainingRow {
+            state_bytes: training.optimizer.bytes,
+            state_blocks: training.optimizer.blocks,
+            gradient_bytes: training.gradients.bytes,
+            gradient_blocks: training.gradients.blocks,
         }
     }
 }

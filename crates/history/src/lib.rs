@@ -29,7 +29,10 @@ mod sizes;
 mod space;
 mod walk;
 
-pub use growth::{Difference, Growth, Leaks, Site, SiteDifference, StepSource, Steps, Trend};
+pub use growth::{
+    Difference, Doubt, Growth, Kept, Leaks, Site, SiteDifference, StepSource, Steps, TrainingState,
+    Trend,
+};
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use owner::Owner;

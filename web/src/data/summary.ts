@@ -69,10 +69,18 @@ export interface Spread extends Trend {
   most: Grown[];
 }
 
+/** Memory that is allocated at the end. */
+export interface Kept {
+  bytes: number;
+  blocks: number;
+}
+
 export interface Growth {
   steps: number;
-  /** Whether there are too few events for anything to be told. */
-  are_too_few: boolean;
+  /** Why it is not known what leaks, as a sentence without its end. */
+  doubt: string | null;
+  /** What training made once and keeps. */
+  training: { optimizer: Kept; gradients: Kept };
   /** Where steps were not found, equal parts stand for them. */
   found_by: "annotation" | "period" | "parts";
   annotation: string | null;

@@ -37,10 +37,10 @@ export class GrowthView implements View {
   }
 
   draw(): void {
-    const { growth, events } = this.#model.trace.summary;
+    const { growth } = this.#model.trace.summary;
     const { length } = this.#places();
-    fill(this.#verdict, ...verdict(growth, events));
-    const hasSteps = !growth.are_too_few || length > 0;
+    fill(this.#verdict, ...verdict(growth));
+    const hasSteps = growth.doubt === null || growth.found_by !== "parts" || length > 0;
     this.#about.textContent = hasSteps ? `${stepsText(growth)} ${MEANING}` : "";
     this.#compare.hidden = length === 0;
     this.#grid.element.hidden = length === 0;
@@ -123,14 +123,15 @@ function perStep(bytes: number): HTMLElement {
   return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step or part`);
 }
 
-function verdict(growth: Growth, events: number): Child[] {
-  return [...leaksText(growth, events), ...spreadText(growth)];
+function verdict(growth: Growth): Child[] {
+  return [...leaksText(growth), ...trainingText(growth), ...spreadText(growth)];
 }
 
-function leaksText({ leaks, spread, found_by, steps, are_too_few }: Growth, events: number): Child[] {
+function leaksText({ leaks, spread, found_by, steps, doubt }: Growth): Child[] {
   if (leaks.length === 0) {
     if (spread?.is_steady === true) return [];
-    return [are_too_few ? unknownText(events) : "Nothing that looks like a leak. "];
+    if (doubt === null) return ["Nothing that looks like a leak. "];
+    return [`${doubt.charAt(0).toUpperCase()}${doubt.slice(1)}. `];
   }
   const grown = leaks.reduce((sum, { bytes_per_step }) => sum + bytes_per_step, 0);
   const verb = leaks.length === 1 ? "grows" : "grow";
@@ -142,13 +143,19 @@ function leaksText({ leaks, spread, found_by, steps, are_too_few }: Growth, even
   ];
 }
 
-/** Says why nothing is said of leaks. */
-function unknownText(events: number): string {
-  const why =
-    events === 0
-      ? "the recording has no events, but only what was held when it was made"
-      : `${format.counted(events, "event")} ${events === 1 ? "is" : "are"} too few`;
-  return `It cannot be told what grows: ${why}. `;
+/** Says what training made once and keeps, which is no leak. */
+function trainingText({ training }: Growth): Child[] {
+  const named = [
+    [training.optimizer, "optimizer state"],
+    [training.gradients, "gradients"],
+  ] as const;
+  const kept = named.filter(([{ blocks }]) => blocks > 0);
+  const parts = kept.flatMap(([{ bytes, blocks }, name], index): Child[] => [
+    index === 0 ? "Training keeps " : " and ",
+    bytesOf(bytes),
+    ` of ${name} in ${format.counted(blocks, "block")}`,
+  ]);
+  return kept.length === 0 ? [] : [...parts, ", made once: no leak. "];
 }
 
 /** Says how all else grew, where that is told. */

@@ -91,7 +91,7 @@ function grown({ leaks, spread }: Growth): { bytes_per_step: number; confidence:
 
 function grownCell(growth: Growth): Child {
   const { bytes_per_step } = grown(growth);
-  if (bytes_per_step === 0) return growth.are_too_few ? "not known" : "nothing";
+  if (bytes_per_step === 0) return growth.doubt === null ? "nothing" : "not known";
   return copyable(format.bytes(Math.round(bytes_per_step)), String(bytes_per_step));
 }
 

@@ -381,10 +381,15 @@ test("where nothing grows, that is said", async () => {
 });
 
 test("where too little is recorded, it is said that leaks cannot be told", async () => {
-  const growth = { ...first.growth, found_by: "parts" as const, are_too_few: true, leaks: [] };
+  const doubt = "it cannot be told what grows: 5 events are too few";
+  const training = { optimizer: { bytes: 1 << 21, blocks: 4 }, gradients: { bytes: 0, blocks: 0 } };
+  const growth = { ...first.growth, found_by: "parts" as const, doubt, training, leaks: [] };
   const page = await session.open([{ ...first, growth }]);
   const text = await page.locator("#growth").innerText();
-  assert.match(text, /It cannot be told what grows: [\d,]+ events are too few\.\s*$/);
+  assert.match(
+    text,
+    /It cannot be told what grows: 5 events are too few\. Training keeps 2\.00 MiB of optimizer state in 4 blocks, made once/,
+  );
   assertQuiet();
 });
 

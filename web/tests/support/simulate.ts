@@ -136,7 +136,8 @@ function growthOf({ steps, leakBytes = MIB, hasStacks }: Job): Growth {
   const site = hasStacks === false ? { size_max: leakBytes, stream: 0 } : { stack: 1 };
   return {
     steps,
-    are_too_few: false,
+    doubt: null,
+    training: { optimizer: { bytes: 0, blocks: 0 }, gradients: { bytes: 0, blocks: 0 } },
     found_by: "period",
     annotation: null,
     warm_up_steps: 1,

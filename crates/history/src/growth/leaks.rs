@@ -2,9 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use crate::growth::callers::Callers;
+use crate::growth::doubt::Doubt;
 use crate::growth::line::as_float;
+use crate::growth::review::{self, Review, Verdict};
 use crate::growth::sites::{Site, Sites};
 use crate::growth::steps::{SPANS_MAX, StepSource, Steps};
+use crate::growth::training::{Optimizers, TrainingState};
 use crate::growth::trend::{Course, Trend};
 use crate::history::History;
 use lowtide_trace::Trace;
@@ -32,6 +36,10 @@ pub struct Leaks {
     pub growths: Vec<Growth>,
     /// How all that is in no leak grew together, if that is steady or much.
     pub spread: Option<Trend>,
+    /// Why it is not known what leaks; nothing is called a leak then.
+    pub doubt: Option<Doubt>,
+    /// What training made once and keeps, which is no leak.
+    pub training: TrainingState,
 }
 
 /// A site that had more in the last step than after the first ones.
@@ -56,38 +64,49 @@ impl Leaks {
     /// Of each site the least live bytes of every step count: what a step itself uses comes and goes, and
     /// what is left is what no step gives back.
     pub fn find(trace: &Trace, history: &History) -> Leaks {
-        let steps = Steps::find(trace, history);
+        let callers = Callers::of(trace);
+        let optimizers = Optimizers::of(trace, history, &callers);
+        let steps = Steps::by_callers(trace, history, &callers);
         let (boundaries, span_steps) = steps.spans();
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1);
         let warm_up_spans = warm_up_steps.div_ceil(span_steps);
+        let review = Review {
+            history,
+            callers: &callers,
+            optimizers: &optimizers,
+            boundaries: boundaries.get(warm_up_spans..).unwrap_or_default(),
+            is_marked: matches!(steps.source, StepSource::Annotation(_)),
+            doubt: review::doubt(&steps, history),
+        };
         let before = boundaries_before(&boundaries);
         let watch = Watch {
             history,
             unseen_steps: steps_behind(&steps, &boundaries, history),
             are_parts: steps.source == StepSource::Parts,
             warm_up_spans: before.len() + warm_up_spans,
-            boundaries: [before, boundaries].concat(),
+            boundaries: [&*before, &*boundaries].concat(),
             span_steps,
         };
-        let sites = Sites::new(history);
-        let growth_of = |number: usize| {
-            Some(Growth {
-                site: sites.sites[number],
-                trend: watch.trend_of(&sites, number)?,
-            })
-        };
-        let mut growths: Vec<Growth> = (0..sites.sites.len()).filter_map(growth_of).collect();
-        growths.sort_by_key(|growth| {
-            let rank = (growth.is_leak(), growth.trend.bytes, growth.site);
-            std::cmp::Reverse(rank)
+        let (growths, refused) = watch.growths(&review);
+        let spread = watch.spread(&growths, &review, !refused.is_empty());
+        let is_known = growths.iter().any(Growth::is_leak)
+            || spread.is_some_and(|(trend, _)| trend.is_steady());
+        let doubts = refused
+            .into_iter()
+            .chain(spread.map(|(_, verdict)| verdict))
+            .filter_map(Verdict::doubt);
+        let doubt = review.doubt.or_else(|| {
+            let few_events = Doubt::FewEvents(history.events);
+            doubts.max().or(steps.are_too_few().then_some(few_events))
         });
-        let spread = watch.spread(&growths);
         Leaks {
             warm_up_steps: (warm_up_spans * span_steps).min(steps.len()),
-            steps,
             span_steps,
             growths,
-            spread,
+            spread: spread.map(|(trend, _)| trend),
+            doubt: doubt.filter(|_| !is_known),
+            training: TrainingState::of(history, &optimizers),
+            steps,
         }
     }
 
@@ -136,19 +155,57 @@ impl Watch<'_> {
         Some(trend?.over_spans_of(self.span_steps))
     }
 
-    /// Returns how all that is in no leak grew together, if that is worth telling: what grows in one place now and in
-    /// another then grows steadily in none.
-    fn spread(&self, growths: &[Growth]) -> Option<Trend> {
+    /// Returns what grew, leaks first, and why steady growth was not called a leak.
+    fn growths(&self, review: &Review<'_>) -> (Vec<Growth>, Vec<Verdict>) {
+        let sites = Sites::new(self.history);
+        let mut refused = Vec::new();
+        let mut growths = Vec::new();
+        for (number, &site) in sites.sites.iter().enumerate() {
+            let Some(mut trend) = self.trend_of(&sites, number) else {
+                continue;
+            };
+            if trend.is_steady() {
+                let verdict = review.of_site(&sites, number, &trend);
+                if verdict != Verdict::Leak {
+                    trend = trend.in_doubt();
+                    refused.push(verdict);
+                }
+            }
+            growths.push(Growth { site, trend });
+        }
+        growths.sort_by_key(|growth| {
+            let rank = (growth.is_leak(), growth.trend.bytes, growth.site);
+            std::cmp::Reverse(rank)
+        });
+        (growths, refused)
+    }
+
+    /// Returns how all that is in no leak grew together, and what that is, if it is worth telling: what grows in one place
+    /// now and in another then grows steadily in none.
+    fn spread(
+        &self,
+        growths: &[Growth],
+        review: &Review<'_>,
+        is_in_doubt: bool,
+    ) -> Option<(Trend, Verdict)> {
         let leaks = || growths.iter().filter(|growth| growth.is_leak());
         let leak_sites: BTreeSet<Site> = leaks().map(|leak| leak.site).collect();
         let others = Sites::together(self.history, |site| !leak_sites.contains(&site));
-        let trend = self.trend_of(&others, 0)?;
+        let mut trend = self.trend_of(&others, 0)?;
+        let mut verdict = Verdict::Leak;
+        if trend.is_steady() {
+            verdict = review.of_blocks(others.blocks_of(self.history, 0), &trend);
+            if is_in_doubt || verdict != Verdict::Leak {
+                trend = trend.in_doubt();
+            }
+        }
         let leaked: u64 = leaks().map(|leak| leak.trend.bytes).sum();
         let least = match trend.is_steady() {
             true => leaked,
             false => leaked.max(trend.end_bytes),
         };
-        Some(trend).filter(|trend| as_float(trend.bytes) >= MUCH * as_float(least))
+        let is_much = as_float(trend.bytes) >= MUCH * as_float(least);
+        is_much.then_some((trend, verdict))
     }
 }
 

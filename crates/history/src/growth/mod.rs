@@ -1,16 +1,23 @@
 //! What grew: over the steps of one recording, and from one recording to another.
 
+mod callers;
 mod difference;
+mod doubt;
 mod leaks;
 mod line;
 mod matching;
 mod period;
+mod review;
 mod sites;
 mod steps;
+mod training;
 mod trend;
+mod turnover;
 
 pub use difference::{Difference, SiteDifference};
+pub use doubt::Doubt;
 pub use leaks::{Growth, Leaks};
 pub use sites::Site;
 pub use steps::{StepSource, Steps};
+pub use training::{Kept, TrainingState};
 pub use trend::Trend;

@@ -11,14 +11,17 @@
 //! of all, so of the periods that are about as good as the best, the shortest is taken. Parts of a step
 //! that alternate, as forward and backward, or the two networks of an adversarial job, have little in
 //! common; where they have much, they still repeat less than so many of them taken as one. A loop within a step
-//! may repeat as well as steps do, but what it asks for is in use when it begins again.
+//! may repeat as well as steps do, but what it asks for is in use when it begins again, or it is over long before the
+//! recording.
 
 use hashbrown::HashMap;
 use lowtide_core::Bytes;
 use lowtide_trace::StackId;
 
+use crate::growth::callers::Callers;
 use crate::growth::line::as_float;
 use crate::growth::steps::STEPS_MIN;
+use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};
 
 /// How many different requests are tried as anchors, and how many others each is tried on.
@@ -48,7 +51,12 @@ const COUNT_NEAR_SHARE: f64 = 0.1;
 /// This share of what a step asks for it gives back itself, at least: what gives back less is a loop within one.
 const GIVEN_BACK_MIN: f64 = 0.5;
 
-/// So many requests are looked at for that.
+/// This share of the recording from the first step on is in steps of the typical length, or up to so many times as
+/// long: layers have something else behind them.
+const STEPS_SHARE_MIN: f64 = 0.5;
+const LENGTH_MAX: u32 = 2;
+
+/// So many requests are looked at for what steps give back.
 const REQUESTS_MAX: usize = 4096;
 
 /// Parts of a step are so many at most; taken as one they repeat so many times as well.
@@ -67,7 +75,7 @@ type Kinds = Vec<Vec<u32>>;
 
 /// Returns the boundaries of the steps and which share of the kinds repeats from step to step; `None` where
 /// nothing repeats enough. O(n log n) for n blocks.
-pub(super) fn find(history: &History) -> Option<(f64, Vec<u32>)> {
+pub(super) fn find(history: &History, callers: &Callers) -> Option<(f64, Vec<u32>)> {
     let requests = passing(history);
     let boundaries_max = requests.len() / STEP_REQUESTS_MIN;
     let families = [by_name(&requests, history), by_shape(&requests, history)];
@@ -94,6 +102,9 @@ pub(super) fn find(history: &History) -> Option<(f64, Vec<u32>)> {
         .filter(|(_, boundaries)| {
             let moved = moved_to_least_live(boundaries, &live);
             given_back_share(&moved, &requests) >= GIVEN_BACK_MIN
+                && is_given_back(history, &moved)
+                && goes_on(&moved, history)
+                && callers.go_on_between(&moved)
         })
         .collect();
     let boundaries = shortest(periods)?;
@@ -159,6 +170,14 @@ fn given_back_share(boundaries: &[u32], requests: &[&Block]) -> f64 {
         (all + 1, given_back + u64::from(start == end))
     });
     as_float(given_back) / as_float(all.max(1))
+}
+
+/// Returns whether steps go on for most of the recording once they have begun.
+fn goes_on(boundaries: &[u32], history: &History) -> bool {
+    let length_max = typical_length(boundaries).saturating_mul(LENGTH_MAX);
+    let lengths = boundaries.windows(2).map(|step| step[1] - step[0]);
+    let covered: u32 = lengths.filter(|&length| length <= length_max).sum();
+    f64::from(covered) >= STEPS_SHARE_MIN * f64::from(history.events - boundaries[0])
 }
 
 /// Kinds of requests that tell how good boundaries are.

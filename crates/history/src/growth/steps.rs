@@ -4,8 +4,9 @@
 //! Where the program marked its optimizer's steps, those are the steps. Else they are found by what repeats.
 
 use hashbrown::HashMap;
-use lowtide_trace::{AnnotationStage, Trace};
+use lowtide_trace::{Annotation, AnnotationStage, Trace, TraceEvent};
 
+use crate::growth::callers::Callers;
 use crate::growth::period;
 use crate::history::History;
 
@@ -14,6 +15,10 @@ pub(super) const STEPS_MIN: usize = 4;
 
 /// More steps than this are looked at several at a time.
 pub(super) const SPANS_MAX: u32 = 1024;
+
+/// How the names of the marks begin that PyTorch's optimizers and its profiler leave at each step.
+pub(super) const OPTIMIZER_STEP: &str = "Optimizer.step#";
+const PROFILER_STEP: &str = "ProfilerStep#";
 
 /// Into so many parts a recording is cut whose steps are not found.
 const PARTS: u32 = 40;
@@ -42,8 +47,13 @@ pub enum StepSource {
 impl Steps {
     /// Returns the steps of a job. O(n log n) for n events.
     pub fn find(trace: &Trace, history: &History) -> Steps {
+        Steps::by_callers(trace, history, &Callers::of(trace))
+    }
+
+    /// Returns the same, by the callers of `trace`.
+    pub(super) fn by_callers(trace: &Trace, history: &History, callers: &Callers) -> Steps {
         by_annotation(trace)
-            .or_else(|| by_period(history))
+            .or_else(|| by_period(history, callers))
             .unwrap_or_else(|| equal_parts(history))
     }
 
@@ -60,10 +70,14 @@ impl Steps {
         self.boundaries.len().saturating_sub(1)
     }
 
-    /// Returns whether nothing can be told of what grows: there are no steps, nor events for as many parts as would stand
-    /// for them.
+    /// Returns whether nothing can be told of what grows: the program marked fewer steps than that takes, or there are
+    /// no steps, nor events for as many parts as would stand for them.
     pub fn are_too_few(&self) -> bool {
-        self.source == StepSource::Parts && self.len() < PARTS as usize
+        match self.source {
+            StepSource::Annotation(_) => self.len() < STEPS_MIN,
+            StepSource::Period(_) => false,
+            StepSource::Parts => self.len() < PARTS as usize,
+        }
     }
 
     /// Returns whether there is no whole step.
@@ -82,36 +96,45 @@ fn by_annotation(trace: &Trace) -> Option<Steps> {
     for annotation in starts() {
         *counts.entry(common_name(&annotation.name)).or_default() += 1;
     }
-    let is_step = |name: &str| name.starts_with("Optimizer.step#") || name == "ProfilerStep#";
+    let is_step = |name: &str| name.starts_with(OPTIMIZER_STEP) || name == PROFILER_STEP;
     let named = counts.iter().filter(|(name, _)| is_step(name));
     // Of equals, the first name: no order depends on a hash table.
     let (&name, _) = named.max_by_key(|&(name, &count)| (count, std::cmp::Reverse(*name)))?;
     let marks = starts().filter(|annotation| common_name(&annotation.name) == name);
-    let mut boundaries: Vec<u32> = marks
-        .map(|annotation| {
-            let before = |event: &lowtide_trace::TraceEvent| event.time_us <= annotation.time_us;
-            u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
-        })
-        .collect();
+    let mut boundaries: Vec<u32> = marks.map(|mark| instant_of(trace, mark)).collect();
     boundaries.sort_unstable();
     boundaries.dedup();
-    (boundaries.len() > STEPS_MIN).then(|| Steps {
+    if boundaries.len() <= STEPS_MIN {
+        // So few steps are counted though the recording may have the end of the first alone, or the start of the last.
+        match boundaries[0] {
+            0 => boundaries.push(u32::try_from(trace.events.len()).unwrap_or(u32::MAX)),
+            _ => boundaries.insert(0, 0),
+        }
+    }
+    Some(Steps {
         boundaries,
         source: StepSource::Annotation(name.to_owned()),
     })
 }
 
+/// Returns the instant at which the program left a mark.
+pub(super) fn instant_of(trace: &Trace, mark: &Annotation) -> u32 {
+    let before = |event: &TraceEvent| event.time_us <= mark.time_us;
+    u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
+}
+
 /// Returns the name without the number that a profiler gives each step.
 fn common_name(name: &str) -> &str {
-    match name.strip_prefix("ProfilerStep#") {
-        Some(_) => "ProfilerStep#",
-        None => name,
+    if name.starts_with(PROFILER_STEP) {
+        PROFILER_STEP
+    } else {
+        name
     }
 }
 
 /// Returns the steps by what repeats.
-fn by_period(history: &History) -> Option<Steps> {
-    let (repeated_share, boundaries) = period::find(history)?;
+fn by_period(history: &History, callers: &Callers) -> Option<Steps> {
+    let (repeated_share, boundaries) = period::find(history, callers)?;
     Some(Steps {
         boundaries,
         source: StepSource::Period(repeated_share),

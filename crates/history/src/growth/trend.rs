@@ -11,6 +11,9 @@ const CHANCE: f64 = 0.5;
 /// The same where other blocks of its place come and go, of which some live longer than others.
 const CHANCE_AMONG_OTHERS: f64 = 0.8;
 
+/// What is left of how sure growth is, where what grows may be within a step.
+const CONFIDENCE_IN_DOUBT: f64 = 0.5;
+
 /// How live bytes grew from step to step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Trend {
@@ -53,6 +56,14 @@ impl Trend {
     /// Returns whether what is one site's is called a leak.
     pub fn is_steady(&self) -> bool {
         self.confidence >= Trend::LEAK_CONFIDENCE
+    }
+
+    /// Returns it for spans of which it is not known that they are steps: it may be steady and is not called so.
+    pub(super) fn in_doubt(self) -> Trend {
+        Trend {
+            confidence: self.confidence * CONFIDENCE_IN_DOUBT,
+            ..self
+        }
     }
 
     /// Returns it for one step, if it is over spans of so many.

@@ -4,7 +4,7 @@ use lowtide_core::{Bytes, Cause};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use crate::growth::{Growth, Leaks, Site, StepSource, Trend};
+use crate::growth::{Growth, Kept, Leaks, Site, StepSource, Trend};
 use crate::history::Moment;
 use crate::page::fold::Folded;
 
@@ -121,8 +121,9 @@ pub(super) struct StrategySummary {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GrowthSummary {
     steps: usize,
-    /// Whether there are too few events for anything to be told.
-    are_too_few: bool,
+    /// Why it is not known what leaks, as a sentence.
+    doubt: Option<String>,
+    training: TrainingSummary,
     /// `annotation`, `period`, or `parts` where the steps were not found.
     found_by: &'static str,
     annotation: Option<String>,
@@ -152,6 +153,19 @@ pub(super) struct SpreadSummary {
     places: usize,
     /// Of those, the ones that grew most.
     most: Vec<GrownSummary>,
+}
+
+/// What training made once and keeps.
+#[derive(Debug, Default, Serialize)]
+struct TrainingSummary {
+    optimizer: KeptSummary,
+    gradients: KeptSummary,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct KeptSummary {
+    bytes: u64,
+    blocks: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -199,7 +213,11 @@ impl GrowthSummary {
         };
         GrowthSummary {
             steps: found.steps.len(),
-            are_too_few: found.steps.are_too_few(),
+            doubt: found.doubt.map(|doubt| doubt.to_string()),
+            training: TrainingSummary {
+                optimizer: KeptSummary::new(found.training.optimizer),
+                gradients: KeptSummary::new(found.training.gradients),
+            },
             found_by,
             annotation,
             warm_up_steps: found.warm_up_steps,
@@ -211,6 +229,15 @@ impl GrowthSummary {
                 places: found.others().count(),
                 most: found.others().take(SPREAD_PLACES).map(grown).collect(),
             }),
+        }
+    }
+}
+
+impl KeptSummary {
+    fn new(kept: Kept) -> KeptSummary {
+        KeptSummary {
+            bytes: kept.bytes,
+            blocks: kept.blocks,
         }
     }
 }

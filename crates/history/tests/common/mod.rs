@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
-use lowtide_trace::{Frame, NoteId, StackId, StackTable, Trace, TraceEvent};
+use lowtide_trace::{
+    Annotation, AnnotationStage, Frame, NoteId, StackId, StackTable, Trace, TraceEvent,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -57,23 +59,42 @@ impl Job {
     }
 
     fn push(&mut self, action: Action, address: u64, size: u64, stack: StackId) {
-        self.trace
-            .events
-            .push(recorded(action, address, size, stack));
+        let event = recorded(action, address, size, stack);
+        let time_us = self.now() + 1;
+        self.trace.events.push(TraceEvent { time_us, ..event });
+    }
+
+    /// Returns the time of the last event: each takes a microsecond.
+    fn now(&self) -> i64 {
+        i64::try_from(self.trace.events.len()).unwrap_or(i64::MAX)
+    }
+
+    /// Marks that something begins or ends.
+    pub(crate) fn mark(&mut self, name: &str, stage: AnnotationStage) {
+        let time_us = self.now();
+        self.trace.annotations.push(Annotation {
+            name: name.into(),
+            stage,
+            time_us,
+        });
     }
 
     pub(crate) fn alloc(&mut self, size: u64, function: &str, line: u32) -> Held {
-        let stack = match self.has_stacks {
-            true => {
-                let frame = |name, line| Frame {
-                    name,
-                    filename: "train.py",
-                    line,
-                };
-                self.stacks
-                    .intern([frame(function, line), frame("main", 1)])
-            }
-            false => StackId::NONE,
+        let frames = [(function, "train.py", line), ("main", "train.py", 1)];
+        self.alloc_in(size, &frames)
+    }
+
+    /// Allocates in a stack of functions with their files and lines, innermost first.
+    pub(crate) fn alloc_in(&mut self, size: u64, frames: &[(&str, &str, u32)]) -> Held {
+        let frame = |&(name, filename, line)| Frame {
+            name,
+            filename,
+            line,
+        };
+        let stack = if self.has_stacks {
+            self.stacks.intern(frames.iter().map(frame))
+        } else {
+            StackId::NONE
         };
         let address = self.next_address;
         self.next_address += size.next_multiple_of(512);

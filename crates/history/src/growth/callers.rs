@@ -1,0 +1,135 @@
+//! Which of a program's calls requests come from, as far as stacks tell.
+//!
+//! A forward pass runs its layers one after the other, often from the same line; backward and an optimizer's step go
+//! through the parameters in the same way. What each layer keeps then looks like what each step keeps. But steps
+//! return to the code that called the module or the optimizer, and layers do not.
+
+use hashbrown::{HashMap, HashSet};
+use lowtide_trace::{Frame, StackId, Trace};
+
+/// The functions in which a program, a notebook's cell or a thread begins.
+const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
+
+/// The files of PyTorch whose functions call a whole module, move it, or make an optimizer's step.
+const MODULE: &str = "torch/nn/modules/module.py";
+const OPTIMIZERS: &str = "torch/optim/";
+
+/// Who asked for memory, or freed it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Caller {
+    /// A thread without a program: the one in which autograd runs backward. Or nobody, where there is no stack.
+    Backward,
+    /// The program itself.
+    Program,
+    /// The program's outermost call of a module or of an optimizer, by its number.
+    Call(usize),
+}
+
+/// The callers of a recording's events.
+#[derive(Debug)]
+pub(super) struct Callers {
+    by_stack: HashMap<StackId, Caller>,
+    optimizers: HashSet<StackId>,
+    /// The caller of each event.
+    events: Vec<Caller>,
+    /// Whether stacks tell the program from backward.
+    are_known: bool,
+}
+
+impl Callers {
+    /// Returns the callers of `trace`. Linear time.
+    pub(super) fn of(trace: &Trace) -> Callers {
+        let mut callers = Callers {
+            by_stack: HashMap::new(),
+            optimizers: HashSet::new(),
+            events: Vec::with_capacity(trace.events.len()),
+            are_known: false,
+        };
+        let mut calls = HashMap::new();
+        for event in &trace.events {
+            let caller = callers.by_stack.entry(event.stack).or_insert_with(|| {
+                let mut frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
+                frames.retain(is_python);
+                frames.reverse();
+                if frames.iter().any(is_of_optimizer) {
+                    callers.optimizers.insert(event.stack);
+                }
+                caller(frames, &mut calls)
+            });
+            callers.events.push(*caller);
+        }
+        let are_backward = |caller: &Caller| *caller == Caller::Backward;
+        callers.are_known = !callers.by_stack.values().all(are_backward);
+        callers
+    }
+
+    /// Returns whether backward asked for it: other stacks of the recording begin in the program, and this one does not.
+    pub(super) fn is_backward(&self, stack: StackId) -> bool {
+        self.are_known && self.by_stack.get(&stack) == Some(&Caller::Backward)
+    }
+
+    /// Returns whether an optimizer asked for it.
+    pub(super) fn is_optimizer(&self, stack: StackId) -> bool {
+        self.optimizers.contains(&stack)
+    }
+
+    /// Returns from how many calls requests at ascending `instants` come that have this stack: of the outermost module or
+    /// optimizer on it, or of backward. `None` where the stack does not tell. Linear time.
+    pub(super) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
+        let own = *self.by_stack.get(&stack)?;
+        if !self.are_known || own == Caller::Program {
+            return None;
+        }
+        let is_outside =
+            |&(_, &caller): &(u32, &Caller)| caller != own && caller != Caller::Backward;
+        let outside: Vec<u32> = (1..)
+            .zip(&self.events)
+            .filter(is_outside)
+            .map(|(instant, _)| instant)
+            .collect();
+        let before = |&instant: &u32| outside.partition_point(|&outside| outside < instant);
+        let mut calls: Vec<usize> = instants.iter().map(before).collect();
+        calls.dedup();
+        Some(calls.len())
+    }
+
+    /// Returns whether the program goes on to another call, or runs itself, in most of the spans between `boundaries`, or
+    /// stacks do not tell. Linear time.
+    pub(super) fn go_on_between(&self, boundaries: &[u32]) -> bool {
+        let goes_on = |span: &&[u32]| {
+            let events = &self.events[span[0] as usize..span[1] as usize];
+            let mut callers = events.iter().filter(|&&caller| caller != Caller::Backward);
+            let first = callers.next();
+            first == Some(&Caller::Program) || callers.any(|caller| Some(caller) != first)
+        };
+        let spans = boundaries.windows(2);
+        !self.are_known || 2 * spans.clone().filter(goes_on).count() > spans.len()
+    }
+}
+
+/// Returns who called by the Python frames of a stack, outermost first. `calls` numbers the calls.
+fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, usize>) -> Caller {
+    if !frames.iter().any(|frame| ROOTS.contains(&frame.name)) {
+        return Caller::Backward;
+    }
+    let is_call = |frame: &Frame<'_>| frame.filename.ends_with(MODULE) || is_of_optimizer(frame);
+    let Some(outermost) = frames.iter().position(is_call) else {
+        return Caller::Program;
+    };
+    frames.truncate(outermost + 1);
+    let next = calls.len();
+    Caller::Call(*calls.entry(frames).or_insert(next))
+}
+
+/// Returns whether it is a function of Python's: of compiled code, offsets differ from call to call.
+fn is_python(frame: &Frame<'_>) -> bool {
+    let file = frame.filename;
+    file.starts_with('<')
+        || file
+            .rsplit_once('.')
+            .is_some_and(|(_, extension)| extension == "py")
+}
+
+fn is_of_optimizer(frame: &Frame<'_>) -> bool {
+    frame.filename.contains(OPTIMIZERS)
+}

@@ -1,0 +1,64 @@
+//! Why it is not known what leaks.
+
+use std::fmt;
+
+use crate::growth::steps::STEPS_MIN;
+
+/// Why it is not known what leaks, and how to find out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Doubt {
+    /// The recording has only so many events.
+    FewEvents(u32),
+    /// The program marked only so many steps.
+    FewSteps(usize),
+    /// Neither marks nor stacks tell steps from layers of one forward pass.
+    Layers,
+    /// No steps were found, and memory is kept for longer than the parts that stand for them.
+    KeptForLong,
+    /// What grows is copied to larger blocks, and none of it accumulates.
+    Copied,
+    /// What grows, grows within so few calls of a module, of an optimizer or of backward.
+    FewCalls(usize),
+}
+
+/// What a program does to mark its steps.
+const MARK: &str = "torch.profiler.record_function(\"ProfilerStep#1\")";
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Doubt::FewEvents(0) => f.write_str(
+                "it cannot be told what grows: the recording has no events, but only what was held when it was made",
+            ),
+            Doubt::FewEvents(1) => f.write_str("it cannot be told what grows: 1 event is too few"),
+            Doubt::FewEvents(events) => {
+                write!(f, "it cannot be told what grows: {events} events are too few")
+            }
+            Doubt::FewSteps(steps) => write!(
+                f,
+                "{steps} {} recorded: too few to tell; record at least {STEPS_MIN}",
+                if *steps == 1 { "step is" } else { "steps are" }
+            ),
+            Doubt::Layers => write!(
+                f,
+                "it is not known what leaks: what repeats may be steps or layers; record stacks, or mark steps with {MARK}"
+            ),
+            Doubt::KeptForLong => write!(
+                f,
+                "it is not known what leaks: no steps were found, and memory is kept for long, as within one step; \
+                 record at least {STEPS_MIN} steps, and mark each with {MARK}"
+            ),
+            Doubt::Copied => write!(
+                f,
+                "it is not known what leaks: memory grows by being copied to larger blocks, as a key-value cache \
+                 does; record until it is freed, or mark steps with {MARK}"
+            ),
+            Doubt::FewCalls(calls) => write!(
+                f,
+                "it is not known what leaks: memory grows within {calls} {} of a module, an optimizer or backward, as \
+                 from layer to layer; record at least {STEPS_MIN} steps, and mark each with {MARK}",
+                if *calls == 1 { "call" } else { "calls" }
+            ),
+        }
+    }
+}

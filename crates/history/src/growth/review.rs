@@ -1,0 +1,136 @@
+//! Whether what grows steadily is a leak, or the growth within one step, of a cache or of an optimizer's state.
+
+use crate::growth::callers::Callers;
+use crate::growth::doubt::Doubt;
+use crate::growth::sites::{Site, Sites};
+use crate::growth::steps::{STEPS_MIN, StepSource, Steps};
+use crate::growth::training::Optimizers;
+use crate::growth::trend::Trend;
+use crate::growth::turnover::is_given_back;
+use crate::history::{Block, History};
+use lowtide_trace::StackId;
+
+/// No layer makes more requests than this, and no model has more layers.
+const LAYER_REQUESTS_MAX: usize = 100;
+const LAYERS_MAX: usize = 200;
+
+/// One part in so many of what grew is there since the first half of the steps, if it accumulates.
+const ACCUMULATED_MIN: u64 = 4;
+
+/// What tells whether growth is a leak.
+pub(super) struct Review<'a> {
+    pub(super) history: &'a History,
+    pub(super) callers: &'a Callers,
+    pub(super) optimizers: &'a Optimizers<'a>,
+    /// The boundaries of the steps that growth is looked at.
+    pub(super) boundaries: &'a [u32],
+    pub(super) is_marked: bool,
+    /// Why nothing is a leak, whatever grows.
+    pub(super) doubt: Option<Doubt>,
+}
+
+/// What steady growth is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Leak,
+    /// Of an optimizer, which makes it once.
+    TrainingState,
+    Unknown(Doubt),
+}
+
+impl Verdict {
+    /// Returns why it is not known what the growth is.
+    pub(super) fn doubt(self) -> Option<Doubt> {
+        match self {
+            Verdict::Unknown(doubt) => Some(doubt),
+            Verdict::Leak | Verdict::TrainingState => None,
+        }
+    }
+}
+
+impl Review<'_> {
+    /// Returns what the growth of a site is.
+    pub(super) fn of_site(&self, sites: &Sites, number: usize, trend: &Trend) -> Verdict {
+        let stack = match sites.sites[number] {
+            Site::Stack(stack) => stack,
+            Site::Size { .. } => StackId::NONE,
+        };
+        let blocks = || sites.blocks_of(self.history, number);
+        let instants: Vec<u32> = blocks().map(|block| block.start).collect();
+        let calls = self.callers.calls(stack, &instants);
+        match self.of_blocks(blocks(), trend) {
+            Verdict::Leak if !self.is_marked => match calls.filter(|&calls| calls < STEPS_MIN) {
+                Some(calls) => Verdict::Unknown(Doubt::FewCalls(calls)),
+                None => Verdict::Leak,
+            },
+            verdict => verdict,
+        }
+    }
+
+    /// Returns what the growth of `blocks` is, wherever they come from.
+    pub(super) fn of_blocks<'b>(
+        &self,
+        blocks: impl Iterator<Item = &'b Block>,
+        trend: &Trend,
+    ) -> Verdict {
+        if let Some(doubt) = self.doubt {
+            return Verdict::Unknown(doubt);
+        }
+        let [first, .., last] = *self.boundaries else {
+            return Verdict::Leak;
+        };
+        let middle = self.boundaries[self.boundaries.len() / 2];
+        // What every step makes is no state, whoever makes it; so few steps do not tell.
+        let is_told_by_mark = trend.steps < STEPS_MIN;
+        let is_of_optimizer = |block: &Block| {
+            let is_told = is_told_by_mark || self.callers.is_optimizer(block.stack);
+            is_told && self.optimizers.made(block)
+        };
+        let (mut kept, mut of_optimizers, mut accumulated) = (0, 0, 0);
+        for block in blocks.filter(|block| (first + 1..last).contains(&block.start)) {
+            if block.freed > last {
+                let bytes = block.live_bytes().get();
+                kept += bytes;
+                of_optimizers += if is_of_optimizer(block) { bytes } else { 0 };
+                accumulated += if block.start < middle { bytes } else { 0 };
+            }
+        }
+        if 2 * of_optimizers > kept {
+            Verdict::TrainingState
+        } else if !self.is_marked && ACCUMULATED_MIN * accumulated < trend.bytes {
+            // Of what accumulates, half comes in the first half of the steps; the rest is made anew again and again.
+            Verdict::Unknown(Doubt::Copied)
+        } else {
+            Verdict::Leak
+        }
+    }
+}
+
+/// Returns why nothing is a leak, whatever grows.
+pub(super) fn doubt(steps: &Steps, history: &History) -> Option<Doubt> {
+    match steps.source {
+        StepSource::Annotation(_) => {
+            let are_few = steps.are_too_few();
+            are_few.then_some(Doubt::FewSteps(steps.len()))
+        }
+        StepSource::Period(_) => may_be_layers(steps, history).then_some(Doubt::Layers),
+        StepSource::Parts => {
+            let is_known = steps.are_too_few() || is_given_back(history, &steps.boundaries);
+            (!is_known).then_some(Doubt::KeptForLong)
+        }
+    }
+}
+
+/// Returns whether steps may be layers, as far as their number and their requests tell: there are no stacks.
+fn may_be_layers(steps: &Steps, history: &History) -> bool {
+    let [first, .., last] = *steps.boundaries else {
+        return false;
+    };
+    let inside = |block: &&Block| (first + 1..=last).contains(&block.start);
+    let requests = history.blocks.iter().filter(inside).count();
+    let has_stacks = history
+        .blocks
+        .iter()
+        .any(|block| block.stack != StackId::NONE);
+    !has_stacks && steps.len() <= LAYERS_MAX && requests <= LAYER_REQUESTS_MAX * steps.len()
+}

@@ -1,0 +1,289 @@
+//! A layer is not taken for a step: recordings of few steps, and of one forward pass.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
+
+mod common;
+
+use common::{Held, Job, MIB};
+use lowtide_history::{BlockSizes, Doubt, History, Leaks, StepSource, TrainingState, Trend};
+use lowtide_trace::{AnnotationStage, Trace};
+
+const LAYERS: u32 = 24;
+const STEP: &str = "Optimizer.step#AdamW.step";
+
+type Frames = [(&'static str, &'static str, u32)];
+
+const PROGRAM: &Frames = &[("<module>", "train.py", 7)];
+const OPTIMIZER: &Frames = &[
+    ("_init_group", "site-packages/torch/optim/adam.py", 183),
+    ("<module>", "train.py", 9),
+];
+
+/// A program with a model, and with stacks as PyTorch records them: backward has none.
+struct Program {
+    job: Job,
+    gradients: Vec<Held>,
+    states: Vec<Held>,
+}
+
+impl Program {
+    fn new(has_stacks: bool) -> Program {
+        Program {
+            job: Job::new(has_stacks),
+            gradients: Vec::new(),
+            states: Vec::new(),
+        }
+    }
+
+    fn program(&mut self, size: u64) -> Held {
+        self.job.alloc_in(size, PROGRAM)
+    }
+
+    /// A request of a layer, all of which are called from one line of the model.
+    fn layer(&mut self, size: u64, line: u32) -> Held {
+        let module = "site-packages/torch/nn/modules/module.py";
+        let frames = [
+            ("forward", "layer.py", line),
+            ("_call_impl", module, 1798),
+            ("forward", "model.py", 20),
+            ("_call_impl", module, 1798),
+            ("<module>", "train.py", 8),
+        ];
+        self.job.alloc_in(size, &frames)
+    }
+
+    /// A forward pass, each layer of which keeps `kept` of ten requests.
+    fn forward(&mut self, kept: u32) -> Vec<Held> {
+        let input = self.program(MIB);
+        let mut activations = vec![input];
+        for _ in 0..LAYERS {
+            for line in 0..10 {
+                let block = self.layer(MIB / 2 + 4096 * u64::from(line), line);
+                if line < kept {
+                    activations.push(block);
+                } else {
+                    self.job.free(block);
+                }
+            }
+        }
+        activations
+    }
+
+    fn backward(&mut self, mut activations: Vec<Held>) {
+        let is_first = self.gradients.is_empty();
+        while let Some(block) = activations.pop() {
+            let gradient = self.job.alloc_in(block.size, &[]);
+            self.job.free(block);
+            self.job.free(gradient);
+            if is_first {
+                self.gradients.push(self.job.alloc_in(MIB / 4, &[]));
+            }
+        }
+    }
+
+    fn optimizer(&mut self, is_marked: bool) {
+        let name = if is_marked { STEP } else { "something else" };
+        self.job.mark(name, AnnotationStage::Start);
+        for _ in 0..2 * LAYERS {
+            if self.states.len() < 4 * LAYERS as usize {
+                self.states.push(self.job.alloc_in(MIB / 4, OPTIMIZER));
+                self.states.push(self.job.alloc_in(MIB / 4, OPTIMIZER));
+            }
+            let update = self.job.alloc_in(MIB / 4, OPTIMIZER);
+            self.job.free(update);
+        }
+        self.job.mark(name, AnnotationStage::End);
+    }
+
+    fn step(&mut self, is_marked: bool) {
+        let activations = self.forward(4);
+        self.backward(activations);
+        self.optimizer(is_marked);
+    }
+
+    fn leaks(self) -> Leaks {
+        leaks(&self.job.into_trace())
+    }
+}
+
+fn leaks(trace: &Trace) -> Leaks {
+    Leaks::find(trace, &History::new(trace, &BlockSizes::estimated(trace)))
+}
+
+/// Checks that nothing is called a leak.
+fn check_none(leaks: &Leaks, what: &str) {
+    assert_eq!(leaks.leaks().next(), None, "{what}");
+    let is_steady = leaks.spread.as_ref().is_some_and(Trend::is_steady);
+    assert!(!is_steady, "{what}: {:?}", leaks.spread);
+}
+
+#[test]
+fn few_marked_steps_are_counted_and_too_few() {
+    for has_stacks in [true, false] {
+        for count in 1..=12 {
+            let mut program = Program::new(has_stacks);
+            (0..count).for_each(|_| program.step(true));
+            let found = program.leaks();
+            check_none(&found, &format!("{count} steps"));
+            let doubt = (count < 4).then_some(Doubt::FewSteps(count));
+            assert_eq!(found.doubt, doubt, "{count} steps");
+            assert_eq!(found.steps.source, StepSource::Annotation(STEP.to_owned()));
+        }
+    }
+    let few = Doubt::FewSteps(1).to_string();
+    assert_eq!(
+        few,
+        "1 step is recorded: too few to tell; record at least 4"
+    );
+}
+
+#[test]
+fn a_leak_is_named_from_four_marked_steps_on() {
+    for count in [4, 5, 8] {
+        let mut program = Program::new(true);
+        for _ in 0..count {
+            program.step(true);
+            program
+                .job
+                .alloc_in(MIB, &[("keep", "train.py", 12), PROGRAM[0]]);
+        }
+        let found = program.leaks();
+        assert_eq!(found.leaks().count(), 1, "{count}: {:?}", found.growths);
+        assert_eq!(found.doubt, None);
+    }
+}
+
+#[test]
+fn what_training_makes_once_is_named_and_no_leak() {
+    for is_marked in [true, false] {
+        let mut program = Program::new(true);
+        program.step(is_marked);
+        let found = program.leaks();
+        check_none(&found, "one step");
+        let TrainingState {
+            optimizer,
+            gradients,
+        } = found.training;
+        assert_eq!(optimizer.blocks, 4 * u64::from(LAYERS));
+        assert_eq!(optimizer.bytes, u64::from(LAYERS) * MIB);
+        // One for each activation, and for the input.
+        assert_eq!(gradients.blocks, 4 * u64::from(LAYERS) + 1);
+    }
+}
+
+/// Four optimizers take turns, and each makes its states in the first step that it has.
+#[test]
+fn states_of_several_optimizers_are_no_leak() {
+    let mut program = Program::new(false);
+    for _ in 0..4 {
+        let activations = program.forward(1);
+        program.backward(activations);
+        program.job.mark(STEP, AnnotationStage::Start);
+        for _ in 0..20 {
+            program.job.alloc_in(MIB, &[]);
+        }
+        program.job.mark(STEP, AnnotationStage::End);
+    }
+    let found = program.leaks();
+    check_none(&found, "four optimizers");
+    assert_eq!(found.training.optimizer.blocks, 80);
+}
+
+#[test]
+fn unmarked_steps_are_not_layers() {
+    for has_stacks in [true, false] {
+        for count in 1..=8 {
+            let mut program = Program::new(has_stacks);
+            (0..count).for_each(|_| program.step(false));
+            let found = program.leaks();
+            let what = format!("{count} steps");
+            check_none(&found, &what);
+            if let StepSource::Period(_) = found.steps.source {
+                assert!(found.steps.len() <= count, "{what}: {}", found.steps.len());
+            }
+        }
+    }
+}
+
+/// A forward pass for training keeps most of what it asks for, and one with a cache a little of each layer.
+#[test]
+fn what_layers_of_one_forward_pass_keep_is_no_leak() {
+    for has_stacks in [true, false] {
+        for kept in [1, 2, 4, 8] {
+            let mut program = Program::new(has_stacks);
+            program.forward(kept);
+            let found = program.leaks();
+            check_none(&found, &format!("{kept} are kept"));
+            if !has_stacks || kept > 2 {
+                assert!(found.doubt.is_some(), "{kept} are kept");
+            }
+        }
+    }
+}
+
+/// Backward makes a gradient in each layer, and a forward pass that is made again in it keeps none.
+#[test]
+fn gradients_of_one_backward_pass_are_no_leak() {
+    let mut program = Program::new(true);
+    let activations = program.forward(1);
+    for block in activations.into_iter().rev() {
+        let again: Vec<Held> = (0..12)
+            .map(|line| {
+                program
+                    .job
+                    .alloc_in(MIB, &[("backward", "checkpoint.py", line)])
+            })
+            .collect();
+        let gradient = program.job.alloc_in(MIB / 4, &[]);
+        again.into_iter().for_each(|block| program.job.free(block));
+        program.job.free(block);
+        program.gradients.push(gradient);
+    }
+    check_none(&program.leaks(), "one backward pass");
+}
+
+/// Each token makes each layer's cache longer, by copying it.
+#[test]
+fn a_cache_that_is_copied_is_not_known_to_leak() {
+    for has_stacks in [true, false] {
+        let mut program = Program::new(has_stacks);
+        let mut caches: Vec<Held> = (0..LAYERS).map(|_| program.layer(MIB, 50)).collect();
+        for token in 1..=60 {
+            let input = program.program(4096);
+            for cache in &mut caches {
+                for line in 0..10 {
+                    let block = program.layer(MIB / 2 + 4096 * u64::from(line), line);
+                    program.job.free(block);
+                }
+                let longer = program.layer(MIB + 8192 * token, 50);
+                program.job.free(std::mem::replace(cache, longer));
+            }
+            let choice = program.program(4096);
+            program.job.free(input);
+            program.job.free(choice);
+        }
+        let found = program.leaks();
+        check_none(&found, "tokens");
+        assert_eq!(found.doubt, Some(Doubt::Copied));
+    }
+}
+
+#[test]
+fn forward_passes_whose_results_are_kept_leak() {
+    let mut program = Program::new(true);
+    for _ in 0..20 {
+        for block in program.forward(0) {
+            program.job.free(block);
+        }
+        program.layer(2 * MIB, 99);
+    }
+    let found = program.leaks();
+    assert_eq!(found.leaks().count(), 1, "{:?}", found.growths);
+    let trend = found.leaks().next().unwrap().trend;
+    assert!(trend.confidence > 0.9, "{trend:?}");
+    assert!(
+        (18..=20).contains(&found.steps.len()),
+        "{}",
+        found.steps.len()
+    );
+}
