@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{self, Stdio};
 
-use crate::{header, python, tidy, tsan, web};
+use crate::{header, mutants, python, tidy, tsan, web};
 
 /// How many requests each thread makes under ThreadSanitizer where it is not said: some minutes' worth.
 const OPERATIONS: u32 = 100_000;
@@ -18,6 +18,7 @@ pub(crate) enum Command {
     Web,
     Screenshots,
     Fuzz { minutes: u32 },
+    Mutants(mutants::Options),
     Miri,
     Tsan { operations: u32 },
     Bench { arguments: Vec<String> },
@@ -57,16 +58,22 @@ impl Command {
             "torch" if rest.is_empty() => return Err("`torch` needs PyTorch's version".into()),
             "torch" => return Ok(Self::Torch { arguments }),
             "fuzz" => {
-                let minutes = parse_number(name, "--minutes", rest)?;
-                return Ok(Self::Fuzz {
-                    minutes: minutes.unwrap_or(1),
-                });
+                let [minutes] = parse_numbers(name, [("--minutes", 1)], rest)?;
+                return Ok(Self::Fuzz { minutes });
+            }
+            "mutants" => {
+                let options = [("--sample", 200), ("--seed", 1), ("--minutes", 120)];
+                let [sample, seed, minutes] = parse_numbers(name, options, rest)?;
+                return Ok(Self::Mutants(mutants::Options {
+                    sample,
+                    seed,
+                    minutes,
+                }));
             }
             "tsan" => {
-                let operations = parse_number(name, "--operations", rest)?;
-                return Ok(Self::Tsan {
-                    operations: operations.unwrap_or(OPERATIONS),
-                });
+                let options = [("--operations", OPERATIONS)];
+                let [operations] = parse_numbers(name, options, rest)?;
+                return Ok(Self::Tsan { operations });
             }
             "test" => Self::Test,
             "tidy" => Self::Tidy,
@@ -94,6 +101,7 @@ impl Command {
             Self::Web => web::write(root),
             Self::Screenshots => web::screenshots(root),
             Self::Fuzz { minutes } => fuzz(root, *minutes),
+            Self::Mutants(options) => mutants::run(root, *options),
             Self::Miri => miri(root),
             Self::Tsan { operations } => tsan::run(root, *operations),
             Self::Bench { arguments } => bench(root, arguments),
@@ -195,21 +203,30 @@ fn bench(root: &Path, arguments: &[String]) -> Result<(), Stop> {
     step("record", &mut cargo(root, &arguments))
 }
 
-/// Returns the number above 0 that the one option of a command is given, if it is there.
-fn parse_number(name: &str, option: &str, arguments: &[String]) -> Result<Option<u32>, String> {
-    match arguments {
-        [] => Ok(None),
-        [given, number] if given == option => match number.parse() {
-            Ok(number) if number > 0 => Ok(Some(number)),
-            _ => Err(format!(
-                "`{option}` takes a whole number above 0, got `{number}`"
-            )),
-        },
-        _ => Err(format!(
-            "`{name}` takes `{option} N`, got `{}`",
-            arguments.join(" ")
-        )),
+/// Returns the numbers above 0 that a command's options are given, or else their defaults.
+fn parse_numbers<const N: usize>(
+    name: &str,
+    options: [(&str, u32); N],
+    arguments: &[String],
+) -> Result<[u32; N], String> {
+    let mut numbers = options.map(|(_, default)| default);
+    for pair in arguments.chunks(2) {
+        let place = options.iter().position(|(option, _)| *option == pair[0]);
+        let (Some(place), [option, number]) = (place, pair) else {
+            let options = options.map(|(option, _)| format!("`{option} N`"));
+            let (options, given) = (options.join(", "), arguments.join(" "));
+            return Err(format!("`{name}` takes {options}, got `{given}`"));
+        };
+        numbers[place] = match number.parse() {
+            Ok(number) if number > 0 => number,
+            _ => {
+                return Err(format!(
+                    "`{option}` takes a whole number above 0, got `{number}`"
+                ));
+            }
+        };
     }
+    Ok(numbers)
 }
 
 /// Returns a cargo command that will run in `root`, with nothing to read.
@@ -223,7 +240,7 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
 }
 
 /// Returns whether cargo knows a subcommand, for instance `["+nightly", "miri"]`.
-fn is_available(root: &Path, subcommand: &[&str]) -> bool {
+pub(crate) fn is_available(root: &Path, subcommand: &[&str]) -> bool {
     cargo(root, subcommand)
         .arg("--version")
         .stdout(Stdio::null())
@@ -258,6 +275,7 @@ pub(crate) fn step(name: &str, command: &mut process::Command) -> Result<(), Sto
 #[cfg(test)]
 mod tests {
     use super::Command;
+    use crate::mutants::Options;
 
     fn parse(line: &str) -> Result<Command, String> {
         let words: Vec<String> = line.split_whitespace().map(String::from).collect();
@@ -278,6 +296,16 @@ mod tests {
             parse("fuzz --minutes 30"),
             Ok(Command::Fuzz { minutes: 30 })
         );
+        let mutants = |sample, seed, minutes| {
+            Ok(Command::Mutants(Options {
+                sample,
+                seed,
+                minutes,
+            }))
+        };
+        assert_eq!(parse("mutants"), mutants(200, 1, 120));
+        assert_eq!(parse("mutants --seed 7 --sample 5"), mutants(5, 7, 120));
+        assert_eq!(parse("mutants --minutes 3"), mutants(200, 1, 3));
         let operations = |operations| Ok(Command::Tsan { operations });
         assert_eq!(parse("tsan"), operations(100_000));
         assert_eq!(parse("tsan --operations 7"), operations(7));
@@ -311,6 +339,8 @@ mod tests {
         wrong("fuzz --minutes 1 2", "--minutes 1 2");
         wrong("fuzz --operations 1", "--operations 1");
         wrong("tsan --operations many", "`many`");
+        wrong("mutants --seed", "`--sample N`, `--seed N`, `--minutes N`");
+        wrong("mutants --seed 1 --sample all", "`all`");
         wrong("tsan 5", "`tsan` takes `--operations N`");
     }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | torch | fuzz | miri | tsan | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | torch | fuzz | mutants | miri | tsan | bench`.
 //!
 //! `test` needs what rustup installs, Python and Node.js; a tool that a command needs and does not find is named in
 //! one line. Nothing is ever installed from here, but Python's tools among what cargo builds, and Node's in `web`.
@@ -6,6 +6,7 @@
 
 mod command;
 mod header;
+mod mutants;
 mod python;
 mod tidy;
 mod tsan;
@@ -29,6 +30,8 @@ usage: cargo xtask COMMAND
   gpu [ARGS]             tests and measurements on a GPU, and a record of them; `gpu --help` has ARGS
   torch VERSION [ARGS]   tests of the shim with a release of PyTorch, from PyPI, without a GPU; ARGS for pytest
   fuzz [--minutes N]     every fuzz target for N minutes (1) each; needs nightly and cargo-fuzz
+  mutants [OPTIONS]      changes the source in --sample N (200) places, one after the other, and counts which changes a test notices;
+                         --seed N (1) chooses the places, --minutes N (120) ends it; needs cargo-mutants
   miri                   lowtide-core's unit tests under Miri; needs nightly with the miri component
   tsan [--operations N]  lowtide-capi's tests under ThreadSanitizer, with N requests (100,000) a thread; needs nightly with rust-src
   bench [ARGS]           the benchmarks, and a record of them; with ARGS for `cargo bench`, no record

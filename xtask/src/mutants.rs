@@ -1,0 +1,317 @@
+//! Mutation testing: one small change to the source at a time, and whether a test fails because of it.
+
+use std::fmt;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::command::{Stop, cargo, is_available};
+
+/// The crates whose source is mutated. Each mutant is tried with the tests of its own crate first.
+const MUTATED: [&str; 3] = ["lowtide-core", "lowtide-region", "lowtide-trace"];
+
+/// The crates above those, with whose tests a mutant is tried that its own crate's tests miss.
+const ABOVE: [&str; 5] = [
+    "lowtide-sim",
+    "lowtide-shared",
+    "lowtide-replay",
+    "lowtide-history",
+    "lowtide-capi",
+];
+
+/// How many percent of the mutants the tests have to catch. Some mutants change nothing that a program could see.
+const CAUGHT_PERCENT_MIN: usize = 95;
+
+/// How many mutants are tried, which ones, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) sample: u32,
+    pub(crate) seed: u32,
+    pub(crate) minutes: u32,
+}
+
+/// Tries a sample of all mutants, and fails if the tests catch too few of them.
+pub(crate) fn run(root: &Path, options: Options) -> Result<(), Stop> {
+    if !is_available(root, &["mutants"]) {
+        let line = "mutants needs cargo-mutants: cargo install cargo-mutants --locked";
+        return Err(Stop::new(1, line));
+    }
+    let all = list(root)?;
+    let sampled = sample(&all, options);
+    let (count, total) = (sampled.len(), all.len());
+    eprintln!("xtask: mutants: {count} of {total}, seed {}", options.seed);
+    let limit = Duration::from_secs(60 * u64::from(options.minutes));
+    let start = Instant::now();
+    // The second round is for the few that the first one misses, and builds more.
+    let own = try_mutants(root, "own", (&all, &sampled), &[], limit * 3 / 4)?;
+    let left = limit.saturating_sub(start.elapsed());
+    let above = try_mutants(root, "above", (&all, &own.missed), &ABOVE, left)?;
+    let summary = Summary::new(count, own, above);
+    eprint!("{summary}");
+    summary.verdict()
+}
+
+/// Returns the names of all mutants, as `FILE:LINE:COLUMN: CHANGE`.
+fn list(root: &Path) -> Result<Vec<String>, Stop> {
+    let failed = |reason: String| Stop::new(1, format!("could not list the mutants: {reason}"));
+    let output = cargo(root, &["mutants", "--list", "--colors=never"])
+        .args(packages("--package", &MUTATED))
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(output.status.to_string()));
+    }
+    Ok(lines(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Returns as many mutants as the options say, chosen by their seed.
+fn sample(all: &[String], options: Options) -> Vec<String> {
+    let rank = |mutant: &String| {
+        let mut hasher = DefaultHasher::new();
+        (options.seed, mutant).hash(&mut hasher);
+        hasher.finish()
+    };
+    let mut sampled = all.to_vec();
+    sampled.sort_by_cached_key(rank);
+    sampled.truncate(options.sample as usize);
+    sampled
+}
+
+/// Returns what the tests of some crates make of each of some `mutants` among `all`, as far as the time allows: the
+/// tests of the mutant's own crate if no crates are named.
+fn try_mutants(
+    root: &Path,
+    name: &str,
+    (all, mutants): (&[String], &[String]),
+    tested: &[&str],
+    limit: Duration,
+) -> Result<Outcome, Stop> {
+    if mutants.is_empty() || limit.as_secs() == 0 {
+        return Ok(Outcome::default());
+    }
+    let output = root.join("target/mutants").join(name);
+    let outcomes = output.join("mutants.out");
+    leave_out(&outcomes, all, mutants).map_err(|error| {
+        let line = format!("could not write {}: {error}", outcomes.display());
+        Stop::new(1, line)
+    })?;
+    // On SIGTERM cargo-mutants ends its tests and removes its copy of the source.
+    let mut command = Command::new("timeout");
+    command
+        .arg(limit.as_secs().to_string())
+        .args(["cargo", "mutants", "--iterate"])
+        .args(["--profile=mutants", "--gitignore=true"])
+        .args(packages("--package", &MUTATED))
+        .args(packages("--test-package", tested))
+        .arg("--output")
+        .arg(&output)
+        .current_dir(root)
+        .stdin(Stdio::null());
+    if is_available(root, &["nextest"]) {
+        // It stops at the first test that fails.
+        command.arg("--test-tool=nextest");
+    }
+    let status = command
+        .status()
+        .map_err(|error| Stop::new(1, format!("timeout did not start: {error}")))?;
+    // All caught; some missed; some timed out; no time left.
+    if !matches!(status.code(), Some(0 | 2 | 3 | 124)) {
+        return Err(Stop::new(1, format!("cargo-mutants failed ({status})")));
+    }
+    Ok(Outcome::read(&outcomes))
+}
+
+/// Makes a directory for cargo-mutants that says of all other mutants that they were caught before: `--iterate` leaves
+/// those out. Its regular expressions do not apply to every kind of mutant.
+fn leave_out(directory: &Path, all: &[String], mutants: &[String]) -> io::Result<()> {
+    if directory.exists() {
+        fs::remove_dir_all(directory)?;
+    }
+    fs::create_dir_all(directory)?;
+    let mut others = String::new();
+    for mutant in all.iter().filter(|mutant| !mutants.contains(mutant)) {
+        others.push_str(mutant);
+        others.push('\n');
+    }
+    fs::write(directory.join("previously_caught.txt"), others)
+}
+
+fn packages(option: &str, names: &[&str]) -> Vec<String> {
+    names
+        .iter()
+        .map(|name| format!("{option}={name}"))
+        .collect()
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+/// What became of mutants, each by its name.
+#[derive(Debug, Default)]
+struct Outcome {
+    caught: Vec<String>,
+    missed: Vec<String>,
+    timed_out: Vec<String>,
+    unviable: Vec<String>,
+}
+
+impl Outcome {
+    /// Returns what the directory that cargo-mutants writes says. It has no file of an outcome that no mutant had.
+    fn read(directory: &Path) -> Outcome {
+        let read = |name: &str| {
+            let path: PathBuf = directory.join(name);
+            lines(&fs::read_to_string(path).unwrap_or_default())
+        };
+        Outcome {
+            caught: read("caught.txt"),
+            missed: read("missed.txt"),
+            timed_out: read("timeout.txt"),
+            unviable: read("unviable.txt"),
+        }
+    }
+}
+
+/// What became of a sample.
+#[derive(Debug)]
+struct Summary {
+    own: usize,
+    above: usize,
+    timed_out: usize,
+    unviable: usize,
+    untried: usize,
+    missed: Vec<String>,
+}
+
+impl Summary {
+    fn new(sampled: usize, own: Outcome, above: Outcome) -> Summary {
+        let outcomes = [&own.caught, &own.missed, &own.timed_out, &own.unviable];
+        let tried: usize = outcomes.map(Vec::len).iter().sum();
+        let mut missed = own.missed;
+        missed.retain(|mutant| !above.caught.contains(mutant) && !above.timed_out.contains(mutant));
+        Summary {
+            own: own.caught.len(),
+            above: above.caught.len(),
+            timed_out: own.timed_out.len() + above.timed_out.len(),
+            unviable: own.unviable.len(),
+            untried: sampled.saturating_sub(tried),
+            missed,
+        }
+    }
+
+    /// Tests that do not end notice the mutant, too. What does not compile is no mutant.
+    fn verdict(&self) -> Result<(), Stop> {
+        let caught = self.own + self.above + self.timed_out;
+        let viable = caught + self.missed.len();
+        if viable == 0 {
+            return Err(Stop::new(1, "no mutant was tried"));
+        }
+        let line = format!("mutants: the tests catch {caught} of {viable}");
+        if 100 * caught < CAUGHT_PERCENT_MIN * viable {
+            let line = format!("{line}, fewer than {CAUGHT_PERCENT_MIN} %");
+            return Err(Stop::new(1, line));
+        }
+        eprintln!("xtask: {line}");
+        Ok(())
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "caught by the crate's own tests: {}", self.own)?;
+        writeln!(f, "caught by the tests of crates above: {}", self.above)?;
+        writeln!(f, "timed out: {}", self.timed_out)?;
+        writeln!(f, "unviable: {}", self.unviable)?;
+        writeln!(f, "not tried, for lack of time: {}", self.untried)?;
+        writeln!(f, "missed: {}", self.missed.len())?;
+        let mut missed = self.missed.iter();
+        missed.try_for_each(|mutant| writeln!(f, "  {mutant}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, process};
+
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_seed_chooses_a_sample() {
+        let all: Vec<String> = (0..100).map(|number| format!("mutant {number}")).collect();
+        let options = |seed| Options {
+            sample: 10,
+            seed,
+            minutes: 1,
+        };
+        let one = sample(&all, options(1));
+        assert_eq!(one.len(), 10);
+        assert_eq!(one, sample(&all, options(1)));
+        let other = sample(&all, options(2));
+        assert!(one.iter().any(|mutant| !other.contains(mutant)));
+        // No mutant comes twice.
+        let mut distinct = one.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 10);
+        assert_eq!(sample(&all[..3], options(1)).len(), 3);
+    }
+
+    #[test]
+    fn the_others_are_left_out() {
+        let directory = env::temp_dir().join(format!("lowtide-mutants-{}", process::id()));
+        let all = names(&["one", "another", "third"]);
+        fs::create_dir_all(&directory).expect("a directory of this test's own");
+        fs::write(directory.join("caught.txt"), "one").expect("it is there");
+        leave_out(&directory, &all, &all[1..2]).expect("it is there");
+        let others = fs::read_to_string(directory.join("previously_caught.txt"));
+        let is_left = directory.join("caught.txt").exists();
+        fs::remove_dir_all(&directory).expect("it is there");
+        assert_eq!(others.expect("it was written"), "one\nthird\n");
+        assert!(!is_left);
+    }
+
+    #[test]
+    fn what_is_missed_is_named_and_fails() {
+        let own = Outcome {
+            caught: (0..18).map(|number| number.to_string()).collect(),
+            missed: names(&["one", "other", "endless"]),
+            timed_out: names(&["hangs"]),
+            unviable: names(&["does not compile"]),
+        };
+        let above = Outcome {
+            caught: names(&["other"]),
+            missed: names(&["one"]),
+            timed_out: names(&["endless"]),
+            unviable: Vec::new(),
+        };
+        let mut summary = Summary::new(25, own, above);
+        let expected = "\
+            caught by the crate's own tests: 18\n\
+            caught by the tests of crates above: 1\n\
+            timed out: 2\n\
+            unviable: 1\n\
+            not tried, for lack of time: 2\n\
+            missed: 1\n  one\n";
+        assert_eq!(summary.to_string(), expected);
+        assert!(summary.verdict().is_ok());
+        summary.missed.push("another".to_owned());
+        let stop = summary.verdict().expect_err("21 of 23 are 91 %");
+        assert_eq!(stop.status, 1);
+        let line = stop.line.expect("it says why");
+        assert_eq!(line, "mutants: the tests catch 21 of 23, fewer than 95 %");
+    }
+
+    #[test]
+    fn nothing_that_was_tried_is_no_success() {
+        let nothing = Summary::new(5, Outcome::default(), Outcome::default());
+        assert!(nothing.verdict().is_err());
+    }
+}
