@@ -162,3 +162,51 @@ fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
     }
     Ok(())
 }
+
+/// Asks for exactly some bytes at an address, which is to be refused, and for it to change nothing.
+fn not_free(allocator: &mut Allocator, address: DeviceAddress, size: Bytes) {
+    let before = allocator.memory_stats();
+    let answer = allocator.allocate_at(address, size);
+    assert_eq!(answer, Err(AllocError::NotFree { address, size }));
+    assert_eq!(allocator.memory_stats(), before);
+    check(allocator);
+}
+
+#[test]
+fn a_free_block_is_cut_to_exactly_what_is_wanted() -> Outcome {
+    let mut allocator = caching("caching");
+    let start = freed(&mut allocator, 8)?;
+    assert_eq!(allocator.allocate_at(start, Bytes(700))?, start);
+    assert_eq!(allocator.allocation(start)?.size, Bytes(1024));
+    check(&allocator);
+    // What is behind it is free, and is taken as a whole.
+    let rest = start + Bytes(1024);
+    let size = Bytes::mib(20) - Bytes(1024);
+    not_free(&mut allocator, rest, size + Bytes(1));
+    not_free(&mut allocator, rest, Bytes::REQUEST_MAX);
+    assert_eq!(allocator.allocate_at(rest, size)?, rest);
+    assert_eq!(allocator.allocation(rest)?.size, size);
+    check(&allocator);
+    assert_eq!(allocator.stats().inactive_split.all.current, 0);
+    Ok(())
+}
+
+#[test]
+fn exactly_some_bytes_are_taken_of_a_free_block_only() -> Outcome {
+    for config in configs() {
+        let mut allocator = allocator(&config);
+        let held = allocator.allocate(Bytes::mib(8), Stream::DEFAULT)?;
+        not_free(&mut allocator, held, Bytes::mib(8));
+        allocator.free(held)?;
+        not_free(&mut allocator, held + Bytes(512), Bytes(512));
+        not_free(&mut allocator, held, Bytes::ZERO);
+        let requested = Bytes::REQUEST_MAX + Bytes(1);
+        let too_large = allocator.allocate_at(held, requested);
+        assert_eq!(too_large, Err(AllocError::TooLarge { requested }));
+        if config.name() != StrategyName::Caching {
+            // Blocks have sizes of their own.
+            not_free(&mut allocator, held, Bytes::mib(8));
+        }
+    }
+    Ok(())
+}

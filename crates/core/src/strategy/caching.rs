@@ -491,7 +491,7 @@ impl<D: Driver> Strategy<D> for Caching {
 
     fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
         let block = heap.blocks.get(id);
-        let fits = size <= block.size && (size % BLOCK_MIN).is_zero();
+        let fits = size <= block.size;
         if fits {
             self.remove_free(heap, id);
             self.cut(heap, (id, &block), size, size < block.size);
