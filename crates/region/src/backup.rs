@@ -261,14 +261,8 @@ impl fmt::Display for BackupError {
     }
 }
 
-impl std::error::Error for BackupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            BackupError::Driver(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+// It says its cause itself, which a source would have printed twice.
+impl std::error::Error for BackupError {}
 
 #[cfg(test)]
 mod tests {
