@@ -6,6 +6,7 @@ use super::*;
 use crate::notes::NoteId;
 
 mod meanwhile;
+mod memory;
 
 const SEGMENT: u64 = 0x10_0000;
 const EXPANDABLE: u64 = 0x4000_0000;

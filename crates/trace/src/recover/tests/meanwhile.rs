@@ -795,3 +795,29 @@ proptest! {
         }
     }
 }
+
+/// Of a block's three pages the events tell of one, whichever it is.
+#[test]
+fn pages_that_no_event_has_went_meanwhile() {
+    for (told, parts) in [(0, 1), (1, 2), (2, 1)] {
+        let unmapped = event(SegmentUnmap, EXPANDABLE + told * PAGE, PAGE);
+        let events = [&freed(EXPANDABLE, 3 * PAGE)[..], &[unmapped]].concat();
+        let before = (&[SEGMENT, EXPANDABLE][..], &[EXPANDABLE][..]);
+        let recovered = check(&[segment(&[])], &events, parts, before);
+        assert_eq!(recovered.initial.segments[1].size, Bytes(3 * PAGE));
+    }
+}
+
+/// On either side: the block and its memory had gone when the segment came.
+#[test]
+fn a_segment_that_a_block_reaches_out_of_came_meanwhile() {
+    let start = 8 * PAGE;
+    let mut shown = segment(&[]);
+    shown.address = DeviceAddress(start);
+    shown.blocks[0].address = shown.address;
+    for (block, before) in [(start - PAGE / 2, start - PAGE), (start + PAGE / 2, start)] {
+        let before = (&[before][..], &[block][..]);
+        let recovered = check(&[shown.clone()], &freed(block, PAGE), 2, before);
+        assert_eq!(recovered.initial.segments[0].size, Bytes(2 * PAGE));
+    }
+}
