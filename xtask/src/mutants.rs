@@ -81,8 +81,8 @@ fn sample(all: &[String], options: Options) -> Vec<String> {
     sampled
 }
 
-/// Returns what the tests of some crates make of each of some `mutants` among `all`, as far as the time allows: the
-/// tests of the mutant's own crate if no crates are named.
+/// Tries `mutants`, which are some of `all`, until the time is over, and returns what became of them. Runs the tests of
+/// the crates in `tested`, or of the mutant's own crate if that is empty.
 fn try_mutants(
     root: &Path,
     name: &str,

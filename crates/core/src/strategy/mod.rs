@@ -139,8 +139,9 @@ pub(crate) trait Strategy<D: Driver> {
         true
     }
 
-    /// Takes a free block cut to exactly `size` bytes, a multiple of 512, wherever a request of that size would
-    /// go, and returns whether it did; `false` from a strategy whose blocks have sizes of their own.
+    /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and returns
+    /// whether it did. The size is a multiple of 512. A strategy whose blocks have sizes of their own returns
+    /// `false`.
     fn take_at(&mut self, _heap: &mut Heap<D>, _block: BlockId, _size: Bytes) -> bool {
         false
     }
