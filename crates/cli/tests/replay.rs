@@ -467,7 +467,7 @@ fn breaking_off() -> Snapshot {
     let segments = vec![segment(other), segment(reserved)];
     Snapshot {
         traces: vec![Trace::recovered(0, events, segments).expect("it happened")],
-        is_cut_off: false,
+        ..Snapshot::default()
     }
 }
 

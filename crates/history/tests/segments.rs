@@ -112,6 +112,7 @@ fn history_of_block(requested: u64, at_end: Vec<SegmentSnapshot>) -> History {
     page.add(&PageTrace {
         name: "made up",
         trace: &trace,
+        is_host: false,
         sizes: &sizes,
         history: &history,
         replayed: &[],

@@ -47,7 +47,7 @@ fn what_was_free_when_memory_ran_out_has_a_key_of_its_own() {
     let keys = |action| {
         let snapshot = Snapshot {
             traces: vec![recording(action)],
-            is_cut_off: false,
+            ..Snapshot::default()
         };
         let mut pickle = Vec::new();
         write_pickle(&snapshot, &mut pickle).expect("memory takes everything");

@@ -4,8 +4,8 @@ use super::Finding;
 use super::mask::{find_word, line_at, mask};
 use super::tree::Tree;
 
-/// Where Rust creates files.
-const RUST_HOME: &str = "crates/files/src/";
+/// Where Rust creates files, and where sockets and the directories that they are in.
+const RUST_HOMES: [&str; 2] = ["crates/files/src/", "crates/sockets/src/"];
 /// Where Python does.
 const PYTHON_HOME: &str = "python/lowtide/_files.py";
 
@@ -72,7 +72,7 @@ pub(super) fn rust_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     let is_checked = |path: &str| {
         path.starts_with("crates/")
             && path.contains("/src/")
-            && !path.starts_with(RUST_HOME)
+            && !RUST_HOMES.iter().any(|home| path.starts_with(home))
             && !path.starts_with("crates/fakecuda/")
             && !path.ends_with("/tests.rs")
             && !path.contains("/tests/")

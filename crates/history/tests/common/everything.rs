@@ -85,6 +85,7 @@ fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
     page.add(&PageTrace {
         name: "mutated",
         trace,
+        is_host: false,
         sizes: &sizes,
         history: &history,
         replayed,
