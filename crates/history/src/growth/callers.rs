@@ -13,6 +13,8 @@ const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
 /// The files of PyTorch whose functions call a whole module, move it, or make an optimizer's step.
 const MODULE: &str = "torch/nn/modules/module.py";
 const OPTIMIZERS: &str = "torch/optim/";
+/// The method of a module that they call. Stacks of `stacks="all"` may have it without them.
+const FORWARD: &str = "forward";
 
 /// Who asked for memory, or freed it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -112,11 +114,15 @@ fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, us
     if !frames.iter().any(|frame| ROOTS.contains(&frame.name)) {
         return Caller::Backward;
     }
-    let is_call = |frame: &Frame<'_>| frame.filename.ends_with(MODULE) || is_of_optimizer(frame);
+    let is_call = |frame: &Frame<'_>| {
+        frame.filename.ends_with(MODULE) || is_of_optimizer(frame) || frame.name == FORWARD
+    };
     let Some(outermost) = frames.iter().position(is_call) else {
         return Caller::Program;
     };
-    frames.truncate(outermost + 1);
+    // The lines of one call of `forward` differ, and those behind it do not.
+    let is_forward = frames[outermost].name == FORWARD;
+    frames.truncate(outermost + usize::from(!is_forward));
     let next = calls.len();
     Caller::Call(*calls.entry(frames).or_insert(next))
 }
