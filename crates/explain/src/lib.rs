@@ -144,7 +144,6 @@ impl Shortfall {
             Err(error) => return Verdict::Unknown(error.to_string()),
         };
         let job = Job::new(&trace);
-        let mut last_error = None;
         for (index, (label, config)) in [running].into_iter().chain(candidates).enumerate() {
             if start.elapsed() > budget {
                 trial.untried += 1;
@@ -159,18 +158,15 @@ impl Shortfall {
                 }
                 // That the settings in use fail is known.
                 Ok(_) => trial.failing += usize::from(index > 0),
-                Err(error) => {
-                    trial.broken += usize::from(index > 0);
-                    last_error = Some(error);
-                }
+                // What such a replay leaves is no witness for the others.
+                Err(error) if index == 0 => return Verdict::Unknown(error.to_string()),
+                Err(_) => trial.broken += 1,
             }
         }
-        match last_error {
-            Some(error) if trial.fitting.is_empty() && trial.failing == 0 => {
-                Verdict::Unknown(error.to_string())
-            }
-            _ => Verdict::Tried(trial),
+        if trial.fitting.is_empty() && trial.failing + trial.broken == 0 {
+            return Verdict::Unknown("there was no time to try other settings".into());
         }
+        Verdict::Tried(trial)
     }
 
     /// Returns what happened as a recording that ends in the request. Requests before it that failed are left
@@ -210,8 +206,8 @@ fn contradiction(trace: &Trace) -> String {
         }
     };
     format!(
-        "{replayed} with the settings in use, too: {before}a capture, a memory pool, a margin or another process is \
-         in the way"
+        "{replayed} with the settings in use, too: something that a replay does not know is in the way, such as \
+         {before}a capture, a memory pool, a margin or another process"
     )
 }
 

@@ -155,7 +155,8 @@ fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
     assert_eq!(
         verdict(&job, &error, 0),
         "Would have fitted: not known, as what is held, placed anew, leaves room for the request with the settings in \
-         use, too: what came before, a capture, a memory pool, a margin or another process is in the way."
+         use, too: something that a replay does not know is in the way, such as what came before, a capture, a memory pool, a \
+         margin or another process."
     );
     // What fragmented the memory is not among the last two events, which change nothing.
     let small = job.allocate(Bytes::mib(1)).unwrap();
@@ -164,7 +165,8 @@ fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
     assert_eq!(
         verdict(&job, &again, 3),
         "Would have fitted: not known, as a replay of the last 2 events serves the request with the settings in use, \
-         too: what came before, a capture, a memory pool, a margin or another process is in the way."
+         too: something that a replay does not know is in the way, such as what came before, a capture, a memory pool, a \
+         margin or another process."
     );
 }
 
@@ -295,7 +297,8 @@ fn what_placement_has_no_part_in_is_said() {
     assert!(
         lines.ends_with(
             "\nWould have fitted: not known, as a replay of all 2 events serves the request with the settings in use, \
-             too: a capture, a memory pool, a margin or another process is in the way."
+             too: something that a replay does not know is in the way, such as a capture, a memory pool, a margin or another \
+             process."
         ),
         "{lines}"
     );

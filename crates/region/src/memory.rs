@@ -480,7 +480,8 @@ where
 {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
         let mut books = self.memory.books().ok()?;
-        if books.state != RegionState::Mapped {
+        // Copies that may go on would change what is written there.
+        if books.state != RegionState::Mapped || books.is_copied {
             return None;
         }
         // The pool is told of no reason: what failed but for lack of memory is tried again with the next.

@@ -107,8 +107,11 @@ fn write(snapshot: &Snapshot) {
         Err(error) => assert!(snapshot.traces.len() > 1, "{error}"),
     }
     let mut compact = Vec::new();
-    write_compact(snapshot, &mut compact).expect("memory takes everything");
-    check_same(snapshot, read_from(&compact[..]), "lowtide's own format");
+    match write_compact(snapshot, &mut compact) {
+        Ok(()) => check_same(snapshot, read_from(&compact[..]), "lowtide's own format"),
+        // Of snapshots that were gathered, two may be of one device, or of the host.
+        Err(error) => assert!(snapshot.traces.len() + snapshot.host.len() > 1, "{error}"),
+    }
 }
 
 fn check_same(snapshot: &Snapshot, again: Result<Snapshot, TraceError>, format: &str) {

@@ -1,7 +1,7 @@
 //! What numbers a recording can have. Within these bounds no sum of addresses and sizes overflows, not even a signed
 //! one, and not where every size is rounded up to twice itself.
 
-use lowtide_core::{BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
 
 use super::contradiction;
 use crate::error::TraceError;
@@ -29,7 +29,10 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
             size,
             ..
         } = recorded.event;
-        all = all.saturating_add(size);
+        // What was refused was not there.
+        if action != Action::OutOfMemory {
+            all = all.saturating_add(size);
+        }
         let what = match is_memory(address, size) {
             true if all <= ALL_BYTES_MAX => continue,
             true => format!("the events up to here are about {all}, which no job handles"),

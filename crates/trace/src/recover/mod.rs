@@ -94,7 +94,8 @@ pub(crate) fn recover(
     at_end.end_follows = end_follows;
     let mut rewound = None;
     let walked = match at_end.walk(device, &mut events, budget) {
-        Ok(walked) if !walked.saw_younger => walked,
+        // An end that follows from the events is of their moment.
+        Ok(walked) if !walked.saw_younger || end_follows => walked,
         Err(error) if end_follows => return Err(error),
         first => {
             // What it found is not needed any more, and takes memory.
@@ -146,7 +147,7 @@ pub(crate) fn check(
         past.undo_all(device, first, &mut events.to_vec(), &budget)
     });
     let is_whole = past.half_frees.is_empty() && !past.saw_younger && !segments.is_empty();
-    if walked.is_ok() && is_whole {
+    if walked.is_ok() && is_whole && past.into_initial().1 {
         return Ok(());
     }
     let copy = events.to_vec();
@@ -294,10 +295,11 @@ impl Past {
         let mut half_frees = std::mem::take(&mut self.half_frees);
         half_frees.sort_unstable();
         let saw_younger = self.saw_younger;
+        let (initial, are_whole) = self.into_initial();
         Ok(Walked {
-            initial: self.into_initial(),
+            initial,
             half_frees,
-            saw_younger,
+            saw_younger: saw_younger || !are_whole,
             retained_bytes,
         })
     }
@@ -515,9 +517,11 @@ impl Past {
         self.blocks[&start].reaches(start, address)
     }
 
-    /// Returns what is alive, once every event has been undone.
-    fn into_initial(mut self) -> InitialState {
+    /// Returns what is alive, once every event has been undone, and whether each block lies within a segment. Of one
+    /// that does not, what does is alive.
+    fn into_initial(mut self) -> (InitialState, bool) {
         let mut initial = InitialState::default();
+        let mut are_whole = true;
         for (address, block) in std::mem::take(&mut self.blocks) {
             let size = match block.freed_by {
                 None => block.size,
@@ -533,11 +537,12 @@ impl Past {
                 stack: block.stack,
             };
             block.size = self.segments.cover(&block);
+            are_whole &= block.size == size;
             block.requested = block.requested.min(block.size);
             initial.blocks.push(block);
         }
         initial.segments = self.segments.into_initial();
-        initial
+        (initial, are_whole)
     }
 }
 

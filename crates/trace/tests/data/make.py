@@ -222,3 +222,8 @@ for number in (2, 4):
 mark = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 110}
 write("marks", snapshot([one_segment()], [events(FRAMES) + [dict(mark)], [dict(mark)], [event("annotate", A, 1, 1)]]), 4)
 write("not_a_snapshot", {"weights": [1.0, 2.0]}, 4)
+# As where a thread frees a segment of pinned memory, and another has it again before the first one says so.
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch2.15.pickle"), "rb") as file:
+    raced = pickle.load(file)
+raced["host_traces"].insert(1, dict(raced["host_traces"][0]))
+write("torch2.15.raced", raced, 4)
