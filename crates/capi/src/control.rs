@@ -454,9 +454,9 @@ pub(crate) fn recorded_settings(
         _ => (String::new(), None),
     };
     AllocatorSettings {
-        conf,
+        conf: conf.into(),
         free_block_order: asked.or(order).or(Some(FreeBlockOrder::default())),
-        strategy: config.to_string(),
+        strategy: config.to_string().into(),
         ..AllocatorSettings::default()
     }
 }

@@ -83,6 +83,14 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         timeline_points: 0,
     };
 
+    let kept = Kept::new(trace);
+    if !kept.strange.is_empty() {
+        output::note(&format!(
+            "{}: {} is not proposed again: no option needs such characters",
+            in_file(),
+            kept.strange.join(",")
+        ));
+    }
     let search = Search {
         trace,
         steps: lowtide_replay::Job::new(trace),
@@ -90,7 +98,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         options: &options,
         progress: Progress::new("replaying", 0),
         recorded: recording::recorded_config(&source.trace, trace),
-        kept: Kept::new(trace),
+        kept,
     };
     let advice = search.advise().with_context(in_file)?;
     drop(search);
@@ -150,9 +158,9 @@ impl<'a> Search<'a> {
         Candidate {
             settings: Vec::new(),
             // What was set while the job ran is not in the recorded text.
-            conf: match Config::parse("caching", text) {
+            conf: match Config::parse("caching", text.raw()) {
                 Ok(began_with) if began_with == config => text.clone(),
-                _ => self.kept.conf_with(&config),
+                _ => self.kept.conf_with(&config).into(),
             },
             config,
         }

@@ -1,7 +1,10 @@
 //! The results as JSON, for programs. The names of the keys are an interface.
 
+use std::fmt::Write as _;
+
 use lowtide_core::Bytes;
 use lowtide_replay::{Outcome, Verified};
+use lowtide_trace::OneLine;
 use serde::{Serialize, Serializer};
 
 use crate::recording::Job;
@@ -113,9 +116,19 @@ impl<'a> OutcomeRow<'a> {
     }
 }
 
-/// Returns `value` as indented JSON and a line feed.
+/// Returns `value` as indented JSON and a line feed. What a terminal would carry out is escaped, as JSON may have any
+/// character.
 pub(crate) fn text(value: &impl Serialize) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(value)? + "\n")
+    let mut text = String::new();
+    for letter in serde_json::to_string_pretty(value)?.chars() {
+        if letter != '\n' && OneLine::escapes(letter) {
+            // All of these have 16 bits.
+            write!(text, "\\u{:04x}", u32::from(letter))?;
+        } else {
+            text.push(letter);
+        }
+    }
+    Ok(text + "\n")
 }
 
 /// Serialises a number of bytes as that number.

@@ -307,8 +307,8 @@ pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> CachingConfig {
 ///
 /// If the recording, from the file at `path`, says that it was another.
 pub(crate) fn refuse_other_strategy(path: &Path, trace: &Trace) -> Result<()> {
-    let recorded = trace.settings.strategy.as_str();
-    let name = recorded.split_once(':').map_or(recorded, |(name, _)| name);
+    let recorded = &trace.settings.strategy;
+    let name = recorded.raw().split(':').next().unwrap_or_default();
     if !name.is_empty() && name != StrategyName::Caching.as_str() {
         bail!(
             "{}: lowtide's strategy `{recorded}` was recorded, and only `caching` can be verified",

@@ -180,7 +180,7 @@ fn a_lost_beginning_is_said_before_the_advice() {
 }
 
 #[test]
-fn a_recorded_option_that_is_not_known_is_named_and_stays() {
+fn a_recorded_option_that_is_not_known_is_named_and_not_proposed() {
     let scratch = Scratch::new("unknown");
     let path = recorded_with(&scratch, "max_split_size_mb:200,some_future_option:7");
     let note = "of the recording's own PYTORCH_CUDA_ALLOC_CONF, some_future_option:7 is not understood and left out\n";
@@ -197,10 +197,41 @@ fn a_recorded_option_that_is_not_known_is_named_and_stays() {
         advice["now"]["conf"],
         "max_split_size_mb:200,some_future_option:7"
     );
-    assert_eq!(
-        advice["best"]["conf"],
-        "expandable_segments:True,some_future_option:7"
-    );
+    assert_eq!(advice["best"]["conf"], "expandable_segments:True");
     let verified = check(&["replay", &path, "--verify", "--json"]);
     assert_eq!(verified["results"][0]["config"], "max_split_size_mb:200");
+}
+
+/// A recording's settings may hold what a shell or a terminal carries out: what is proposed holds only what lowtide
+/// understands of them, as one word.
+#[test]
+fn what_is_to_be_pasted_is_one_word_of_known_options() {
+    let scratch = Scratch::new("paste");
+    let kept = "pinned_num_register_threads:2,expandable_segments_reserve_by_class:[a:0.5]";
+    // A bracket that is open goes on to the end.
+    let hostile =
+        "expandable_segments_reserve_by_class:[$(touch ran):0.5],x:$(touch ran)\u{1b}[1A\u{1b}[2K";
+    let recorded = kept.replace(":2", ":\n2\t");
+    let conf = format!("max_split_size_mb:200,{recorded},{hostile}");
+    let path = recorded_with(&scratch, &conf);
+    let output = lowtide().args(["advise", &path]).output().unwrap();
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let said = stderr(&output);
+    let unknown = r", x:$(touch ran)\u{1b}[1A\u{1b}[2K is not understood and left out";
+    assert!(said.contains(unknown), "{said}");
+    assert!(
+        said.contains(": expandable_segments_reserve_by_class:[$(touch ran):0.5] is not proposed"),
+        "{said}"
+    );
+    let line = text.lines().find(|line| line.starts_with("    ")).unwrap();
+    let script = format!("{line}; printf %s \"$PYTORCH_CUDA_ALLOC_CONF\"");
+    let mut shell = std::process::Command::new("sh");
+    let output = shell
+        .arg("-c")
+        .arg(script)
+        .current_dir(scratch.path(""))
+        .output();
+    let pasted = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert_eq!(pasted, format!("expandable_segments:True,{kept}"));
+    assert!(!scratch.path("ran").exists());
 }

@@ -328,7 +328,7 @@ fn what_cannot_be_recorded_is_said_before_the_command_runs() {
 fn recording(path: &Path, strategy: &str) {
     let mut writer = StreamWriter::new(File::create(path).unwrap()).unwrap();
     let settings = AllocatorSettings {
-        strategy: strategy.to_owned(),
+        strategy: strategy.into(),
         ..AllocatorSettings::default()
     };
     writer

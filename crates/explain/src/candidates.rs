@@ -3,6 +3,7 @@
 use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
 
 use crate::Configured;
+use lowtide_trace::ShellWord;
 
 /// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
 /// would set.
@@ -36,7 +37,7 @@ pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Confi
 /// Returns what sets other options of the strategy in use.
 fn with_options(conf: &str, configured: Configured) -> String {
     match configured.options_variable {
-        Some(variable) => format!("{variable}={conf}"),
+        Some(variable) => format!("{variable}={}", ShellWord(conf)),
         None => format!("lowtide.install(config=\"{conf}\")"),
     }
 }
@@ -45,7 +46,7 @@ fn with_options(conf: &str, configured: Configured) -> String {
 fn with_strategy(config: &Config, configured: Configured) -> String {
     match configured.is_by_program {
         true => format!("lowtide.install(strategy=\"{config}\")"),
-        false => format!("--strategy {config}"),
+        false => format!("--strategy {}", ShellWord(&config.to_string())),
     }
 }
 

@@ -27,7 +27,7 @@ impl BlockSizes {
     /// addresses, as it does for PyTorch's allocator; those of lowtide's other strategies by where the blocks lay;
     /// else those of [`BlockSizes::estimated`]. Takes as long as the replay.
     pub fn of(trace: &Trace, progress: &dyn Progress) -> BlockSizes {
-        let strategy: Option<Config> = trace.settings.strategy.parse().ok();
+        let strategy: Option<Config> = trace.settings.strategy.raw().parse().ok();
         let sizes = match strategy.filter(|config| !matches!(config, Config::Caching(_))) {
             Some(config) => placed::block_sizes(trace, &config),
             None => {

@@ -309,11 +309,11 @@ fn changed_settings(trace: &Trace, random: &mut Random) -> AllocatorSettings {
         }
         4 => {
             let mib = random.next() >> random.below(64);
-            settings.conf = format!("large_segment_size_mb:{mib},expandable_segments:True");
+            settings.conf = format!("large_segment_size_mb:{mib},expandable_segments:True").into();
         }
         5 => {
             let names = ["direct", "pool", "buddy", "slab", "bfc", "no strategy"];
-            settings.strategy = names[random.below(names.len())].to_owned();
+            settings.strategy = names[random.below(names.len())].into();
         }
         _ => {}
     }

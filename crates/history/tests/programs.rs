@@ -202,8 +202,8 @@ impl Job {
             ..Trace::default()
         };
         match config {
-            Config::Caching(_) => trace.settings.conf = config.to_conf(),
-            _ => trace.settings.strategy = config.to_string(),
+            Config::Caching(_) => trace.settings.conf = config.to_conf().into(),
+            _ => trace.settings.strategy = config.to_string().into(),
         }
         trace
     }
@@ -221,8 +221,12 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
     if !trace.settings.strategy.is_empty() {
         let sizes = BlockSizes::of(&trace, &());
         // Where a share of the limit may be wasted, the recording does not say how much that was.
-        let is_known =
-            !trace.settings.strategy.contains("fragmentation_fraction") || job.sizes.is_empty();
+        let is_known = !trace
+            .settings
+            .strategy
+            .raw()
+            .contains("fragmentation_fraction")
+            || job.sizes.is_empty();
         prop_assert_eq!(sizes.are_verified(), is_known);
         if is_known {
             prop_assert_eq!(&History::new(&trace, &sizes).blocks, &history.blocks);

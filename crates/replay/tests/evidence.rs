@@ -200,7 +200,7 @@ fn verify_garbage(threshold: &str, capacity: Option<Bytes>) -> lowtide_replay::V
         timeline_points: 0,
     };
     let mut trace = garbage_recording();
-    trace.settings.conf = conf;
+    trace.settings.conf = conf.into();
     let outcome = Job::new(&trace).replay(&config, &options, &()).unwrap();
     outcome.verified.unwrap()
 }
@@ -253,7 +253,7 @@ fn the_search_for_a_limit_reports_how_far_it_is() {
     for threshold in ["0.66", "0.999999", "0.5", "0.000000000001"] {
         let conf = format!("garbage_collection_threshold:{threshold}");
         let mut trace = garbage_recording();
-        trace.settings.conf = conf;
+        trace.settings.conf = conf.into();
         let config = Config::Caching(trace.config_in_force().unwrap());
         let options = Options {
             verify: true,
@@ -295,7 +295,7 @@ fn replays_that_break_off_report_all_of_it() {
             is_expandable,
         });
     }
-    let config = Config::parse("caching", &trace.settings.conf).unwrap();
+    let config = Config::parse("caching", trace.settings.conf.raw()).unwrap();
     let options = Options {
         verify: true,
         ..Options::default()

@@ -37,7 +37,7 @@ fn read(path: &Path) -> Trace {
 
 /// Replays a recording under the settings it was made with and the driver it was made on.
 fn verify(trace: &Trace, capacity: Option<Bytes>) -> Outcome {
-    let config = Config::parse("caching", &trace.settings.conf).unwrap();
+    let config = Config::parse("caching", trace.settings.conf.raw()).unwrap();
     let option_in_the_end = trace.settings.expandable_segments;
     for option in [option_in_the_end, Some(false), Some(true)] {
         let mut trace = trace.clone();

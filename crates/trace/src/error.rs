@@ -1,8 +1,10 @@
 //! What can be wrong with a file, in one line.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::text::OneLine;
 
 /// Why a recording could not be read or written.
 ///
@@ -143,56 +145,8 @@ impl fmt::Display for TraceError {
     }
 }
 
-/// Displays a text that others chose, such as a file's name or what a file says, on one line and in the
-/// order in which it is written: control characters, separators of lines and marks that turn the
-/// direction of writing are shown as escapes.
-#[derive(Clone, Copy, Debug)]
-pub struct OneLine<'t>(pub &'t str);
-
-impl fmt::Display for OneLine<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0
-            .chars()
-            .try_for_each(|letter| match breaks_line_or_order(letter) {
-                true => write!(f, "{}", letter.escape_default()),
-                false => f.write_char(letter),
-            })
-    }
-}
-
-fn breaks_line_or_order(letter: char) -> bool {
-    let is_separator = matches!(letter, '\u{2028}' | '\u{2029}');
-    // What Unicode calls Bidi_Control.
-    let turns = matches!(
-        letter,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    );
-    letter.is_control() || is_separator || turns
-}
-
 impl std::error::Error for TraceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.cause.as_ref().map(|cause| cause as _)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_breaks_a_line_or_its_order_is_shown() {
-        let check = |text, expected: &str| assert_eq!(OneLine(text).to_string(), expected);
-        check("a\n\u{1b}[31mb\\ü", "a\\n\\u{1b}[31mb\\ü");
-        check(
-            "a\u{85}b\u{2028}c\u{2029}d",
-            "a\\u{85}b\\u{2028}c\\u{2029}d",
-        );
-        check("a\u{202e}elkcip.exe", "a\\u{202e}elkcip.exe");
-        check(
-            "\u{61c}\u{200f}\u{2066}\u{2069}",
-            "\\u{61c}\\u{200f}\\u{2066}\\u{2069}",
-        );
-        check("שלום", "שלום");
     }
 }

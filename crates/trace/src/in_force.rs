@@ -74,7 +74,8 @@ impl Trace {
     ///
     /// If the text is not one that `lowtide_core` understands.
     pub fn config_in_force(&self) -> Result<CachingConfig, ConfigError> {
-        let Config::Caching(began_with) = Config::parse("caching", &self.settings.conf)? else {
+        let Config::Caching(began_with) = Config::parse("caching", self.settings.conf.raw())?
+        else {
             unreachable!("the strategy is given above");
         };
         Ok(self.changed(began_with))
@@ -87,7 +88,7 @@ impl Trace {
             return (config, Vec::new());
         }
         let parse = |pairs: &[&str]| Config::parse("caching", &pairs.join(","));
-        let pairs = || conf_pairs(&self.settings.conf);
+        let pairs = || conf_pairs(self.settings.conf.raw());
         // Others are measured against it, wherever it stands.
         let is_measure =
             |pair: &&str| pair.starts_with("large_segment_size_mb") && parse(&[pair]).is_ok();

@@ -50,6 +50,7 @@ mod recover;
 mod snapshot;
 mod source;
 mod stacks;
+mod text;
 mod writable;
 
 use std::fs::File;
@@ -58,7 +59,7 @@ use std::path::Path;
 
 pub use compact::{StreamWriter, write_compact};
 pub use earlier_files::EarlierFiles;
-pub use error::{OneLine, TraceError};
+pub use error::TraceError;
 pub use in_force::{SegmentKinds, conf_pairs};
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
@@ -67,6 +68,7 @@ pub use model::{
 pub use notes::{Note, NoteId};
 pub use snapshot::{PausedSegment, RegionPool, add_regions, write_pickle};
 pub use stacks::{Frame, StackId, StackTable};
+pub use text::{OneLine, RecordedText, ShellWord};
 
 use source::Input;
 

@@ -13,6 +13,7 @@ use crate::error::{ErrorKind, TraceError};
 use crate::notes::{Note, NoteId};
 use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
+use crate::text::RecordedText;
 
 /// How many sizes a recording says of which requests are rounded up: PyTorch's has 16.
 pub(crate) const DIVISIONS_MAX: usize = 64;
@@ -141,7 +142,7 @@ pub struct InitialBlock {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AllocatorSettings {
     /// `PYTORCH_CUDA_ALLOC_CONF`, as it was given.
-    pub conf: String,
+    pub conf: RecordedText,
     /// Blocks of this size and more are never split; `Some(None)` where all may be.
     pub max_split_size: Option<Option<Bytes>>,
     /// The share of the limit above which cached segments are given back; 0 is never.
@@ -155,7 +156,7 @@ pub struct AllocatorSettings {
     pub free_block_order: Option<FreeBlockOrder>,
     /// The strategy of lowtide's that was recorded, as `NAME:CONF` or `NAME`; empty for PyTorch's own
     /// allocator. Only files of lowtide's own format have it.
-    pub strategy: String,
+    pub strategy: RecordedText,
 }
 
 /// A mark that the program left in time (`record_function`, the optimizer's step).

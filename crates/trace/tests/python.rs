@@ -106,7 +106,7 @@ fn every_protocol() {
         check_one_segment(&trace, true);
         assert!(trace.initial.segments.is_empty() && trace.initial.blocks.is_empty());
         assert_eq!(
-            trace.settings.conf,
+            trace.settings.conf.raw(),
             "max_split_size_mb:64,roundup_power2_divisions:4"
         );
         let settings = &trace.settings;

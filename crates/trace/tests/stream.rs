@@ -166,8 +166,8 @@ impl Random {
 
 fn settings() -> AllocatorSettings {
     AllocatorSettings {
-        conf: "expandable_segments:True".to_owned(),
-        strategy: "caching:expandable_segments:True".to_owned(),
+        conf: "expandable_segments:True".into(),
+        strategy: "caching:expandable_segments:True".into(),
         ..AllocatorSettings::default()
     }
 }

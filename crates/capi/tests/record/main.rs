@@ -289,7 +289,7 @@ fn a_recording_replays_to_the_same_addresses() {
             };
             let conf = env::var("PYTORCH_CUDA_ALLOC_CONF").unwrap();
             let expected = Config::parse("caching", &conf).unwrap();
-            assert_eq!(trace.settings.strategy, expected.to_string());
+            assert_eq!(trace.settings.strategy.raw(), expected.to_string());
             assert_eq!(Config::Caching(trace.config_in_force().unwrap()), expected);
             assert!(trace.initial.blocks.is_empty());
             assert_eq!(trace.streams(), 3);
@@ -444,7 +444,7 @@ fn every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are() {
             assert_eq!(at_end, blocks_in_use());
             assert_eq!(lowtide_deallocate(in_region), Status::Ok);
             assert_eq!(
-                trace.settings.strategy,
+                trace.settings.strategy.raw(),
                 env::var("LOWTIDE_STRATEGY").unwrap()
             );
             assert!(!trace.initial.blocks.is_empty() && trace.allocs() > 800);

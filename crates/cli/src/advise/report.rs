@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use console::style;
 use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
+use lowtide_trace::ShellWord;
 use serde::Serialize;
 
 use super::settings::Candidate;
@@ -40,9 +41,12 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
 
 /// Returns a sentence on what the job takes with the settings it had.
 fn now(advice: &Advice<'_>) -> String {
-    let with = |candidate: &Candidate| match candidate.conf.as_str() {
-        "" => "With PyTorch's default settings".to_owned(),
-        conf => format!("With the settings it had, {conf},"),
+    let with = |candidate: &Candidate| {
+        if candidate.conf.is_empty() {
+            "With PyTorch's default settings".to_owned()
+        } else {
+            format!("With the settings it had, {},", candidate.conf)
+        }
     };
     let Tried { candidate, outcome } = match &advice.now {
         Ok(now) => now,
@@ -90,14 +94,13 @@ fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
 /// Returns what to set, what that saves, and what it costs.
 fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
     let peak = best.outcome.peak_reserved_bytes;
-    let mut text = match best.candidate.conf.as_str() {
-        "" => format!("{}\n", style("    unset PYTORCH_CUDA_ALLOC_CONF").bold()),
-        conf => format!(
-            "    {}\n",
-            style(format!("PYTORCH_CUDA_ALLOC_CONF={conf}")).bold()
-        ),
+    let command = if best.candidate.conf.is_empty() {
+        "unset PYTORCH_CUDA_ALLOC_CONF".to_owned()
+    } else {
+        let conf = ShellWord(best.candidate.conf.raw());
+        format!("PYTORCH_CUDA_ALLOC_CONF={conf}")
     };
-    text.push('\n');
+    let mut text = format!("    {}\n\n", style(command).bold());
     let _ = match advice.completed_now() {
         Some(now) => writeln!(
             text,
@@ -163,13 +166,14 @@ fn others(advice: &Advice<'_>) -> String {
         "driver time".into(),
     ];
     let row = |Tried { candidate, outcome }: &Tried| {
-        let conf = match candidate.conf.as_str() {
-            "" => "(PyTorch's defaults)",
-            conf => conf,
+        let conf = if candidate.conf.is_empty() {
+            "(PyTorch's defaults)".to_owned()
+        } else {
+            candidate.conf.to_string()
         };
         let [reserved, ratio] = table::reserved_and_ratio(outcome, unit);
         vec![
-            conf.to_owned(),
+            conf,
             reserved,
             ratio,
             format::count(table::driver_calls(outcome)),
@@ -232,11 +236,11 @@ impl<'a> Json<'a> {
             capacity_bytes: advice.capacity.map(Bytes::get),
             now: match &advice.now {
                 Ok(now) => Now {
-                    conf: &now.candidate.conf,
+                    conf: now.candidate.conf.raw(),
                     result: ResultRow::of_outcome(&now.outcome),
                 },
                 Err(failed) => Now {
-                    conf: &failed.candidate.conf,
+                    conf: failed.candidate.conf.raw(),
                     result: ResultRow::of_failure(&failed.failure),
                 },
             },
@@ -251,7 +255,7 @@ impl<'a> Json<'a> {
 impl<'a> Entry<'a> {
     fn new(tried: &'a Tried) -> Entry<'a> {
         Entry {
-            conf: &tried.candidate.conf,
+            conf: tried.candidate.conf.raw(),
             outcome: OutcomeRow::new(&tried.outcome),
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use lowtide_core::{Action, Bytes, Config};
-use lowtide_trace::{Trace, conf_pairs};
+use lowtide_trace::{RecordedText, Trace, conf_pairs};
 
 /// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search chooses, or has to leave at their defaults.
 const SEARCHED_KEYS: [&str; 6] = [
@@ -133,8 +133,8 @@ fn split_sizes_mib(trace: &Trace) -> Vec<u64> {
 pub(crate) struct Candidate {
     /// The settings that the search chose; the fewer, the simpler.
     pub(crate) settings: Vec<Setting>,
-    /// The value.
-    pub(crate) conf: String,
+    /// The value, of which parts may be recorded.
+    pub(crate) conf: RecordedText,
     /// What it means.
     pub(crate) config: Config,
 }
@@ -143,12 +143,12 @@ impl Candidate {
     /// Returns `settings` together with `kept`; `None` where PyTorch refuses the combination.
     pub(crate) fn new(settings: Vec<Setting>, kept: &Kept<'_>) -> Option<Candidate> {
         let mut pairs: Vec<String> = settings.iter().map(Setting::to_string).collect();
-        pairs.extend(kept.understood.iter().map(|&pair| pair.to_owned()));
-        let config = Config::parse("caching", &pairs.join(",")).ok()?;
-        pairs.extend(kept.others.iter().map(|&pair| pair.to_owned()));
+        pairs.extend_from_slice(&kept.understood);
+        let conf = pairs.join(",");
+        let config = Config::parse("caching", &conf).ok()?;
         Some(Candidate {
             settings,
-            conf: pairs.join(","),
+            conf: conf.into(),
             config,
         })
     }
@@ -157,9 +157,12 @@ impl Candidate {
 /// The recorded `key:value` pairs that the search leaves alone.
 #[derive(Default, Debug)]
 pub(crate) struct Kept<'a> {
-    understood: Vec<&'a str>,
-    /// What replays have to do without.
-    others: Vec<&'a str>,
+    /// Those that lowtide understands, without white space: they are proposed again.
+    understood: Vec<String>,
+    /// Those that lowtide understands, but that have characters that no option needs: they are not proposed again.
+    pub(crate) strange: Vec<&'a str>,
+    /// Those that lowtide does not understand: replays and what is proposed do without.
+    unknown: Vec<&'a str>,
 }
 
 impl<'a> Kept<'a> {
@@ -169,20 +172,39 @@ impl<'a> Kept<'a> {
         // lowtide's own options: PyTorch would refuse them.
         let ours = ["free_block_order", "search_after_wait"];
         let is_ours = |pair: &&str| ours.iter().any(|key| pair.starts_with(key));
-        let kept =
-            conf_pairs(&trace.settings.conf).filter(|pair| !is_searched(pair) && !is_ours(pair));
-        let (others, understood) = kept.partition(|pair| others.contains(pair));
-        Kept { understood, others }
+        let kept = conf_pairs(trace.settings.conf.raw())
+            .filter(|pair| !is_searched(pair) && !is_ours(pair));
+        let (unknown, known): (Vec<&str>, Vec<&str>) = kept.partition(|pair| others.contains(pair));
+        let (understood, strange): (Vec<&str>, Vec<&str>) =
+            known.into_iter().partition(|pair| is_plain(pair));
+        Kept {
+            understood: understood.into_iter().map(without_white_space).collect(),
+            strange,
+            unknown,
+        }
     }
 
     /// Returns the text of `config`, of which the searched part counts, together with what is kept.
     pub(crate) fn conf_with(&self, config: &Config) -> String {
         let searched = config.to_conf();
         let searched = conf_pairs(&searched).filter(|pair| is_searched(pair));
-        let kept = [&self.understood, &self.others].into_iter().flatten();
-        let pairs: Vec<&str> = searched.chain(kept.copied()).collect();
+        let kept = self.understood.iter().map(String::as_str);
+        let kept = kept.chain(self.strange.iter().copied());
+        let kept = kept.chain(self.unknown.iter().copied());
+        let pairs: Vec<&str> = searched.chain(kept).collect();
         pairs.join(",")
     }
+}
+
+/// Returns a pair as PyTorch reads it, which white space does not change.
+fn without_white_space(pair: &str) -> String {
+    pair.split_ascii_whitespace().collect()
+}
+
+/// Returns whether a pair has only what PyTorch's options are written with.
+fn is_plain(pair: &str) -> bool {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-.:,[]>".contains(letter);
+    without_white_space(pair).chars().all(is_plain)
 }
 
 fn is_searched(pair: &str) -> bool {
@@ -225,30 +247,37 @@ mod tests {
 
     #[test]
     fn what_is_not_searched_is_kept() {
-        let check = |conf: &str, understood: &[&str], others: &[&str]| {
+        let check = |conf: &str, understood: &[&str], strange: &[&str], unknown: &[&str]| {
             let trace = recorded_with(conf);
             let kept = Kept::new(&trace);
-            assert_eq!(
-                (&kept.understood[..], &kept.others[..]),
-                (understood, others)
-            );
+            assert_eq!(kept.understood, understood);
+            assert_eq!(kept.strange, strange);
+            assert_eq!(kept.unknown, unknown);
         };
         check(
             "pinned_use_cuda_host_register:True, expandable_segments : True,\
              roundup_power2_divisions:[256:1,512:2],backend:native,",
             &["pinned_use_cuda_host_register:True", "backend:native"],
             &[],
+            &[],
         );
         check(
             "new:[1:2,>:3],backend:native,expandable_segments:perhaps",
             &["backend:native"],
+            &[],
             &["new:[1:2,>:3]"],
         );
-        check("", &[], &[]);
+        check("", &[], &[], &[]);
+        // A class of streams has any name.
+        let class = "expandable_segments_reserve_by_class:[$(x):0.5]";
+        check(class, &[], &[class], &[]);
+        check("new:$(x)", &[], &[], &["new:$(x)"]);
+        check("backend:\tnat ive", &["backend:native"], &[], &[]);
         // PyTorch would refuse it.
         check(
             "free_block_order:block_age,search_after_wait:True,backend:native",
             &["backend:native"],
+            &[],
             &[],
         );
     }
@@ -287,7 +316,7 @@ mod tests {
         let trace = recorded_with("new:1,backend:native");
         let candidate = Candidate::new(settings, &Kept::new(&trace)).unwrap();
         let understood = "expandable_segments:True,roundup_power2_divisions:4,backend:native";
-        assert_eq!(candidate.conf, format!("{understood},new:1"));
+        assert_eq!(candidate.conf.raw(), understood);
         assert_eq!(Config::parse("caching", understood), Ok(candidate.config));
         // PyTorch wants max_split_size_mb to be at least large_segment_size_mb.
         let refused = vec![

@@ -19,7 +19,7 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
 fn check(now: &Tried, others: &[Tried], expected: Option<&str>) {
     let ranking = Ranking::new(&samples::job(), Some(&now.outcome));
     let chosen = choose(ranking, Some(now), others);
-    assert_eq!(chosen.map(|tried| tried.candidate.conf.as_str()), expected);
+    assert_eq!(chosen.map(|tried| tried.candidate.conf.raw()), expected);
 }
 
 const EXPANDABLE: Setting = Setting::ExpandableSegments;
@@ -52,7 +52,7 @@ fn a_simpler_setting_within_a_percent_is_preferred() {
 fn what_is_in_use_is_kept_where_nothing_saves_much() {
     let now = tried(&[EXPANDABLE, ROUNDUP], 1005);
     let others = [tried(&[LARGE], 1000)];
-    check(&now, &others, Some(&now.candidate.conf));
+    check(&now, &others, Some(now.candidate.conf.raw()));
 }
 
 #[test]

@@ -474,7 +474,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         events: history.events,
         duration_us: None,
         has_stacks: false,
-        settings: trace.settings.conf.clone(),
+        settings: trace.settings.conf.raw().to_owned(),
         strategy: match page.is_host {
             true => String::new(),
             false => recorded_strategy(trace),
@@ -588,7 +588,7 @@ fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
 /// Returns the allocator that was recorded, with the settings in force.
 fn recorded_strategy(trace: &Trace) -> String {
     if !trace.settings.strategy.is_empty() {
-        return trace.settings.strategy.clone();
+        return trace.settings.strategy.raw().to_owned();
     }
     let (config, _) = trace.config_as_understood();
     Config::Caching(config).to_string()

@@ -24,6 +24,7 @@ use crate::parts::{BlockStacks, DEVICES_MAX, Parts};
 use crate::pickle::StringId;
 use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
+use crate::text::RecordedText;
 
 /// What a string, a frame and a block take about, each with its number and its place in a hash table.
 const STRING_BYTES: u64 = 24;
@@ -147,9 +148,7 @@ impl Reader {
                 Ok(())
             }
             section::STRATEGY => {
-                payload
-                    .text()?
-                    .clone_into(&mut self.parts()?.settings.strategy);
+                self.parts()?.settings.strategy = payload.text()?.into();
                 Ok(())
             }
             section::EVENTS => {
@@ -488,7 +487,7 @@ fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
 }
 
 fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
-    let conf = payload.text()?.to_owned();
+    let conf = payload.text()?.into();
     // Version 1 does not tell what is off from what the recording does not say.
     let said = match version {
         1 => None,
@@ -513,7 +512,7 @@ fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings
             .then_some(expandable),
         roundup_power2_divisions: Vec::new(),
         free_block_order: said.and_then(free_block_order),
-        strategy: String::new(),
+        strategy: RecordedText::default(),
     };
     let divisions = &mut settings.roundup_power2_divisions;
     while !payload.is_empty() {

@@ -186,7 +186,7 @@ impl<W: Write> CompactWriter<W> {
             return Ok(());
         }
         let mut payload = Vec::new();
-        payload.put_text(&of.strategy);
+        payload.put_text(of.strategy.raw());
         self.section(section::STRATEGY, &payload)
     }
 
@@ -370,7 +370,7 @@ fn free_block_order(order: Option<FreeBlockOrder>) -> u8 {
 
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     let mut payload = Vec::new();
-    payload.put_text(&settings.conf);
+    payload.put_text(settings.conf.raw());
     let flag = |is_said, flag| if is_said { flag } else { 0 };
     let threshold = settings.garbage_collection_threshold;
     payload.push(

@@ -22,6 +22,7 @@ use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value};
 use crate::recover;
 use crate::source::Input;
 use crate::stacks::StackTable;
+use crate::text::RecordedText;
 
 /// From so many items on, a list is looked at for one snapshot alone.
 const MANY_ITEMS: usize = 16;
@@ -522,13 +523,13 @@ impl Reader {
             .collect();
         roundup_power2_divisions.sort_unstable();
         Ok(AllocatorSettings {
-            conf: conf.unwrap_or_default().to_owned(),
+            conf: conf.unwrap_or_default().into(),
             max_split_size,
             garbage_collection_threshold,
             expandable_segments,
             roundup_power2_divisions,
             free_block_order: self.free_block_order(settings),
-            strategy: String::new(),
+            strategy: RecordedText::default(),
         })
     }
 

@@ -341,7 +341,7 @@ impl<W: Write> SnapshotWriter<W> {
     fn settings(&mut self, settings: &AllocatorSettings) -> io::Result<()> {
         self.pickle.begin_dict()?;
         self.pickle.string("PYTORCH_CUDA_ALLOC_CONF")?;
-        self.pickle.string(&settings.conf)?;
+        self.pickle.string(settings.conf.raw())?;
         if let Some(size) = settings.max_split_size {
             self.pickle.string("max_split_size")?;
             match size {

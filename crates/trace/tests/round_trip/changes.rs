@@ -94,7 +94,7 @@ pub(crate) fn change_snapshot(snapshot: &mut Snapshot, change: &Change) {
             divisions.sort_unstable();
             settings.roundup_power2_divisions = divisions;
         }),
-        Change::Conf(conf) => set(snapshot, &|settings| settings.conf.clone_from(conf)),
+        Change::Conf(conf) => set(snapshot, &|settings| settings.conf = conf.as_str().into()),
         _ => {
             if let Some(trace) = snapshot.traces.last_mut() {
                 change_trace(trace, change);

@@ -15,8 +15,8 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
-    InitialState, Note, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent, read, read_from,
-    write_compact, write_pickle,
+    InitialState, Note, NoteId, RecordedText, Snapshot, StackId, StackTable, Trace, TraceEvent,
+    read, read_from, write_compact, write_pickle,
 };
 use proptest::prelude::*;
 
@@ -338,13 +338,13 @@ fn trace(
         segments: end.snapshot(),
         missed_events: 0,
         settings: AllocatorSettings {
-            conf: "max_split_size_mb:512".to_owned(),
+            conf: "max_split_size_mb:512".into(),
             max_split_size: Some(Some(Bytes::mib(512))),
             garbage_collection_threshold: Some(0.75),
             expandable_segments: Some(false),
             roundup_power2_divisions: vec![(1, 4), (32768, 8)],
             free_block_order: Some(FreeBlockOrder::SegmentAge),
-            strategy: String::new(),
+            strategy: RecordedText::default(),
         },
         stacks: Arc::clone(table),
         annotations: vec![
@@ -619,13 +619,13 @@ fn a_newer_version_is_refused() {
 #[test]
 fn what_settings_are_off_and_what_are_not_said_reads_back() {
     let off = AllocatorSettings {
-        conf: "expandable_segments:True".to_owned(),
+        conf: "expandable_segments:True".into(),
         max_split_size: Some(None),
         garbage_collection_threshold: Some(0.0),
         expandable_segments: Some(false),
         roundup_power2_divisions: vec![(1, 0)],
         free_block_order: Some(FreeBlockOrder::Address),
-        strategy: String::new(),
+        strategy: RecordedText::default(),
     };
     let only_one = AllocatorSettings {
         garbage_collection_threshold: Some(0.0),
@@ -656,7 +656,7 @@ fn what_is_written_misses_no_events() {
 fn an_order_of_free_blocks_among_the_options_is_read() {
     let mut original = example();
     for trace in &mut original.traces {
-        trace.settings.conf = "max_split_size_mb:64,free_block_order:block_age".to_owned();
+        trace.settings.conf = "max_split_size_mb:64,free_block_order:block_age".into();
         trace.settings.free_block_order = None;
     }
     let snapshot = read_from(&pickled(&original)[..]).unwrap();
@@ -669,7 +669,7 @@ fn a_pickle_has_one_set_of_settings() {
     let mut snapshot = example();
     let mut other = snapshot.traces[0].clone();
     other.device = 5;
-    other.settings.conf.clear();
+    other.settings.conf = RecordedText::default();
     snapshot.traces.push(other);
     let error = write_pickle(&snapshot, Vec::new()).unwrap_err();
     assert_eq!(

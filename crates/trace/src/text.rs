@@ -1,0 +1,134 @@
+//! Texts that others chose, and how they are printed.
+
+use std::fmt::{self, Write as _};
+
+/// A text that a recording says. Whoever made the recording chose it, so it displays as [`OneLine`] does; what needs
+/// the text itself, such as a parser or a file, asks for it by name.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RecordedText(String);
+
+impl RecordedText {
+    /// Returns the text as it was recorded, which may have any character in it: not to be printed.
+    pub fn raw(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl From<&str> for RecordedText {
+    fn from(text: &str) -> RecordedText {
+        RecordedText(text.to_owned())
+    }
+}
+
+impl From<String> for RecordedText {
+    fn from(text: String) -> RecordedText {
+        RecordedText(text)
+    }
+}
+
+impl fmt::Display for RecordedText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        OneLine(&self.0).fmt(f)
+    }
+}
+
+/// Displays a text that others chose, such as a file's name or what a file says, on one line and in the
+/// order in which it is written: control characters, separators of lines and marks that turn the
+/// direction of writing are shown as escapes.
+#[derive(Clone, Copy, Debug)]
+pub struct OneLine<'t>(pub &'t str);
+
+impl OneLine<'_> {
+    /// Returns whether a character is shown as an escape.
+    pub fn escapes(letter: char) -> bool {
+        let is_separator = matches!(letter, '\u{2028}' | '\u{2029}');
+        // What Unicode calls Bidi_Control.
+        let turns = matches!(
+            letter,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        letter.is_control() || is_separator || turns
+    }
+}
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|letter| {
+            if OneLine::escapes(letter) {
+                write!(f, "{}", letter.escape_default())
+            } else {
+                f.write_char(letter)
+            }
+        })
+    }
+}
+
+/// Displays a text as one word of a shell: in quotes where it has more than letters, digits and signs that no shell
+/// reads anything into. On one line where the text is.
+#[derive(Clone, Copy, Debug)]
+pub struct ShellWord<'t>(pub &'t str);
+
+impl fmt::Display for ShellWord<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain =
+            |letter: char| letter.is_ascii_alphanumeric() || "_-+./:,@%".contains(letter);
+        if !self.0.is_empty() && self.0.chars().all(is_plain) {
+            return f.write_str(self.0);
+        }
+        write!(f, "'{}'", self.0.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_breaks_a_line_or_its_order_is_shown() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(OneLine(text).to_string(), expected);
+            assert_eq!(RecordedText::from(text).to_string(), expected);
+            assert_eq!(RecordedText::from(text).raw(), text);
+        };
+        check("a\n\u{1b}[31mb\\ü", "a\\n\\u{1b}[31mb\\ü");
+        check(
+            "a\u{85}b\u{2028}c\u{2029}d",
+            "a\\u{85}b\\u{2028}c\\u{2029}d",
+        );
+        check("a\u{202e}elkcip.exe", "a\\u{202e}elkcip.exe");
+        check(
+            "\u{61c}\u{200f}\u{2066}\u{2069}",
+            "\\u{61c}\\u{200f}\\u{2066}\\u{2069}",
+        );
+        check("שלום", "שלום");
+    }
+
+    #[test]
+    fn a_shell_reads_a_word_as_it_is() {
+        for text in [
+            "expandable_segments:True,max_split_size_mb:64",
+            "roundup_power2_divisions:[256:1,>:8]",
+            "",
+            "$(touch ran)`x` \"a\" 'b' \\ ~ * ; & | #",
+            "two\nlines\u{1b}[2K",
+        ] {
+            let script = format!("printf %s {}", ShellWord(text));
+            let output = std::process::Command::new("sh")
+                .arg("-c")
+                .arg(&script)
+                .output();
+            let output = output.expect("there is a shell");
+            assert_eq!(
+                String::from_utf8(output.stdout).as_deref(),
+                Ok(text),
+                "{script}"
+            );
+        }
+        assert_eq!(ShellWord("a:b,c").to_string(), "a:b,c");
+    }
+}
