@@ -92,10 +92,15 @@ def text(checks: list[Check]) -> str:
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
-        lines.append(f"{check.state:7}  {check.name:{width}}  {check.found}\n")
+        lines.append(f"{check.state:7}  {check.name:{width}}  {_printable(check.found)}\n")
         if check.advice is not None:
             lines.append(f"{'':7}  {'':{width}}  → {check.advice}\n")
     return "".join(lines)
+
+
+def _printable(text: str) -> str:
+    """Returns a text, such as a path, with escapes for what breaks a line or its order."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _package() -> Iterator[Check]:

@@ -24,6 +24,16 @@ def features(machine: Machine, **variables: str) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["features"])
 
 
+def test_a_check_is_one_line(machine: Machine) -> None:
+    printed = machine.code(
+        r"""
+        from lowtide._doctor import Check, text
+        print(text([Check("driver", "missing", "a\n\x1b[31mb\u202ec d é")]), end="")
+        """
+    )
+    assert printed == "missing  driver  a\\n\\x1b[31mb\\u202ec d é\n"
+
+
 @pytest.fixture
 def headers(machine: Machine) -> Machine:
     """A machine with everything that the shim takes."""

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, DeviceAddress, Event, MempoolId};
 use lowtide_shared::DevicePast;
-use lowtide_trace::{PausedSegment, RegionPool, StackTable, Trace, TraceEvent};
+use lowtide_trace::{PausedSegment, RecordedText, RegionPool, StackTable, Trace, TraceEvent};
 
 use crate::error::Error;
 use crate::{regions, registry};
 
 /// The tags of the regions whose memory pools have.
-type Tags = BTreeMap<MempoolId, Arc<str>>;
+type Tags = BTreeMap<MempoolId, RecordedText>;
 
 /// Returns what is known of a device's past as a recording, with its regions and their pauses.
 pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error> {
@@ -33,7 +33,9 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
         ..Trace::default()
     });
     let pools = regions::pools_on(ordinal)?.into_iter();
-    let tags = pools.map(|(pool, region)| (pool, region.tag)).collect();
+    let tags = pools
+        .map(|(pool, region)| (pool, region.tag.into()))
+        .collect();
     Ok(Trace {
         regions: Tags::clone(&tags),
         ..of_segments(trace, &paused, &tags)
@@ -117,7 +119,7 @@ impl Held<'_> {
 
     /// Returns what is told of every segment of a pool.
     fn told(&mut self, pool: MempoolId, action: Action) -> Vec<TraceEvent> {
-        let tag = self.tags.get(&pool).map_or("", |tag| &**tag);
+        let tag = self.tags.get(&pool).map_or("", RecordedText::raw);
         let segments = self
             .segments
             .get(&pool)
@@ -149,7 +151,7 @@ fn regions_now() -> Result<Vec<RegionPool>, Error> {
         regions.extend(pools.map(|(pool, region)| RegionPool {
             device: ordinal.unsigned_abs(),
             pool,
-            tag: region.tag,
+            tag: region.tag.into(),
         }));
     }
     Ok(regions)
@@ -169,7 +171,7 @@ fn paused_now() -> Result<Vec<PausedSegment>, Error> {
                     device: ordinal.unsigned_abs(),
                     event: registry::pause_event(true, segment),
                     time_us: region.away_since_us?,
-                    tag: Arc::clone(&region.tag),
+                    tag: Arc::clone(&region.tag).into(),
                 })
             }));
         }

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         output::note(&format!(
             "{}: {} is not proposed again: no option needs such characters",
             in_file(),
-            kept.strange.join(",")
+            format::list(&kept.strange)
         ));
     }
     let search = Search {

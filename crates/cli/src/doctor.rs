@@ -10,17 +10,19 @@ use std::sync::Arc;
 use anyhow::Result;
 use lowtide_core::DriverError;
 use lowtide_cuda::{Attribute, Device, Library, LoadError};
+use lowtide_trace::RecordedText;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::output;
+use crate::{json, output};
 
 /// What was looked at, and what was found.
 #[derive(Serialize, PartialEq, Eq, Debug)]
 struct Check {
     name: String,
     state: State,
-    found: String,
+    /// What the driver and the loader say is in it, such as a path.
+    found: RecordedText,
     /// What to do, where something is missing.
     advice: Option<&'static str>,
 }
@@ -52,8 +54,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let works = checks.iter().all(|check| check.state != State::Missing);
     if args.json {
         let checks = &checks;
-        let report = serde_json::to_string(&Report { works, checks })?;
-        output::print(&format!("{report}\n"))?;
+        output::print(&json::line(&Report { works, checks })?)?;
     } else {
         output::print(&text(&checks))?;
     }
@@ -207,7 +208,7 @@ impl Check {
         Check {
             name: name.into(),
             state: State::Ok,
-            found: found.to_string(),
+            found: found.to_string().into(),
             advice: None,
         }
     }

@@ -1,6 +1,7 @@
 //! Figures as people read them.
 
 use lowtide_core::{Bytes, Count};
+use lowtide_trace::RecordedStr;
 
 /// A unit for one column of sizes, so that they can be compared at a glance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,12 @@ impl SizeUnit {
 #[expect(clippy::cast_precision_loss, reason = "shown with a few digits")]
 pub(crate) fn ratio(part: Bytes, whole: Bytes) -> f64 {
     part.get() as f64 / whole.get() as f64
+}
+
+/// Returns the pairs of a recording's settings as they stand in the text of its options.
+pub(crate) fn list(pairs: &[RecordedStr<'_>]) -> String {
+    let pairs: Vec<String> = pairs.iter().map(ToString::to_string).collect();
+    pairs.join(",")
 }
 
 /// Returns how much `size` is above or below `base`, in percent with its sign; empty where `base` is 0.

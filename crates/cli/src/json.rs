@@ -1,10 +1,8 @@
 //! The results as JSON, for programs. The names of the keys are an interface.
 
-use std::fmt::Write as _;
-
 use lowtide_core::Bytes;
 use lowtide_replay::{Outcome, Verified};
-use lowtide_trace::OneLine;
+use lowtide_trace::escape_in_json;
 use serde::{Serialize, Serializer};
 
 use crate::recording::Job;
@@ -116,19 +114,14 @@ impl<'a> OutcomeRow<'a> {
     }
 }
 
-/// Returns `value` as indented JSON and a line feed. What a terminal would carry out is escaped, as JSON may have any
-/// character.
+/// Returns `value` as indented JSON and a line feed, without anything that a terminal carries out.
 pub(crate) fn text(value: &impl Serialize) -> anyhow::Result<String> {
-    let mut text = String::new();
-    for letter in serde_json::to_string_pretty(value)?.chars() {
-        if letter != '\n' && OneLine::escapes(letter) {
-            // All of these have 16 bits.
-            write!(text, "\\u{:04x}", u32::from(letter))?;
-        } else {
-            text.push(letter);
-        }
-    }
-    Ok(text + "\n")
+    Ok(escape_in_json(&serde_json::to_string_pretty(value)?) + "\n")
+}
+
+/// Returns `value` as [`text`] does, in one line.
+pub(crate) fn line(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(escape_in_json(&serde_json::to_string(value)?) + "\n")
 }
 
 /// Serialises a number of bytes as that number.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
 use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, TrainingState, Trend};
-use lowtide_trace::{Frame, OneLine, StackTable};
+use lowtide_trace::{Frame, RecordedStr, StackTable};
 use serde::Serialize;
 
 use crate::args::LeaksArgs;
@@ -143,8 +143,7 @@ impl<'a> Told<'a> {
         };
         let common = match total.common {
             Some(Common::Function(frame)) => {
-                let (name, file) = (OneLine(frame.name), OneLine(frame.filename));
-                format!("\nall in {name}  {file}")
+                format!("\nall in {}  {}", frame.name, frame.filename)
             }
             Some(Common::Caller(frame)) => format!("\nall called from {}", frame_text(frame)),
             None => String::new(),
@@ -297,8 +296,8 @@ struct TotalRow<'a> {
 
 #[derive(Debug, Serialize)]
 struct CommonRow<'a> {
-    function: &'a str,
-    file: &'a str,
+    function: RecordedStr<'a>,
+    file: RecordedStr<'a>,
     /// Where they are at several lines of the function there is none.
     line: Option<u32>,
 }

@@ -47,7 +47,7 @@ pub(crate) fn note_missing_end(path: &Path, snapshot: &Snapshot) {
         ));
     }
     for left_out in &snapshot.left_out {
-        output::note(&format!("{name}: {}", OneLine(left_out)));
+        output::note(&format!("{name}: {left_out}"));
     }
     if snapshot.traces.iter().any(Trace::may_lack_frees) {
         output::note(&format!(
@@ -270,7 +270,7 @@ fn devices(snapshot: &Snapshot) -> String {
 /// Returns the number of a trace's device, with the snapshot that it is in where the file has several.
 fn device_text(trace: &Trace) -> String {
     match &trace.member {
-        Some(member) => format!("{} (device {})", OneLine(member), trace.device),
+        Some(member) => format!("{member} (device {})", trace.device),
         None => trace.device.to_string(),
     }
 }
@@ -283,7 +283,7 @@ pub(crate) fn recorded_config(path: &Path, trace: &Trace) -> CachingConfig {
         output::note(&format!(
             "{}: of the recording's own PYTORCH_CUDA_ALLOC_CONF, {} is not understood and left out",
             name(path),
-            OneLine(&left_out.join(","))
+            format::list(&left_out)
         ));
     }
     if trace.segment_kinds().are_mixed() {

@@ -1,6 +1,7 @@
 //! `lowtide report`: where the memory of a job went, as one self-contained page.
 
 use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::Config;
 use lowtide_history::{BlockSizes, History, Leaks, PageData, PageSize, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
-use lowtide_trace::Trace;
+use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
 use crate::progress::Progress;
@@ -60,10 +61,18 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if args.open {
         open(&target)?;
     }
-    // As it is, for whoever opens it.
-    let mut line = target.into_os_string().into_encoded_bytes();
+    output::print(&path_line(&target))
+}
+
+/// Returns a path as a line, for whoever opens it: as it is, but for what would be more than a line, or none.
+fn path_line(path: &Path) -> Vec<u8> {
+    let mut line = Vec::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        line.extend(OneLine(chunk.valid()).to_string().into_bytes());
+        line.extend(chunk.invalid());
+    }
     line.push(b'\n');
-    output::print(&line)
+    line
 }
 
 /// Returns the page's name for a recording's: in the working directory, without what says how the

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use lowtide_core::{Bytes, Stream};
 use lowtide_history::{Block, History, Site, StepSource, Steps, stream_text};
-use lowtide_trace::{Frame, OneLine, StackId, StackTable};
+use lowtide_trace::{Frame, RecordedStr, RecordedText, StackId, StackTable};
 use serde::Serialize;
 
 use crate::format;
@@ -66,8 +66,8 @@ pub(crate) enum SiteRow<'a> {
 /// A function on a stack.
 #[derive(Debug, Serialize)]
 pub(crate) struct FrameRow<'a> {
-    function: &'a str,
-    file: &'a str,
+    function: RecordedStr<'a>,
+    file: RecordedStr<'a>,
     line: u32,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct StepsRow<'a> {
     count: usize,
     /// `annotation`, `period`, or `parts` where they were not found: then the recording is cut evenly.
     found_by: &'static str,
-    annotation: Option<&'a str>,
+    annotation: Option<&'a RecordedText>,
     /// Which share of the kinds of requests repeats from step to step.
     repeated_share: Option<f64>,
 }
@@ -113,7 +113,7 @@ impl<'a> FrameRow<'a> {
 impl<'a> StepsRow<'a> {
     pub(crate) fn new(steps: &'a Steps) -> StepsRow<'a> {
         let (found_by, annotation, repeated_share) = match &steps.source {
-            StepSource::Annotation(name) => ("annotation", Some(&**name), None),
+            StepSource::Annotation(name) => ("annotation", Some(name), None),
             StepSource::Period(share) => ("period", None, Some(*share)),
             StepSource::Parts => ("parts", None, None),
         };
@@ -131,7 +131,7 @@ pub(crate) fn steps_text(steps: &Steps) -> String {
     let count = format::counted(steps.len() as u64, "step");
     match &steps.source {
         StepSource::Annotation(name) => {
-            format!("{count}, by the program's own mark `{}`", OneLine(name))
+            format!("{count}, by the program's own mark `{name}`")
         }
         StepSource::Period(share) => format!(
             "{count}, by the period of the allocations: {:.0} % of their kinds repeat",

@@ -11,7 +11,7 @@ use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
     Stream,
 };
-use lowtide_trace::{Frame, NoteId, Snapshot, StackId, StackTable, Trace, TraceEvent};
+use lowtide_trace::{Frame, NoteId, RecordedStr, Snapshot, StackId, StackTable, Trace, TraceEvent};
 
 const MIB: u64 = 1 << 20;
 
@@ -36,8 +36,8 @@ fn job_of_requests(
 ) -> PathBuf {
     let mut stacks = StackTable::new();
     let frame = |name, line: u32| Frame {
-        name,
-        filename: "train.py",
+        name: RecordedStr::from(name),
+        filename: "train.py".into(),
         line: line + lines_added,
     };
     let leak = stacks.intern([frame("keep_history", 77), frame("main", 1)]);
@@ -153,8 +153,8 @@ fn keeping_job(scratch: &Scratch, name: &str, keeps: &[(&[Frame<'_>], u64)]) -> 
 
 fn frame<'a>(name: &'a str, filename: &'a str, line: u32) -> Frame<'a> {
     Frame {
-        name,
-        filename,
+        name: name.into(),
+        filename: filename.into(),
         line,
     }
 }

@@ -186,9 +186,9 @@ fn stacks_names_and_times_can_be_looked_up() {
     let trace = &mut snapshot.traces[0];
     let mut stacks = (*trace.stacks).clone();
     let hostile = "</script><img src=x onerror=alert(1)>&amp;";
-    let frame = |name, filename, line| lowtide_trace::Frame {
-        name,
-        filename,
+    let frame = |name: &'static str, filename: &'static str, line| lowtide_trace::Frame {
+        name: name.into(),
+        filename: filename.into(),
         line,
     };
     let stack = stacks.intern([

@@ -52,10 +52,14 @@ impl Runtime {
 
     /// Starts a job that answers everybody.
     fn job(&self, name: &str) {
+        self.job_that_says(name, FIGURES.to_owned());
+    }
+
+    fn job_that_says(&self, name: &str, figures: String) {
         let listener = self.plant(name);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                let _ = stream.write_all(FIGURES.as_bytes());
+                let _ = stream.write_all(figures.as_bytes());
             }
         });
     }
@@ -210,5 +214,33 @@ fn directories_that_others_may_enter_are_not_looked_at() {
         assert_eq!(runtime.top(), [1]);
         spoil(&runtime.sockets());
         assert_eq!(runtime.top(), [0; 0]);
+    }
+}
+
+/// Other processes choose their commands, tags and streams, and may write anything in their place.
+#[test]
+fn what_processes_say_is_printed_on_one_line() {
+    let runtime = Runtime::new("hostile");
+    let text = common::HOSTILE
+        .replace('\\', r"\\")
+        .replace('"', "\\\"")
+        .replace('\n', r"\n");
+    let figures = format!(
+        "lowtide_info{{command=\"{text}\",config=\"{text}\",version=\"{text}\"}} 1\n\
+         lowtide_stream_allocated_bytes{{device=\"0\",stream=\"{text}\"}} 1\n\
+         lowtide_stream_allocated_bytes{{device=\"0\",stream=\"1\"}} 1\n\
+         lowtide_region_live_bytes{{device=\"0\",region=\"{text}\",backup=\"{text}\"}} 1\n"
+    );
+    runtime.job_that_says("top-1-0", figures);
+    for format in ["--once", "--json"] {
+        let mut command = common::lowtide();
+        command.args(["top", format, "--interval", "0.05"]);
+        let said = common::printed(command.env("XDG_RUNTIME_DIR", &runtime.0), 0);
+        let shown = if format == "--once" {
+            r"(x\u{1b}[1A"
+        } else {
+            r#""backup": "x\u001b[1A"#
+        };
+        assert!(said.contains(shown), "{said}");
     }
 }

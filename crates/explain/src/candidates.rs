@@ -1,9 +1,9 @@
 //! The settings that are tried for a request that failed.
 
 use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
+use lowtide_trace::ShellWord;
 
 use crate::Configured;
-use lowtide_trace::ShellWord;
 
 /// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
 /// would set.

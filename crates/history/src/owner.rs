@@ -32,11 +32,11 @@ const RUNTIME_FUNCTIONS: [&str; 5] = ["at::", "c10::", "torch::", "pybind11::", 
 impl Owner {
     /// Returns whose code a frame is.
     pub fn of(frame: Frame<'_>) -> Owner {
-        let file = frame.filename;
+        let file = frame.filename.raw();
         // Where no file is known it is that of a compiled library; Python's own modules are called `<frozen …>`.
         let is_file = !matches!(file, "" | "??") && !file.starts_with("<frozen ");
         let is_object = file.ends_with(".so") || file.contains(".so.");
-        let begins = |begin: &&str| frame.name.starts_with(*begin);
+        let begins = |begin: &&str| frame.name.raw().starts_with(*begin);
         if !is_file || is_object || RUNTIME_FUNCTIONS.iter().any(begins) {
             return Owner::Runtime;
         }
@@ -92,8 +92,8 @@ mod tests {
             ("step", "/srv/solver.cpp", Owner::Program),
         ] {
             let frame = Frame {
-                name,
-                filename,
+                name: name.into(),
+                filename: filename.into(),
                 line: 1,
             };
             assert_eq!(Owner::of(frame), owner, "{name} {filename}");

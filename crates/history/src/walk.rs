@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
-use lowtide_trace::{StackId, Trace, TraceEvent};
+use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{
@@ -234,7 +234,12 @@ impl<'a> Walk<'a> {
     fn alloc(&mut self, recorded: &TraceEvent) {
         let event = recorded.event;
         let size = self.sizes.size(self.block_number, event.size);
-        let tag = self.trace.stacks.note(recorded.note).user_metadata;
+        let tag = self
+            .trace
+            .stacks
+            .note(recorded.note)
+            .user_metadata
+            .map(RecordedStr::raw);
         let block = Block {
             start: self.now.instant,
             freed: NEVER,
@@ -252,7 +257,7 @@ impl<'a> Walk<'a> {
 
     /// Returns the number of what the program said of a block, or of the region whose memory its pool has.
     fn tag_of(&mut self, pool: MempoolId, said: Option<&'a str>) -> u32 {
-        let region = || self.trace.regions.get(&pool).map(|tag| &**tag);
+        let region = || self.trace.regions.get(&pool).map(RecordedText::raw);
         let tag = said.filter(|said| !said.is_empty()).or_else(region);
         self.tags.number(tag.unwrap_or_default())
     }
@@ -411,7 +416,12 @@ impl<'a> Walk<'a> {
 
     /// Takes a segment off the device, with all that is in it.
     fn pause(&mut self, recorded: &TraceEvent) {
-        let tag = self.trace.stacks.note(recorded.note).user_metadata;
+        let tag = self
+            .trace
+            .stacks
+            .note(recorded.note)
+            .user_metadata
+            .map(RecordedStr::raw);
         let pause = Pause {
             start: self.now.instant,
             end: NEVER,

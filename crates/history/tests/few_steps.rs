@@ -1,7 +1,5 @@
 //! A layer is not taken for a step: recordings of few steps, and of one forward pass.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
-
 mod common;
 
 use common::{Held, Job, MIB};
@@ -131,7 +129,7 @@ fn few_marked_steps_are_counted_and_too_few() {
             check_none(&found, &format!("{count} steps"));
             let doubt = (count < 4).then_some(Doubt::FewSteps(count));
             assert_eq!(found.doubt, doubt, "{count} steps");
-            assert_eq!(found.steps.source, StepSource::Annotation(STEP.to_owned()));
+            assert_eq!(found.steps.source, StepSource::Annotation(STEP.into()));
         }
     }
     let few = Doubt::FewSteps(1).to_string();

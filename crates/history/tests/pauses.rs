@@ -19,8 +19,8 @@ fn trace(events: &[(Action, u64, u64)]) -> Trace {
         line += 1;
         let stack = match action {
             Action::Alloc => stacks.intern([Frame {
-                name: "forward",
-                filename: "train.py",
+                name: "forward".into(),
+                filename: "train.py".into(),
                 line,
             }]),
             _ => StackId::NONE,
@@ -123,7 +123,7 @@ fn a_block_has_its_regions_tag_unless_the_program_said_another() {
     let mut stacks = StackTable::clone(&trace.stacks);
     trace.events[2].note = stacks.intern_note(Note {
         compile_context: None,
-        user_metadata: Some("prefix"),
+        user_metadata: Some("prefix".into()),
     });
     trace.stacks = Arc::new(stacks);
     let history = history(&trace);

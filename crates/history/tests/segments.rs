@@ -15,8 +15,8 @@ use lowtide_trace::{Frame, StackId, StackTable, Trace};
 fn what_is_left_of_a_segment_is_as_old_as_all_of_it_was() {
     let mut stacks = StackTable::new();
     let stack = stacks.intern([Frame {
-        name: "forward",
-        filename: "train.py",
+        name: "forward".into(),
+        filename: "train.py".into(),
         line: 7,
     }]);
     let none = StackId::NONE;

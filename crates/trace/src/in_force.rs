@@ -8,6 +8,7 @@ use lowtide_core::{Action, CachingConfig, Config, ConfigError};
 
 use crate::model::Trace;
 use crate::recover::is_large;
+use crate::text::RecordedStr;
 
 /// Which kinds of segments a job took from the driver; of one that took none, had at the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -83,7 +84,7 @@ impl Trace {
 
     /// Returns the options as [`config_in_force`](Trace::config_in_force) does, by those pairs of the text that
     /// `lowtide_core` understands; and the others. Linear time.
-    pub fn config_as_understood(&self) -> (CachingConfig, Vec<&str>) {
+    pub fn config_as_understood(&self) -> (CachingConfig, Vec<RecordedStr<'_>>) {
         if let Ok(config) = self.config_in_force() {
             return (config, Vec::new());
         }
@@ -95,9 +96,13 @@ impl Trace {
         let measure: Vec<&str> = pairs().filter(is_measure).last().into_iter().collect();
         let (understood, others): (Vec<&str>, Vec<&str>) =
             pairs().partition(|&pair| parse(&[&measure[..], &[pair]].concat()).is_ok());
+        let recorded = |pairs: Vec<_>| pairs.into_iter().map(RecordedStr::from).collect();
         match parse(&understood) {
-            Ok(Config::Caching(began_with)) => (self.changed(began_with), others),
-            _ => (self.changed(CachingConfig::default()), pairs().collect()),
+            Ok(Config::Caching(began_with)) => (self.changed(began_with), recorded(others)),
+            _ => (
+                self.changed(CachingConfig::default()),
+                recorded(pairs().collect()),
+            ),
         }
     }
 
@@ -187,7 +192,7 @@ mod tests {
         settings.roundup_power2_divisions = vec![(1, 8), (32768, 4)];
         assert!(trace.config_in_force().is_err());
         let (config, others) = trace.config_as_understood();
-        assert_eq!(others, ["not a text"]);
+        assert_eq!(others, ["not a text".into()]);
         assert_eq!(config.max_split_size, Some(Bytes::mib(64)));
         assert!((config.garbage_collection_threshold - 0.75).abs() < f64::EPSILON);
         assert!(config.expandable_segments);
@@ -204,6 +209,7 @@ mod tests {
             });
             let (config, left_out) = trace.config_as_understood();
             let expected = Config::parse("caching", understood).unwrap();
+            let left_out: Vec<&str> = left_out.into_iter().map(RecordedStr::raw).collect();
             assert_eq!((Config::Caching(config), &left_out[..]), (expected, others));
         };
         check("max_split_size_mb:64", "max_split_size_mb:64", &[]);

@@ -68,7 +68,7 @@ pub use model::{
 pub use notes::{Note, NoteId};
 pub use snapshot::{PausedSegment, RegionPool, add_regions, write_pickle};
 pub use stacks::{Frame, StackId, StackTable};
-pub use text::{OneLine, RecordedText, ShellWord};
+pub use text::{OneLine, RecordedStr, RecordedText, ShellWord, escape_in_json};
 
 use source::Input;
 

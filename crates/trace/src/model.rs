@@ -38,7 +38,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// What the file calls the snapshot, such as its rank, where it has several.
-    pub member: Option<Arc<str>>,
+    pub member: Option<RecordedText>,
     /// The device's number; 0 for the host.
     pub device: u32,
     /// What happened, oldest first.
@@ -62,7 +62,7 @@ pub struct Trace {
     /// What the program marked in time, oldest first.
     pub annotations: Vec<Annotation>,
     /// The tags of lowtide's regions, by the pools that have their memory.
-    pub regions: BTreeMap<MempoolId, Arc<str>>,
+    pub regions: BTreeMap<MempoolId, RecordedText>,
     /// How many entries had an action that says nothing about memory (`annotate`), or that this
     /// version does not know. They are not among `events`.
     pub skipped_events: u64,
@@ -163,7 +163,7 @@ pub struct AllocatorSettings {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Annotation {
     /// Its name.
-    pub name: Arc<str>,
+    pub name: RecordedText,
     /// Whether something begins or ends here.
     pub stage: AnnotationStage,
     /// Microseconds since 1970.
@@ -364,7 +364,7 @@ impl TraceEvent {
             pool_known: true,
             note: stacks.intern_note(Note {
                 compile_context: None,
-                user_metadata: Some(tag),
+                user_metadata: Some(tag.into()),
             }),
         }
     }

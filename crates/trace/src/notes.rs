@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 
 use crate::error::{ErrorKind, TraceError};
 use crate::pickle::StringId;
+use crate::text::RecordedStr;
 
 /// The number of what a recording says of an event beside what happened, in its
 /// [`StackTable`](crate::StackTable): equal notes have equal numbers.
@@ -15,10 +16,10 @@ pub struct NoteId([u8; 3]);
 pub struct Note<'t> {
     /// Which compilation (`torch.compile`) it happened in; `N/A` is PyTorch's word for none. `None`
     /// where the recording does not say.
-    pub compile_context: Option<&'t str>,
+    pub compile_context: Option<RecordedStr<'t>>,
     /// What the program said with `torch.cuda.memory._set_memory_metadata`, empty for nothing. `None`
     /// where the recording does not say, as up to torch 2.9.
-    pub user_metadata: Option<&'t str>,
+    pub user_metadata: Option<RecordedStr<'t>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

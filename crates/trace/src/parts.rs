@@ -16,6 +16,7 @@ use crate::model::{
 use crate::pickle::StringId;
 use crate::recover;
 use crate::stacks::{StackId, StackTable};
+use crate::text::RecordedText;
 
 /// The most devices a recording has: PyTorch counts them in a signed byte.
 pub(crate) const DEVICES_MAX: u32 = 128;
@@ -24,7 +25,7 @@ pub(crate) const DEVICES_MAX: u32 = 128;
 #[derive(Default)]
 pub(crate) struct Parts {
     /// What the file calls the snapshot, where it has several.
-    pub(crate) member: Option<Arc<str>>,
+    pub(crate) member: Option<RecordedText>,
     pub(crate) events: Vec<TraceEvent>,
     segments: Vec<SegmentSnapshot>,
     /// What was there before the first event, where the file says that and not what was left at the end.
@@ -37,7 +38,7 @@ pub(crate) struct Parts {
     pub(crate) settings: AllocatorSettings,
     pub(crate) annotations: Vec<Annotation>,
     /// The tags of regions, by their pools.
-    pub(crate) regions: BTreeMap<MempoolId, Arc<str>>,
+    pub(crate) regions: BTreeMap<MempoolId, RecordedText>,
     pub(crate) skipped_events: u64,
 }
 
@@ -119,7 +120,7 @@ impl Parts {
         let segments = segments * size_of::<SegmentSnapshot>();
         let blocks =
             self.blocks * size_of::<BlockSnapshot>() + self.block_stacks.0.allocation_size();
-        let regions = self.regions.len() * size_of::<(MempoolId, Arc<str>)>();
+        let regions = self.regions.len() * size_of::<(MempoolId, RecordedText)>();
         (events + annotations + segments + blocks + regions) as u64
     }
 
@@ -130,7 +131,7 @@ impl Parts {
         stacks: &StackTable,
         budget: &mut Budget,
     ) -> Result<(), TraceError> {
-        let mut tags: HashMap<StringId, Arc<str>> = HashMap::new();
+        let mut tags: HashMap<StringId, RecordedText> = HashMap::new();
         for recorded in self.paused_before.iter().chain(&self.events) {
             let pool = recorded.event.pool;
             if recorded.event.action.is_pause()
@@ -142,9 +143,9 @@ impl Parts {
                 if !tags.contains_key(&id) {
                     budget.take(1, text.len() as u64)?;
                 }
-                budget.take(1, size_of::<(MempoolId, Arc<str>)>() as u64)?;
+                budget.take(1, size_of::<(MempoolId, RecordedText)>() as u64)?;
                 let tag = tags.entry(id).or_insert_with(|| text.into());
-                region.insert(Arc::clone(tag));
+                region.insert(tag.clone());
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 
 use crate::notes::{Note, NoteId, NoteRecord, Notes};
 use crate::pickle::{StringId, Strings};
+use crate::text::RecordedStr;
 
 /// The number of a call stack in a [`StackTable`]: equal stacks have equal numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -20,9 +21,9 @@ impl StackId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Frame<'t> {
     /// The function's name.
-    pub name: &'t str,
+    pub name: RecordedStr<'t>,
     /// The file it is in, as the interpreter or the debug information calls it.
-    pub filename: &'t str,
+    pub filename: RecordedStr<'t>,
     /// The line that was being run, from 1; 0 where it is not known.
     pub line: u32,
 }
@@ -65,8 +66,8 @@ impl StackTable {
         let ids: Vec<FrameId> = frames
             .into_iter()
             .map(|frame| {
-                let name = self.strings.intern(frame.name);
-                let filename = self.strings.intern(frame.filename);
+                let name = self.strings.intern(frame.name.raw());
+                let filename = self.strings.intern(frame.filename.raw());
                 self.intern_frame(FrameRecord {
                     name,
                     filename,
@@ -94,8 +95,8 @@ impl StackTable {
     pub fn intern_note(&mut self, note: Note<'_>) -> NoteId {
         let strings = &mut self.strings;
         let record = NoteRecord {
-            compile_context: note.compile_context.map(|text| strings.intern(text)),
-            user_metadata: note.user_metadata.map(|text| strings.intern(text)),
+            compile_context: note.compile_context.map(|text| strings.intern(text.raw())),
+            user_metadata: note.user_metadata.map(|text| strings.intern(text.raw())),
         };
         let id = self.notes.intern(record);
         id.expect("there are fewer than 2^24 notes")
@@ -109,8 +110,12 @@ impl StackTable {
     pub fn note(&self, note: NoteId) -> Note<'_> {
         let record = self.notes.get(note);
         Note {
-            compile_context: record.compile_context.map(|text| self.strings.get(text)),
-            user_metadata: record.user_metadata.map(|text| self.strings.get(text)),
+            compile_context: record
+                .compile_context
+                .map(|text| self.strings.get(text).into()),
+            user_metadata: record
+                .user_metadata
+                .map(|text| self.strings.get(text).into()),
         }
     }
 
@@ -127,8 +132,8 @@ impl StackTable {
     pub(crate) fn frame(&self, frame: FrameId) -> Frame<'_> {
         let record = self.frames[frame.0 as usize];
         Frame {
-            name: self.strings.get(record.name),
-            filename: self.strings.get(record.filename),
+            name: self.strings.get(record.name).into(),
+            filename: self.strings.get(record.filename).into(),
             line: record.line,
         }
     }

@@ -1,39 +1,76 @@
 //! Texts that others chose, and how they are printed.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 
-/// A text that a recording says. Whoever made the recording chose it, so it displays as [`OneLine`] does; what needs
-/// the text itself, such as a parser or a file, asks for it by name.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct RecordedText(String);
+use serde::{Serialize, Serializer};
+
+/// A text that somebody else chose, such as a recording's maker. It displays escaped, as [`OneLine`] does. What is to
+/// have the text itself, such as a parser or a file, calls [`raw`](RecordedText::raw) or serializes it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct RecordedText(Arc<str>);
 
 impl RecordedText {
-    /// Returns the text as it was recorded, which may have any character in it: not to be printed.
+    /// Returns the text as it was recorded, with any characters: not to be printed.
     pub fn raw(&self) -> &str {
         &self.0
     }
 
-    /// Returns whether there is none.
+    /// Returns the text, borrowed.
+    pub fn as_recorded(&self) -> RecordedStr<'_> {
+        RecordedStr(&self.0)
+    }
+
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-impl From<&str> for RecordedText {
-    fn from(text: &str) -> RecordedText {
-        RecordedText(text.to_owned())
+impl<T: Into<Arc<str>>> From<T> for RecordedText {
+    fn from(text: T) -> RecordedText {
+        RecordedText(text.into())
     }
 }
 
-impl From<String> for RecordedText {
-    fn from(text: String) -> RecordedText {
-        RecordedText(text)
+impl Serialize for RecordedText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.as_recorded().serialize(serializer)
     }
 }
 
 impl fmt::Display for RecordedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        OneLine(&self.0).fmt(f)
+        self.as_recorded().fmt(f)
+    }
+}
+
+/// A borrowed [`RecordedText`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct RecordedStr<'t>(&'t str);
+
+impl<'t> RecordedStr<'t> {
+    /// Returns the text as it was recorded, with any characters: not to be printed.
+    pub fn raw(self) -> &'t str {
+        self.0
+    }
+}
+
+impl<'t> From<&'t str> for RecordedStr<'t> {
+    fn from(text: &'t str) -> RecordedStr<'t> {
+        RecordedStr(text)
+    }
+}
+
+impl Serialize for RecordedStr<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0)
+    }
+}
+
+impl fmt::Display for RecordedStr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        OneLine(self.0).fmt(f)
     }
 }
 
@@ -45,7 +82,7 @@ pub struct OneLine<'t>(pub &'t str);
 
 impl OneLine<'_> {
     /// Returns whether a character is shown as an escape.
-    pub fn escapes(letter: char) -> bool {
+    fn escapes(letter: char) -> bool {
         let is_separator = matches!(letter, '\u{2028}' | '\u{2029}');
         // What Unicode calls Bidi_Control.
         let turns = matches!(
@@ -66,6 +103,22 @@ impl fmt::Display for OneLine<'_> {
             }
         })
     }
+}
+
+/// Returns `json` with JSON's own escapes for what [`OneLine`] escapes, but for ends of lines, which are between its
+/// strings and never in them. Other characters than controls below 0x20 may stand as they are in JSON, and in what serde
+/// writes.
+pub fn escape_in_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if letter != '\n' && OneLine::escapes(letter) {
+            // All of these have 16 bits.
+            let _ = write!(text, "\\u{:04x}", u32::from(letter));
+        } else {
+            text.push(letter);
+        }
+    }
+    text
 }
 
 /// Displays a text as one word of a shell: in quotes where it has more than letters, digits and signs that no shell
@@ -93,7 +146,9 @@ mod tests {
         let check = |text: &str, expected: &str| {
             assert_eq!(OneLine(text).to_string(), expected);
             assert_eq!(RecordedText::from(text).to_string(), expected);
+            assert_eq!(RecordedStr::from(text).to_string(), expected);
             assert_eq!(RecordedText::from(text).raw(), text);
+            assert_eq!(RecordedStr::from(text).raw(), text);
         };
         check("a\n\u{1b}[31mb\\ü", "a\\n\\u{1b}[31mb\\ü");
         check(
@@ -106,6 +161,25 @@ mod tests {
             "\\u{61c}\\u{200f}\\u{2066}\\u{2069}",
         );
         check("שלום", "שלום");
+    }
+
+    #[test]
+    fn json_has_the_same_text_and_nothing_that_a_terminal_carries_out() {
+        let text = "a\n\u{1b}[31m\u{7f}\u{85}\u{9b}\u{61c}\u{2028}\u{202e}\u{2069}\"\\ü";
+        let json = serde_json::to_string_pretty(&[RecordedText::from(text)]).unwrap();
+        let escaped = escape_in_json(&json);
+        assert!(
+            json.contains('\u{9b}') && !escaped.contains(|letter| letter > '\u{fc}'),
+            "{escaped}"
+        );
+        assert!(
+            !escaped.contains(|letter: char| letter != '\n' && letter.is_control()),
+            "{escaped:?}"
+        );
+        assert_eq!(
+            serde_json::from_str::<[String; 1]>(&escaped).unwrap(),
+            [text]
+        );
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn what_python_would_call_is_refused_by_its_name() {
 #[test]
 fn several_snapshots_in_a_file() {
     let members = |snapshot: &Snapshot| -> Vec<(Option<String>, u32)> {
-        let member = |trace: &Trace| trace.member.as_deref().map(str::to_owned);
+        let member = |trace: &Trace| trace.member.as_ref().map(|name| name.raw().to_owned());
         let traces = snapshot.traces.iter();
         traces.map(|trace| (member(trace), trace.device)).collect()
     };
@@ -260,7 +260,7 @@ fn pinned_memory_of_the_host() {
     let frames = |event: &TraceEvent| {
         let frames = host.stacks.frames(event.stack);
         frames
-            .map(|frame| frame.name.to_owned())
+            .map(|frame| frame.name.raw().to_owned())
             .collect::<Vec<_>>()
     };
     let requests = host

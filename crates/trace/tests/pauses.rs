@@ -86,7 +86,7 @@ fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
             action, address, ..
         } = recorded.event;
         let number = (address.get() - BASE) >> 21;
-        (action, number, tag.unwrap_or_default().to_owned())
+        (action, number, tag.unwrap_or_default().raw().to_owned())
     });
     told.collect()
 }
@@ -354,7 +354,7 @@ fn what_went_back_is_paused_no_more() {
 /// Returns the tags of regions, by the first number of their pools.
 fn regions(trace: &Trace) -> Vec<(u64, &str)> {
     { trace.regions.iter() }
-        .map(|(pool, tag)| (pool.0, &**tag))
+        .map(|(pool, tag)| (pool.0, tag.raw()))
         .collect()
 }
 
@@ -390,8 +390,8 @@ fn a_recording_that_is_under_way_says_which_pool_is_which_region() {
     for (time_us, action) in [10, 20].into_iter().zip(came) {
         writer.push(0, &at(time_us, action, 0), &stacks).unwrap();
     }
-    writer.push_region(0, POOL, &"kv".into()).unwrap();
-    writer.push_region(1, POOL, &"weights".into()).unwrap();
+    writer.push_region(0, POOL, "kv").unwrap();
+    writer.push_region(1, POOL, "weights").unwrap();
     writer.flush().unwrap();
     drop(writer);
     let read = read_from(&*bytes).unwrap();
@@ -442,8 +442,8 @@ fn regions_that_pauses_name_share_their_tags() {
     for read in read_back(&whole(vec![trace])) {
         let regions: Vec<_> = read.traces[0].regions.values().collect();
         assert_eq!(regions.len(), 3);
-        assert!(Arc::ptr_eq(regions[0], regions[1]));
-        assert_eq!(&**regions[2], "weights");
+        assert!(std::ptr::eq(regions[0].raw(), regions[1].raw()));
+        assert_eq!(regions[2].raw(), "weights");
     }
 }
 

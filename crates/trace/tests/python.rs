@@ -33,7 +33,7 @@ fn stack(trace: &Trace, stack: StackId) -> Vec<(&str, &str, u32)> {
     trace
         .stacks
         .frames(stack)
-        .map(|frame| (frame.name, frame.filename, frame.line))
+        .map(|frame| (frame.name.raw(), frame.filename.raw(), frame.line))
         .collect()
 }
 
@@ -66,8 +66,8 @@ fn check_one_segment(trace: &Trace, with_stacks: bool) {
     );
     assert_eq!(trace.skipped_events, 2);
     let note = Note {
-        compile_context: Some("N/A"),
-        user_metadata: Some(""),
+        compile_context: Some("N/A".into()),
+        user_metadata: Some("".into()),
     };
     assert_eq!(trace.stacks.note(trace.events[1].note), note);
     assert_eq!(trace.events[1].pool(), Some(MempoolId::DEFAULT));
@@ -118,7 +118,7 @@ fn every_protocol() {
             [(1, 4), (2, 4), (32768, 0)]
         );
         assert_eq!(trace.annotations.len(), 2);
-        assert_eq!(&*trace.annotations[0].name, "step");
+        assert_eq!(trace.annotations[0].name.raw(), "step");
         assert_eq!(trace.annotations[1].stage, AnnotationStage::End);
     }
 }

@@ -207,8 +207,8 @@ fn record(seed: u64, is_finished: bool) -> Recorded {
         let stack = match random.below(3) {
             0 => StackId::NONE,
             line => stacks.intern([Frame {
-                name: "step",
-                filename: "train.py",
+                name: "step".into(),
+                filename: "train.py".into(),
                 line: u32::try_from(line + number / 200).unwrap(),
             }]),
         };

@@ -11,7 +11,8 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialState, NoteId, PausedSegment,
-    Snapshot, StackId, StackTable, Trace, TraceEvent, add_regions, read_from, write_pickle,
+    RecordedStr, Snapshot, StackId, StackTable, Trace, TraceEvent, add_regions, read_from,
+    write_pickle,
 };
 
 /// Returns how many items each append takes, as the viewer's stack machine would find.
@@ -185,8 +186,8 @@ fn a_segment_says_what_allocated_it() {
     let mut table = StackTable::new();
     let mut stack = |name| {
         table.intern([Frame {
-            name,
-            filename: "train.py",
+            name: RecordedStr::from(name),
+            filename: "train.py".into(),
             line: 1,
         }])
     };

@@ -207,8 +207,8 @@ impl Known {
 
 fn frame_of((name, filename, line): &FrameText) -> Frame<'_> {
     Frame {
-        name,
-        filename,
+        name: name.as_str().into(),
+        filename: filename.as_str().into(),
         line: *line,
     }
 }

@@ -236,8 +236,8 @@ fn a_program_is_recorded_with_stacks() {
 
 /// Returns a function's name, and whether its line in the program's source is known.
 fn place<'t>(frame: &lowtide_trace::Frame<'t>) -> (&'t str, bool) {
-    let is_source = frame.filename.ends_with("preload.c") && frame.line > 0;
-    (frame.name, is_source)
+    let is_source = frame.filename.raw().ends_with("preload.c") && frame.line > 0;
+    (frame.name.raw(), is_source)
 }
 
 #[test]

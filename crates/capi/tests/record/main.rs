@@ -24,7 +24,7 @@ use lowtide::*;
 use lowtide_core::{Action, Bytes, Config};
 use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
-use lowtide_trace::{EarlierFiles, Snapshot, Trace};
+use lowtide_trace::{EarlierFiles, RecordedText, Snapshot, Trace};
 
 /// Set in a process that a test started for itself: what it is to do there.
 const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
@@ -170,14 +170,14 @@ fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
     let told = trace.initial.paused.iter().chain(pauses).map(|event| {
         let tag = trace.stacks.note(event.note).user_metadata.unwrap();
         let size = event.event.size.get() >> 20;
-        (event.event.action, size, tag.to_owned())
+        (event.event.action, size, tag.raw().to_owned())
     });
     told.collect()
 }
 
 /// Returns the tags of a trace's regions.
 fn regions(trace: &Trace) -> Vec<&str> {
-    trace.regions.values().map(|tag| &**tag).collect()
+    trace.regions.values().map(RecordedText::raw).collect()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Action, Bytes};
 use lowtide_history::{BlockSizes, History};
-use lowtide_trace::{Trace, TraceEvent};
+use lowtide_trace::{RecordedText, Trace, TraceEvent};
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn told<'a>(
         (
             event.event.action,
             event.event.size.get() >> 20,
-            tag.to_owned(),
+            tag.raw().to_owned(),
         )
     });
     told.collect()
@@ -185,7 +185,11 @@ fn a_snapshot_has_what_is_paused() {
             let read = lowtide_trace::read_from(&*snapshot()).unwrap();
             let trace = &read.traces[0];
             assert_eq!(
-                trace.regions.values().map(|tag| &**tag).collect::<Vec<_>>(),
+                trace
+                    .regions
+                    .values()
+                    .map(RecordedText::raw)
+                    .collect::<Vec<_>>(),
                 ["kv"]
             );
             assert_eq!(told(trace, &trace.events), []);

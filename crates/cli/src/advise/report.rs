@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use console::style;
 use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
-use lowtide_trace::ShellWord;
+use lowtide_trace::{RecordedText, ShellWord};
 use serde::Serialize;
 
 use super::settings::Candidate;
@@ -209,7 +209,7 @@ pub(super) struct Json<'a> {
 #[derive(Debug, Serialize)]
 struct Now<'a> {
     /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
-    conf: &'a str,
+    conf: &'a RecordedText,
     #[serde(flatten)]
     result: ResultRow<'a>,
 }
@@ -217,7 +217,7 @@ struct Now<'a> {
 #[derive(Debug, Serialize)]
 struct Entry<'a> {
     /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
-    conf: &'a str,
+    conf: &'a RecordedText,
     #[serde(flatten)]
     outcome: OutcomeRow<'a>,
 }
@@ -236,11 +236,11 @@ impl<'a> Json<'a> {
             capacity_bytes: advice.capacity.map(Bytes::get),
             now: match &advice.now {
                 Ok(now) => Now {
-                    conf: now.candidate.conf.raw(),
+                    conf: &now.candidate.conf,
                     result: ResultRow::of_outcome(&now.outcome),
                 },
                 Err(failed) => Now {
-                    conf: failed.candidate.conf.raw(),
+                    conf: &failed.candidate.conf,
                     result: ResultRow::of_failure(&failed.failure),
                 },
             },
@@ -255,7 +255,7 @@ impl<'a> Json<'a> {
 impl<'a> Entry<'a> {
     fn new(tried: &'a Tried) -> Entry<'a> {
         Entry {
-            conf: tried.candidate.conf.raw(),
+            conf: &tried.candidate.conf,
             outcome: OutcomeRow::new(&tried.outcome),
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use lowtide_core::{Action, Bytes, Config};
-use lowtide_trace::{RecordedText, Trace, conf_pairs};
+use lowtide_trace::{RecordedStr, RecordedText, Trace, conf_pairs};
 
 /// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search chooses, or has to leave at their defaults.
 const SEARCHED_KEYS: [&str; 6] = [
@@ -160,9 +160,9 @@ pub(crate) struct Kept<'a> {
     /// Those that lowtide understands, without white space: they are proposed again.
     understood: Vec<String>,
     /// Those that lowtide understands, but that have characters that no option needs: they are not proposed again.
-    pub(crate) strange: Vec<&'a str>,
+    pub(crate) strange: Vec<RecordedStr<'a>>,
     /// Those that lowtide does not understand: replays and what is proposed do without.
-    unknown: Vec<&'a str>,
+    unknown: Vec<RecordedStr<'a>>,
 }
 
 impl<'a> Kept<'a> {
@@ -174,14 +174,17 @@ impl<'a> Kept<'a> {
         let is_ours = |pair: &&str| ours.iter().any(|key| pair.starts_with(key));
         let kept = conf_pairs(trace.settings.conf.raw())
             .filter(|pair| !is_searched(pair) && !is_ours(pair));
-        let (unknown, known): (Vec<&str>, Vec<&str>) = kept.partition(|pair| others.contains(pair));
-        let (understood, strange): (Vec<&str>, Vec<&str>) =
-            known.into_iter().partition(|pair| is_plain(pair));
-        Kept {
-            understood: understood.into_iter().map(without_white_space).collect(),
-            strange,
-            unknown,
+        let mut sorted = Kept::default();
+        for pair in kept {
+            if others.contains(&pair.into()) {
+                sorted.unknown.push(pair.into());
+            } else if is_plain(pair) {
+                sorted.understood.push(without_white_space(pair));
+            } else {
+                sorted.strange.push(pair.into());
+            }
         }
+        sorted
     }
 
     /// Returns the text of `config`, of which the searched part counts, together with what is kept.
@@ -189,8 +192,8 @@ impl<'a> Kept<'a> {
         let searched = config.to_conf();
         let searched = conf_pairs(&searched).filter(|pair| is_searched(pair));
         let kept = self.understood.iter().map(String::as_str);
-        let kept = kept.chain(self.strange.iter().copied());
-        let kept = kept.chain(self.unknown.iter().copied());
+        let others = self.strange.iter().chain(&self.unknown);
+        let kept = kept.chain(others.map(|pair| pair.raw()));
         let pairs: Vec<&str> = searched.chain(kept).collect();
         pairs.join(",")
     }
@@ -251,8 +254,11 @@ mod tests {
             let trace = recorded_with(conf);
             let kept = Kept::new(&trace);
             assert_eq!(kept.understood, understood);
-            assert_eq!(kept.strange, strange);
-            assert_eq!(kept.unknown, unknown);
+            let raw = |pairs: &[RecordedStr<'_>]| -> Vec<String> {
+                pairs.iter().map(|pair| pair.raw().to_owned()).collect()
+            };
+            assert_eq!(raw(&kept.strange), strange);
+            assert_eq!(raw(&kept.unknown), unknown);
         };
         check(
             "pinned_use_cuda_host_register:True, expandable_segments : True,\

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use lowtide_history::Owner;
-use lowtide_trace::{Frame, OneLine};
+use lowtide_trace::Frame;
 
 use crate::format;
 
@@ -89,8 +89,7 @@ fn skipped(frames: usize) -> String {
 
 /// Returns a frame as lines of a stack have it.
 pub(crate) fn frame_text(frame: Frame<'_>) -> String {
-    let (name, file) = (OneLine(frame.name), OneLine(frame.filename));
-    format!("{name}  {file}:{}", frame.line)
+    format!("{}  {}:{}", frame.name, frame.filename, frame.line)
 }
 
 /// What several stacks come from.
@@ -137,12 +136,14 @@ pub(crate) fn common<'a>(stacks: &[Vec<Frame<'a>>]) -> Option<Common<'a>> {
 
 #[cfg(test)]
 mod tests {
+    use lowtide_trace::RecordedStr;
+
     use super::*;
 
     fn stack<'a>(frames: &[(&'a str, &'a str, u32)]) -> Vec<Frame<'a>> {
         let frame = |&(name, filename, line)| Frame {
-            name,
-            filename,
+            name: RecordedStr::from(name),
+            filename: RecordedStr::from(filename),
             line,
         };
         frames.iter().map(frame).collect()
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(named(&[leak(1, 5), leak(2, 5)]), "in forward");
         assert_eq!(named(&[leak(1, 5), leak(1, 6)]), "in step");
         let mut other = leak(1, 5);
-        other[1].name = "backward";
+        other[1].name = "backward".into();
         assert_eq!(named(&[leak(1, 5), other]), "from step:5");
         assert_eq!(named(&[leak(1, 5)]), "nothing");
         let library = stack(&[("run", TORCH, 3)]);

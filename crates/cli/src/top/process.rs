@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use lowtide_trace::RecordedText;
 use serde::Serialize;
 
 use super::sample::{Answer, Sample};
@@ -15,9 +16,9 @@ pub(super) struct Process {
     /// What tells it from a process of another container with the same number.
     #[serde(skip)]
     pub(super) name: OsString,
-    pub(super) command: String,
-    pub(super) config: String,
-    pub(super) version: String,
+    pub(super) command: RecordedText,
+    pub(super) config: RecordedText,
+    pub(super) version: RecordedText,
     pub(super) devices: Vec<Device>,
 }
 
@@ -45,8 +46,8 @@ pub(super) struct Device {
 /// What a region has of a device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Region {
-    pub(super) tag: String,
-    pub(super) backup: String,
+    pub(super) tag: RecordedText,
+    pub(super) backup: RecordedText,
     pub(super) live_bytes: u64,
     pub(super) mapped_bytes: u64,
     pub(super) paused_bytes: u64,
@@ -69,7 +70,7 @@ pub(super) struct Region {
 /// What the memory of a stream is.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Stream {
-    pub(super) stream: String,
+    pub(super) stream: RecordedText,
     pub(super) allocated_bytes: u64,
     pub(super) reserved_bytes: u64,
 }
@@ -85,7 +86,7 @@ impl Process {
         let mut devices: BTreeMap<u32, Device> = BTreeMap::new();
         for sample in &answer.samples {
             if sample.name == "lowtide_info" {
-                let label = |name| sample.label(name).to_owned();
+                let label = |name| sample.label(name).into();
                 (process.command, process.config) = (label("command"), label("config"));
                 process.version = label("version");
             } else if let Ok(number) = sample.label("device").parse() {
@@ -154,11 +155,11 @@ impl Device {
 
     fn region(&mut self, sample: &Sample) -> &mut Region {
         let (tag, backup) = (sample.label("region"), sample.label("backup"));
-        let is_it = |region: &Region| region.tag == tag && region.backup == backup;
+        let is_it = |region: &Region| region.tag.raw() == tag && region.backup.raw() == backup;
         let index = self.regions.iter().position(is_it).unwrap_or_else(|| {
             self.regions.push(Region {
-                tag: tag.to_owned(),
-                backup: backup.to_owned(),
+                tag: tag.into(),
+                backup: backup.into(),
                 ..Region::default()
             });
             self.regions.len() - 1
@@ -168,10 +169,13 @@ impl Device {
 
     fn stream(&mut self, sample: &Sample) -> &mut Stream {
         let name = sample.label("stream");
-        let known = self.streams.iter().position(|stream| stream.stream == name);
+        let known = self
+            .streams
+            .iter()
+            .position(|stream| stream.stream.raw() == name);
         let index = known.unwrap_or_else(|| {
             self.streams.push(Stream {
-                stream: name.to_owned(),
+                stream: name.into(),
                 ..Stream::default()
             });
             self.streams.len() - 1
@@ -253,7 +257,7 @@ mod tests {
             name: "top-7-1".into(),
             samples: samples.clone(),
         });
-        assert_eq!((&*early.command, &*early.config), ("a b", "bfc"));
+        assert_eq!((early.command.raw(), early.config.raw()), ("a b", "bfc"));
         let [only] = &early.devices[..] else {
             panic!("one device");
         };
@@ -261,7 +265,7 @@ mod tests {
             (only.device, only.ratio, only.driver_calls),
             (1, Some(1.5), 3)
         );
-        assert_eq!(only.regions[0].tag, "kv");
+        assert_eq!(only.regions[0].tag.raw(), "kv");
         assert_eq!(
             (only.regions[0].paused_bytes, only.regions[0].pause_seconds),
             (40, 0.25)

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 
 use console::{Term, measure_text_width, truncate_str};
 use lowtide_core::Bytes;
-use lowtide_trace::OneLine;
 
 use super::process::{Device, Process, Region};
 use crate::format;
@@ -97,7 +96,7 @@ impl Line {
 }
 
 fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS.len()] {
-    let command = OneLine(&process.command).to_string();
+    let command = process.command.to_string();
     let command = truncate_str(&command, COMMAND_COLUMNS, "…").into_owned();
     let [pid, command] = match is_first {
         true => [process.pid.to_string(), command],
@@ -126,7 +125,7 @@ fn details(device: &Device) -> impl Iterator<Item = String> {
     let streams = streams.map(|stream| {
         format!(
             "    stream {}: {} live, {} reserved",
-            OneLine(&stream.stream),
+            stream.stream,
             Bytes(stream.allocated_bytes),
             Bytes(stream.reserved_bytes)
         )
@@ -141,7 +140,7 @@ fn details(device: &Device) -> impl Iterator<Item = String> {
 fn region_text(region: &Region) -> String {
     let mut text = format!(
         "    region {} ({}): {} live, {} mapped, {} away",
-        OneLine(&region.tag),
+        region.tag,
         region.backup,
         Bytes(region.live_bytes),
         Bytes(region.mapped_bytes),

@@ -48,6 +48,27 @@ pub(crate) fn run_json<S: AsRef<OsStr>>(arguments: &[S]) -> serde_json::Value {
     serde_json::from_str(&run(arguments)).unwrap()
 }
 
+/// Whatever may harm a terminal, a shell or a page.
+pub(crate) const HOSTILE: &str = "x\u{1b}[1A\u{1b}[2K\r\u{8}\u{7}\n\u{9b}31m\u{202e}\u{2066}\u{2028}$(touch ran)`touch ran`'\"\\</script><!--";
+
+/// Runs the command, asserts that it ends with `status` and prints no control character but ends of lines, and returns
+/// all that it prints.
+pub(crate) fn printed(command: &mut Command, status: i32) -> String {
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!(output.status.code(), Some(status), "{command:?}: {text:?}");
+    let is_harmful = |letter: char| {
+        (letter.is_control() && letter != '\n') || "\u{202e}\u{2066}\u{2028}".contains(letter)
+    };
+    for text in &text {
+        assert!(!text.contains(is_harmful), "{command:?}: {text:?}");
+        // The hostile text has an end of a line in it, and this behind it.
+        let begins = |line: &str| line.starts_with(r"\u{9b}31m") || line.starts_with(r"\u009b31m");
+        assert!(!text.lines().any(begins), "{command:?}: {text:?}");
+    }
+    text.concat()
+}
+
 /// Returns the one line that a run that fails prints, without the command's name.
 pub(crate) fn fail<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     failure(&lowtide().args(arguments).output().unwrap())

@@ -111,17 +111,19 @@ impl Callers {
 
 /// Returns who called by the Python frames of a stack, outermost first. `calls` numbers the calls.
 fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, usize>) -> Caller {
-    if !frames.iter().any(|frame| ROOTS.contains(&frame.name)) {
+    if !frames.iter().any(|frame| ROOTS.contains(&frame.name.raw())) {
         return Caller::Backward;
     }
     let is_call = |frame: &Frame<'_>| {
-        frame.filename.ends_with(MODULE) || is_of_optimizer(frame) || frame.name == FORWARD
+        frame.filename.raw().ends_with(MODULE)
+            || is_of_optimizer(frame)
+            || frame.name.raw() == FORWARD
     };
     let Some(outermost) = frames.iter().position(is_call) else {
         return Caller::Program;
     };
     // The lines of one call of `forward` differ, and those behind it do not.
-    let is_forward = frames[outermost].name == FORWARD;
+    let is_forward = frames[outermost].name.raw() == FORWARD;
     frames.truncate(outermost + usize::from(!is_forward));
     let next = calls.len();
     Caller::Call(*calls.entry(frames).or_insert(next))
@@ -129,7 +131,7 @@ fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, us
 
 /// Returns whether it is a function of Python's: of compiled code, offsets differ from call to call.
 fn is_python(frame: &Frame<'_>) -> bool {
-    let file = frame.filename;
+    let file = frame.filename.raw();
     file.starts_with('<')
         || file
             .rsplit_once('.')
@@ -137,5 +139,5 @@ fn is_python(frame: &Frame<'_>) -> bool {
 }
 
 fn is_of_optimizer(frame: &Frame<'_>) -> bool {
-    frame.filename.contains(OPTIMIZERS)
+    frame.filename.raw().contains(OPTIMIZERS)
 }

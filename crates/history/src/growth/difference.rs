@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lowtide_core::{Bytes, Stream};
-use lowtide_trace::{StackId, StackTable, Trace};
+use lowtide_trace::{RecordedStr, StackId, StackTable, Trace};
 
 use crate::growth::matching::{self, Place};
 use crate::growth::sites::{Extremes, Site, Sites};
@@ -53,7 +53,7 @@ impl SiteDifference {
 /// A site as both recordings can name it, lines apart.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Name<'t> {
-    Stack(Vec<(&'t str, &'t str)>),
+    Stack(Vec<[RecordedStr<'t>; 2]>),
     Size(Bytes, Stream),
 }
 
@@ -117,7 +117,7 @@ impl<'a> Side<'a> {
         match self.sites.sites[number] {
             Site::Stack(stack) => {
                 let frames = self.stacks.frames(stack);
-                Name::Stack(frames.map(|frame| (frame.name, frame.filename)).collect())
+                Name::Stack(frames.map(|frame| [frame.name, frame.filename]).collect())
             }
             Site::Size { size_max, stream } => Name::Size(size_max, stream),
         }

@@ -4,7 +4,7 @@
 //! Where the program marked its optimizer's steps, those are the steps. Else they are found by what repeats.
 
 use hashbrown::HashMap;
-use lowtide_trace::{Annotation, AnnotationStage, Trace, TraceEvent};
+use lowtide_trace::{Annotation, AnnotationStage, RecordedText, Trace, TraceEvent};
 
 use crate::growth::callers::Callers;
 use crate::growth::period;
@@ -37,7 +37,7 @@ pub struct Steps {
 #[derive(Clone, PartialEq, Debug)]
 pub enum StepSource {
     /// The program's own marks of this name.
-    Annotation(String),
+    Annotation(RecordedText),
     /// The period of the allocations: this share of their kinds repeats from step to step, in [0, 1].
     Period(f64),
     /// Nothing: these are equal parts of the recording.
@@ -94,13 +94,15 @@ fn by_annotation(trace: &Trace) -> Option<Steps> {
         annotations.filter(|annotation| annotation.stage == AnnotationStage::Start)
     };
     for annotation in starts() {
-        *counts.entry(common_name(&annotation.name)).or_default() += 1;
+        *counts
+            .entry(common_name(annotation.name.raw()))
+            .or_default() += 1;
     }
     let is_step = |name: &str| name.starts_with(OPTIMIZER_STEP) || name == PROFILER_STEP;
     let named = counts.iter().filter(|(name, _)| is_step(name));
     // Of equals, the first name: no order depends on a hash table.
     let (&name, _) = named.max_by_key(|&(name, &count)| (count, std::cmp::Reverse(*name)))?;
-    let marks = starts().filter(|annotation| common_name(&annotation.name) == name);
+    let marks = starts().filter(|annotation| common_name(annotation.name.raw()) == name);
     let mut boundaries: Vec<u32> = marks.map(|mark| instant_of(trace, mark)).collect();
     boundaries.sort_unstable();
     boundaries.dedup();
@@ -113,7 +115,7 @@ fn by_annotation(trace: &Trace) -> Option<Steps> {
     }
     Some(Steps {
         boundaries,
-        source: StepSource::Annotation(name.to_owned()),
+        source: StepSource::Annotation(name.into()),
     })
 }
 

@@ -104,7 +104,7 @@ fn marked_steps(trace: &Trace) -> Vec<RangeInclusive<u32>> {
     let marks = trace.annotations.iter();
     let mut steps: Vec<RangeInclusive<u32>> = Vec::new();
     let mut start = None;
-    for mark in marks.filter(|mark| mark.name.starts_with(OPTIMIZER_STEP)) {
+    for mark in marks.filter(|mark| mark.name.raw().starts_with(OPTIMIZER_STEP)) {
         let instant = instant_of(trace, mark);
         start = match (mark.stage, start) {
             (AnnotationStage::Start, _) => Some(instant + 1),

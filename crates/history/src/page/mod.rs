@@ -19,7 +19,7 @@ use std::mem;
 
 use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_replay::Outcome;
-use lowtide_trace::{AnnotationStage, OneLine, Trace};
+use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
 use crate::growth::{Leaks, Site};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
@@ -456,7 +456,7 @@ fn add_annotations(columns: &mut Columns, strings: &mut Strings, prefix: &str, t
         u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
     });
     columns.add_u32(name("event"), instants);
-    let names = annotations().map(|annotation| strings.number(&annotation.name));
+    let names = annotations().map(|annotation| strings.number(annotation.name.raw()));
     columns.add_u32(name("name"), names);
     let stages = annotations().map(|annotation| match annotation.stage {
         AnnotationStage::Start => 0,
@@ -490,7 +490,11 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
             .map(|&pool| pool_text(pool, region_of(trace, pool)))
             .collect(),
         pool_regions: { history.pools.iter() }
-            .map(|&pool| region_of(trace, pool).unwrap_or_default().to_owned())
+            .map(|&pool| {
+                region_of(trace, pool)
+                    .map_or("", RecordedText::raw)
+                    .to_owned()
+            })
             .collect(),
         tags: history.tags.clone(),
         regions: history.regions.clone(),
@@ -599,7 +603,7 @@ pub fn trace_name(recording: &str, trace: &Trace, traces: usize) -> String {
     let member = trace.member.as_ref();
     let recording = member.map_or_else(
         || recording.to_owned(),
-        |member| format!("{recording}, snapshot {}", OneLine(member)),
+        |member| format!("{recording}, snapshot {member}"),
     );
     match traces {
         1 => recording,
@@ -616,7 +620,7 @@ pub fn stream_text(stream: Stream) -> String {
 }
 
 /// Returns what a pool is called, which may have the memory of a region.
-fn pool_text(pool: MempoolId, region: Option<&str>) -> String {
+fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
     match (pool, region) {
         (MempoolId::DEFAULT, _) => "default".to_owned(),
         (private, Some(tag)) => format!("region {tag} {private}"),
@@ -625,14 +629,15 @@ fn pool_text(pool: MempoolId, region: Option<&str>) -> String {
 }
 
 /// Returns the tag of the region whose memory a pool has.
-fn region_of(trace: &Trace, pool: MempoolId) -> Option<&str> {
-    trace.regions.get(&pool).map(|tag| &**tag)
+fn region_of(trace: &Trace, pool: MempoolId) -> Option<&RecordedText> {
+    trace.regions.get(&pool)
 }
 
 /// Returns `json`, in which only strings can hold these characters, such that a browser finds neither
-/// an end of the script nor a comment in it.
+/// an end of the script nor a comment in it, and a terminal nothing to carry out.
 pub fn escape_for_script(json: &str) -> String {
-    json.replace('<', "\\u003c")
+    escape_in_json(json)
+        .replace('<', "\\u003c")
         .replace('>', "\\u003e")
         .replace('&', "\\u0026")
 }

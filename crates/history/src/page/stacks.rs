@@ -94,9 +94,11 @@ impl<'t> Stacks<'t> {
         }
         columns.add_u32(format!("{prefix}stacks/ends"), ends.into_iter());
         columns.add_u32(format!("{prefix}stacks/frames"), of_stacks.into_iter());
-        let functions = frames.iter().map(|frame| strings.number(frame.name));
+        let functions = frames.iter().map(|frame| strings.number(frame.name.raw()));
         columns.add_u32(format!("{prefix}frames/function"), functions);
-        let files = frames.iter().map(|frame| strings.number(frame.filename));
+        let files = frames
+            .iter()
+            .map(|frame| strings.number(frame.filename.raw()));
         columns.add_u32(format!("{prefix}frames/file"), files);
         columns.add_u32(
             format!("{prefix}frames/line"),

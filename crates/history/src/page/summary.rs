@@ -203,7 +203,7 @@ impl GrowthSummary {
         mut site_of: impl FnMut(Site) -> SiteSummary,
     ) -> GrowthSummary {
         let (found_by, annotation) = match &found.steps.source {
-            StepSource::Annotation(name) => ("annotation", Some(name.clone())),
+            StepSource::Annotation(name) => ("annotation", Some(name.raw().to_owned())),
             StepSource::Period(_) => ("period", None),
             StepSource::Parts => ("parts", None),
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{
-    Annotation, AnnotationStage, Frame, NoteId, StackId, StackTable, Trace, TraceEvent,
+    Annotation, AnnotationStage, Frame, NoteId, RecordedStr, StackId, StackTable, Trace, TraceEvent,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -87,8 +87,8 @@ impl Job {
     /// Allocates in a stack of functions with their files and lines, innermost first.
     pub(crate) fn alloc_in(&mut self, size: u64, frames: &[(&str, &str, u32)]) -> Held {
         let frame = |&(name, filename, line)| Frame {
-            name,
-            filename,
+            name: RecordedStr::from(name),
+            filename: RecordedStr::from(filename),
             line,
         };
         let stack = if self.has_stacks {

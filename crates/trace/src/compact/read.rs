@@ -107,7 +107,7 @@ struct Reader {
     /// By number in the file, from 1.
     note_ids: Vec<NoteId>,
     stacks: StackTable,
-    names: Vec<Option<Arc<str>>>,
+    names: Vec<Option<RecordedText>>,
     /// In the order of their first sections.
     devices: Vec<(u32, Parts)>,
     /// The device, by its place in `devices`, that was named last.
@@ -336,7 +336,7 @@ impl Reader {
     ) -> Result<(), TraceError> {
         while !payload.is_empty() {
             // A node of a tree is a half to wholly full.
-            budget.take(2, size_of::<(MempoolId, Arc<str>)>() as u64)?;
+            budget.take(2, size_of::<(MempoolId, RecordedText)>() as u64)?;
             let pool = MempoolId(payload.natural()?, payload.natural()?);
             let tag = self.name(payload)?;
             self.parts()?.regions.insert(pool, tag);
@@ -367,12 +367,12 @@ impl Reader {
     }
 
     /// Returns a string as a name, of which all that have it share one text.
-    fn name(&mut self, payload: &mut Payload<'_>) -> Result<Arc<str>, TraceError> {
+    fn name(&mut self, payload: &mut Payload<'_>) -> Result<RecordedText, TraceError> {
         let number = payload.number(self.strings.len(), "string")? as usize;
         self.names.resize(self.strings.len(), None);
         let text = self.stacks.strings.get(self.strings[number]);
         let name = self.names[number].get_or_insert_with(|| text.into());
-        Ok(Arc::clone(name))
+        Ok(name.clone())
     }
 
     fn read_device_segments(
@@ -466,7 +466,7 @@ impl Reader {
             + self.frames.len() * size_of::<FrameId>()
             + self.stack_ids.len() * size_of::<StackId>()
             + self.note_ids.len() * size_of::<NoteId>()
-            + self.names.len() * size_of::<Option<Arc<str>>>();
+            + self.names.len() * size_of::<Option<RecordedText>>();
         budget.take(tables, 1)?;
         budget.take(1, self.stacks.retained_bytes())?;
         budget.take(1, self.stacks.strings.retained_bytes())?;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use lowtide_core::{MempoolId, SegmentSnapshot};
 
@@ -136,10 +135,10 @@ impl<W: Write> StreamWriter<W> {
     /// # Panics
     ///
     /// If the device was not begun.
-    pub fn push_region(&mut self, device: u32, pool: MempoolId, tag: &Arc<str>) -> io::Result<()> {
+    pub fn push_region(&mut self, device: u32, pool: MempoolId, tag: &str) -> io::Result<()> {
         let index = self.index_of(device);
         self.turn_to(index)?;
-        self.writer.regions([(&pool, tag)])
+        self.writer.regions([(&pool, &tag.into())])
     }
 
     /// Writes all events so far, in sections that are complete.

@@ -1,7 +1,6 @@
 //! Writes lowtide's own format.
 
 use std::io::{self, BufWriter, Write};
-use std::sync::Arc;
 
 use flate2::Crc;
 use hashbrown::HashMap;
@@ -17,6 +16,7 @@ use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEve
 use crate::notes::NoteId;
 use crate::parts::final_block_stacks;
 use crate::stacks::{StackId, StackTable};
+use crate::text::RecordedText;
 use crate::writable::check_writable;
 
 /// How many items go into a section: what is lost with it, and what a reader holds at once.
@@ -93,7 +93,7 @@ impl<W: Write> CompactWriter<W> {
         for annotations in trace.annotations.chunks(ITEMS_PER_SECTION) {
             let mut payload = Vec::new();
             for annotation in annotations {
-                payload.put_natural(self.tables.string(&annotation.name));
+                payload.put_natural(self.tables.string(annotation.name.raw()));
                 payload.push(match annotation.stage {
                     AnnotationStage::Start => 0,
                     AnnotationStage::End => 1,
@@ -161,13 +161,13 @@ impl<W: Write> CompactWriter<W> {
     /// Says which pools have the memory of regions, by their tags.
     pub(super) fn regions<'t>(
         &mut self,
-        regions: impl IntoIterator<Item = (&'t MempoolId, &'t Arc<str>)>,
+        regions: impl IntoIterator<Item = (&'t MempoolId, &'t RecordedText)>,
     ) -> io::Result<()> {
         let mut payload = Vec::new();
         for (pool, tag) in regions {
             payload.put_natural(pool.0);
             payload.put_natural(pool.1);
-            payload.put_natural(self.tables.string(tag));
+            payload.put_natural(self.tables.string(tag.raw()));
             self.write_long_tables()?;
         }
         self.tables(section::REGIONS, &payload)
@@ -312,7 +312,10 @@ impl Tables {
         let frames: Box<[u64]> = table
             .frames(stack)
             .map(|frame| {
-                let (name, filename) = (self.string(frame.name), self.string(frame.filename));
+                let (name, filename) = (
+                    self.string(frame.name.raw()),
+                    self.string(frame.filename.raw()),
+                );
                 let next = self.frames.len() as u64;
                 let number = *self
                     .frames
@@ -349,7 +352,7 @@ impl Tables {
         }
         let texts = table.note(note);
         let texts = [texts.compile_context, texts.user_metadata]
-            .map(|text| text.map_or(0, |text| self.string(text) + 1));
+            .map(|text| text.map_or(0, |text| self.string(text.raw()) + 1));
         let next = self.notes.len() as u64 + 1;
         let number = *self.notes.entry(texts).or_insert(next);
         if number == next {

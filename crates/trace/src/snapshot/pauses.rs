@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::Arc;
 
 use lowtide_core::{Action, Event, MempoolId};
 
@@ -19,6 +18,7 @@ use crate::model::{Trace, TraceEvent};
 use crate::parts::Parts;
 use crate::pickle::opcode;
 use crate::stacks::StackTable;
+use crate::text::RecordedText;
 
 /// A pool that has the memory of a region.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,7 +28,7 @@ pub struct RegionPool {
     /// The pool.
     pub pool: MempoolId,
     /// The tag of its region.
-    pub tag: Arc<str>,
+    pub tag: RecordedText,
 }
 
 /// A segment whose memory is away.
@@ -41,7 +41,7 @@ pub struct PausedSegment {
     /// When it did, in microseconds since 1970.
     pub time_us: i64,
     /// The tag of its region.
-    pub tag: Arc<str>,
+    pub tag: RecordedText,
 }
 
 /// A pause, or the end of one, and where it lies among the other events of its device.
@@ -70,7 +70,7 @@ pub fn add_regions(pickle: &mut Vec<u8>, regions: &[RegionPool], paused: &[Pause
     let mut stacks = StackTable::new();
     let pauses = paused.iter().map(|segment| {
         let &PausedSegment { event, time_us, .. } = segment;
-        let event = TraceEvent::of_pause(event, time_us, &segment.tag, &mut stacks);
+        let event = TraceEvent::of_pause(event, time_us, segment.tag.raw(), &mut stacks);
         let place = Place::ByTime;
         (segment.device, Pause { place, event })
     });

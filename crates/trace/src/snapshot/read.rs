@@ -53,7 +53,7 @@ struct Reader {
 #[derive(Default)]
 struct Member {
     /// What the file calls it, where it has several.
-    name: Option<Arc<str>>,
+    name: Option<RecordedText>,
     devices: BTreeMap<u32, Parts>,
     host: Parts,
     settings: AllocatorSettings,
@@ -93,7 +93,7 @@ impl Reader {
             members.push(match name {
                 None => member?,
                 Some(name) => Member {
-                    name: Some(name.as_str().into()),
+                    name: Some(name.clone()),
                     ..member.map_err(|error| error.in_part(&format!("snapshot {name}")))?
                 },
             });
@@ -127,18 +127,18 @@ impl Reader {
         &self,
         root: Value,
         left_out: &mut Vec<String>,
-    ) -> Result<Vec<(Option<String>, Value)>, TraceError> {
+    ) -> Result<Vec<(Option<RecordedText>, Value)>, TraceError> {
         let is_snapshot = |value: Value| {
             let has = |key| self.get(value, key) != Value::None;
             has("segments") || has("device_traces")
         };
-        let named: Vec<(String, Value)> = match self.heap.kept(root)? {
+        let named: Vec<(RecordedText, Value)> = match self.heap.kept(root)? {
             Value::Dict(_) if !is_snapshot(root) => {
                 let pairs = self.heap.pairs(root).chunks_exact(2);
                 let name = |key: Value| match (self.heap.text(key), natural(key)) {
-                    (Some(text), _) => text.to_owned(),
-                    (None, Some(rank)) => rank.to_string(),
-                    (None, None) => "without a name".to_owned(),
+                    (Some(text), _) => text.into(),
+                    (None, Some(rank)) => rank.to_string().into(),
+                    (None, None) => "without a name".into(),
                 };
                 pairs.map(|pair| (name(pair[0]), pair[1])).collect()
             }
@@ -146,12 +146,12 @@ impl Reader {
                 let items = self.heap.items(root).unwrap_or_default();
                 let items = items.iter().enumerate();
                 items
-                    .map(|(rank, &item)| (rank.to_string(), item))
+                    .map(|(rank, &item)| (rank.to_string().into(), item))
                     .collect()
             }
             _ => Vec::new(),
         };
-        let mut first_names: HashMap<u32, String> = HashMap::new();
+        let mut first_names: HashMap<u32, RecordedText> = HashMap::new();
         let mut roots = Vec::new();
         for (name, value) in named {
             let Value::Dict(dict) = value else {
@@ -456,7 +456,7 @@ impl Reader {
                 continue;
             };
             if let Some(tag) = self.heap.text(self.get(entry, "tag")) {
-                let bytes = size_of::<(MempoolId, Arc<str>)>() + tag.len();
+                let bytes = size_of::<(MempoolId, RecordedText)>() + tag.len();
                 self.budget.take(1, bytes as u64)?;
                 parts.regions.insert(pool, tag.into());
             }
@@ -469,7 +469,7 @@ impl Reader {
         annotations: Value,
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
-        let mut names: BTreeMap<StringId, Arc<str>> = BTreeMap::new();
+        let mut names: BTreeMap<StringId, RecordedText> = BTreeMap::new();
         for index in 0..self.count(annotations) {
             let entry = self.item(annotations, index);
             let record = self.records.resolve(&mut self.heap, entry)?;
@@ -487,7 +487,7 @@ impl Reader {
                 .entry(annotation.name)
                 .or_insert_with(|| strings.get(annotation.name).into());
             parts.annotations.push(Annotation {
-                name: Arc::clone(name),
+                name: name.clone(),
                 stage: annotation.stage,
                 time_us: annotation.time_us,
             });

@@ -1,7 +1,6 @@
 //! Writes PyTorch's snapshot format, as `_dump_snapshot` would: its viewer takes the file.
 
 use std::io::{self, BufWriter, Write};
-use std::sync::Arc;
 
 use hashbrown::HashMap;
 use lowtide_core::{
@@ -210,7 +209,7 @@ impl<W: Write> SnapshotWriter<W> {
             writer.pickle.string("pool_id")?;
             writer.pool(region.pool)?;
             writer.pickle.string("tag")?;
-            writer.pickle.string(&region.tag)?;
+            writer.pickle.string(region.tag.raw())?;
             writer.pickle.end_dict()
         })
     }
@@ -332,7 +331,7 @@ impl<W: Write> SnapshotWriter<W> {
         for (key, text) in texts {
             if let Some(text) = text {
                 self.pickle.string(key)?;
-                self.pickle.string(text)?;
+                self.pickle.string(text.raw())?;
             }
         }
         self.pickle.end_dict()
@@ -379,7 +378,7 @@ impl<W: Write> SnapshotWriter<W> {
             AnnotationStage::End => "END",
         })?;
         self.pickle.string("name")?;
-        self.pickle.string(&annotation.name)?;
+        self.pickle.string(annotation.name.raw())?;
         self.natural("device", u64::from(device))?;
         self.pickle.string("time_us")?;
         self.pickle.integer(annotation.time_us)?;
@@ -407,9 +406,9 @@ impl<W: Write> SnapshotWriter<W> {
         let frame = stacks.table.frame(id);
         self.pickle.begin_dict()?;
         self.pickle.string("name")?;
-        self.pickle.string(frame.name)?;
+        self.pickle.string(frame.name.raw())?;
         self.pickle.string("filename")?;
-        self.pickle.string(frame.filename)?;
+        self.pickle.string(frame.filename.raw())?;
         self.natural("line", u64::from(frame.line))?;
         self.pickle.end_dict()?;
         stacks.frames.insert(id, self.pickle.memoize()?);
@@ -451,7 +450,7 @@ fn regions_of(snapshot: &Snapshot) -> Vec<RegionPool> {
         regions.map(|(&pool, tag)| RegionPool {
             device: trace.device,
             pool,
-            tag: Arc::clone(tag),
+            tag: tag.clone(),
         })
     });
     regions.collect()

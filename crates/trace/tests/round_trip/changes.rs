@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{
-    AllocatorSettings, Note, NoteId, Snapshot, StackId, StackTable, Trace, TraceError, TraceEvent,
+    AllocatorSettings, Note, NoteId, RecordedStr, Snapshot, StackId, StackTable, Trace, TraceError,
+    TraceEvent,
 };
 use proptest::prelude::*;
 
@@ -168,8 +169,8 @@ fn change_event(trace: &mut Trace, change: &Change) {
         Change::Note(at, context, metadata) => {
             let mut stacks = StackTable::clone(&trace.stacks);
             let note = stacks.intern_note(Note {
-                compile_context: Some(context),
-                user_metadata: metadata.as_deref(),
+                compile_context: Some(context.as_str().into()),
+                user_metadata: metadata.as_deref().map(RecordedStr::from),
             });
             change_at(at, &|event| event.note = note);
             trace.stacks = Arc::new(stacks);

@@ -15,8 +15,8 @@ use lowtide_core::{
 };
 use lowtide_trace::{
     AllocatorSettings, Annotation, AnnotationStage, Frame, InitialBlock, InitialSegment,
-    InitialState, Note, NoteId, RecordedText, Snapshot, StackId, StackTable, Trace, TraceEvent,
-    read, read_from, write_compact, write_pickle,
+    InitialState, Note, NoteId, RecordedStr, RecordedText, Snapshot, StackId, StackTable, Trace,
+    TraceEvent, read, read_from, write_compact, write_pickle,
 };
 use proptest::prelude::*;
 
@@ -367,8 +367,8 @@ fn trace(
 fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
     let mut table = StackTable::new();
     let frame = |name, line| Frame {
-        name,
-        filename: "a dir/träin.py",
+        name: RecordedStr::from(name),
+        filename: "a dir/träin.py".into(),
         line,
     };
     let stacks = [
@@ -376,10 +376,10 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
         table.intern([frame("inner", 1), frame("outer", 70_000)]),
         table.intern([frame("outer", 70_000)]),
     ];
-    let mut note = |compile_context, user_metadata| {
+    let mut note = |compile_context: Option<&str>, user_metadata: Option<&str>| {
         table.intern_note(Note {
-            compile_context,
-            user_metadata,
+            compile_context: compile_context.map(RecordedStr::from),
+            user_metadata: user_metadata.map(RecordedStr::from),
         })
     };
     let notes = [
@@ -417,8 +417,13 @@ fn assert_same(one: &Snapshot, other: &Snapshot) {
     for (one, other) in ones.zip(other.traces.iter().chain(&other.host)) {
         let frames = |trace: &Trace, stack| {
             let frames = trace.stacks.frames(stack);
-            let own =
-                frames.map(|frame| (frame.name.to_owned(), frame.filename.to_owned(), frame.line));
+            let own = frames.map(|frame| {
+                (
+                    frame.name.raw().to_owned(),
+                    frame.filename.raw().to_owned(),
+                    frame.line,
+                )
+            });
             own.collect::<Vec<_>>()
         };
         assert_eq!(one.device, other.device);
@@ -709,7 +714,7 @@ fn paused_and_resumed(trace: &mut Trace) {
     let stacks = Arc::make_mut(&mut trace.stacks);
     let note = stacks.intern_note(Note {
         compile_context: None,
-        user_metadata: Some("kv"),
+        user_metadata: Some("kv".into()),
     });
     let (segment, last) = (
         &trace.segments[0],
@@ -746,7 +751,7 @@ fn pauses_are_in_both_formats_and_apart_in_pytorchs() {
     assert_same(&back, &with);
     let tag = |trace: &Trace, event: &TraceEvent| {
         let text = trace.stacks.note(event.note).user_metadata;
-        text.map(str::to_owned)
+        text.map(|text| text.raw().to_owned())
     };
     for trace in &back.traces {
         let events = trace.events.iter();
@@ -804,7 +809,7 @@ fn a_surrogate_is_read_as_a_replacement_character() {
         starts.into_iter().for_each(|start| bytes[start] = 0xed);
         let read = read_from(&bytes[..]).unwrap();
         let expected = format!("a\u{fffd}b\u{fffd}\u{fffd}{rest}");
-        assert_eq!(&*read.traces[0].annotations[0].name, expected);
+        assert_eq!(read.traces[0].annotations[0].name.raw(), expected);
     }
 }
 
