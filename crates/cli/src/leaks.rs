@@ -233,7 +233,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Returns a line on what training made once and keeps; nothing where it keeps nothing.
+/// Returns a line on what training makes in few calls and keeps; nothing where it keeps nothing.
 fn training_text(training: &TrainingState) -> String {
     let named = [
         (training.optimizer, "optimizer state"),
@@ -246,7 +246,7 @@ fn training_text(training: &TrainingState) -> String {
     });
     match parts.collect::<Vec<_>>().join(" and ") {
         kept if kept.is_empty() => kept,
-        kept => format!("training keeps {kept}, made once: no leak\n"),
+        kept => format!("training keeps {kept}: no leak\n"),
     }
 }
 
@@ -277,7 +277,7 @@ struct LeaksReport<'a> {
     leaks: Vec<GrowthRow<'a>>,
     /// How all that is in no leak grew together, where that is steady or much.
     spread: Option<TrendRow>,
-    /// What training made once and keeps.
+    /// What training makes in few calls and keeps.
     training: TrainingRow,
     /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
     others: Vec<GrowthRow<'a>>,

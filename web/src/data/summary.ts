@@ -79,7 +79,7 @@ export interface Growth {
   steps: number;
   /** Why it is not known what leaks, as a sentence without its end. */
   doubt: string | null;
-  /** What training made once and keeps. */
+  /** What training makes in few calls and keeps. */
   training: { optimizer: Kept; gradients: Kept };
   /** Where steps were not found, equal parts stand for them. */
   found_by: "annotation" | "period" | "parts";

@@ -143,7 +143,7 @@ function leaksText({ leaks, spread, found_by, steps, doubt }: Growth): Child[] {
   ];
 }
 
-/** Says what training made once and keeps, which is no leak. */
+/** Says what training makes in few calls and keeps, which is no leak. */
 function trainingText({ training }: Growth): Child[] {
   const named = [
     [training.optimizer, "optimizer state"],
@@ -155,7 +155,7 @@ function trainingText({ training }: Growth): Child[] {
     bytesOf(bytes),
     ` of ${name} in ${format.counted(blocks, "block")}`,
   ]);
-  return kept.length === 0 ? [] : [...parts, ", made once: no leak. "];
+  return kept.length === 0 ? [] : [...parts, ": no leak. "];
 }
 
 /** Says how all else grew, where that is told. */

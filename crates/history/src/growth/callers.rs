@@ -4,7 +4,7 @@
 //! through the parameters in the same way. What each layer keeps then looks like what each step keeps. But steps
 //! return to the code that called the module or the optimizer, and layers do not.
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, Trace};
 
 /// The functions in which a program, a notebook's cell or a thread begins.
@@ -13,6 +13,8 @@ const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
 /// The files of PyTorch whose functions call a whole module, move it, or make an optimizer's step.
 const MODULE: &str = "torch/nn/modules/module.py";
 const OPTIMIZERS: &str = "torch/optim/";
+/// Files beside the optimizers that have none.
+const NO_OPTIMIZERS: [&str; 2] = ["/lr_scheduler.py", "/swa_utils.py"];
 /// The method of a module that they call. Stacks of `stacks="all"` may have it without them.
 const FORWARD: &str = "forward";
 
@@ -31,7 +33,8 @@ enum Caller {
 #[derive(Debug)]
 pub(super) struct Callers {
     by_stack: HashMap<StackId, Caller>,
-    optimizers: HashSet<StackId>,
+    /// The stacks in an optimizer, each with the number of its Python frames.
+    optimizers: HashMap<StackId, usize>,
     /// The caller of each event.
     events: Vec<Caller>,
     /// Whether stacks tell the program from backward.
@@ -43,18 +46,20 @@ impl Callers {
     pub(super) fn of(trace: &Trace) -> Callers {
         let mut callers = Callers {
             by_stack: HashMap::new(),
-            optimizers: HashSet::new(),
+            optimizers: HashMap::new(),
             events: Vec::with_capacity(trace.events.len()),
             are_known: false,
         };
-        let mut calls = HashMap::new();
+        let (mut calls, mut places) = (HashMap::new(), HashMap::new());
         for event in &trace.events {
             let caller = callers.by_stack.entry(event.stack).or_insert_with(|| {
                 let mut frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
                 frames.retain(is_python);
                 frames.reverse();
                 if frames.iter().any(is_of_optimizer) {
-                    callers.optimizers.insert(event.stack);
+                    let next = places.len();
+                    let place = *places.entry(frames.clone()).or_insert(next);
+                    callers.optimizers.insert(event.stack, place);
                 }
                 caller(frames, &mut calls)
             });
@@ -70,13 +75,14 @@ impl Callers {
         self.are_known && self.by_stack.get(&stack) == Some(&Caller::Backward)
     }
 
-    /// Returns whether an optimizer asked for it.
-    pub(super) fn is_optimizer(&self, stack: StackId) -> bool {
-        self.optimizers.contains(&stack)
+    /// Returns the number of the place in an optimizer that asked for it. Stacks that differ in compiled code alone have
+    /// the same.
+    pub(super) fn optimizer(&self, stack: StackId) -> Option<usize> {
+        self.optimizers.get(&stack).copied()
     }
 
-    /// Returns from how many calls requests at ascending `instants` come that have this stack: of the outermost module or
-    /// optimizer on it, or of backward. `None` where the stack does not tell. Linear time.
+    /// Returns from how many calls at least requests at ascending `instants` come that have this stack: of the outermost
+    /// module or optimizer on it, or of backward. Calls with no event of another between them count as one. `None` where the stack does not tell. Linear time.
     pub(super) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
         let own = *self.by_stack.get(&stack)?;
         if !self.are_known || own == Caller::Program {
@@ -139,5 +145,6 @@ fn is_python(frame: &Frame<'_>) -> bool {
 }
 
 fn is_of_optimizer(frame: &Frame<'_>) -> bool {
-    frame.filename.raw().contains(OPTIMIZERS)
+    let file = frame.filename.raw();
+    file.contains(OPTIMIZERS) && !NO_OPTIMIZERS.iter().any(|name| file.ends_with(name))
 }

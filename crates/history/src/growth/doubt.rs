@@ -17,8 +17,10 @@ pub enum Doubt {
     KeptForLong,
     /// What grows is copied to larger blocks, and none of it accumulates.
     Copied,
-    /// What grows, grows within so few calls of a module, of an optimizer or of backward.
-    FewCalls(usize),
+    /// What grows, grows within a module, an optimizer or backward, and stacks do not tell one call from the next.
+    Calls,
+    /// What grows is made in so few optimizer steps that each may be another optimizer's first.
+    States,
 }
 
 /// What a program does to mark its steps.
@@ -53,11 +55,15 @@ impl fmt::Display for Doubt {
                 "it is not known what leaks: memory grows by being copied to larger blocks, as a key-value cache \
                  does; record until it is freed, or mark steps with {MARK}"
             ),
-            Doubt::FewCalls(calls) => write!(
+            Doubt::Calls => write!(
                 f,
-                "it is not known what leaks: memory grows within {calls} {} of a module, an optimizer or backward, as \
-                 from layer to layer; record at least {STEPS_MIN} steps, and mark each with {MARK}",
-                if *calls == 1 { "call" } else { "calls" }
+                "it is not known what leaks: memory grows within a module, an optimizer or backward, as from layer to \
+                 layer, and how many calls these are is not known; record more steps, and mark each with {MARK}"
+            ),
+            Doubt::States => write!(
+                f,
+                "it is not known what leaks: what grows may be the state of several optimizers, as so few of their steps \
+                 made it; record more than {STEPS_MIN} steps of each"
             ),
         }
     }

@@ -38,7 +38,7 @@ pub struct Leaks {
     pub spread: Option<Trend>,
     /// Why it is not known what leaks; nothing is called a leak then.
     pub doubt: Option<Doubt>,
-    /// What training made once and keeps, which is no leak.
+    /// What training makes in few calls and keeps, which is no leak.
     pub training: TrainingState,
 }
 

@@ -4,7 +4,7 @@ use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
 use crate::growth::sites::{Site, Sites};
 use crate::growth::steps::{STEPS_MIN, StepSource, Steps};
-use crate::growth::training::Optimizers;
+use crate::growth::training::{Made, Optimizers};
 use crate::growth::trend::Trend;
 use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};
@@ -33,7 +33,7 @@ pub(super) struct Review<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Leak,
-    /// Of an optimizer, which makes it once.
+    /// Of an optimizer, few of whose calls made it.
     TrainingState,
     Unknown(Doubt),
 }
@@ -59,10 +59,9 @@ impl Review<'_> {
         let instants: Vec<u32> = blocks().map(|block| block.start).collect();
         let calls = self.callers.calls(stack, &instants);
         match self.of_blocks(blocks(), trend) {
-            Verdict::Leak if !self.is_marked => match calls.filter(|&calls| calls < STEPS_MIN) {
-                Some(calls) => Verdict::Unknown(Doubt::FewCalls(calls)),
-                None => Verdict::Leak,
-            },
+            Verdict::Leak if !self.is_marked && calls.is_some_and(|calls| calls < STEPS_MIN) => {
+                Verdict::Unknown(Doubt::Calls)
+            }
             verdict => verdict,
         }
     }
@@ -80,23 +79,27 @@ impl Review<'_> {
             return Verdict::Leak;
         };
         let middle = self.boundaries[self.boundaries.len() / 2];
-        // What every step makes is no state, whoever makes it; so few steps do not tell.
-        let is_told_by_mark = trend.steps < STEPS_MIN;
-        let is_of_optimizer = |block: &Block| {
-            let is_told = is_told_by_mark || self.callers.is_optimizer(block.stack);
-            is_told && self.optimizers.made(block)
-        };
-        let (mut kept, mut of_optimizers, mut accumulated) = (0, 0, 0);
+        let (mut kept, mut states, mut accumulated) = (0, 0, 0);
+        let (mut in_doubt, mut doubt) = (0, None);
         for block in blocks.filter(|block| (first + 1..last).contains(&block.start)) {
             if block.freed > last {
                 let bytes = block.live_bytes().get();
                 kept += bytes;
-                of_optimizers += if is_of_optimizer(block) { bytes } else { 0 };
+                match self.optimizers.made(block) {
+                    Made::State => states += bytes,
+                    Made::Unknown(why) => {
+                        in_doubt += bytes;
+                        doubt = doubt.max(Some(why));
+                    }
+                    Made::Other => {}
+                }
                 accumulated += if block.start < middle { bytes } else { 0 };
             }
         }
-        if 2 * of_optimizers > kept {
+        if 2 * states > kept {
             Verdict::TrainingState
+        } else if let Some(doubt) = doubt.filter(|_| 2 * (states + in_doubt) > kept) {
+            Verdict::Unknown(doubt)
         } else if !self.is_marked && ACCUMULATED_MIN * accumulated < trend.bytes {
             // Of what accumulates, half comes in the first half of the steps; the rest is made anew again and again.
             Verdict::Unknown(Doubt::Copied)

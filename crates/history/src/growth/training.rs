@@ -2,13 +2,15 @@
 
 use std::ops::RangeInclusive;
 
+use hashbrown::HashMap;
 use lowtide_trace::{AnnotationStage, Trace};
 
 use crate::growth::callers::Callers;
-use crate::growth::steps::{OPTIMIZER_STEP, instant_of};
+use crate::growth::doubt::Doubt;
+use crate::growth::steps::{OPTIMIZER_STEP, STEPS_MIN, instant_of};
 use crate::history::{Block, History};
 
-/// Memory that training makes once and keeps.
+/// Memory that training makes in few calls and keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TrainingState {
     /// What the optimizers' steps made, such as Adam's moments.
@@ -32,6 +34,26 @@ pub(super) struct Optimizers<'a> {
     callers: &'a Callers,
     /// The instants of what came in a marked step, ascending.
     marked: Vec<RangeInclusive<u32>>,
+    /// How many calls made what each place in an optimizer keeps; `None` is what marks alone tell.
+    calls: HashMap<Option<usize>, Calls>,
+}
+
+/// How many calls made something. Stacks show calls in a row as one; marks count each optimizer of a step.
+#[derive(Clone, Copy, Debug)]
+struct Calls {
+    least: usize,
+    most: usize,
+}
+
+/// Whether a block is an optimizer's state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Made {
+    /// An optimizer's state: few of its calls made such blocks.
+    State,
+    /// It may be state.
+    Unknown(Doubt),
+    /// No optimizer made it, or every step makes such a block.
+    Other,
 }
 
 impl TrainingState {
@@ -41,7 +63,7 @@ impl TrainingState {
             let blocks = history.blocks.iter().filter(|block| block.start > 0);
             blocks.filter(|block| block.freed > history.events)
         };
-        let is_state = |block: &&Block| optimizers.made(block);
+        let is_state = |block: &&Block| optimizers.made(block) == Made::State;
         let first_step = match optimizers.marked.first() {
             Some(step) => *step.end(),
             None => kept().find(is_state).map_or(0, |block| block.start),
@@ -62,29 +84,73 @@ impl<'a> Optimizers<'a> {
         let mut optimizers = Optimizers {
             callers,
             marked: marked_steps(trace),
+            calls: HashMap::new(),
         };
         let blocks = || history.blocks.iter().filter(|block| block.start > 0);
         let inside = blocks()
-            .filter(|block| optimizers.is_marked(block.start))
+            .filter(|block| optimizers.marked_step(block.start).is_some())
             .count();
         if 2 * inside > blocks().count() {
             // Its steps run the model themselves, as LBFGS's do.
             optimizers.marked.clear();
         }
+        let mut kept: HashMap<Option<usize>, Vec<&Block>> = HashMap::new();
+        for block in blocks().filter(|block| block.freed > history.events) {
+            if optimizers.is_maker(block) {
+                let place = callers.optimizer(block.stack);
+                kept.entry(place).or_default().push(block);
+            }
+        }
+        let counted = kept
+            .into_iter()
+            .map(|(place, blocks)| (place, optimizers.count(place, &blocks)));
+        optimizers.calls = counted.collect();
         optimizers
     }
 
-    /// Returns whether an optimizer's step made a block.
-    pub(super) fn made(&self, block: &Block) -> bool {
-        !self.callers.is_backward(block.stack)
-            && (self.callers.is_optimizer(block.stack) || self.is_marked(block.start))
+    /// Returns what a block is.
+    pub(super) fn made(&self, block: &Block) -> Made {
+        if !self.is_maker(block) {
+            return Made::Other;
+        }
+        match self.calls.get(&self.callers.optimizer(block.stack)) {
+            Some(calls) if calls.most == STEPS_MIN => Made::Unknown(Doubt::States),
+            Some(calls) if calls.most > STEPS_MIN && calls.least > STEPS_MIN => Made::Other,
+            Some(calls) if calls.most > STEPS_MIN => Made::Unknown(Doubt::Calls),
+            // Of what its place made, little or nothing stays.
+            _ => Made::State,
+        }
     }
 
-    fn is_marked(&self, instant: u32) -> bool {
+    /// Returns whether an optimizer's step made a block.
+    fn is_maker(&self, block: &Block) -> bool {
+        !self.callers.is_backward(block.stack)
+            && (self.callers.optimizer(block.stack).is_some()
+                || self.marked_step(block.start).is_some())
+    }
+
+    /// Returns how many calls made `blocks`, in the order of their starts and all from one place.
+    fn count(&self, place: Option<usize>, blocks: &[&Block]) -> Calls {
+        let instants: Vec<u32> = blocks.iter().map(|block| block.start).collect();
+        let mut marked: Vec<usize> = instants
+            .iter()
+            .filter_map(|&instant| self.marked_step(instant))
+            .collect();
+        marked.dedup();
+        let marked = Some(marked.len()).filter(|&steps| steps > 0);
+        let shown = place.and_then(|_| self.callers.calls(blocks[0].stack, &instants));
+        let known = || marked.into_iter().chain(shown);
+        Calls {
+            least: known().min().unwrap_or(0),
+            most: known().max().unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Returns the number of the marked step at an instant.
+    fn marked_step(&self, instant: u32) -> Option<usize> {
         let next = self.marked.partition_point(|step| *step.end() < instant);
-        self.marked
-            .get(next)
-            .is_some_and(|step| step.contains(&instant))
+        let step = self.marked.get(next)?;
+        step.contains(&instant).then_some(next)
     }
 }
 

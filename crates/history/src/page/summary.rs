@@ -155,7 +155,7 @@ pub(super) struct SpreadSummary {
     most: Vec<GrownSummary>,
 }
 
-/// What training made once and keeps.
+/// What training makes in few calls and keeps.
 #[derive(Debug, Default, Serialize)]
 struct TrainingSummary {
     optimizer: KeptSummary,
