@@ -4,10 +4,12 @@
 //! puts its file in the place of the earlier one, and removes the others, which would be taken for ranks of the new.
 
 use std::fmt;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use lowtide_files::{NewFile, Readers};
 
@@ -15,6 +17,9 @@ use crate::file_names;
 
 /// Linux takes 128 KiB as one variable of the environment, and a file is told in up to 63 characters.
 const FILES_MAX: usize = 2_048;
+/// A process of the job that removes a file has it locked for a moment only.
+const CLAIMS: u32 = 20;
+const CLAIM_EVERY: Duration = Duration::from_millis(50);
 
 /// Recordings as they were at some time. One that was written to since is none of them: a name and a number of a file
 /// come again, but not with the time of its last change.
@@ -69,16 +74,22 @@ impl EarlierFiles {
     }
 
     /// Puts a new file, which is for this user alone, in the place of `path` if that is one of these; `None` if it is
-    /// not, as where another process of the job was first.
+    /// not, as where another process of the job was first, or if somebody keeps it locked.
     ///
     /// # Errors
     ///
     /// If there can be no new file; then the earlier one is left.
     pub fn replace(&self, path: &Path) -> io::Result<Option<File>> {
-        let Some(_claim) = self.claim(path) else {
-            return Ok(None);
-        };
-        NewFile::create(path, Readers::User)?.rename().map(Some)
+        for _ in 0..CLAIMS {
+            if let Some(_claim) = self.claim(path) {
+                return NewFile::create(path, Readers::User)?.rename().map(Some);
+            }
+            if !self.contain(path) {
+                return Ok(None);
+            }
+            thread::sleep(CLAIM_EVERY);
+        }
+        Ok(None)
     }
 
     /// Removes those of `file`'s name that are still there. No file but those is opened: each of a job's processes does
@@ -95,15 +106,18 @@ impl EarlierFiles {
         }
     }
 
-    /// Returns the file at `path` if it is one of these, and while it is held no other process's claim to it.
+    /// Returns the file at `path` if it is one of these and nobody else has it locked. Never waits: whoever may read a
+    /// file can lock it for ever.
     fn claim(&self, path: &Path) -> Option<File> {
         if !self.contain(path) {
             return None;
         }
         let file = lowtide_files::open_own_to_lock(path).ok()??;
         // A file system without locks has two processes that come at the same moment wrong, at worst.
-        let _ = file.lock();
-        // While it waited another process may have put its own there, whose number differs as this file is open.
+        if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            return None;
+        }
+        // Meanwhile another process may have put its own there, whose number differs as this file is open.
         self.contain(path).then_some(file)
     }
 }
@@ -146,7 +160,7 @@ impl State {
 mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
-    use std::thread;
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -244,5 +258,27 @@ mod tests {
             assert_eq!(replaced, 1);
             assert_eq!(fs::read(&path).unwrap(), b"");
         }
+    }
+    /// Another user locks what he may read, for as long as he likes.
+    #[test]
+    fn a_lock_that_is_kept_is_not_waited_for() {
+        let directory = Directory::new("locked");
+        let path = directory.0.join("a.lowtide");
+        fs::write(&path, RECORDING).unwrap();
+        let earlier = EarlierFiles::of(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        other.lock().unwrap();
+        let (send, receive) = mpsc::channel();
+        let (file, files) = (path.clone(), earlier.clone());
+        thread::spawn(move || {
+            let replaced = files.replace(&file).unwrap();
+            files.remove(&file);
+            send.send(replaced.is_some())
+        });
+        let replaced = receive.recv_timeout(Duration::from_secs(60));
+        assert_eq!(replaced, Ok(false));
+        assert_eq!(fs::read(&path).unwrap(), RECORDING);
+        drop(other);
+        assert!(earlier.replace(&path).unwrap().is_some());
     }
 }
