@@ -1,17 +1,21 @@
 //! The way to a directory, past no symbolic link that another user may have planted.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat};
+use rustix::fs::{
+    CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, fstat, fstatfs, mkdirat, openat, readlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 /// As many as Linux follows.
 const LINKS_MAX: usize = 40;
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// What becomes of a directory that is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +51,14 @@ pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
                 if links > LINKS_MAX {
                     return Err(Errno::LOOP.into());
                 }
-                let target = read_link(&here, &name)?;
+                let link = open_link(&here, &name)?;
+                if fstatfs(&here)?.f_type == PROC_SUPER_MAGIC {
+                    // To the root of another mount namespace, for one, where its text is `/`.
+                    here = openat(&here, &name, DIRECTORY, Mode::empty())?;
+                    continue;
+                }
+                let target = readlinkat(&link, "", Vec::new())?;
+                let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
                 if target.is_absolute() {
                     here = open_at(CWD, "/")?;
                 }
@@ -59,15 +70,9 @@ pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
     Ok(here)
 }
 
-/// Returns whether others than its owner may write to what `stat` is of.
-pub(crate) fn others_may_write(stat: &Stat) -> bool {
-    stat.st_mode & 0o022 != 0
-}
-
 /// Opens a directory, if it is none behind a symbolic link. With `O_DIRECTORY` it is mounted first, if need be.
 fn open_at(here: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(here, name, flags, Mode::empty())
+    openat(here, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
 }
 
 /// Puts a path's names on those that are left, the first last.
@@ -83,24 +88,41 @@ fn push_names(left: &mut Vec<OsString>, path: &Path) {
     left.extend(names);
 }
 
-/// Returns the target of a symbolic link in the directory `here`.
-fn read_link(here: &OwnedFd, name: &OsStr) -> io::Result<PathBuf> {
+/// Opens a symbolic link in the directory `here`, unless another user may have planted it.
+fn open_link(here: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let link = openat(here, name, flags, Mode::empty())?;
     let found = fstat(&link)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::Symlink {
         return Err(Errno::NOTDIR.into());
     }
-    let is_trusted = found.st_uid == geteuid().as_raw() || found.st_uid == 0;
-    if !is_trusted && others_may_write(&fstat(here)?) {
-        let text = format!(
-            "leads through `{}`, a symbolic link of another user (uid {}) in a directory that others may write: choose \
-             another path",
-            name.display(),
-            found.st_uid
-        );
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    let directory = fstat(here)?;
+    let others_may_write = directory.st_mode & 0o022 != 0
+        || !is_trusted(directory.st_uid) && Some(directory.st_uid) != unknown_user();
+    if is_trusted(found.st_uid) || !others_may_write {
+        return Ok(link);
     }
-    let target = readlinkat(&link, "", Vec::new())?;
-    Ok(OsString::from_vec(target.into_bytes()).into())
+    let text = format!(
+        "leads through `{}`, a symbolic link of another user (uid {}) in a directory that others may write: choose \
+         another path",
+        name.display(),
+        found.st_uid
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
+/// Returns whether a user may lead this one: root, or this one.
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == geteuid().as_raw()
+}
+
+/// Returns as whom the machine's root shows in a container that has not every user, along with all other users that the
+/// container has not; `None` elsewhere.
+fn unknown_user() -> Option<u32> {
+    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+    if map.split_whitespace().eq(["0", "0", "4294967295"]) {
+        return None;
+    }
+    let user = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    user.trim().parse().ok()
 }

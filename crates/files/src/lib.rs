@@ -4,7 +4,8 @@
 //! - A file that replaces another is created under a name that cannot be guessed, and renamed ([`NewFile`]).
 //! - Only a regular file of this user is replaced. Symbolic links, FIFOs, sockets, devices and other users' files are
 //!   refused.
-//! - A symbolic link to a directory is followed, unless another user made it in a directory that others may write.
+//! - A symbolic link to a directory is followed, unless another user made it in a directory to which others than root and
+//!   this user may write, be it as its owner. A link in `/proc` leads where the kernel says, not where its text does.
 //!
 //! Every refusal is an [`io::Error`] that reads well after `PATH: `.
 //!

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
 
+use crate::directory::{self, Missing};
 use crate::place::{Place, check_owner};
 
 /// Opens what is at `path` if it is written into rather than replaced: a descriptor of this process, as `/dev/fd/3`, or
@@ -49,8 +50,10 @@ pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
 
 /// Returns the number of the descriptor of this process that `path` names.
 fn descriptor(path: &Path) -> Option<u32> {
-    let directory = path.parent()?.canonicalize().ok()?;
-    if directory != Path::new("/proc/self/fd").canonicalize().ok()? {
+    let own = directory::open("/proc/self/fd".as_ref(), Missing::IsAnError).ok()?;
+    let named = directory::open(path.parent()?, Missing::IsAnError).ok()?;
+    let (own, named) = (fstat(own).ok()?, fstat(named).ok()?);
+    if (own.st_dev, own.st_ino) != (named.st_dev, named.st_ino) {
         return None;
     }
     path.file_name()?.to_str()?.parse().ok()

@@ -226,15 +226,18 @@ fn the_way_leads_through_no_link_of_another_user() {
     if !geteuid().is_root() {
         return;
     }
-    for (shared, is_followed) in [
-        (0o777, false),
-        (0o1777, false),
-        (0o775, false),
-        (0o755, true),
+    for (shared, owner, is_followed) in [
+        (0o777, 0, false),
+        (0o1777, 0, false),
+        (0o775, 0, false),
+        (0o755, 0, true),
+        // Its owner writes there.
+        (0o755, NOBODY, false),
     ] {
-        let directory = scratch.path(&format!("{shared:o}"));
+        let directory = scratch.path(&format!("{shared:o}-{owner}"));
         fs::create_dir(&directory).unwrap();
         fs::set_permissions(&directory, Permissions::from_mode(shared)).unwrap();
+        chown(&directory, Some(owner), None).unwrap();
         let way = directory.join("way");
         symlink(scratch.path("private"), &way).unwrap();
         write(&way.join("b"), Readers::User).unwrap();
@@ -256,12 +259,37 @@ fn the_way_leads_through_no_link_of_another_user() {
             assert_eq!(text.starts_with(expected), !is_followed, "{index}: {text}");
         }
         let there = fs::read_dir(scratch.path("private")).unwrap().count();
-        assert_eq!(there, if is_followed { 5 } else { 1 }, "{shared:o}");
+        assert_eq!(there, if is_followed { 5 } else { 1 }, "{directory:?}");
         for name in ["b", "c", "e"] {
             let _ = fs::remove_file(scratch.path("private").join(name));
         }
         let _ = fs::remove_dir(scratch.path("private/d"));
     }
+}
+
+/// The text of a link in `/proc` may be the path of something else.
+#[test]
+fn a_link_of_a_process_leads_where_it_says_to_the_kernel() {
+    let scratch = Scratch::new("magic", 0o700);
+    for name in ["gone", "gone (deleted)", "there"] {
+        fs::create_dir(scratch.path(name)).unwrap();
+    }
+    let open = |name: &str| File::open(scratch.path(name)).unwrap();
+    let (gone, there) = (open("gone"), open("there"));
+    fs::remove_dir(scratch.path("gone")).unwrap();
+    for fds in ["/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"] {
+        let path = |file: &File, name: &str| {
+            let number = file.as_raw_fd();
+            PathBuf::from(format!("{fds}/{number}/{name}"))
+        };
+        let error = write(&path(&gone, "a"), Readers::User).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{fds}");
+        assert!(create_directory(&path(&gone, "b")).is_err(), "{fds}");
+        write(&path(&there, "c"), Readers::User).unwrap();
+        fs::remove_file(scratch.path("there/c")).unwrap();
+    }
+    let decoy = fs::read_dir(scratch.path("gone (deleted)")).unwrap();
+    assert_eq!(decoy.count(), 0);
 }
 
 #[test]
