@@ -4,11 +4,12 @@ A new file is new: it is created under a name that nobody can guess, for this us
 file of this user is replaced. Code is loaded only from directories that nobody else can change.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # As many as Linux follows.
 _LINKS_MAX = 40
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# Of <linux/magic.h>.
+_PROC_SUPER_MAGIC = 0x9FA0
 
 
 class UnsafeError(OSError):
@@ -31,26 +35,30 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     Raises `UnsafeError` where anything but a regular file of this user is there.
     """
     path = Path(path)
-    directory = _follow(path.parent)
-    target = directory / path.name
-    with suppress(FileNotFoundError):
-        _check_file(target, os.lstat(target), {os.geteuid()}, ": choose another name")
-    descriptor, temporary = tempfile.mkstemp(prefix=".lowtide-", suffix=".tmp", dir=directory)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            # A machine that loses its power afterwards has the old file, or all of the new one.
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    name = path.name or "."
+    with _opened(path.parent) as (directory, _):
+        with suppress(FileNotFoundError):
+            there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            _check_file(path, there, {os.geteuid()}, ": choose another name")
+        temporary = f".lowtide-{secrets.token_hex(16)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                # A machine that loses its power afterwards has the old file, or all of the new one.
+                os.fsync(file.fileno())
+            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(temporary, dir_fd=directory)
+            raise
 
 
 def make_directory(path: str | os.PathLike[str]) -> None:
     """Makes a directory and those above it that are missing, for this user alone."""
-    _follow(Path(path), is_made=True)
+    with _opened(Path(path), is_made=True):
+        pass
 
 
 def private_directory(path: Path) -> Path:
@@ -59,7 +67,8 @@ def private_directory(path: Path) -> Path:
     Whatever is missing is made, for this user alone. Raises `UnsafeError` where another user owns or may write to one
     of its directories; `/tmp` and its like may be among them, in which nobody renames what is another's.
     """
-    return _follow(path, is_private=True, is_made=True)
+    with _opened(path, is_private=True, is_made=True) as (_, way):
+        return way
 
 
 def read_own(path: Path) -> bytes | None:
@@ -92,41 +101,82 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _follow(path: Path, is_private: bool = False, is_made: bool = False) -> Path:
-    """Returns a directory without symbolic links in its path, past none that another user may have planted."""
-    here = Path("/")
-    found = os.lstat(here)
-    left = list(reversed((Path.cwd() / path).parts[1:]))
-    links = 0
-    while left:
-        step = here / left.pop()
-        try:
-            there = os.lstat(step)
-        except FileNotFoundError:
-            if not is_made:
-                raise
-            # Another process may be first.
-            with suppress(FileExistsError):
-                os.mkdir(step, 0o700)
-            there = os.lstat(step)
-        is_link = stat.S_ISLNK(there.st_mode)
-        may_be_planted = found.st_mode & _OTHERS_WRITE and there.st_uid not in (0, os.geteuid())
-        if may_be_planted and (is_link or is_private):
-            raise UnsafeError(step, f"is another user's (uid {there.st_uid}), in a directory that others may write to")
-        if is_link:
-            links += 1
-            if links > _LINKS_MAX:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(step))
-            target = Path(os.readlink(step))
-            here = Path("/") if target.is_absolute() else here
-            left.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
-        else:
-            here = here.parent if step.name == ".." else step
-        # What is mounted there, if something is.
-        found = os.stat(os.path.join(here, "."))
-        if is_private:
-            _check_private(here, found, may_be_shared=bool(left))
-    return here
+@contextmanager
+def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iterator[tuple[int, Path]]:
+    """Opens a directory, past no symbolic link that another user may have planted.
+
+    Returns its descriptor, which is that directory's whatever others rename, and a way there without symbolic links.
+    """
+    here, way = os.open("/", _DIRECTORY), Path("/")
+    try:
+        left = list(reversed((Path.cwd() / path).parts[1:]))
+        links = 0
+        while left:
+            step = way / left.pop()
+            there = _look(here, step.name, is_made)
+            if not stat.S_ISLNK(there.st_mode):
+                if is_private:
+                    _check_planted(step, there, os.stat(here))
+                here, way = _go(here, step.name, os.O_NOFOLLOW), step
+            elif (target := _read_link(here, step)) is None:
+                here, way = _go(here, step.name), step
+            else:
+                links += 1
+                if links > _LINKS_MAX:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(step))
+                if target.is_absolute():
+                    here, way = _go(here, "/"), Path("/")
+                left.extend(reversed(target.parts[target.is_absolute() :]))
+            if is_private:
+                _check_private(way, os.stat(here), may_be_shared=bool(left))
+        yield here, way
+    finally:
+        os.close(here)
+
+
+def _look(here: int, name: str, is_made: bool) -> os.stat_result:
+    """Returns what has a name in a directory, once a directory is made where nothing has it."""
+    try:
+        return os.stat(name, dir_fd=here, follow_symlinks=False)
+    except FileNotFoundError:
+        if not is_made:
+            raise
+    # Another process may be first.
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=here)
+    return os.stat(name, dir_fd=here, follow_symlinks=False)
+
+
+def _go(here: int, name: str, flags: int = 0) -> int:
+    """Opens a directory in another one, and closes that."""
+    there = os.open(name, _DIRECTORY | flags, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _read_link(here: int, step: Path) -> Path | None:
+    """Returns the target of a symbolic link; `None` in `/proc`, whose links lead elsewhere than their text."""
+    link = os.open(step.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    try:
+        _check_planted(step, os.stat(link), os.stat(here))
+        return None if _is_of_processes(here) else Path(os.readlink("", dir_fd=link))
+    finally:
+        os.close(link)
+
+
+def _is_of_processes(directory: int) -> bool:
+    """Returns whether a directory is in `/proc`, of whatever processes."""
+    # The kernel's `struct statfs` is shorter, and begins with the file system's type.
+    found = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).fstatfs(directory, found):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found[0] == _PROC_SUPER_MAGIC
+
+
+def _check_planted(step: Path, there: os.stat_result, directory: os.stat_result) -> None:
+    may_be_planted = directory.st_mode & _OTHERS_WRITE or directory.st_uid not in _trusted()
+    if may_be_planted and there.st_uid not in (0, os.geteuid()):
+        raise UnsafeError(step, f"is another user's (uid {there.st_uid}), in a directory that others may write to")
 
 
 def _check_private(directory: Path, found: os.stat_result, may_be_shared: bool) -> None:

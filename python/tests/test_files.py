@@ -231,6 +231,54 @@ def test_a_file_is_not_written_where_another_user_leads(shared: Path, place: Pat
 
 
 @as_root
+def test_a_directory_of_another_users_leads_nowhere(place: Path) -> None:
+    (place / "home").mkdir()
+    theirs = place / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, NOBODY, NOBODY)
+    attack(theirs, "ln", "-s", "../home", "way")
+    with pytest.raises(_files.UnsafeError, match=r"way is another user's \(uid 65534\), in a directory that others"):
+        _files.write(theirs / "way" / "file", b"new")
+    assert list((place / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("descriptors", ["/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"])
+def test_a_link_of_a_process_leads_where_the_kernel_says(place: Path, descriptors: str) -> None:
+    """The text of one may be the path of something else."""
+    opened = []
+    for name in ("gone", "gone (deleted)", "there"):
+        (place / name).mkdir()
+        opened.append(os.open(place / name, os.O_RDONLY))
+    gone, _, there = opened
+    (place / "gone").rmdir()
+    with pytest.raises(FileNotFoundError):
+        _files.write(f"{descriptors}/{gone}/file", b"new")
+    assert list((place / "gone (deleted)").iterdir()) == []
+    _files.write(f"{descriptors}/{there}/file", b"new")
+    assert (place / "there" / "file").read_bytes() == b"new"
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def test_a_directory_that_is_renamed_meanwhile_stays_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one is that another user replaces by a link once it was looked at."""
+    for name in ("mine", "victim"):
+        (place / name).mkdir()
+    look = _files._check_file
+
+    def replaced(path: Path, *rest: object) -> None:
+        look(path, *rest)  # type: ignore[arg-type]
+        (place / "mine").rename(place / "moved")
+        (place / "mine").symlink_to("victim")
+
+    (place / "mine" / "file").touch()
+    monkeypatch.setattr(_files, "_check_file", replaced)
+    _files.write(place / "mine" / "file", b"new")
+    assert (place / "moved" / "file").read_bytes() == b"new"
+    assert list((place / "victim").iterdir()) == []
+
+
+@as_root
 def test_a_directory_is_made_for_its_user_alone(shared: Path, place: Path) -> None:
     _files.make_directory(shared / "backups" / "deeper")
     _files.make_directory(shared / "backups" / "deeper")
