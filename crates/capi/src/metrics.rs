@@ -109,7 +109,7 @@ fn write_repeatedly(path: &Path) -> io::Result<()> {
     sweep(path);
     let (path, claim) = own_file(path)?;
     let started = write_file(&path);
-    started.inspect_err(|_| drop(fs::remove_file(lock_of(&path))))?;
+    started.inspect_err(|_| drop(lowtide_files::remove(&lock_of(&path))))?;
     remove_at_exit(path.clone(), claim);
     let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
     thread.spawn(move || {
@@ -132,8 +132,8 @@ fn sweep(path: &Path) {
             && lock.exists()
             && let Ok(Some(_claim)) = claim(&left)
         {
-            let _ = fs::remove_file(left);
-            let _ = fs::remove_file(lock);
+            let _ = lowtide_files::remove(&left);
+            let _ = lowtide_files::remove(&lock);
         }
     }
 }
@@ -210,8 +210,8 @@ fn remove_at_exit(path: PathBuf, claim: ParentsOnly<File>) {
             .as_ref()
             .filter(|(process, ..)| *process == std::process::id())
         {
-            let _ = fs::remove_file(path);
-            let _ = fs::remove_file(lock_of(path));
+            let _ = lowtide_files::remove(path);
+            let _ = lowtide_files::remove(&lock_of(path));
         }
     }
     if let Ok(mut file) = FILE.lock() {

@@ -1,4 +1,4 @@
-//! Creates every file that lowtide writes, safely in directories that other users may write.
+//! Creates and removes every file that lowtide writes, safely in directories that other users may write.
 //!
 //! - A new file is created with `O_CREAT|O_EXCL|O_NOFOLLOW`, and nothing planted under its name is opened.
 //! - A file that replaces another is created under a name that cannot be guessed, and renamed ([`NewFile`]).
@@ -205,6 +205,16 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
             return Ok(file);
         }
     }
+}
+
+/// Removes what has the name `path`, a symbolic link as such.
+///
+/// # Errors
+///
+/// If it cannot be removed, or is a directory.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let place = Place::of(path)?;
+    Ok(unlinkat(&place.directory, &place.name, AtFlags::empty())?)
 }
 
 /// Creates a directory and those above it that are missing, for this user alone.

@@ -245,6 +245,10 @@ fn the_way_leads_through_no_link_of_another_user() {
         create_directory(&way.join("c")).unwrap();
         fs::remove_file(scratch.path("private/b")).unwrap();
         fs::remove_dir(scratch.path("private/c")).unwrap();
+        fs::write(scratch.path("private/f"), "").unwrap();
+        remove(&way.join("f")).unwrap();
+        assert!(!scratch.path("private/f").exists());
+        fs::write(scratch.path("private/f"), "").unwrap();
         lchown(&way, Some(NOBODY), None).unwrap();
         let outcomes = [
             write(&way.join("b"), Readers::User).map(drop),
@@ -252,6 +256,7 @@ fn the_way_leads_through_no_link_of_another_user() {
             create_unnamed(&way).map(drop),
             create_directory(&way.join("d")),
             open_lock(&way.join("e")).map(drop),
+            remove(&way.join("f")),
         ];
         for (index, outcome) in outcomes.into_iter().enumerate() {
             let text = outcome.map_or_else(|error| error.to_string(), |()| String::new());
@@ -259,8 +264,8 @@ fn the_way_leads_through_no_link_of_another_user() {
             assert_eq!(text.starts_with(expected), !is_followed, "{index}: {text}");
         }
         let there = fs::read_dir(scratch.path("private")).unwrap().count();
-        assert_eq!(there, if is_followed { 5 } else { 1 }, "{directory:?}");
-        for name in ["b", "c", "e"] {
+        assert_eq!(there, if is_followed { 5 } else { 2 }, "{directory:?}");
+        for name in ["b", "c", "e", "f"] {
             let _ = fs::remove_file(scratch.path("private").join(name));
         }
         let _ = fs::remove_dir(scratch.path("private/d"));

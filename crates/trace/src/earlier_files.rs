@@ -101,7 +101,7 @@ impl EarlierFiles {
         // One that cannot be removed is no reason not to record.
         for path in file_names::named_as(file).unwrap_or_default() {
             if self.claim(&path).is_some() {
-                let _ = fs::remove_file(path);
+                let _ = lowtide_files::remove(&path);
             }
         }
     }

@@ -9,7 +9,7 @@ const RUST_HOMES: [&str; 2] = ["crates/files/src/", "crates/sockets/src/"];
 /// Where Python does.
 const PYTHON_HOME: &str = "python/lowtide/_files.py";
 
-/// What creates a file or a directory, or opens a file for writing.
+/// What creates or removes a file or a directory, or opens a file for writing.
 const RUST_WORDS: [&str; 5] = [
     "File::create",
     "File::create_new",
@@ -18,11 +18,14 @@ const RUST_WORDS: [&str; 5] = [
     "DirBuilder",
 ];
 /// Of the modules `fs` of std and of rustix, and of libc.
-const RUST_FUNCTIONS: [&str; 24] = [
+const RUST_FUNCTIONS: [&str; 34] = [
     "copy",
     "creat",
+    "creat64",
     "create_dir",
     "create_dir_all",
+    "fopen",
+    "fopen64",
     "hard_link",
     "link",
     "linkat",
@@ -35,34 +38,51 @@ const RUST_FUNCTIONS: [&str; 24] = [
     "mkostemp",
     "mkstemp",
     "open",
+    "open64",
     "openat",
     "openat2",
+    "remove_dir",
+    "remove_dir_all",
+    "remove_file",
     "rename",
     "renameat",
     "renameat2",
     "symlink",
     "symlinkat",
+    "truncate",
+    "unlink",
+    "unlinkat",
     "write",
 ];
 /// `open` without a mode only reads.
-const PYTHON_WORDS: [&str; 19] = [
+const PYTHON_WORDS: [&str; 29] = [
     "NamedTemporaryFile",
+    "SpooledTemporaryFile",
+    "TemporaryFile",
     "hardlink_to",
     "makedirs",
     "mkdir",
     "mkfifo",
+    "mknod",
     "mkstemp",
     "os.link",
     "os.open",
+    "os.remove",
     "os.rename",
     "os.replace",
     "os.symlink",
+    "os.truncate",
+    "rmdir",
+    "rmtree",
     "shutil.copy",
+    "shutil.copy2",
     "shutil.copyfile",
+    "shutil.copyfileobj",
     "shutil.copytree",
     "shutil.move",
     "symlink_to",
     "touch",
+    "unlink",
     "write_bytes",
     "write_text",
 ];
@@ -86,7 +106,8 @@ pub(super) fn rust_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
             found.map(|offset| (offset, (*word).to_owned()))
         });
         for (offset, what) in words.chain(functions(code)) {
-            let message = format!("`{what}`: create files with the crate `lowtide-files`");
+            let message =
+                format!("`{what}`: create and remove files with the crate `lowtide-files`");
             findings.push(Finding::at_line(path, line_at(code, offset), message));
         }
     }
@@ -100,13 +121,15 @@ pub(super) fn python_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     for (path, text) in tree.texts().filter(|(path, _)| is_checked(path)) {
-        for (index, line) in text.lines().enumerate() {
-            let mut words = PYTHON_WORDS.iter();
-            let found = words.find(|word| is_called(line, word)).copied();
-            if let Some(what) = found.or_else(|| opens_for_writing(line).then_some("open")) {
-                let message = format!("`{what}`: write files with `lowtide._files`");
-                findings.push(Finding::at_line(path, index + 1, message));
-            }
+        let words = PYTHON_WORDS.iter().flat_map(|word| {
+            let calls = calls(text, word).into_iter();
+            calls.map(|offset| (offset, *word))
+        });
+        let opened = calls(text, "open").into_iter();
+        let opened = opened.filter(|offset| opens_for_writing(&text[*offset..]));
+        for (offset, what) in words.chain(opened.map(|offset| (offset, "open"))) {
+            let message = format!("`{what}`: write files with `lowtide._files`");
+            findings.push(Finding::at_line(path, line_at(text, offset), message));
         }
     }
     findings
@@ -133,19 +156,30 @@ fn functions(code: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-fn is_called(line: &str, word: &str) -> bool {
-    let mut starts = find_word(line, word).into_iter();
-    starts.any(|start| line[start + word.len()..].starts_with('('))
+/// Returns where a function is called.
+fn calls(text: &str, word: &str) -> Vec<usize> {
+    let mut starts = find_word(text, word);
+    starts.retain(|start| text[start + word.len()..].starts_with('('));
+    starts
 }
 
-/// Returns whether a line opens a file with a mode that writes.
-fn opens_for_writing(line: &str) -> bool {
-    is_called(line, "open")
-        && line.split(['"', '\'']).any(|text| {
-            !text.is_empty()
-                && text.chars().all(|letter| "rwaxbt+".contains(letter))
-                && text.contains(['w', 'a', 'x', '+'])
-        })
+/// Returns whether a call, with which `text` begins, opens a file with a mode that writes.
+fn opens_for_writing(text: &str) -> bool {
+    let mut depth = 0;
+    let end = text.find(|character| {
+        match character {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => return false,
+        }
+        depth == 0
+    });
+    let call = &text[..end.unwrap_or(text.len())];
+    call.split(['"', '\'']).any(|text| {
+        !text.is_empty()
+            && text.chars().all(|letter| "rwaxbt+".contains(letter))
+            && text.contains(['w', 'a', 'x', '+'])
+    })
 }
 
 #[cfg(test)]
@@ -171,6 +205,10 @@ mod tests {
             "std::fs::create_dir_all(path)?;",
             "let file = unsafe { libc::open(path, flags) };",
             "rustix::fs::openat(here, name, flags, mode)?;",
+            "let file = unsafe { libc::fopen(path, mode) };",
+            "fs::remove_file(path)?;",
+            "use std::fs::remove_file;",
+            "unsafe { libc::unlink(path) };",
         ];
         for text in bad {
             assert_eq!(lines("crates/cli/src/a.rs", text), [Some(1)], "{text}");
@@ -184,7 +222,7 @@ mod tests {
             "use std::fs::{self, File};",
             "let file = File::open(path)?;",
             "// File::create\nlet text = \"fs::write\";",
-            "fs::remove_file(path)?; offs::write(a);",
+            "fs::read(path)?; offs::write(a);",
             "output.write(bytes)?; names.rename(a);",
             "unsafe { libc::write(2, text, length) };",
         ];
@@ -206,6 +244,13 @@ mod tests {
             "os.replace(a, b)",
             "file = tempfile.NamedTemporaryFile()",
             "number = os.open(path, flags)",
+            "with open(\n    path(name),\n    \"w\",\n) as file:",
+            "file = tempfile.TemporaryFile()",
+            "shutil.copy2(a, b)",
+            "shutil.copyfileobj(a, b)",
+            "os.mknod(path)",
+            "os.truncate(path, 0)",
+            "path.unlink()",
         ];
         for text in bad {
             assert_eq!(lines("python/lowtide/a.py", text), [Some(1)], "{text}");
@@ -216,6 +261,7 @@ mod tests {
             "with open(path) as file:",
             "with open(path, \"rb\") as file:",
             "with open(path, encoding=\"utf-8\") as file:",
+            "with open(path) as file:\n    kind = \"a\"",
             "text = text.replace(a, b)",
             "directory = tempfile.TemporaryDirectory()",
             "_files.write(path, content)",

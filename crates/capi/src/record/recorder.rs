@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -124,7 +124,7 @@ impl Recorder {
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(|error| {
             // An empty file would be taken for a recording. Where it stays, it is empty.
-            let _ = fs::remove_file(&recorder.path);
+            let _ = lowtide_files::remove(&recorder.path);
             failed(error)
         })?;
         let _ = recorder.writer.set(thread.thread().clone());

@@ -2,11 +2,12 @@
 //! when the process ends.
 
 use std::collections::BTreeSet;
-use std::fs::remove_file;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use lowtide_files::remove;
 
 use crate::signals::SignalsBlocked;
 
@@ -30,7 +31,7 @@ impl Names {
             return;
         };
         // One that a process of this number left when it was killed.
-        let _ = remove_file(&path);
+        let _ = remove(&path);
         if link(&path).is_ok() {
             names.insert(path.clone());
             self.0.push(path);
@@ -48,7 +49,7 @@ impl Drop for Names {
         let mut names = lock();
         for path in &self.0 {
             // Somebody else may have removed it, or its directory.
-            let _ = remove_file(path);
+            let _ = remove(path);
             if let Some(names) = names.as_mut() {
                 names.remove(path);
             }
@@ -58,21 +59,21 @@ impl Drop for Names {
 
 /// Has all names removed when the process ends.
 fn remove_at_exit() {
-    extern "C" fn remove() {
+    extern "C" fn at_exit() {
         // Before the lock, which another thread may have held when this process was forked.
         if !is_own_process() {
             return;
         }
         let names = lock().take();
-        for path in names.into_iter().flatten() {
-            let _ = remove_file(path);
+        for path in names.iter().flatten() {
+            let _ = remove(path);
         }
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
         // SAFETY: the function is ours, and the library that it is part of is never unloaded (`capi/build.rs`).
-        let registered = unsafe { libc::atexit(remove) };
+        let registered = unsafe { libc::atexit(at_exit) };
         // It takes at least 32 functions; with one more than it takes the names are left.
         let _ = registered;
     });
