@@ -78,7 +78,7 @@ def top(machine: Machine) -> dict[int, Any]:
 def sockets(machine: Machine, process: "subprocess.Popen[str]") -> list[str]:
     """Returns the names of a process's sockets."""
     directory = Path(machine.environment["XDG_RUNTIME_DIR"], "lowtide")
-    return [path.name for path in directory.iterdir() if path.name.startswith(f"top-{process.pid}-")]
+    return [path.name for path in directory.glob(f"*/top-{process.pid}-*")]
 
 
 def free_port() -> int:

@@ -35,14 +35,15 @@ impl Runtime {
         let path = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&path);
         let runtime = Runtime(path);
-        for path in [&runtime.0, &runtime.sockets()] {
-            fs::DirBuilder::new().mode(0o700).create(path).unwrap();
-        }
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700).recursive(true);
+        builder.create(runtime.sockets()).unwrap();
         runtime
     }
 
     fn sockets(&self) -> PathBuf {
-        self.0.join("lowtide")
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        self.0.join(format!("lowtide/boot-{}", boot.trim()))
     }
 
     /// Plants a socket that listens.

@@ -21,7 +21,7 @@ mod tests;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fchmod, linkat, openat, renameat, unlinkat};
@@ -226,10 +226,28 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
     directory::open(path, directory::Missing::IsCreated).map(drop)
 }
 
-/// Returns a name that nobody can guess.
-fn unguessable_name() -> io::Result<OsString> {
+/// Opens a directory as what names in it are looked up by, not for reading.
+///
+/// # Errors
+///
+/// If it cannot be opened, or the way leads through a symbolic link that another user may have planted.
+pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    directory::open(path, directory::Missing::IsAnError)
+}
+
+/// Returns a number that nobody can guess.
+///
+/// # Errors
+///
+/// If the system has no random bytes.
+pub fn unguessable_number() -> io::Result<u128> {
     let mut random = [0; 16];
     // So few bytes come whole.
     getrandom(&mut random, GetRandomFlags::empty())?;
-    Ok(format!(".lowtide-{:032x}.tmp", u128::from_ne_bytes(random)).into())
+    Ok(u128::from_ne_bytes(random))
+}
+
+/// Returns a name that nobody can guess.
+fn unguessable_name() -> io::Result<OsString> {
+    Ok(format!(".lowtide-{:032x}.tmp", unguessable_number()?).into())
 }

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, mkdirat, openat, renameat, unlinkat};
@@ -49,6 +49,18 @@ impl Directory {
             return Err(ErrorKind::PermissionDenied.into());
         }
         Ok(Directory { file })
+    }
+
+    /// As [`Directory::open`], by a path, which leads through no link of another user.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::open`].
+    pub(crate) fn open_path(path: &Path) -> io::Result<Directory> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
+        Directory::open(lowtide_files::open_directory(parent)?, name)
     }
 
     /// As [`Directory::open`]; makes the directory first if there is none.

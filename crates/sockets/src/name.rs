@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::process;
 
-use rustix::rand::{GetRandomFlags, getrandom};
+use lowtide_files::unguessable_number;
 
 /// What the names of sockets begin with at which processes show their figures.
 const FIGURES: &str = "top-";
@@ -16,22 +16,12 @@ const FIGURES: &str = "top-";
 ///
 /// If the system has no random bytes.
 pub fn name_for_figures() -> io::Result<String> {
-    Ok(format!("{FIGURES}{}-{:016x}", process::id(), random()?))
+    let number = unguessable_number()?;
+    Ok(format!("{FIGURES}{}-{number:032x}", process::id()))
 }
 
 /// Returns the number of the process in a name by [`name_for_figures`]; `None` for any other name.
 pub fn process_of(name: &OsStr) -> Option<u32> {
     let rest = name.to_str()?.strip_prefix(FIGURES)?;
     rest.split_once('-')?.0.parse().ok()
-}
-
-/// Returns a number that nobody can guess.
-///
-/// # Errors
-///
-/// If the system has no random bytes.
-pub(crate) fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    Ok(u64::from_ne_bytes(bytes))
 }

@@ -1,28 +1,32 @@
 //! Where the sockets are.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{CWD, Mode, OFlags, open};
+use lowtide_files::unguessable_number;
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::geteuid;
 
 use crate::directory::{Directory, names_in};
-use crate::name::random;
 
 /// The directory in a runtime directory.
 const NAME: &str = "lowtide";
 
-/// Where the directories of this process's user are: `lowtide` in a runtime directory, or else `lowtide-UID` in
-/// `/tmp`.
+/// Where the directories of this process's user are: in `lowtide` in a runtime directory, or else in `lowtide-UID` in
+/// `/tmp`. Each machine has its own in there since it was started: several may have one file system, and a socket of
+/// another one refuses connections as one does whose process ended.
 #[derive(Debug)]
 pub struct Places {
     /// Runtime directories, the first choice first.
     runtime: Vec<PathBuf>,
     /// A directory in which every user may make entries.
     temporary: PathBuf,
+    /// What tells the machine since it was started.
+    boot: String,
 }
 
 impl Places {
@@ -36,6 +40,7 @@ impl Places {
         Places {
             runtime: named.into_iter().chain([usual]).collect(),
             temporary: "/tmp".into(),
+            boot: boot(),
         }
     }
 
@@ -46,28 +51,27 @@ impl Places {
     /// What the system says.
     pub fn own(&self) -> io::Result<Directory> {
         let in_runtime = |path: &PathBuf| {
-            let parent = Directory::open(CWD, path)?;
-            Directory::open_or_make(parent, NAME)
+            let lowtide = Directory::open_or_make(Directory::open_path(path)?, NAME)?;
+            Directory::open_or_make(lowtide, &self.boot)
         };
         let mut runtime = self.runtime.iter();
         match runtime.find_map(|path| in_runtime(path).ok()) {
             Some(found) => Ok(found),
-            None => self.own_temporary(),
+            None => Directory::open_or_make(self.own_temporary()?, &self.boot),
         }
     }
 
     /// Returns all directories of this user that are there, each once.
     pub fn all(&self) -> Vec<Directory> {
-        let in_runtime = |path: &PathBuf| {
-            let parent = Directory::open(CWD, path)?;
-            Directory::open(parent, NAME)
-        };
+        let in_runtime = |path: &PathBuf| Directory::open(Directory::open_path(path)?, NAME);
         let runtime = self.runtime.iter().filter_map(|path| in_runtime(path).ok());
         let temporary = self
             .open_temporary()
             .and_then(|parent| in_temporary(&parent));
         let mut seen = Vec::new();
-        let mut all: Vec<Directory> = runtime.chain(temporary.into_iter().flatten()).collect();
+        let of_any = runtime.chain(temporary.into_iter().flatten());
+        let of_this = of_any.filter_map(|found| Directory::open(found, &self.boot).ok());
+        let mut all: Vec<Directory> = of_this.collect();
         all.retain(|directory| {
             let identity = directory.identity().ok();
             let is_new = identity.is_some() && !seen.contains(&identity);
@@ -87,13 +91,20 @@ impl Places {
         if let Some(found) = in_temporary(&parent)?.pop() {
             return Ok(found);
         }
-        Directory::open_or_make(&parent, &format!("{usual}-{:016x}", random()?))
+        Directory::open_or_make(&parent, &format!("{usual}-{:032x}", unguessable_number()?))
     }
 
     fn open_temporary(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(open(&self.temporary, flags, Mode::empty())?)
     }
+}
+
+fn boot() -> String {
+    // A sandbox may have none.
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let id = id.trim();
+    format!("boot-{id}")
 }
 
 fn usual_name() -> String {

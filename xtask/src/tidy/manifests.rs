@@ -12,7 +12,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("files", &[]),
     ("shared", &["core"]),
     ("sim", &["core"]),
-    ("sockets", &[]),
+    ("sockets", &["files"]),
     ("region", &["core"]),
     ("cuda", &["core", "region", "files"]),
     ("fakecuda", &[]),

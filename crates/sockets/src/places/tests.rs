@@ -1,17 +1,21 @@
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, lchown, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::CWD;
+
 use super::*;
 use crate::{name_for_figures, process_of};
 
 /// Long enough for any machine, and less than for ever.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+const BOOT: &str = "boot-1";
 
 /// A machine's places for one test: a runtime directory and a temporary one.
 struct Machine {
@@ -26,6 +30,7 @@ impl Machine {
         let places = Places {
             runtime: vec![root.join("runtime")],
             temporary: root.join("tmp"),
+            boot: BOOT.to_owned(),
         };
         for path in [&places.runtime[0], &places.temporary] {
             fs::create_dir_all(path).unwrap();
@@ -42,7 +47,7 @@ impl Machine {
             for entry in fs::read_dir(self.root.join(parent)).into_iter().flatten() {
                 let name = entry.unwrap().file_name().into_string().unwrap();
                 let path = self.root.join(parent).join(&name);
-                let found = Directory::open(CWD, &path);
+                let found = Directory::open(CWD, path.join(BOOT));
                 if found.is_ok_and(|found| found.identity().unwrap() == own) {
                     return format!("{parent}/{name}");
                 }
@@ -84,6 +89,7 @@ fn a_runtime_directory_comes_first() {
             machine.root.join("tmp/../runtime"),
         ],
         temporary: machine.root.join("tmp"),
+        boot: BOOT.to_owned(),
     };
     assert_eq!(twice.all().len(), 1);
     assert_eq!(Places::new(Some("relative".into())).runtime.len(), 1);
@@ -98,8 +104,7 @@ fn a_directory_that_others_may_enter_is_refused() {
     for path in ["runtime", "runtime/lowtide"] {
         for mode in [0o777, 0o755, 0o710, 0o701] {
             let machine = Machine::new("mode");
-            fs::create_dir_all(machine.root.join("runtime/lowtide")).unwrap();
-            allow(&machine.root.join("runtime/lowtide"), 0o700);
+            assert_eq!(machine.own(), "runtime/lowtide");
             allow(&machine.root.join(path), mode);
             assert_eq!(machine.places.all().len(), 0, "{path} {mode:o}");
             assert_eq!(
@@ -116,9 +121,11 @@ fn a_link_or_another_file_is_no_directory() {
     for path in ["runtime", "runtime/lowtide"] {
         let machine = Machine::new("link");
         let (place, elsewhere) = (machine.root.join(path), machine.root.join("elsewhere"));
-        fs::create_dir_all(elsewhere.join("lowtide")).unwrap();
-        allow(&elsewhere, 0o700);
-        allow(&elsewhere.join("lowtide"), 0o700);
+        for path in ["", "lowtide", "lowtide/boot-1", "boot-1"] {
+            let directory = elsewhere.join(path);
+            fs::create_dir_all(&directory).unwrap();
+            allow(&directory, 0o700);
+        }
         let _ = fs::remove_dir(&place);
         symlink(&elsewhere, &place).unwrap();
         assert_eq!(machine.places.all().len(), 0, "{path}");
@@ -129,6 +136,7 @@ fn a_link_or_another_file_is_no_directory() {
         let places = Places {
             runtime: places.runtime.clone(),
             temporary: root.join("tmp"),
+            boot: BOOT.to_owned(),
         };
         assert_eq!(in_time(move || places.all().len()), 1, "{path}");
     }
@@ -146,6 +154,46 @@ fn another_users_directory_is_refused() {
         assert_eq!(machine.places.all().len(), 0);
         assert!(machine.own().starts_with("tmp/"));
     }
+}
+
+/// Needs the right to give files away, as above.
+#[test]
+fn the_way_leads_through_no_link_of_another_user() {
+    let mut machine = Machine::new("way");
+    let way = machine.root.join("tmp/way");
+    symlink("..", &way).unwrap();
+    machine.places.runtime = vec![way.join("runtime")];
+    assert_eq!(machine.own(), "runtime/lowtide");
+    if lchown(&way, Some(65_534), None).is_ok() {
+        assert_eq!(machine.places.all().len(), 0);
+        assert!(machine.own().starts_with("tmp/"));
+    }
+}
+
+/// A socket of another machine refuses connections here.
+#[test]
+fn machines_with_one_file_system_leave_each_others_sockets() {
+    for has_runtime in [true, false] {
+        let machine = Machine::new("boots");
+        if !has_runtime {
+            fs::remove_dir(machine.root.join("runtime")).unwrap();
+        }
+        let other = Places {
+            runtime: machine.places.runtime.clone(),
+            temporary: machine.places.temporary.clone(),
+            boot: "boot-2".to_owned(),
+        };
+        let (listener, _entry) = other.own().unwrap().listen("top-1-0").unwrap();
+        drop(listener);
+        machine.places.own().unwrap().remove_dead("");
+        let names: Vec<_> = machine.places.all().iter().map(Directory::names).collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(names[0].as_ref().unwrap().len(), 0);
+        let all = other.all();
+        assert_eq!(all.len(), 1);
+        assert_eq!(all[0].names().unwrap(), ["top-1-0"]);
+    }
+    assert_ne!(Places::new(None).boot, "boot-");
 }
 
 #[test]
@@ -166,8 +214,10 @@ fn names_that_others_took_hide_nobody() {
     assert_eq!(machine.places.all().len(), 1);
     // A user whose number begins alike is another one.
     let other = machine.root.join("tmp").join(format!("{}0", usual_name()));
-    fs::create_dir(&other).unwrap();
-    allow(&other, 0o700);
+    for directory in [&other, &other.join(BOOT)] {
+        fs::create_dir(directory).unwrap();
+        allow(directory, 0o700);
+    }
     assert_eq!(machine.places.all().len(), 1);
 }
 
