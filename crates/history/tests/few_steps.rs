@@ -439,7 +439,7 @@ fn marked_passes_whose_results_are_kept_leak() {
         let found = program.leaks();
         assert_eq!(found.leaks().count(), 1, "{count}: {:?}", found.doubt);
         assert_eq!(found.doubt, None);
-        let source = StepSource::Annotation("ProfilerStep#".to_owned());
+        let source = StepSource::Annotation("ProfilerStep#".into());
         assert_eq!(found.steps.source, source);
     }
 }
