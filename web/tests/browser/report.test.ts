@@ -388,7 +388,7 @@ test("where too little is recorded, it is said that leaks cannot be told", async
   const text = await page.locator("#growth").innerText();
   assert.match(
     text,
-    /It cannot be told what grows: 5 events are too few\. Training keeps 2\.00 MiB of optimizer state in 4 blocks: no leak/,
+    /It cannot be told what grows: 5 events are too few\. Training keeps 2 MiB of optimizer state in 4 blocks: no leak/,
   );
   assertQuiet();
 });
