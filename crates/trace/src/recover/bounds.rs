@@ -10,6 +10,9 @@ use crate::model::TraceEvent;
 /// The end of the addresses that a device can have. CUDA's are below 2^57.
 const ADDRESSES_END: DeviceAddress = DeviceAddress(1 << 62);
 
+/// The most memory in one piece: many times what any device has. A replay takes memory for each page of it.
+const BYTES_MAX: Bytes = Bytes(8 << 40);
+
 /// The most that all events of a device are about, each by its size: a job that handles 1 TiB in each of a million
 /// events handles half of this.
 const ALL_BYTES_MAX: Bytes = Bytes(1 << 61);
@@ -33,7 +36,8 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
         if action != Action::OutOfMemory {
             all = all.saturating_add(size);
         }
-        let what = match is_memory(address, size) {
+        let is_refused = action == Action::OutOfMemory && size <= Bytes::REQUEST_MAX;
+        let what = match is_refused && address < ADDRESSES_END || is_memory(address, size) {
             true if all <= ALL_BYTES_MAX => continue,
             true => format!("the events up to here are about {all}, which no job handles"),
             false => format!("{} of {size} at {address} is no memory", action.name()),
@@ -77,5 +81,5 @@ pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceEr
 
 /// Returns whether a device can have memory there.
 fn is_memory(address: DeviceAddress, size: Bytes) -> bool {
-    address < ADDRESSES_END && size <= Bytes::REQUEST_MAX
+    address < ADDRESSES_END && size <= BYTES_MAX
 }

@@ -522,6 +522,9 @@ impl Past {
     fn into_initial(mut self) -> (InitialState, bool) {
         let mut initial = InitialState::default();
         let mut are_whole = true;
+        let kinds = self.kinds;
+        let tells_all =
+            kinds.tells_coming(true) && kinds.tells_coming(false) && kinds.tells_all_going();
         for (address, block) in std::mem::take(&mut self.blocks) {
             let size = match block.freed_by {
                 None => block.size,
@@ -537,7 +540,7 @@ impl Past {
                 stack: block.stack,
             };
             block.size = self.segments.cover(&block);
-            are_whole &= block.size == size;
+            are_whole &= block.size == size || !tells_all;
             block.requested = block.requested.min(block.size);
             initial.blocks.push(block);
         }

@@ -312,14 +312,20 @@ fn places_that_are_no_memory() {
         &[event(OutOfMemory, 0, u64::MAX)],
         "device 0, event 0: oom of 16.00 EiB at 0x0 is no memory",
     );
-    // Sums of sizes stay in range, whatever is summed up.
-    let all: Vec<TraceEvent> = (0..3)
-        .map(|_| event(SegmentAlloc, SEGMENT, 1 << 60))
+    check_contradiction(
+        &[],
+        &[event(Alloc, SEGMENT, (8 << 40) + 1)],
+        "device 0, event 0: alloc of 8.00 TiB at 0x100000 is no memory",
+    );
+    // Sums of sizes stay in range, whatever is summed up; what was refused is in none.
+    let refused = (0..3).map(|_| event(OutOfMemory, 0, 1 << 60));
+    let all: Vec<TraceEvent> = refused
+        .chain((0..=1 << 18).map(|_| event(SegmentAlloc, SEGMENT, 8 << 40)))
         .collect();
     check_contradiction(
         &[],
         &all,
-        "device 0, event 2: the events up to here are about 3.00 EiB, which no job handles",
+        "device 0, event 262147: the events up to here are about 2.00 EiB, which no job handles",
     );
     let mut small = segment(&[Allocated]);
     small.blocks[0].requested = Bytes(513);
