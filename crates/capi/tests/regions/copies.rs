@@ -56,6 +56,9 @@ fn a_retained_copy_stays_until_the_next_pause() {
     });
 }
 
+/// How much of a device's copies goes through page-locked memory at a time.
+const SLOT_BYTES: u64 = 4 << 20;
+
 fn kept_host_bytes(device: c_int) -> Result<u64, Status> {
     let mut bytes = u64::MAX;
     // SAFETY: `bytes` may be written to.
@@ -95,8 +98,13 @@ fn memory_that_a_resume_leaves_is_counted_until_it_goes_back() {
         assert_eq!(lowtide_release_backups(), Status::Ok);
         assert_eq!(kept_host_bytes(0), Ok(0));
         let gone = mapped - mapped_bytes();
+        // Copies make a slot when they need one more. Addresses of the others hold no memory and go with them.
         // The program's own memory of the host may shrink a little meanwhile.
-        assert!((kept..kept + (1 << 20)).contains(&gone), "{gone} of {kept}");
+        let beside = gone.checked_sub(kept).map(|beside| beside % SLOT_BYTES);
+        assert!(
+            beside.is_some_and(|bytes| bytes < 1 << 20),
+            "{gone} of {kept}"
+        );
         check(memory, 40 * MIB, 1);
     });
 }

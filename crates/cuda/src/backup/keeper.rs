@@ -96,8 +96,8 @@ pub struct KeptMemory {
 }
 
 impl KeptMemory {
-    /// Returns how much of the host's memory is kept, mapped as a whole and page-locked most of it. What is going back
-    /// counts until it has gone.
+    /// Returns how much of the host's memory is kept, most of it page-locked. Slots that no copy has needed yet have
+    /// addresses and no memory, and do not count. What is going back counts until it has gone.
     pub fn bytes(&self) -> Bytes {
         let state = self.shared.lock();
         let bytes = state.idle_bytes() + state.leaving_bytes + self.queue.bytes();
