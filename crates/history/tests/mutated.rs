@@ -157,6 +157,9 @@ fn input(bases: &[Base], number: u64) -> (String, Vec<u8>) {
 fn changed_bytes(bytes: &[u8], changes: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..changes {
+        if bytes.is_empty() {
+            break;
+        }
         let at = random.below(bytes.len());
         match random.below(4) {
             0 => bytes.truncate(at.max(1)),

@@ -10,6 +10,7 @@ use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot,
 };
 
+use super::overlaps::overlap;
 use super::segments::{Segment, Segments};
 use super::{CHECK_EVERY_EVENTS, check_segments, contradiction};
 use crate::budget::Budget;
@@ -93,6 +94,9 @@ impl Present {
         let mut event = *recorded;
         match action {
             Action::Alloc => {
+                if let Some(other) = self.occupant(address, size) {
+                    return Err(overlap(event.event, (other.address, other.requested)));
+                }
                 let block = BlockSnapshot {
                     address,
                     size: size.max(Bytes(1)).round_up(self.granule),
@@ -102,8 +106,10 @@ impl Present {
                 self.blocks.insert(address.get(), block);
             }
             Action::FreeRequested => match self.blocks.get_mut(&address.get()) {
-                Some(block) => block.status = BlockStatus::PendingFree,
-                None => return Err(not_there(recorded.event)),
+                Some(block) if block.status == BlockStatus::Allocated => {
+                    block.status = BlockStatus::PendingFree;
+                }
+                _ => return Err(not_there(recorded.event)),
             },
             Action::FreeCompleted => {
                 let block = self.blocks.remove(&address.get());
@@ -126,6 +132,13 @@ impl Present {
             | Action::SegmentResumed => {}
         }
         Ok(())
+    }
+
+    /// Returns the block in use that has some of the `size` bytes at `address`, by what was asked for.
+    fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<&BlockSnapshot> {
+        let below = self.blocks.range(..(address + size).get()).next_back();
+        let below = below.map(|(_, block)| block);
+        below.filter(|block| block.address + block.requested > address)
     }
 
     /// Returns about how much memory all this takes.

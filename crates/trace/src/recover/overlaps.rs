@@ -76,7 +76,7 @@ impl Blocks {
 }
 
 #[cold]
-fn overlap(event: Event, (other, size): (DeviceAddress, Bytes)) -> TraceError {
+pub(super) fn overlap(event: Event, (other, size): (DeviceAddress, Bytes)) -> TraceError {
     contradiction(format!(
         "allocates {} at {}, where a block of {size} at {other} is in use",
         event.size, event.address

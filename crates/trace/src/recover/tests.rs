@@ -456,3 +456,29 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
     assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
     assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
 }
+
+/// What was there before is said, and an event has to be possible with it.
+#[test]
+fn events_contradict_what_was_there_before() {
+    let held = [segment(&[Allocated, PendingFree])];
+    let at = |action, block: u64| event(action, SEGMENT + 512 * block, 500);
+    let walk = |events: &[TraceEvent]| {
+        let left = left_at_end(0, &held, events, &mut Budget::new(1 << 20));
+        left.map(drop).map_err(|error| error.to_string())
+    };
+    let possible = [
+        at(FreeRequested, 0),
+        at(FreeCompleted, 1),
+        at(FreeCompleted, 0),
+        at(Alloc, 1),
+        at(Alloc, 0),
+    ];
+    assert_eq!(walk(&possible), Ok(()));
+    let twice =
+        "device 0, event 0: free_requested of 500 bytes at 0x100200, where there is no such thing";
+    assert_eq!(walk(&[at(FreeRequested, 1)]), Err(twice.to_owned()));
+    let refused = walk(&[event(Alloc, SEGMENT + 256, 500)]).expect_err("it is in use");
+    assert!(refused.contains("in use"), "{refused}");
+    let refused = walk(&[at(FreeRequested, 0), at(FreeRequested, 0)]);
+    assert!(refused.is_err());
+}
