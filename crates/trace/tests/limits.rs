@@ -113,6 +113,10 @@ fn json_costs_no_more_than_pickles() {
         endless.to_string().contains("a text has no end"),
         "{endless}"
     );
+    // Each number ends, of however many digits all together are.
+    let numbers = b"0.000000000000000000001,".repeat(1 << 20);
+    let numbers = [b"{\"segments\":[],\"others\":[", &numbers[..], b"null]}"].concat();
+    read_from(&numbers[..]).expect("a snapshot of nothing");
     let deep = [&b"{\"segments\":"[..], &b"[".repeat(100_000)].concat();
     assert!(refused(&deep).is_malformed());
 }

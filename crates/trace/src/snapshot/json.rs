@@ -110,7 +110,11 @@ struct Builder<'b> {
 
 impl Builder<'_> {
     /// Notes that something was read; returns an error where all together is too much memory.
-    fn see(&mut self) -> Result<(), TraceError> {
+    fn see<E: serde::de::Error>(&mut self) -> Result<(), E> {
+        self.check_memory().map_err(|error| self.fail(error))
+    }
+
+    fn check_memory(&mut self) -> Result<(), TraceError> {
         let offset = self.progress.read_bytes.get();
         self.progress.seen_at.set(offset);
         if offset < self.check_at {
@@ -181,35 +185,32 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
+        self.builder.see()?;
         Ok(Value::None)
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
+        self.builder.see()?;
         Ok(Value::Bool(value))
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
-        self.builder
-            .see()
-            .map_err(|error| self.builder.fail(error))?;
+        self.builder.see()?;
         Ok(Value::Int(value))
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
-        self.builder
-            .see()
-            .map_err(|error| self.builder.fail(error))?;
+        self.builder.see()?;
         Ok(i64::try_from(value).map_or(Value::Natural(value), Value::Int))
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        self.builder.see()?;
         Ok(Value::Float(value))
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
-        self.builder
-            .see()
-            .map_err(|error| self.builder.fail(error))?;
+        self.builder.see()?;
         Ok(self.builder.string(text))
     }
 
@@ -221,7 +222,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
             Place::RootList => return Err(builder.fail(foreign(PROFILE))),
             Place::Inside => Place::Inside,
         };
-        builder.see().map_err(|error| builder.fail(error))?;
+        builder.see()?;
         let list = builder.heap.new_list();
         while let Some(item) = items.next_element_seed(Item {
             builder: &mut *builder,
@@ -236,7 +237,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let Item { builder, place } = self;
-        builder.see().map_err(|error| builder.fail(error))?;
+        builder.see()?;
         let dict = builder.heap.new_dict();
         let mut items = Vec::new();
         while let Some(key) = entries.next_key_seed(Item {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use lowtide_core::{
     Action, BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
 };
@@ -151,7 +151,8 @@ impl Reader {
             }
             _ => Vec::new(),
         };
-        let mut first_names: HashMap<u32, RecordedText> = HashMap::new();
+        let count = named.len();
+        let (mut seen, mut repeated) = (HashSet::new(), 0);
         let mut roots = Vec::new();
         for (name, value) in named {
             let Value::Dict(dict) = value else {
@@ -160,22 +161,34 @@ impl Reader {
             if !is_snapshot(self.heap.kept(value)?) {
                 continue;
             }
-            if let Some(first) = first_names.get(&dict) {
-                left_out.push(format!("snapshot {name} is snapshot {first} once more"));
-                continue;
+            if seen.insert(dict) {
+                roots.push((Some(name), value));
+            } else {
+                repeated += 1;
             }
-            first_names.insert(dict, name.clone());
-            roots.push((Some(name), value));
         }
-        Ok(match &mut roots[..] {
-            // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
-            [] => vec![(None, root)],
-            [(name, _)] => {
-                *name = None;
-                roots
+        let others = count - repeated - roots.len();
+        // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
+        if roots.is_empty() {
+            return Ok(vec![(None, root)]);
+        }
+        for (left, singular, plural) in [
+            (
+                repeated,
+                "is a snapshot that is there before",
+                "are snapshots that are there before",
+            ),
+            (others, "is no snapshot", "are no snapshots"),
+        ] {
+            let what = if left == 1 { singular } else { plural };
+            if left > 0 {
+                left_out.push(format!("{left} of {count} items {what}"));
             }
-            _ => roots,
-        })
+        }
+        if let [(name, _)] = &mut roots[..] {
+            *name = None;
+        }
+        Ok(roots)
     }
 
     /// Returns what the snapshot `root` says.
