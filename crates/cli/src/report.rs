@@ -79,6 +79,8 @@ fn path_line(path: &Path) -> Vec<u8> {
 /// recording is stored.
 fn default_output(trace: &Path) -> PathBuf {
     let mut path = PathBuf::from(trace.file_name().unwrap_or_default());
+    // A page by `torch.cuda._memory_viz` is not written over.
+    let is_page = path.extension().is_some_and(|known| known == "html");
     for extension in [
         "zst", "gz", "xz", "bz2", "pickle", "lowtide", "json", "html", "pt",
     ] {
@@ -90,7 +92,7 @@ fn default_output(trace: &Path) -> PathBuf {
     match name.as_encoded_bytes() {
         b"" | b"-" => "report.html".into(),
         _ => {
-            name.push(".html");
+            name.push(if is_page { ".report.html" } else { ".html" });
             name.into()
         }
     }
@@ -270,6 +272,7 @@ mod tests {
         check("job.expandable.pickle", "job.expandable.html");
         check("job.lowtide.gz", "job.html");
         check("job.pickle.xz", "job.html");
+        check("viz/job.html", "job.report.html");
         check("-", "report.html");
     }
 
