@@ -334,7 +334,7 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
 #[test]
 fn what_a_live_pool_keeps_would_have_fitted_nowhere() {
     let test = "what_a_live_pool_keeps_would_have_fitted_nowhere";
-    let of_graph = "in pool (7, 0), until graph.reset() of its torch.cuda.CUDAGraph.";
+    let of_graph = "in pool (7, 0), until graph.reset() of all torch.cuda.CUDAGraphs in it.";
     let of_mempool =
         "in pool (0, 7), until its torch.cuda.MemPool and graphs are deleted (MemPool(";
     for (capture, user, expected) in [("7", "0", of_graph), ("0", "7", of_mempool)] {

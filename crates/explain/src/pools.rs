@@ -61,7 +61,7 @@ impl PoolShare {
     /// number, and one that the program made by its second.
     fn release(&self) -> &'static str {
         match (self.pool.id, self.pool.use_on_oom) {
-            (MempoolId(_, 0), _) => "graph.reset() of its torch.cuda.CUDAGraph",
+            (MempoolId(_, 0), _) => "graph.reset() of all torch.cuda.CUDAGraphs in it",
             (_, true) => {
                 "its torch.cuda.MemPool and graphs are deleted (use_on_oom=True found no block that fits)"
             }

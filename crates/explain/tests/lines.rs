@@ -186,7 +186,7 @@ fn with_pool(pool: MempoolId, used: Bytes) -> Job {
 fn what_a_live_pool_keeps_free_is_held_in_every_replay_and_named() {
     let released_by = |pool, how: &str| format!("in pool {pool}, until {how}");
     let graph = MempoolId(3, 0);
-    let of_graph = released_by(graph, "graph.reset() of its torch.cuda.CUDAGraph.");
+    let of_graph = released_by(graph, "graph.reset() of all torch.cuda.CUDAGraphs in it.");
     let mempool = MempoolId(0, 2);
     let of_mempool = released_by(
         mempool,
@@ -230,7 +230,7 @@ fn the_pools_that_keep_the_most_are_named() {
     job.allocator.set_use_on_oom(lends, true).unwrap();
     let error = job.allocate(Bytes::mib(60)).unwrap_err();
     let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
-    let graph = "until graph.reset() of its torch.cuda.CUDAGraph";
+    let graph = "until graph.reset() of all torch.cuda.CUDAGraphs in it";
     let named = format!(
         "\nFree in live private pools, for their own requests: 40.00 MiB in pool (2, 0), {graph}; 30.00 MiB in pool \
          (4, 0), {graph}; 26.00 MiB in pool (2, 2), until its torch.cuda.MemPool and graphs are deleted \
