@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 # As many as Linux follows.
 _LINKS_MAX = 40
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -37,14 +38,16 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     path = Path(path)
     name = path.name or "."
     with _opened(path.parent) as (directory, _):
-        with suppress(FileNotFoundError):
-            there = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            _check_file(path, there, {os.geteuid()}, ": choose another name")
         temporary = f".lowtide-{secrets.token_hex(16)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
             with open(descriptor, "wb") as file:
+                # NFS gives the files of a machine's root to another user.
+                users = {os.geteuid(), os.fstat(descriptor).st_uid}
+                with suppress(FileNotFoundError):
+                    there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    _check_file(path, there, users, ": choose another name")
                 file.write(content)
                 file.flush()
                 # A machine that loses its power afterwards has the old file, or all of the new one.
@@ -110,7 +113,7 @@ def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iter
     here, way = os.open("/", _DIRECTORY), Path("/")
     try:
         left = list(reversed((Path.cwd() / path).parts[1:]))
-        links = 0
+        links, is_closed = 0, False
         while left:
             step = way / left.pop()
             there = _look(here, step.name, is_made)
@@ -125,10 +128,12 @@ def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iter
                 if links > _LINKS_MAX:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(step))
                 if target.is_absolute():
-                    here, way = _go(here, "/"), Path("/")
+                    here, way, is_closed = _go(here, "/"), Path("/"), False
                 left.extend(reversed(target.parts[target.is_absolute() :]))
             if is_private:
-                _check_private(way, os.stat(here), may_be_shared=bool(left))
+                found = os.stat(here)
+                is_closed = step.name != ".." and (is_closed or not found.st_mode & _OTHERS_SEARCH)
+                _check_private(way, found, is_closed, may_be_shared=bool(left))
         yield here, way
     finally:
         os.close(here)
@@ -179,10 +184,11 @@ def _check_planted(step: Path, there: os.stat_result, directory: os.stat_result)
         raise UnsafeError(step, f"is another user's (uid {there.st_uid}), in a directory that others may write to")
 
 
-def _check_private(directory: Path, found: os.stat_result, may_be_shared: bool) -> None:
+def _check_private(directory: Path, found: os.stat_result, is_closed: bool, may_be_shared: bool) -> None:
     if found.st_uid not in _trusted():
         raise UnsafeError(directory, f"belongs to another user (uid {found.st_uid})")
-    if found.st_mode & _OTHERS_WRITE and not (may_be_shared and found.st_mode & stat.S_ISVTX):
+    is_safe = is_closed or may_be_shared and found.st_mode & stat.S_ISVTX
+    if found.st_mode & _OTHERS_WRITE and not is_safe:
         raise UnsafeError(directory, "may be written to by others")
 
 

@@ -148,6 +148,26 @@ def test_a_cache_of_the_users_own_is_used_where_nobody_can_rename_it(shared: Pat
         assert load(cache, ours) == expected + "to which only you may write, below none of another user's"
 
 
+def test_a_cache_may_be_a_groups_where_its_group_cannot_get_to_it(
+    shared: Path, place: Path, sources: tuple[Path, Path]
+) -> None:
+    ours, _ = sources
+    cache = shared / "cache"
+    cache.mkdir()
+    cache.chmod(0o775)
+    place.chmod(0o700)
+    assert load(cache, ours) == "ours"
+    for mode in (0o710, 0o701):
+        place.chmod(mode)
+        assert "may be written to by others" in load(cache, ours)
+    place.chmod(0o700)
+    # What a way leads out of again protects nothing.
+    (place / "closed").mkdir(mode=0o700)
+    place.chmod(0o711)
+    way = place / "closed" / ".." / shared.name / "cache"
+    assert "may be written to by others" in load(way, ours)
+
+
 def test_a_shim_that_is_not_as_it_was_built_is_not_loaded(place: Path, sources: tuple[Path, Path]) -> None:
     ours, built = sources
     assert load(place, ours) == "ours"
@@ -207,6 +227,27 @@ def test_what_is_planted_is_not_written_to(shared: Path, place: Path) -> None:
     assert victim.read_text() == "as it was"
     assert sorted(path.name for path in place.iterdir()) == ["shared", "victim"]
     assert list(shared.iterdir()) == []
+
+
+@as_root
+def test_a_file_is_replaced_where_the_file_system_gives_it_to_another(place: Path) -> None:
+    """As NFS does with the files of a machine's root."""
+    directory = place / "given"
+    directory.mkdir()
+    directory.chmod(0o777)
+    program = """
+    import ctypes, sys
+    from pathlib import Path
+    from lowtide import _files
+    for content in (b"old", b"new"):
+        ctypes.CDLL(None).setfsuid(65534)
+        _files.write(sys.argv[1], content)
+    """
+    file = directory / "file"
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), file], check=True, timeout=120)
+    assert (file.read_bytes(), file.stat().st_uid) == (b"new", NOBODY)
+    assert "belongs to another user (uid 65534)" in write_elsewhere(file)
+    assert os.listdir(directory) == ["file"]
 
 
 def test_a_new_file_is_for_its_user_alone(shared: Path) -> None:

@@ -288,6 +288,31 @@ fn a_dump_is_written_beside_what_is_planted() {
     }
 }
 
+/// NFS gives the files of a machine's root to `nobody`, mostly.
+#[test]
+fn a_job_replaces_its_own_file_where_the_file_system_gives_it_to_another() {
+    if !is_root() {
+        return;
+    }
+    let job = Rc::new(Job::new("given"));
+    let shared = Shared::new("given", 0o777, &job);
+    let path = shared.path("job.lowtide");
+    let acts = ["record", path.to_str().unwrap()];
+    for _ in 0..2 {
+        let output = shared.attack("true", "", &acts, &[("JOB_FILES_UID", "65534")]);
+        assert_eq!(shared.check(&output), "");
+        assert_eq!(fs::metadata(&path).unwrap().uid(), NOBODY);
+        assert_eq!(shared.names(), ["job.lowtide"]);
+    }
+    let output = shared.attack("true", "", &acts, &[]);
+    let text = shared.check(&output);
+    assert!(
+        text.contains("belongs to another user (uid 65534)"),
+        "{text}"
+    );
+    assert_eq!(shared.names(), ["job.lowtide"]);
+}
+
 /// A directory that another user's link leads to is not the one that the job's user named.
 #[test]
 fn a_job_goes_through_no_link_of_another_user() {

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -59,7 +59,7 @@ impl Place {
         let Some(there) = self.stat()? else {
             return Ok(None);
         };
-        check_own_file(&there)?;
+        self.check_own_file(&there)?;
         // Others may have put something else here since, which must not keep this process waiting.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match openat(&self.directory, &self.name, flags, Mode::empty()) {
@@ -67,7 +67,7 @@ impl Place {
             opened => opened?,
         };
         let there = fstat(&file)?;
-        check_own_file(&there)?;
+        self.check_own_file(&there)?;
         Ok(Some((file.into(), there)))
     }
 
@@ -78,21 +78,36 @@ impl Place {
             found => Ok(Some(found?)),
         }
     }
-}
 
-/// Returns an error unless `there` is of a regular file of this user.
-fn check_own_file(there: &Stat) -> io::Result<()> {
-    let what = match FileType::from_raw_mode(there.st_mode) {
-        FileType::RegularFile => return check_owner(there),
-        FileType::Directory => return Err(ErrorKind::IsADirectory.into()),
-        FileType::Symlink => "a symbolic link",
-        FileType::Fifo => "a FIFO",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        FileType::Unknown => "no regular file",
-    };
-    let text = format!("is {what}, and only a regular file is written: choose another name");
-    Err(io::Error::new(ErrorKind::InvalidInput, text))
+    /// Returns an error unless `there`, which is here, is of a regular file of this user.
+    fn check_own_file(&self, there: &Stat) -> io::Result<()> {
+        let what = match FileType::from_raw_mode(there.st_mode) {
+            FileType::RegularFile => return self.check_owner(there),
+            FileType::Directory => return Err(ErrorKind::IsADirectory.into()),
+            FileType::Symlink => "a symbolic link",
+            FileType::Fifo => "a FIFO",
+            FileType::Socket => "a socket",
+            FileType::CharacterDevice | FileType::BlockDevice => "a device",
+            FileType::Unknown => "no regular file",
+        };
+        let text = format!("is {what}, and only a regular file is written: choose another name");
+        Err(io::Error::new(ErrorKind::InvalidInput, text))
+    }
+
+    /// Returns an error unless `there` is this user's. Some file systems give a user's files to another, as NFS does
+    /// with root's: those that have the owner of a new file are this user's, too.
+    fn check_owner(&self, there: &Stat) -> io::Result<()> {
+        check_owner(there).or_else(|error| match self.owner_of_new_file() {
+            Ok(owner) if owner == there.st_uid => Ok(()),
+            _ => Err(error),
+        })
+    }
+
+    fn owner_of_new_file(&self) -> io::Result<u32> {
+        let (file, name) = self.create_unguessable(Mode::RUSR | Mode::WUSR)?;
+        unlinkat(&self.directory, name, AtFlags::empty())?;
+        Ok(fstat(&file)?.st_uid)
+    }
 }
 
 /// Returns an error unless `there` is this user's.

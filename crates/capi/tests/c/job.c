@@ -1,8 +1,9 @@
 /* A job that lowtide writes files for. The argument says which: "memory", "exhaust", or "record" and a path. What it
- * prints is what lowtide said. */
+ * prints is what lowtide said. JOB_FILES_UID gives its files to another user, as some file systems do. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 
 #include "lowtide.h"
 
@@ -20,6 +21,10 @@ static void use_memory(void) {
 }
 
 int main(int count, char **arguments) {
+    const char *files_uid = getenv("JOB_FILES_UID");
+    if (files_uid != NULL) {
+        setfsuid((uid_t)atoi(files_uid));
+    }
     require(count > 1 && lowtide_init(0) == LOWTIDE_STATUS_OK, "init");
     if (strcmp(arguments[1], "record") == 0 && lowtide_record_start(arguments[2], false) != LOWTIDE_STATUS_OK) {
         puts(lowtide_last_error());
