@@ -341,9 +341,13 @@ fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
     };
     trim(&mut world).expect("what cannot go stays");
     assert_eq!(world.mapped(), mapped);
+    let request = |world: &World| world.region.allocate(Bytes::mib(24), Stream(0));
+    assert!(request(&world).is_err(), "copies may write there");
     world.backups.failing_waits = 0;
     trim(&mut world).expect("nothing fails any more");
     assert_eq!(world.mapped(), Bytes::ZERO);
+    let served = request(&world).expect("the copies have ended");
+    assert_eq!(world.region.lane().free(served.address), Ok(()));
     world.end();
 }
 
