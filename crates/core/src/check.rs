@@ -241,3 +241,42 @@ fn ensure_equal(what: &str, figure: u64, counted: u64) -> Result<(), String> {
         format!("{what}: the figure is {figure}, the count {counted}")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::figures::SizeKind;
+    use crate::strategy::test_driver::TestDriver;
+    use crate::units::Stream;
+
+    /// Figures, and the blocks that they are of, contradict each other.
+    #[test]
+    fn what_cannot_be_is_found() {
+        let allocator = || {
+            let driver = TestDriver::new(Bytes::mib(64));
+            let mut allocator = DeviceAllocator::new(driver, 0, &Config::default());
+            let block = allocator.allocate(Bytes::mib(3), Stream::DEFAULT);
+            assert!(block.is_ok());
+            allocator
+        };
+        let wrongs = |allocator: &DeviceAllocator<TestDriver>| {
+            let levels = [CheckLevel::Figures, CheckLevel::Everything];
+            levels.map(|level| allocator.check_invariants(level).err())
+        };
+        assert_eq!(wrongs(&allocator()), [None, None]);
+        let (kind, size) = (SizeKind::Large, Bytes::mib(30));
+        let mut counts = allocator();
+        counts.heap.stats.count_allocated(kind, size, size);
+        let text = "active bytes (34603008) exceed reserved bytes (20971520)";
+        assert_eq!(wrongs(&counts), [(); 2].map(|()| Some(text.to_owned())));
+        // What the figures alone do not show.
+        let mut counts = allocator();
+        counts
+            .heap
+            .stats
+            .count_allocated(kind, Bytes(512), Bytes(512));
+        let [figures, everything] = wrongs(&counts);
+        assert!(figures.is_none() && everything.is_some(), "{everything:?}");
+    }
+}

@@ -495,6 +495,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn counts_of_parts_are_added() {
+        let part = |first: i64| {
+            let mut part = Figures::new();
+            part.num_alloc_retries = first;
+            part.num_ooms = first + 1;
+            part.num_sync_all_streams = first + 2;
+            part.num_device_alloc = first + 3;
+            part.num_device_free = first + 4;
+            part.num_oom_rejections = first + 5;
+            part
+        };
+        let mut sum = part(10);
+        sum.add(part(100));
+        let counts = [
+            sum.num_alloc_retries,
+            sum.num_ooms,
+            sum.num_sync_all_streams,
+            sum.num_device_alloc,
+            sum.num_device_free,
+            sum.num_oom_rejections,
+        ];
+        assert_eq!(counts, [110, 112, 114, 116, 118, 120]);
+    }
+
     /// The figures of blocks: two of those held, two of those active, and what was asked for.
     type Five = [PoolStats; 5];
 

@@ -146,3 +146,160 @@ fn write(figures: &mut Figures, peaks: &[i64; LEVELS]) {
     let mut peaks = peaks.iter();
     figures.for_each_level(|level| level.set_peak(*peaks.next().expect("one for each level")));
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::figures::SizeKind;
+    use crate::units::Bytes;
+
+    const PARTS: usize = 3;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Allocate(usize, u64),
+        /// With work that still uses the block, or without.
+        Free(usize, bool),
+        Finish(usize),
+        Reset,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0..PARTS, 1..1_000_u64).prop_map(|(part, size)| Step::Allocate(part, size)),
+            6 => any::<(usize, bool)>().prop_map(|(index, waits)| Step::Free(index, waits)),
+            3 => any::<usize>().prop_map(Step::Finish),
+            1 => Just(Step::Reset),
+        ]
+    }
+
+    /// What the allocators of a device count, and one figure for all of it.
+    struct World {
+        parts: [Figures; PARTS],
+        whole: Figures,
+        peaks: Peaks,
+    }
+
+    impl World {
+        fn new() -> World {
+            let mut world = World {
+                parts: std::array::from_fn(|_| Figures::new()),
+                whole: Figures::new(),
+                peaks: Peaks::default(),
+            };
+            world.settle();
+            world
+        }
+
+        fn settle(&mut self) {
+            self.peaks.settle(&mut self.parts.each_mut());
+        }
+
+        /// Counts something in a part, and settles if the part passed a ceiling.
+        fn count(&mut self, part: usize, count: impl Fn(&mut Figures)) {
+            count(&mut self.parts[part]);
+            count(&mut self.whole);
+            // Whether what waits is told apart is seen by all when something does.
+            if self.parts[part].has_new_peak() || self.whole.waiting_blocks() == 1 {
+                self.settle();
+            }
+        }
+
+        fn sum(&self) -> Figures {
+            let mut sum = Figures::new();
+            for part in &self.parts {
+                sum.add(part.clone());
+            }
+            self.peaks.write_to(&mut sum);
+            sum
+        }
+    }
+
+    fn levels(figures: &mut Figures) -> Vec<(i64, i64)> {
+        let mut levels = Vec::new();
+        figures.for_each_level(|level| levels.push((level.current, level.peak())));
+        levels
+    }
+
+    proptest! {
+        /// While one thread allocates, the device's peaks are those of one allocator that serves all streams, and no
+        /// ceiling lets an allocator pass them unseen.
+        #[test]
+        fn peaks_are_those_of_all_together(steps in prop::collection::vec(step(), 1..200)) {
+            let mut world = World::new();
+            let (mut held, mut waiting) = (Vec::new(), Vec::new());
+            for step in steps {
+                match step {
+                    Step::Allocate(part, size) => {
+                        let kind = if size > 500 { SizeKind::Large } else { SizeKind::Small };
+                        let size = Bytes(size);
+                        world.count(part, |figures| figures.count_allocated(kind, size, size));
+                        held.push((part, kind, size));
+                    }
+                    Step::Free(index, waits) if !held.is_empty() => {
+                        let block = held.swap_remove(index % held.len());
+                        let (part, kind, size) = block;
+                        if waits {
+                            world.count(part, |figures| figures.count_suspended(kind, size));
+                            waiting.push(block);
+                        } else {
+                            world.count(part, |figures| figures.count_freed(kind, size, size));
+                        }
+                    }
+                    Step::Finish(index) if !waiting.is_empty() => {
+                        let (part, kind, size) = waiting.swap_remove(index % waiting.len());
+                        world.count(part, |figures| figures.count_resumed(kind, size, size));
+                    }
+                    Step::Reset => {
+                        world.peaks.reset(&mut world.parts.each_mut());
+                        world.settle();
+                        world.whole.reset_peaks();
+                    }
+                    Step::Free(..) | Step::Finish(_) => {}
+                }
+                prop_assert_eq!(world.sum().stats(), world.whole.stats());
+                let mut ceilings = vec![0; LEVELS];
+                for part in &mut world.parts {
+                    for (ceiling, (_, peak)) in ceilings.iter_mut().zip(levels(part)) {
+                        *ceiling += peak;
+                    }
+                }
+                let peaks = levels(&mut world.sum());
+                for (ceiling, (_, peak)) in ceilings.into_iter().zip(peaks) {
+                    prop_assert!(ceiling <= peak, "{ceiling} of {peak}");
+                }
+            }
+        }
+    }
+
+    /// A job that repeats itself passes no ceiling.
+    #[test]
+    fn head_room_goes_to_who_needed_it() {
+        let mut world = World::new();
+        let size = Bytes(600);
+        let kind = SizeKind::Large;
+        let allocate = |figures: &mut Figures| figures.count_allocated(kind, size, size);
+        let free = |figures: &mut Figures| figures.count_freed(kind, size, size);
+        for _ in 0..2 {
+            for (part, count) in [(0, 3), (1, 1)] {
+                for _ in 0..count {
+                    world.count(part, allocate);
+                }
+            }
+            for (part, count) in [(0, 3), (1, 1)] {
+                for _ in 0..count {
+                    world.count(part, free);
+                }
+            }
+            world.settle();
+        }
+        for part in [0, 0, 0, 1] {
+            allocate(&mut world.parts[part]);
+            assert!(!world.parts[part].has_new_peak(), "part {part}");
+        }
+        allocate(&mut world.parts[1]);
+        assert!(world.parts[1].has_new_peak());
+    }
+}

@@ -176,6 +176,54 @@ fn the_figures_of_a_small_job() -> Result<(), AllocError> {
     Ok(())
 }
 
+/// What is used again does not raise a peak.
+#[test]
+fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default());
+    let size = Bytes::mib(3);
+    let [first, _] = [
+        allocator.allocate(size, Stream::DEFAULT)?,
+        allocator.allocate(size, Stream::DEFAULT)?,
+    ];
+    for has_new_peak in [true, false] {
+        // The first time there are more free blocks than ever.
+        allocator.free(first)?;
+        assert_eq!(allocator.allocate(size, Stream::DEFAULT)?, first);
+        assert_eq!(allocator.has_new_peak(), has_new_peak);
+        allocator.keep_new_peak();
+    }
+    allocator.allocate(size, Stream::DEFAULT)?;
+    assert!(allocator.has_new_peak());
+    Ok(())
+}
+
+/// A block stays noted until its memory is handed out again, and others are not.
+#[test]
+fn blocks_are_noted_one_by_one() -> Result<(), AllocError> {
+    let mut allocator = allocator(&Config::default());
+    let mut blocks = Vec::new();
+    for _ in 0..3 {
+        blocks.push(allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?);
+    }
+    let noted = |allocator: &DeviceAllocator<SimDriver>| {
+        let noted = blocks.iter().map(|&block| allocator.is_watched(block));
+        noted.collect::<Vec<_>>()
+    };
+    assert_eq!(noted(&allocator), [false; 3]);
+    allocator.watch(blocks[..2].iter().copied(), true);
+    assert_eq!(noted(&allocator), [true, true, false]);
+    allocator.watch(blocks[..2].iter().copied(), true);
+    assert_eq!(noted(&allocator), [true, true, false]);
+    allocator.watch(blocks[1..].iter().copied(), false);
+    assert_eq!(noted(&allocator), [true, false, false]);
+    allocator.free(blocks[0])?;
+    assert_eq!(noted(&allocator), [false; 3], "it is not held");
+    let again = allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?;
+    assert_eq!(again, blocks[0]);
+    assert_eq!(noted(&allocator), [false; 3]);
+    Ok(())
+}
+
 const OPERATIONS: usize = 300;
 
 #[test]
