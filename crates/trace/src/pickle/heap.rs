@@ -298,3 +298,80 @@ fn too_many_keys() -> TraceError {
 fn index(position: usize) -> u32 {
     u32::try_from(position).expect("the budget of a file ends before 2^32 containers")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNT: usize = 10_000;
+
+    /// Checks that a thing that a heap is made to hold counts as so many bytes, or up to twice that.
+    #[track_caller]
+    fn check_counted(bytes: usize, add: impl Fn(&mut Heap<()>, i64)) {
+        let mut heap = Heap::new(Strings::default());
+        let before = heap.retained_bytes();
+        for number in 0..COUNT {
+            add(&mut heap, i64::try_from(number).expect("it is small"));
+        }
+        let counted = heap.retained_bytes() - before;
+        let taken = (COUNT * bytes) as u64;
+        assert!(
+            (taken..=2 * taken).contains(&counted),
+            "{counted} of {taken}"
+        );
+    }
+
+    #[test]
+    fn every_container_counts() {
+        let value = size_of::<Value>();
+        let vector = size_of::<Vec<Value>>();
+        let (list, dict) = (size_of::<List>(), size_of::<Dict<()>>());
+        let tuple = size_of::<Box<[Value]>>();
+        check_counted(list, |heap, _| {
+            heap.new_list();
+        });
+        check_counted(list + 20 * value, |heap, _| {
+            let Value::List(list) = heap.new_list() else {
+                return;
+            };
+            assert!(heap.extend_list(list, &[Value::None; 20]));
+        });
+        check_counted(dict, |heap, _| {
+            heap.new_dict();
+        });
+        check_counted(dict + vector + 20 * value, |heap, _| {
+            let Value::Dict(dict) = heap.new_dict() else {
+                return;
+            };
+            assert!(heap.extend_dict(dict, &[Value::None; 20]));
+        });
+        check_counted(tuple + 20 * value, |heap, _| {
+            heap.new_tuple(&[Value::None; 20]);
+        });
+        let pair = size_of::<((i64, i64), u32)>();
+        check_counted(tuple + 2 * value + pair, |heap, number| {
+            heap.new_tuple(&[Value::Int(number), Value::Int(1)]);
+        });
+        check_counted(value, |heap, number| {
+            heap.reference(Value::Int(number));
+        });
+    }
+
+    /// What a heap has let go of does not count.
+    #[test]
+    fn what_is_dropped_does_not_count() {
+        let mut heap = Heap::new(Strings::default());
+        let (list, dict) = (heap.new_list(), heap.new_dict());
+        let (Value::List(number), Value::Dict(dict)) = (list, dict) else {
+            panic!("they are what they are");
+        };
+        let before = heap.retained_bytes();
+        heap.extend_list(number, &[Value::None; 1000]);
+        heap.seal_list(list, 0);
+        assert_eq!(heap.retained_bytes(), before);
+        heap.extend_dict(dict, &[Value::None; 100]);
+        heap.set_record(dict, ());
+        let left = heap.retained_bytes() - before;
+        assert_eq!(left, size_of::<Vec<Value>>() as u64);
+    }
+}
