@@ -51,6 +51,23 @@ fn all_of_the_device_is_no_limit() {
     assert_eq!((stats.num_ooms, stats.num_oom_rejections), (1, 2));
 }
 
+/// Of what is cached some goes back before a request needs it only where there are both a limit and a threshold.
+#[test]
+fn garbage_is_collected_above_a_part_of_a_limit() {
+    let (threshold, fraction) = (
+        "garbage_collection_threshold:0.2",
+        "per_process_memory_fraction:0.5",
+    );
+    let both = format!("{threshold},{fraction}");
+    for (conf, reserved) in [(threshold, 3), (fraction, 3), (&both, 1)] {
+        let mut allocator = allocator(conf);
+        let cached = allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
+        allocator.free(cached).unwrap();
+        allocator.allocate(Bytes::gib(1), Stream(1)).unwrap();
+        assert_eq!(allocator.stats().reserved(), Bytes::gib(reserved), "{conf}");
+    }
+}
+
 #[test]
 fn what_is_no_fraction_is_refused_and_changes_nothing() {
     let mut allocator = allocator("");
