@@ -112,7 +112,7 @@ fn which_of_several_snapshots_is_looked_at_is_said() {
     assert!(line.ends_with(expected), "{line}");
     let twice = notes("replay", "gathered_twice.pickle");
     assert!(
-        twice.contains("gathered_twice.pickle: 1 of 2 items is a snapshot that is there before\n"),
+        twice.contains("gathered_twice.pickle: 1 of 2 items repeats an earlier snapshot\n"),
         "{twice}"
     );
 }

@@ -202,10 +202,7 @@ fn several_snapshots_in_a_file() {
     assert_eq!(members(&wrapped), [(None, 0)]);
     let twice = data("gathered_twice.pickle");
     assert_eq!(members(&twice), [(None, 0)]);
-    assert_eq!(
-        twice.left_out,
-        ["1 of 2 items is a snapshot that is there before"]
-    );
+    assert_eq!(twice.left_out, ["1 of 2 items repeats an earlier snapshot"]);
 
     // A file of one snapshot has room for those of several devices.
     let mut out = Vec::new();

@@ -98,6 +98,75 @@ fn what_a_compressed_file_claims_costs_nothing_before_it_is_checked() {
     }
 }
 
+/// Snapshots that share what is long: a region's tag, and the name of a mark.
+#[test]
+fn what_gathered_snapshots_share_is_there_once() {
+    const TEST: &str = "what_gathered_snapshots_share_is_there_once";
+    if env::var(CASE).is_ok() {
+        let file = gathered(300, 8 << 20);
+        assert_eq!(read_from(&file[..]).unwrap().traces.len(), 300);
+        read_and_say_peak(&file);
+        return;
+    }
+    // The file, the texts as they are read, and as they are kept.
+    let peak = peak_kib_of(TEST, 0);
+    assert!(peak <= (8 * 8 + 32) << 10, "{peak} KiB");
+}
+
+/// Returns a pickle of so many snapshots, each of a segment, whose tag and mark have one text.
+fn gathered(count: usize, text_bytes: u32) -> Vec<u8> {
+    let string = |text: &str| {
+        let length = u8::try_from(text.len()).unwrap();
+        [&[0x8c, length], text.as_bytes()].concat()
+    };
+    let dict = |entries: &[(&str, &[u8])]| {
+        let entries = entries.iter();
+        let entries = entries.map(|(key, value)| [&string(key)[..], value].concat());
+        [b"}(", &entries.collect::<Vec<_>>().concat()[..], b"u"].concat()
+    };
+    let list = |item: &[u8]| [b"]", item, b"a"].concat();
+    let (zero, text, large) = (b"K\0", b"h\0", string("large"));
+    let block = dict(&[
+        ("address", b"J\0\0\0\x40"),
+        ("size", b"J\0\0\x20\0"),
+        ("state", &string("inactive")),
+    ]);
+    let segment = dict(&[
+        ("device", zero),
+        ("address", b"J\0\0\0\x40"),
+        ("total_size", b"J\0\0\x20\0"),
+        ("stream", zero),
+        ("segment_type", &large),
+        ("blocks", &list(&block)),
+    ]);
+    let mark = dict(&[
+        ("stage", &string("START")),
+        ("name", text),
+        ("device", zero),
+        ("time_us", zero),
+    ]);
+    let region = dict(&[
+        ("device", zero),
+        ("pool_id", b"K\0K\x07\x86"),
+        ("tag", text),
+    ]);
+    let snapshot = dict(&[
+        ("segments", &list(&segment)),
+        ("external_annotations", &list(&mark)),
+        ("region_pools", &list(&region)),
+    ]);
+    let begin = [b"\x80\x04X", &text_bytes.to_le_bytes()[..]].concat();
+    let long = vec![b'x'; text_bytes as usize];
+    [
+        &begin,
+        &long,
+        &b"\x940]("[..],
+        &snapshot.repeat(count),
+        b"e.",
+    ]
+    .concat()
+}
+
 /// Returns the compressed file of a case, of which no part was ever there at once.
 fn compressed(case: usize) -> Vec<u8> {
     const LONG: u32 = 200_000_000;

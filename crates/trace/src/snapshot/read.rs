@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use lowtide_core::{
     Action, BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
 };
@@ -23,6 +23,9 @@ use crate::recover;
 use crate::source::Input;
 use crate::stacks::StackTable;
 use crate::text::RecordedText;
+
+/// How long the settings may be: Linux has no longer environment variable.
+const CONF_BYTES_MAX: usize = 128 << 10;
 
 /// From so many items on, a list is looked at for one snapshot alone.
 const MANY_ITEMS: usize = 16;
@@ -47,6 +50,8 @@ struct Reader {
     budget: Budget,
     /// The long lists that a snapshot has, by number: no other has them, too.
     taken: HashSet<u32>,
+    /// The texts that traces keep: each is there once, however many snapshots share it.
+    texts: HashMap<StringId, RecordedText>,
 }
 
 /// What one snapshot says, before its events are taken.
@@ -80,6 +85,7 @@ impl Reader {
             records,
             budget,
             taken: HashSet::new(),
+            texts: HashMap::new(),
         })
     }
 
@@ -175,8 +181,8 @@ impl Reader {
         for (left, singular, plural) in [
             (
                 repeated,
-                "is a snapshot that is there before",
-                "are snapshots that are there before",
+                "repeats an earlier snapshot",
+                "repeat earlier snapshots",
             ),
             (others, "is no snapshot", "are no snapshots"),
         ] {
@@ -468,10 +474,10 @@ impl Reader {
             let Some(parts) = device.and_then(|device| devices.get_mut(&device)) else {
                 continue;
             };
-            if let Some(tag) = self.heap.text(self.get(entry, "tag")) {
-                let bytes = size_of::<(MempoolId, RecordedText)>() + tag.len();
-                self.budget.take(1, bytes as u64)?;
-                parts.regions.insert(pool, tag.into());
+            if let Some(tag) = self.recorded_text(self.get(entry, "tag"))? {
+                self.budget
+                    .take(1, size_of::<(MempoolId, RecordedText)>() as u64)?;
+                parts.regions.insert(pool, tag);
             }
         }
         Ok(())
@@ -482,7 +488,6 @@ impl Reader {
         annotations: Value,
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
-        let mut names: BTreeMap<StringId, RecordedText> = BTreeMap::new();
         for index in 0..self.count(annotations) {
             let entry = self.item(annotations, index);
             let record = self.records.resolve(&mut self.heap, entry)?;
@@ -495,12 +500,9 @@ impl Reader {
                 continue;
             };
             self.budget.take(1, size_of::<Annotation>() as u64)?;
-            let strings = &self.heap.strings;
-            let name = names
-                .entry(annotation.name)
-                .or_insert_with(|| strings.get(annotation.name).into());
+            let name = self.recorded_text(Value::String(annotation.name))?;
             parts.annotations.push(Annotation {
-                name: name.clone(),
+                name: name.unwrap_or_default(),
                 stage: annotation.stage,
                 time_us: annotation.time_us,
             });
@@ -508,11 +510,32 @@ impl Reader {
         Ok(())
     }
 
-    fn settings(&self, settings: Value) -> Result<AllocatorSettings, TraceError> {
+    /// Returns a text, if `value` is one.
+    fn recorded_text(&mut self, value: Value) -> Result<Option<RecordedText>, TraceError> {
+        let Value::String(id) = value else {
+            return Ok(None);
+        };
+        if let Some(text) = self.texts.get(&id) {
+            return Ok(Some(text.clone()));
+        }
+        let text = self.heap.strings.get(id);
+        let bytes = size_of::<(StringId, RecordedText)>() + text.len();
+        self.budget.take(1, bytes as u64)?;
+        let text = RecordedText::from(text);
+        self.texts.insert(id, text.clone());
+        Ok(Some(text))
+    }
+
+    fn settings(&mut self, settings: Value) -> Result<AllocatorSettings, TraceError> {
         let settings = self.heap.kept(settings)?;
-        let conf = self
-            .heap
-            .text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"));
+        let conf = self.recorded_text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"))?;
+        let conf = conf.unwrap_or_default();
+        if conf.raw().len() > CONF_BYTES_MAX {
+            let length = Bytes(conf.raw().len() as u64);
+            let what =
+                format!("`PYTORCH_CUDA_ALLOC_CONF` has {length}; no environment variable has");
+            return Err(TraceError::malformed(what));
+        }
         let max_split_size = match self.get(settings, "max_split_size") {
             Value::Int(..0) => Some(None),
             size => natural(size).map(|size| Some(Bytes(size))),
@@ -536,7 +559,7 @@ impl Reader {
             .collect();
         roundup_power2_divisions.sort_unstable();
         Ok(AllocatorSettings {
-            conf: conf.unwrap_or_default().into(),
+            conf,
             max_split_size,
             garbage_collection_threshold,
             expandable_segments,
