@@ -235,22 +235,55 @@ fn what_is_beside_the_optimizers_makes_no_state() {
     }
 }
 
-/// One line steps eight optimizers: each has a mark, and stacks show one call.
+/// One line steps several optimizers: each has a mark, and stacks show one call.
 #[test]
 fn states_that_optimizers_make_in_a_row_are_no_leak() {
-    let mut program = Program::new(true);
-    let activations = program.forward(1);
-    program.backward(activations);
-    for _ in 0..8 {
-        program.job.mark(STEP, AnnotationStage::Start);
-        for _ in 0..4 {
-            program.job.alloc_in(MIB, OPTIMIZER);
+    for (count, has_stacks) in [(5, true), (6, false), (8, true), (8, false)] {
+        let mut program = Program::new(has_stacks);
+        let activations = program.forward(1);
+        program.backward(activations);
+        for _ in 0..count {
+            program.job.mark(STEP, AnnotationStage::Start);
+            for _ in 0..4 {
+                program.job.alloc_in(MIB, OPTIMIZER);
+            }
+            program.job.mark(STEP, AnnotationStage::End);
         }
-        program.job.mark(STEP, AnnotationStage::End);
+        let found = program.leaks();
+        let what = format!("{count} optimizers, stacks: {has_stacks}");
+        check_none(&found, &what);
+        assert_eq!(found.training.optimizer.blocks, 4 * count, "{what}");
     }
-    let found = program.leaks();
-    check_none(&found, "eight optimizers");
-    assert_eq!(found.doubt, Some(Doubt::Calls));
+}
+
+/// Hooks run an optimizer for each parameter as soon as backward has its gradient.
+#[test]
+fn states_that_optimizers_make_within_backward_are_no_leak() {
+    let hook = [OPTIMIZER[0], ("optimizer_hook", "train.py", 30)];
+    for steps in [1, 2, 4, 5, 8, 12] {
+        let mut program = Program::new(true);
+        for step in 0..steps {
+            for activation in program.forward(1).into_iter().rev() {
+                let gradient = program.job.alloc_in(activation.size, &[]);
+                program.job.free(activation);
+                program.job.mark(STEP, AnnotationStage::Start);
+                if step == 0 {
+                    program.job.alloc_in(MIB, &hook);
+                    program.job.alloc_in(MIB, &hook);
+                }
+                let update = program.job.alloc_in(MIB / 2, &hook);
+                program.job.free(update);
+                program.job.mark(STEP, AnnotationStage::End);
+                program.job.free(gradient);
+            }
+        }
+        let found = program.leaks();
+        let what = format!("{steps} steps");
+        check_none(&found, &what);
+        let states = 2 * u64::from(LAYERS + 1);
+        assert_eq!(found.training.optimizer.blocks, states, "{what}");
+        assert_eq!(found.training.gradients.blocks, 0, "{what}");
+    }
 }
 
 /// One optimizer that keeps something in each of four steps looks like four that take turns.

@@ -37,6 +37,10 @@ pub(super) struct Callers {
     optimizers: HashMap<StackId, usize>,
     /// The caller of each event.
     events: Vec<Caller>,
+    /// How many of the events before each come from another than backward.
+    others_before: Vec<u32>,
+    /// The indices of each call's events, ascending.
+    by_call: HashMap<usize, Vec<u32>>,
     /// Whether stacks tell the program from backward.
     are_known: bool,
 }
@@ -48,10 +52,13 @@ impl Callers {
             by_stack: HashMap::new(),
             optimizers: HashMap::new(),
             events: Vec::with_capacity(trace.events.len()),
+            others_before: Vec::with_capacity(trace.events.len() + 1),
+            by_call: HashMap::new(),
             are_known: false,
         };
+        let mut others = 0;
         let (mut calls, mut places) = (HashMap::new(), HashMap::new());
-        for event in &trace.events {
+        for (index, event) in (0..).zip(&trace.events) {
             let caller = callers.by_stack.entry(event.stack).or_insert_with(|| {
                 let mut frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
                 frames.retain(is_python);
@@ -61,12 +68,19 @@ impl Callers {
                     let place = *places.entry(frames.clone()).or_insert(next);
                     callers.optimizers.insert(event.stack, place);
                 }
+                callers.are_known |= frames.iter().any(begins);
                 caller(frames, &mut calls)
             });
-            callers.events.push(*caller);
+            let caller = *caller;
+            callers.others_before.push(others);
+            others += u32::from(caller != Caller::Backward);
+            if let Caller::Call(number) = caller {
+                let own = callers.by_call.entry(number).or_default();
+                own.push(index);
+            }
+            callers.events.push(caller);
         }
-        let are_backward = |caller: &Caller| *caller == Caller::Backward;
-        callers.are_known = !callers.by_stack.values().all(are_backward);
+        callers.others_before.push(others);
         callers
     }
 
@@ -81,22 +95,25 @@ impl Callers {
         self.optimizers.get(&stack).copied()
     }
 
-    /// Returns from how many calls at least requests at ascending `instants` come that have this stack: of the outermost
-    /// module or optimizer on it, or of backward. Calls with no event of another between them count as one. `None` where the stack does not tell. Linear time.
+    /// Returns the least number of calls that made the requests at ascending `instants` which have this stack: calls of
+    /// the outermost module or optimizer on it, or of backward. Calls with no event of another between them count as
+    /// one. `None` where the stack does not tell. O(n log m) for n instants and m events.
     pub(super) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
-        let own = *self.by_stack.get(&stack)?;
-        if !self.are_known || own == Caller::Program {
+        let caller = *self.by_stack.get(&stack)?;
+        if !self.are_known || caller == Caller::Program {
             return None;
         }
-        let is_outside =
-            |&(_, &caller): &(u32, &Caller)| caller != own && caller != Caller::Backward;
-        let outside: Vec<u32> = (1..)
-            .zip(&self.events)
-            .filter(is_outside)
-            .map(|(instant, _)| instant)
-            .collect();
-        let before = |&instant: &u32| outside.partition_point(|&outside| outside < instant);
-        let mut calls: Vec<usize> = instants.iter().map(before).collect();
+        let own: &[u32] = match caller {
+            Caller::Call(number) => &self.by_call[&number],
+            Caller::Backward | Caller::Program => &[],
+        };
+        // The event at an index is the instant after it.
+        let others_before = |&instant: &u32| {
+            let index = instant.saturating_sub(1);
+            let own = own.partition_point(|&own| own < index);
+            self.others_before[index as usize] as usize - own
+        };
+        let mut calls: Vec<usize> = instants.iter().map(others_before).collect();
         calls.dedup();
         Some(calls.len())
     }
@@ -117,7 +134,9 @@ impl Callers {
 
 /// Returns who called by the Python frames of a stack, outermost first. `calls` numbers the calls.
 fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, usize>) -> Caller {
-    if !frames.iter().any(|frame| ROOTS.contains(&frame.name.raw())) {
+    // Hooks run optimizers within backward.
+    let is_called = |frame: &Frame<'_>| begins(frame) || is_of_optimizer(frame);
+    if !frames.iter().any(is_called) {
         return Caller::Backward;
     }
     let is_call = |frame: &Frame<'_>| {
@@ -142,6 +161,11 @@ fn is_python(frame: &Frame<'_>) -> bool {
         || file
             .rsplit_once('.')
             .is_some_and(|(_, extension)| extension == "py")
+}
+
+/// Returns whether a program begins in a function.
+fn begins(frame: &Frame<'_>) -> bool {
+    ROOTS.contains(&frame.name.raw())
 }
 
 fn is_of_optimizer(frame: &Frame<'_>) -> bool {

@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 
 use hashbrown::HashMap;
-use lowtide_trace::{AnnotationStage, Trace};
+use lowtide_core::Action;
+use lowtide_trace::{AnnotationStage, Trace, TraceEvent};
 
 use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
@@ -34,11 +35,14 @@ pub(super) struct Optimizers<'a> {
     callers: &'a Callers,
     /// The instants of what came in a marked step, ascending.
     marked: Vec<RangeInclusive<u32>>,
+    /// The number of each in training: of several optimizers, those that step in a row have one.
+    numbers: Vec<usize>,
     /// How many calls made what each place in an optimizer keeps; `None` is what marks alone tell.
     calls: HashMap<Option<usize>, Calls>,
 }
 
-/// How many calls made something. Stacks show calls in a row as one; marks count each optimizer of a step.
+/// How many calls made something. Stacks show calls in a row as one; marks count each optimizer of a step, but for those
+/// in a row.
 #[derive(Clone, Copy, Debug)]
 struct Calls {
     least: usize,
@@ -84,6 +88,7 @@ impl<'a> Optimizers<'a> {
         let mut optimizers = Optimizers {
             callers,
             marked: marked_steps(trace),
+            numbers: Vec::new(),
             calls: HashMap::new(),
         };
         let blocks = || history.blocks.iter().filter(|block| block.start > 0);
@@ -94,6 +99,7 @@ impl<'a> Optimizers<'a> {
             // Its steps run the model themselves, as LBFGS's do.
             optimizers.marked.clear();
         }
+        optimizers.numbers = numbers_in_training(trace, callers, &optimizers.marked);
         let mut kept: HashMap<Option<usize>, Vec<&Block>> = HashMap::new();
         for block in blocks().filter(|block| block.freed > history.events) {
             if optimizers.is_maker(block) {
@@ -135,6 +141,7 @@ impl<'a> Optimizers<'a> {
         let mut marked: Vec<usize> = instants
             .iter()
             .filter_map(|&instant| self.marked_step(instant))
+            .map(|step| self.numbers[step])
             .collect();
         marked.dedup();
         let marked = Some(marked.len()).filter(|&steps| steps > 0);
@@ -163,6 +170,27 @@ impl<'b> FromIterator<&'b Block> for Kept {
                 blocks: kept.blocks + 1,
             })
     }
+}
+
+/// Returns the numbers of marked steps, of which the next is another where the program allocates between the two.
+/// Backward does where it runs the optimizers itself.
+fn numbers_in_training(
+    trace: &Trace,
+    callers: &Callers,
+    marked: &[RangeInclusive<u32>],
+) -> Vec<usize> {
+    let goes_on = |events: &[TraceEvent]| {
+        let mut allocs = { events.iter() }.filter(|event| event.event.action == Action::Alloc);
+        allocs.any(|event| !callers.is_backward(event.stack))
+    };
+    let mut number = 0;
+    let mut numbers: Vec<usize> = marked.iter().take(1).map(|_| 0).collect();
+    for steps in marked.windows(2) {
+        let (end, start) = (*steps[0].end() as usize, *steps[1].start() as usize - 1);
+        number += usize::from(end < start && goes_on(&trace.events[end..start]));
+        numbers.push(number);
+    }
+    numbers
 }
 
 /// Returns the instants of what came in each marked step of an optimizer.
