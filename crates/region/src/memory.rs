@@ -480,7 +480,7 @@ where
 {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
         let mut books = self.memory.books().ok()?;
-        // Copies that may go on would change what is written there.
+        // Copies that put something back may go on, and would change what is written there.
         if books.state != RegionState::Mapped || books.is_copied {
             return None;
         }

@@ -137,6 +137,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         };
         self.put_backings(backings)?;
         if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
+            // Most failures pass: what was put back can be handed out then.
+            let _ = self.finish_copies(backups);
             pools.tell(false);
         }
         outcome
