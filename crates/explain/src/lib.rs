@@ -100,6 +100,17 @@ struct Trial {
     broken: usize,
 }
 
+impl Trial {
+    /// Returns what this is worth: replays that broke off and those that did not begin say nothing.
+    fn verdict(self) -> Verdict {
+        match (self.fitting.len() + self.failing, self.broken) {
+            (0, 0) => Verdict::Unknown("there was no time to try other settings".into()),
+            (0, _) => Verdict::Unknown("no replay under other settings came to its end".into()),
+            _ => Verdict::Tried(self),
+        }
+    }
+}
+
 impl Shortfall {
     /// Returns why the request failed. Replays begin within `budget`; each takes about a microsecond for an
     /// event and for a block that was held before the first.
@@ -163,10 +174,7 @@ impl Shortfall {
                 Err(_) => trial.broken += 1,
             }
         }
-        if trial.fitting.is_empty() && trial.failing + trial.broken == 0 {
-            return Verdict::Unknown("there was no time to try other settings".into());
-        }
-        Verdict::Tried(trial)
+        trial.verdict()
     }
 
     /// Returns what happened as a recording that ends in the request. Requests before it that failed are left
@@ -309,5 +317,27 @@ impl fmt::Display for Trial {
             write!(f, "; no time for {} more", self.untried)?;
         }
         write!(f, ".")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replays_that_break_off_tell_nothing() {
+        for (failing, broken, is_known) in [(0, 0, false), (0, 3, false), (1, 3, true)] {
+            let trial = Trial {
+                failing,
+                broken,
+                ..Trial::default()
+            };
+            let verdict = trial.verdict();
+            assert_eq!(
+                matches!(verdict, Verdict::Tried(_)),
+                is_known,
+                "{verdict:?}"
+            );
+        }
     }
 }
