@@ -86,7 +86,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let kept = Kept::new(trace);
     if !kept.strange.is_empty() {
         output::note(&format!(
-            "{}: {} is not proposed again: no option needs such characters",
+            "{}: {} is not proposed again: it has characters that a shell may act on",
             in_file(),
             format::list(&kept.strange)
         ));

@@ -1,6 +1,7 @@
 //! `lowtide report`: where the memory of a job went, as one self-contained page.
 
 use std::fs::{self, Metadata};
+use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -64,12 +65,17 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     output::print(&path_line(&target))
 }
 
-/// Returns a path as a line, for whoever opens it: as it is, but for what would be more than a line, or none.
+/// Returns a path as a line, for whoever opens it: as it is, but for what would be more than a line, or none, or change
+/// a terminal.
 fn path_line(path: &Path) -> Vec<u8> {
     let mut line = Vec::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
         line.extend(OneLine(chunk.valid()).to_string().into_bytes());
-        line.extend(chunk.invalid());
+        let escaped = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
+        match io::stdout().is_terminal() {
+            true => line.extend(escaped.collect::<String>().into_bytes()),
+            false => line.extend(chunk.invalid()),
+        }
     }
     line.push(b'\n');
     line
@@ -80,12 +86,13 @@ fn path_line(path: &Path) -> Vec<u8> {
 fn default_output(trace: &Path) -> PathBuf {
     let mut path = PathBuf::from(trace.file_name().unwrap_or_default());
     // A page by `torch.cuda._memory_viz` is not written over.
-    let is_page = path.extension().is_some_and(|known| known == "html");
+    let mut is_page = false;
     for extension in [
         "zst", "gz", "xz", "bz2", "pickle", "lowtide", "json", "html", "pt",
     ] {
         if path.extension().is_some_and(|known| known == extension) {
             path.set_extension("");
+            is_page |= extension == "html";
         }
     }
     let mut name = path.into_os_string();
@@ -273,6 +280,7 @@ mod tests {
         check("job.lowtide.gz", "job.html");
         check("job.pickle.xz", "job.html");
         check("viz/job.html", "job.report.html");
+        check("job.html.gz", "job.report.html");
         check("-", "report.html");
     }
 

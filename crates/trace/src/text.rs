@@ -17,7 +17,7 @@ impl RecordedText {
     }
 
     /// Returns the text, borrowed.
-    pub fn as_recorded(&self) -> RecordedStr<'_> {
+    fn as_recorded(&self) -> RecordedStr<'_> {
         RecordedStr(&self.0)
     }
 

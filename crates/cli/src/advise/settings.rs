@@ -1,5 +1,6 @@
 //! The settings of PyTorch's allocator that are worth trying, and what each asks of its user.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use lowtide_core::{Action, Bytes, Config};
@@ -169,9 +170,10 @@ impl<'a> Kept<'a> {
     /// Returns what is kept of the settings that `trace` says the process began with.
     pub(crate) fn new(trace: &'a Trace) -> Kept<'a> {
         let (_, others) = trace.config_as_understood();
+        let others: HashSet<RecordedStr<'_>> = others.into_iter().collect();
         // lowtide's own options: PyTorch would refuse them.
         let ours = ["free_block_order", "search_after_wait"];
-        let is_ours = |pair: &&str| ours.iter().any(|key| pair.starts_with(key));
+        let is_ours = |pair: &&str| ours.contains(&&*key_of(pair));
         let kept = conf_pairs(trace.settings.conf.raw())
             .filter(|pair| !is_searched(pair) && !is_ours(pair));
         let mut sorted = Kept::default();
@@ -210,9 +212,13 @@ fn is_plain(pair: &str) -> bool {
     without_white_space(pair).chars().all(is_plain)
 }
 
+/// Returns a pair's key, likewise.
+fn key_of(pair: &str) -> String {
+    without_white_space(pair.split(':').next().unwrap_or_default())
+}
+
 fn is_searched(pair: &str) -> bool {
-    let key = pair.split(':').next().unwrap_or_default().trim();
-    SEARCHED_KEYS.contains(&key)
+    SEARCHED_KEYS.contains(&&*key_of(pair))
 }
 
 #[cfg(test)]
@@ -286,6 +292,8 @@ mod tests {
             &[],
             &[],
         );
+        let spaced = "search_after_ wait:True,expandable_ segments:False,back end:native";
+        check(spaced, &["backend:native"], &[], &[]);
     }
 
     #[test]
