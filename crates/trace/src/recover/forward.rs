@@ -12,7 +12,7 @@ use lowtide_core::{
 
 use super::overlaps::overlap;
 use super::segments::{Segment, Segments};
-use super::{CHECK_EVERY_EVENTS, check_segments, contradiction};
+use super::{CHECK_EVERY_EVENTS, check_segments, contradiction, range_end};
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{InitialSegment, TraceEvent};
@@ -136,9 +136,9 @@ impl Present {
 
     /// Returns the block in use that has some of the `size` bytes at `address`, by what was asked for.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<&BlockSnapshot> {
-        let below = self.blocks.range(..(address + size).get()).next_back();
+        let below = self.blocks.range(..range_end(address, size)).next_back();
         let below = below.map(|(_, block)| block);
-        below.filter(|block| block.address + block.requested > address)
+        below.filter(|block| range_end(block.address, block.requested) > address.get())
     }
 
     /// Returns about how much memory all this takes.
