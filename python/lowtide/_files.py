@@ -122,7 +122,8 @@ def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iter
                     _check_planted(step, there, os.stat(here))
                 here, way = _go(here, step.name, os.O_NOFOLLOW), step
             elif (target := _read_link(here, step)) is None:
-                here, way = _go(here, step.name), step
+                # Others may get there by another way.
+                here, way, is_closed = _go(here, step.name), step, False
             else:
                 links += 1
                 if links > _LINKS_MAX:
@@ -185,9 +186,10 @@ def _check_planted(step: Path, there: os.stat_result, directory: os.stat_result)
 
 
 def _check_private(directory: Path, found: os.stat_result, is_closed: bool, may_be_shared: bool) -> None:
-    if found.st_uid not in _trusted():
+    # Only on the way may it be a user without a number here.
+    if found.st_uid not in (_trusted() if may_be_shared else (0, os.geteuid())):
         raise UnsafeError(directory, f"belongs to another user (uid {found.st_uid})")
-    is_safe = is_closed or may_be_shared and found.st_mode & stat.S_ISVTX
+    is_safe = is_closed or (may_be_shared and found.st_mode & stat.S_ISVTX)
     if found.st_mode & _OTHERS_WRITE and not is_safe:
         raise UnsafeError(directory, "may be written to by others")
 

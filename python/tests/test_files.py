@@ -161,11 +161,17 @@ def test_a_cache_may_be_a_groups_where_its_group_cannot_get_to_it(
         place.chmod(mode)
         assert "may be written to by others" in load(cache, ours)
     place.chmod(0o700)
-    # What a way leads out of again protects nothing.
+    # What a way leads out of again protects nothing, and neither does a process's own directory.
     (place / "closed").mkdir(mode=0o700)
     place.chmod(0o711)
     way = place / "closed" / ".." / shared.name / "cache"
     assert "may be written to by others" in load(way, ours)
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        with pytest.raises(_files.UnsafeError, match="may be written to by others"):
+            _files.private_directory(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+    finally:
+        os.close(descriptor)
 
 
 def test_a_shim_that_is_not_as_it_was_built_is_not_loaded(place: Path, sources: tuple[Path, Path]) -> None:

@@ -5,7 +5,8 @@
 //! - Only a regular file of this user is replaced. Symbolic links, FIFOs, sockets, devices and other users' files are
 //!   refused.
 //! - A symbolic link to a directory is followed, unless another user made it in a directory to which others than root and
-//!   this user may write, be it as its owner. A link in `/proc` leads where the kernel says, not where its text does.
+//!   this user may write, including its owner. In a user namespace, users without a number there look like the machine's
+//!   root. A link in `/proc` leads where the kernel says, not where its text does.
 //!
 //! Every refusal is an [`io::Error`] that reads well after `PATH: `.
 //!
