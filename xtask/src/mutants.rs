@@ -211,6 +211,10 @@ impl Summary {
             return Err(Stop::new(1, "no mutant was tried"));
         }
         let line = format!("mutants: the tests catch {caught} of {viable}");
+        if self.untried > viable {
+            let line = format!("{line}, and most are not tried: give more --minutes");
+            return Err(Stop::new(1, line));
+        }
         if 100 * caught < CAUGHT_PERCENT_MIN * viable {
             let line = format!("{line}, fewer than {CAUGHT_PERCENT_MIN} %");
             return Err(Stop::new(1, line));
@@ -313,5 +317,11 @@ mod tests {
     fn nothing_that_was_tried_is_no_success() {
         let nothing = Summary::new(5, Outcome::default(), Outcome::default());
         assert!(nothing.verdict().is_err());
+        let own = Outcome {
+            caught: names(&["one"]),
+            ..Outcome::default()
+        };
+        let little = Summary::new(200, own, Outcome::default());
+        assert!(little.verdict().is_err());
     }
 }
