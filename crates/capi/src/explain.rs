@@ -68,6 +68,7 @@ fn explanation(
         stream: figures.stream,
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
+        is_limited: figures.limit.is_some(),
         kept_by_margin: regions::kept_by_margin(figures)?,
         config: registry::config()?,
         free_block_order: registry::order()?,

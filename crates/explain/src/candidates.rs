@@ -34,6 +34,17 @@ pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Confi
         .collect()
 }
 
+/// Returns what has an effect of `config` in a job with or without a limit.
+pub(crate) fn in_effect(config: &Config, is_limited: bool) -> Config {
+    match config {
+        Config::Caching(options) if !is_limited => Config::Caching(CachingConfig {
+            garbage_collection_threshold: 0.0,
+            ..options.clone()
+        }),
+        config => config.clone(),
+    }
+}
+
 /// Returns what sets other options of the strategy in use.
 fn with_options(conf: &str, configured: Configured) -> String {
     match configured.options_variable {

@@ -35,6 +35,8 @@ pub struct Shortfall {
     pub pool: MempoolId,
     /// The most bytes that could be held from the driver.
     pub capacity: Bytes,
+    /// Whether the job has a limit of its own: without one, no garbage is collected.
+    pub is_limited: bool,
     /// How much of what is free on the device the margin of regions keeps for others, where nothing but that refused
     /// the request.
     pub kept_by_margin: Option<Bytes>,
@@ -144,8 +146,14 @@ impl Shortfall {
             let reason = "the requests that failed before took the time there is for that";
             return Verdict::Unknown(reason.into());
         }
-        let running = ("the settings in use".to_owned(), self.config.clone());
-        let candidates = candidates::of(&self.config, self.configured);
+        let in_effect = |config: &Config| candidates::in_effect(config, self.is_limited);
+        let running = in_effect(&self.config);
+        let mut candidates = candidates::of(&self.config, self.configured);
+        for (_, config) in &mut candidates {
+            *config = in_effect(config);
+        }
+        candidates.retain(|(_, config)| *config != running);
+        let running = ("the settings in use".to_owned(), running);
         let mut trial = Trial {
             events: self.events.len(),
             ..Trial::default()

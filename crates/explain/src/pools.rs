@@ -63,10 +63,10 @@ impl PoolShare {
         match (self.pool.id, self.pool.use_on_oom) {
             (MempoolId(_, 0), _) => "graph.reset() of all torch.cuda.CUDAGraphs in it",
             (_, true) => {
-                "its torch.cuda.MemPool and graphs are deleted (use_on_oom=True found no block that fits)"
+                "every torch.cuda.MemPool and CUDAGraph of it is deleted (use_on_oom=True found no block that fits)"
             }
             (_, false) => {
-                "its torch.cuda.MemPool and graphs are deleted (MemPool(use_on_oom=True) lends it, \
+                "every torch.cuda.MemPool and CUDAGraph of it is deleted (MemPool(use_on_oom=True) lends it, \
                  torch.cuda.use_mem_pool allocates in it)"
             }
         }

@@ -69,6 +69,7 @@ impl Job {
             stream: error.stream,
             pool: error.pool,
             capacity: self.capacity,
+            is_limited: true,
             kept_by_margin: None,
             free_block_order: None,
             config: self.config.clone(),
@@ -190,7 +191,7 @@ fn what_a_live_pool_keeps_free_is_held_in_every_replay_and_named() {
     let mempool = MempoolId(0, 2);
     let of_mempool = released_by(
         mempool,
-        "its torch.cuda.MemPool and graphs are deleted (MemPool(use_on_oom=True) lends it, \
+        "every torch.cuda.MemPool and CUDAGraph of it is deleted (MemPool(use_on_oom=True) lends it, \
          torch.cuda.use_mem_pool allocates in it).",
     );
     for (pool, words) in [(graph, of_graph), (mempool, of_mempool)] {
@@ -233,7 +234,7 @@ fn the_pools_that_keep_the_most_are_named() {
     let graph = "until graph.reset() of all torch.cuda.CUDAGraphs in it";
     let named = format!(
         "\nFree in live private pools, for their own requests: 40.00 MiB in pool (2, 0), {graph}; 30.00 MiB in pool \
-         (4, 0), {graph}; 26.00 MiB in pool (2, 2), until its torch.cuda.MemPool and graphs are deleted \
+         (4, 0), {graph}; 26.00 MiB in pool (2, 2), until every torch.cuda.MemPool and CUDAGraph of it is deleted \
          (use_on_oom=True found no block that fits); 66.00 MiB in 3 more pools.\n"
     );
     assert!(lines.contains(&named), "{lines}");
@@ -266,6 +267,20 @@ fn more_than_there_is_fits_nowhere() {
          Would have fitted: nothing. What is live and this request are 1.00 MiB more than the 100.00 MiB \
          there are for this process."
     );
+}
+
+/// A job without a limit collects no garbage, whatever its threshold is.
+#[test]
+fn no_threshold_is_proposed_to_a_job_without_a_limit() {
+    let (job, error) = fragmented();
+    for (is_limited, others) in [(true, "5 others not"), (false, "4 others not")] {
+        let shortfall = Shortfall {
+            is_limited,
+            ..job.shortfall(&error, usize::MAX)
+        };
+        let lines = shortfall.explain(NO_HURRY).to_string();
+        assert!(lines.contains(others), "{lines}");
+    }
 }
 
 /// Other settings would have the same margin.
@@ -412,6 +427,7 @@ proptest! {
             stream: Stream(0),
             pool: MempoolId::DEFAULT,
             capacity: Bytes::mib(100),
+            is_limited: true,
             kept_by_margin: None,
             free_block_order: None,
             config,
