@@ -192,12 +192,15 @@ impl Watch<'_> {
         let leak_sites: BTreeSet<Site> = leaks().map(|leak| leak.site).collect();
         let others = Sites::together(self.history, |site| !leak_sites.contains(&site));
         let mut trend = self.trend_of(&others, 0)?;
-        let mut verdict = Verdict::Leak;
-        if trend.is_steady() {
-            verdict = review.of_blocks(others.blocks_of(self.history, 0), &trend);
-            if is_in_doubt || verdict != Verdict::Leak {
-                trend = trend.in_doubt();
-            }
+        let mut verdict = review.of_blocks(others.blocks_of(self.history, 0), &trend);
+        if verdict == Verdict::TrainingState {
+            // It is named as that.
+            return None;
+        }
+        if !trend.is_steady() {
+            verdict = Verdict::Leak;
+        } else if is_in_doubt || verdict != Verdict::Leak {
+            trend = trend.in_doubt();
         }
         let leaked: u64 = leaks().map(|leak| leak.trend.bytes).sum();
         let least = match trend.is_steady() {
