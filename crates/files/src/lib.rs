@@ -25,7 +25,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, fchmod, linkat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fchmod, linkat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -66,7 +66,7 @@ struct Temporary {
 
 impl NewFile {
     /// Creates a file beside `path`, for [`NewFile::rename`] to put there. With [`Readers::Umask`] it has the
-    /// permissions of the file that it replaces, if there is one.
+    /// permissions of the file that it replaces, if there is one that has no other name.
     ///
     /// # Errors
     ///
@@ -74,7 +74,9 @@ impl NewFile {
     pub fn create(path: &Path, readers: Readers) -> io::Result<NewFile> {
         let place = Place::of(path)?;
         let replaced = place.own_file(OFlags::WRONLY)?;
-        let kept = replaced.filter(|_| readers == Readers::Umask);
+        // Another user may have planted a second name of a file that all may write.
+        let is_own_name = |there: &Stat| there.st_nlink == 1;
+        let kept = replaced.filter(|(_, there)| readers == Readers::Umask && is_own_name(there));
         let kept = kept.map(|(_, there)| Mode::from_raw_mode(there.st_mode & 0o777));
         let mode = readers.mode() & kept.unwrap_or(Mode::all());
         let (file, name) = place.create_unguessable(mode)?;

@@ -151,6 +151,10 @@ fn a_new_file_has_the_permissions_that_its_contents_want() {
         assert_eq!(mode(&write(&path, Readers::Umask).unwrap()), kept);
         assert_eq!(mode(&write(&path, Readers::User).unwrap()), 0o600);
     }
+    // Another user may have given this name to a file that all may write.
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    fs::hard_link(&path, scratch.path("first name")).unwrap();
+    assert_eq!(mode(&write(&path, Readers::Umask).unwrap()), umask);
     let created = |name: &str, readers| create_new(&scratch.path(name), readers).unwrap();
     assert_eq!(mode(&created("b", Readers::User)), 0o600);
     assert_eq!(mode(&created("c", Readers::Umask)), umask);
