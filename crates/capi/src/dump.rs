@@ -14,6 +14,7 @@ use lowtide_trace::{Snapshot, Trace, TraceError};
 
 use crate::boundary::run;
 use crate::error::{Error, Status};
+use crate::registry::shown;
 use crate::{pauses, record, registry};
 
 /// The directory that a process writes to when its memory runs out.
@@ -79,7 +80,7 @@ pub(crate) fn write_once() -> Option<String> {
     }
     let told = match write(&directory) {
         Ok(what) => format!("Written: {what}."),
-        Err(error) => format!("{VARIABLE}={}: {}.", directory.display(), error.text),
+        Err(error) => format!("{VARIABLE}={}: {}.", shown(&directory), error.text),
     };
     Some(told)
 }
@@ -92,8 +93,12 @@ fn write(directory: &Path) -> Result<String, Error> {
     let path = directory.join("oom.pickle");
     let (mut file, path) =
         record::create_file(&path, record::Existing::Stays, registry::variable).map_err(failed)?;
-    file.write_all(&pickle).map_err(failed)?;
-    let written = path.display();
+    file.write_all(&pickle).map_err(|error| {
+        // A part of a snapshot is no use to anybody; one that cannot be removed stays.
+        let _ = lowtide_files::remove(&path);
+        failed(error)
+    })?;
+    let written = shown(&path);
     if pickle.len() > REPORTED_BYTES_MAX {
         return Ok(format!(
             "{written}, whose report would keep the program waiting: `lowtide report {written}` makes it"
@@ -117,7 +122,7 @@ fn write(directory: &Path) -> Result<String, Error> {
             Ok(report)
         })
         .map_err(|error| no_report(&error))?;
-    let report = report.display();
+    let report = shown(&report);
     Ok(match left_out {
         Some(left_out) => format!("{written} and {report}, which shows {left_out}"),
         None => format!("{written} and {report}"),

@@ -50,7 +50,10 @@ pub(crate) fn start() {
             Target::File(path) => write_repeatedly(&path).map_err(|error| error.to_string()),
         });
         started.map_err(|why| {
-            let text = format_args!("no metrics: LOWTIDE_METRICS={}: {why}", path.display());
+            let text = format_args!(
+                "no metrics: LOWTIDE_METRICS={}: {why}",
+                registry::shown(&path)
+            );
             Error::new(Status::Config, text)
         })
     });
@@ -164,7 +167,7 @@ fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
                 // Another user's process has it, or has left it.
                 ErrorKind::PermissionDenied => return Ok(None),
                 kind => {
-                    let text = format!("{}: {error}", lock.display());
+                    let text = format!("{}: {error}", registry::shown(&lock));
                     return Err(io::Error::new(kind, text));
                 }
             },

@@ -8,7 +8,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::c_int;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
@@ -20,7 +20,7 @@ use lowtide_core::{
 use lowtide_cuda::{CudaDriver, Library, PrimaryContexts};
 use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
-use lowtide_trace::AllocatorSettings;
+use lowtide_trace::{AllocatorSettings, OneLine};
 
 use crate::control;
 use crate::error::{Error, Status};
@@ -707,6 +707,11 @@ fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
 pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
     let path = env::var_os(name).filter(|path| !path.is_empty());
     path.map(PathBuf::from)
+}
+
+/// Returns a path as messages show it: on one line.
+pub(crate) fn shown(path: &Path) -> String {
+    OneLine(&path.to_string_lossy()).to_string()
 }
 
 /// Returns a variable of the environment.

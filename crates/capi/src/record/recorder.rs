@@ -21,6 +21,7 @@ use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
 use crate::error::{Error, Status};
+use crate::registry::shown;
 use crate::{boundary, regions};
 
 /// How much of the recording a process that is killed can lose.
@@ -102,7 +103,7 @@ impl Recorder {
         options: Options,
     ) -> Result<Arc<Recorder>, Error> {
         let failed = |error: io::Error| {
-            let text = format_args!("nothing is recorded: {}: {error}", path.display());
+            let text = format_args!("nothing is recorded: {}: {error}", shown(path));
             Error::new(Status::File, text)
         };
         let (file, path) = created.map_err(failed)?;
@@ -270,7 +271,7 @@ impl Recorder {
     }
 
     fn failure(&self, why: impl fmt::Display) -> Error {
-        let path = self.path.display();
+        let path = shown(&self.path);
         let text = format_args!("the recording to {path} ended: {why}; what came before is there");
         Error::new(Status::File, text)
     }
@@ -490,7 +491,7 @@ impl Session<'_> {
         }
         self.writer.finish()?;
         let size = Bytes(self.bytes.load(Ordering::Relaxed));
-        let path = self.recorder.path.display();
+        let path = shown(&self.recorder.path);
         let events = Count(self.events);
         Ok(format!("recorded {events} events to {path}, {size}"))
     }
