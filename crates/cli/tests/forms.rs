@@ -189,13 +189,16 @@ fn other_files_have_a_line_that_says_what_to_do() {
     let twice = twice.finish().unwrap();
     let record = "torch.profiler wrote it, which records sums and no allocations; record with \
                   torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
+    let lists = "a list of lists, as torch.profiler writes its timelines, which have no allocations; record with \
+                 torch.cuda.memory._record_memory_history(), and of what ranks gathered write a list or a dict of \
+                 snapshots";
     let code = "byte 2: this pickle wants to run code (`os.system`); lowtide reads data only: if you trust it, load it in \
                 Python and dump it again as dicts, lists, texts and numbers";
     for (name, contents, expected) in [
         (
             "timeline.json",
             &b"[[1, 2], [[0, 512], [0, 1024]]]"[..],
-            record,
+            lists,
         ),
         ("trace.json", b"{\"schemaVersion\": 1}", record),
         ("code.pickle", b"\x80\x02cos\nsystem\n.", code),

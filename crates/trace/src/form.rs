@@ -43,10 +43,10 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     match (start.first().copied(), text.first().copied()) {
         (None, _) => Err(TraceError::new(ErrorKind::Truncated, "the file is empty")),
         (Some(opcode::PROTO | opcode::MARK | opcode::EMPTY_DICT | opcode::EMPTY_LIST), _) => {
-            snapshot::read(input)
+            alone(snapshot::read(input)?, input)
         }
         (_, Some(b'<')) => read_page(input),
-        (_, Some(b'{' | b'[')) => snapshot::read_json(input),
+        (_, Some(b'{' | b'[')) => alone(snapshot::read_json(input)?, input),
         _ => Err(foreign(
             "neither a pickle nor a recording of lowtide's; expected what torch.cuda.memory._dump_snapshot writes",
         )),
@@ -100,6 +100,22 @@ fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
 /// What a picture or a list of torch.profiler's is to who wants a recording.
 pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums and no allocations; record with \
      torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
+
+/// What is said of a file that goes on behind its pickle or JSON value.
+const MORE: &str = "the file goes on behind the first snapshot; write each snapshot to a file of its own, or one list of \
+     them";
+
+/// What a list of lists is.
+pub(crate) const LISTS: &str = "a list of lists, as torch.profiler writes its timelines, which have no allocations; record \
+     with torch.cuda.memory._record_memory_history(), and of what ranks gathered write a list or a dict of snapshots";
+
+/// Returns the snapshot, and says where the file has more than that.
+fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+    if input.has_more() {
+        snapshot.left_out.push(MORE.to_owned());
+    }
+    Ok(snapshot)
+}
 
 fn position(bytes: &[u8], of: &[u8]) -> Option<usize> {
     bytes.windows(of.len()).position(|window| window == of)

@@ -141,6 +141,17 @@ impl<'r> Input<'r> {
         Ok(count)
     }
 
+    /// Returns whether anything follows but white space. What is damaged does not count.
+    pub(crate) fn has_more(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = self.take_some(&mut buffer) {
+            if !buffer[..count].trim_ascii().is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Returns the offset of the next byte in the decompressed file.
     pub(crate) fn offset(&self) -> u64 {
         self.buffer_offset + self.start as u64

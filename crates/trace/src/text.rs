@@ -75,8 +75,8 @@ impl fmt::Display for RecordedStr<'_> {
 }
 
 /// Displays a text that others chose, such as a file's name or what a file says, on one line and in the
-/// order in which it is written: control characters, separators of lines and marks that turn the
-/// direction of writing are shown as escapes.
+/// order in which it is written: control characters, separators of lines, marks that turn the
+/// direction of writing and letters that nobody sees are shown as escapes.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'t>(pub &'t str);
 
@@ -89,7 +89,23 @@ impl OneLine<'_> {
             letter,
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
         );
-        letter.is_control() || is_separator || turns
+        // Other formats, and letters that are drawn as nothing.
+        let is_unseen = matches!(
+            letter,
+            '\u{ad}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200d}'
+                | '\u{2060}'..='\u{2065}'
+                | '\u{206a}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff0}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e0fff}'
+        );
+        letter.is_control() || is_separator || turns || is_unseen
     }
 }
 
@@ -112,8 +128,9 @@ pub fn escape_in_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for letter in json.chars() {
         if letter != '\n' && OneLine::escapes(letter) {
-            // All of these have 16 bits.
-            let _ = write!(text, "\\u{:04x}", u32::from(letter));
+            for unit in letter.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
         } else {
             text.push(letter);
         }
@@ -160,12 +177,16 @@ mod tests {
             "\u{61c}\u{200f}\u{2066}\u{2069}",
             "\\u{61c}\\u{200f}\\u{2066}\\u{2069}",
         );
+        check(
+            "a\u{200b}b\u{3164}c\u{e0041}d\u{ad}",
+            "a\\u{200b}b\\u{3164}c\\u{e0041}d\\u{ad}",
+        );
         check("שלום", "שלום");
     }
 
     #[test]
     fn json_has_the_same_text_and_nothing_that_a_terminal_carries_out() {
-        let text = "a\n\u{1b}[31m\u{7f}\u{85}\u{9b}\u{61c}\u{2028}\u{202e}\u{2069}\"\\ü";
+        let text = "a\n\u{1b}[31m\u{7f}\u{85}\u{9b}\u{61c}\u{2028}\u{202e}\u{2069}\u{e0041}\"\\ü";
         let json = serde_json::to_string_pretty(&[RecordedText::from(text)]).unwrap();
         let escaped = escape_in_json(&json);
         assert!(

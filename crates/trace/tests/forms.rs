@@ -198,6 +198,26 @@ fn several_snapshots_in_a_file() {
         assert_eq!(snapshot.traces[1].events.len(), 7, "{name}");
         assert_eq!(snapshot.left_out, left_out, "{name}");
     }
+    // What follows the first snapshot is not read, and one file may have many ranks.
+    let one = fs::read(path("protocol4.pickle")).unwrap();
+    let json = fs::read(path("torch2.11.json")).unwrap();
+    let more = [
+        "the file goes on behind the first snapshot; write each snapshot to a file of its own, or one list of them",
+    ];
+    for (bytes, left_out) in [
+        ([&one[..], &one].concat(), &more[..]),
+        ([&json[..], b"\n", &json].concat(), &more),
+        ([&json[..], b" \n"].concat(), &[]),
+    ] {
+        assert_eq!(read_from(&bytes[..]).unwrap().left_out, left_out);
+    }
+    let json = std::str::from_utf8(&json).unwrap();
+    let ranks: Vec<String> = (0..100).map(|rank| format!("\"{rank}\": {json}")).collect();
+    let ranks = format!("{{{}}}", ranks.join(","));
+    assert_eq!(read_from(ranks.as_bytes()).unwrap().traces.len(), 100);
+    let rows = format!("[{{\"rank\": 0, \"snapshot\": {json}}}]");
+    let error = read_from(rows.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("each item of which is what"), "{error}");
     let wrapped = data("wrapped.pickle");
     assert_eq!(members(&wrapped), [(None, 0)]);
     let twice = data("gathered_twice.pickle");
@@ -344,8 +364,9 @@ fn other_files_have_a_line_that_says_what_to_do() {
         assert!(line.contains(expected), "{line}");
     };
     let profile = "torch.profiler wrote it";
-    check(b"[[17, 18], [[0, 512], [0, 1024]]]", profile);
-    check(b"[[17, 0, 512, 3], [18, 3, -512, 3]]", profile);
+    let lists = "a list of lists, as torch.profiler writes";
+    check(b"[[17, 18], [[0, 512], [0, 1024]]]", lists);
+    check(b"[[17, 0, 512, 3], [18, 3, -512, 3]]", lists);
     check(b"{\"schemaVersion\": 1, \"traceEvents\": []}", profile);
     check(b"{\"traceEvents\": [{\"name\": \"x\"}]}", profile);
     check(

@@ -183,8 +183,8 @@ fn absurd_nesting() {
         b".",
     ]
     .concat();
-    assert!(refused(&deep).is_malformed());
-    assert!(refused(b"\x80\x04]\x94h\x00a.").is_malformed());
+    assert!(refused(&deep).is_not_a_recording());
+    assert!(refused(b"\x80\x04]\x94h\x00a.").is_not_a_recording());
 }
 
 /// Keys and an action under the numbers 0 to 4, and a list of `count` Nones under 5.

@@ -7,8 +7,8 @@ use super::strings::{StringId, Strings};
 use crate::budget::vector_bytes;
 use crate::error::{ErrorKind, TraceError};
 
-/// How many keys a dict may have to be kept, so that looking for one takes constant time. A snapshot has
-/// about twenty in one dict; what its owner added to it may have any number.
+/// In how many keys of a dict one is looked for, so that this takes constant time. A snapshot has about twenty in one
+/// dict; what its owner added to it, and a dict of snapshots, may have any number.
 const KEYS_MAX: usize = 64;
 
 /// A value of a pickle. Containers and strings are in the [`Heap`].
@@ -54,8 +54,8 @@ pub(crate) enum Dict<R> {
     /// Keys and values in turn, in `Heap::pairs` under this number.
     Pairs(u32),
     Record(R),
-    /// Had more than [`KEYS_MAX`] keys, of which none is kept.
-    TooLarge,
+    /// As `Pairs`, but more than [`KEYS_MAX`] keys.
+    Large(u32),
 }
 
 /// The contents of a list.
@@ -160,8 +160,7 @@ impl<R: Copy> Heap<R> {
     pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
         let pairs = match self.dicts[dict as usize] {
             Dict::Record(_) => return false,
-            Dict::TooLarge => return true,
-            Dict::Pairs(pairs) => pairs,
+            Dict::Pairs(pairs) | Dict::Large(pairs) => pairs,
             Dict::Empty => {
                 self.pairs.push(Vec::new());
                 let pairs = index(self.pairs.len() - 1);
@@ -169,11 +168,10 @@ impl<R: Copy> Heap<R> {
                 pairs
             }
         };
-        let pairs = &mut self.pairs[pairs as usize];
-        if pairs.len() + items.len() > 2 * KEYS_MAX {
-            self.replace_dict(dict, Dict::TooLarge);
-        } else {
-            extend(pairs, items, &mut self.items_bytes);
+        let contents = &mut self.pairs[pairs as usize];
+        extend(contents, items, &mut self.items_bytes);
+        if contents.len() > 2 * KEYS_MAX {
+            self.dicts[dict as usize] = Dict::Large(pairs);
         }
         true
     }
@@ -230,14 +228,14 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns `value`, unless it is a dict of which nothing was kept.
+    /// Returns `value`, unless it is a dict in which no key is looked for.
     ///
     /// # Errors
     ///
-    /// If it is one: it had more keys than any dict of a recording.
+    /// If it is one: it has more keys than any dict of a snapshot.
     pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
         match value {
-            Value::Dict(dict) if matches!(self.dicts[dict as usize], Dict::TooLarge) => {
+            Value::Dict(dict) if matches!(self.dicts[dict as usize], Dict::Large(_)) => {
                 Err(too_many_keys())
             }
             _ => Ok(value),
@@ -245,12 +243,23 @@ impl<R: Copy> Heap<R> {
     }
 
     /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict, or
-    /// where none were [`kept`](Heap::kept).
+    /// no key is looked for in it.
     pub(crate) fn pairs(&self, value: Value) -> &[Value] {
         match value {
             Value::Dict(dict) => match self.dicts[dict as usize] {
                 Dict::Pairs(pairs) => &self.pairs[pairs as usize],
-                Dict::Empty | Dict::Record(_) | Dict::TooLarge => &[],
+                Dict::Empty | Dict::Record(_) | Dict::Large(_) => &[],
+            },
+            _ => &[],
+        }
+    }
+
+    /// Returns the keys and values in turn of a dict, however many it has.
+    pub(crate) fn all_pairs(&self, value: Value) -> &[Value] {
+        match value {
+            Value::Dict(dict) => match self.dicts[dict as usize] {
+                Dict::Pairs(pairs) | Dict::Large(pairs) => &self.pairs[pairs as usize],
+                Dict::Empty | Dict::Record(_) => &[],
             },
             _ => &[],
         }

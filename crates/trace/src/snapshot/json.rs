@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::records::{Record, Records, known_strings};
 use crate::budget::{Budget, Density};
 use crate::error::TraceError;
-use crate::form::{PROFILE, foreign};
+use crate::form::{LISTS, PROFILE, foreign};
 use crate::pickle::{Dict, Heap, Recogniser as _, Value};
 use crate::source::Input;
 
@@ -22,7 +22,7 @@ const CHECK_EVERY_BYTES: u64 = 64 << 10;
 /// After so many keys and values of a dict they are put into it.
 const ITEMS_AT_ONCE: usize = 4096;
 
-/// Returns the value that the JSON in `input` describes, and what it refers to.
+/// Returns the first value that the JSON in `input` describes, and what it refers to.
 pub(super) fn read(
     input: &mut Input<'_>,
     records: &mut Records,
@@ -133,7 +133,7 @@ impl Builder<'_> {
         };
         let record = match self.heap.dict(dict) {
             Dict::Empty => self.records.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) | Dict::TooLarge => None,
+            Dict::Pairs(_) | Dict::Record(_) | Dict::Large(_) => None,
         };
         match record {
             Some(record) => self.heap.set_record(dict, record),
@@ -219,7 +219,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
         let place = match self.place {
             Place::Root => Place::RootList,
             // Times and sums, or events of which each is a list.
-            Place::RootList => return Err(builder.fail(foreign(PROFILE))),
+            Place::RootList => return Err(builder.fail(foreign(LISTS))),
             Place::Inside => Place::Inside,
         };
         builder.see()?;

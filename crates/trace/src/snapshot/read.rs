@@ -27,6 +27,10 @@ use crate::text::RecordedText;
 /// How long the settings may be: Linux has no longer environment variable.
 const CONF_BYTES_MAX: usize = 128 << 10;
 
+/// What a list of anything else is.
+const NO_SNAPSHOTS: &str = "a list of something other than snapshots or segments; of what ranks gathered write a list or a \
+     dict, each item of which is what torch.cuda.memory._snapshot() returns";
+
 /// From so many items on, a list is looked at for one snapshot alone.
 const MANY_ITEMS: usize = 16;
 
@@ -138,9 +142,9 @@ impl Reader {
             let has = |key| self.get(value, key) != Value::None;
             has("segments") || has("device_traces")
         };
-        let named: Vec<(RecordedText, Value)> = match self.heap.kept(root)? {
+        let named: Vec<(RecordedText, Value)> = match root {
             Value::Dict(_) if !is_snapshot(root) => {
-                let pairs = self.heap.pairs(root).chunks_exact(2);
+                let pairs = self.heap.all_pairs(root).chunks_exact(2);
                 let name = |key: Value| match (self.heap.text(key), natural(key)) {
                     (Some(text), _) => text.into(),
                     (None, Some(rank)) => rank.to_string().into(),
@@ -174,9 +178,18 @@ impl Reader {
             }
         }
         let others = count - repeated - roots.len();
-        // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
         if roots.is_empty() {
-            return Ok(vec![(None, root)]);
+            // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
+            let first = self
+                .heap
+                .items(self.heap.kept(root)?)
+                .unwrap_or_default()
+                .first();
+            let is_segment = |&segment: &Value| self.get(segment, "total_size") != Value::None;
+            return match first.is_none_or(is_segment) {
+                true => Ok(vec![(None, root)]),
+                false => Err(foreign(NO_SNAPSHOTS)),
+            };
         }
         for (left, singular, plural) in [
             (
