@@ -412,6 +412,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_pool_shows_who_holds_it() {
+        let mut domains = Domains::new();
+        let id = MempoolId(0, 7);
+        let index = domains.insert_pool(id);
+        let shown = format!("{:?}", domains.pool(index));
+        assert!(
+            shown.starts_with("Pool { id: MempoolId(0, 7), use_count: "),
+            "{shown}"
+        );
+    }
+
     /// Strategies and figures keep an entry for every number.
     #[test]
     fn pools_and_domains_that_ended_leave_their_numbers_to_others() {

@@ -196,3 +196,38 @@ fn slice<'t>(frames: &'t [FrameId], ends: &[usize], id: u32) -> &'t [FrameId] {
 fn number(position: usize) -> u32 {
     u32::try_from(position).expect("the budget of a file ends before 2^32 frames")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNT: u32 = 10_000;
+
+    /// Returns how much more a table counts for each of [`COUNT`] things.
+    fn counted(table: &mut StackTable, intern: impl Fn(&mut StackTable, u32)) -> usize {
+        let before = table.retained_bytes();
+        (0..COUNT).for_each(|number| intern(table, number));
+        (table.retained_bytes() - before) as usize / COUNT as usize
+    }
+
+    #[test]
+    fn frames_and_stacks_count() {
+        let mut table = StackTable::default();
+        let text = table.strings.intern("a");
+        let each = counted(&mut table, |table, line| {
+            table.intern_frame(FrameRecord {
+                name: text,
+                filename: text,
+                line,
+            });
+        });
+        let frame = size_of::<FrameRecord>() + size_of::<FrameId>();
+        assert!((frame..3 * frame).contains(&each), "{each} of {frame}");
+        let each = counted(&mut table, |table, number| {
+            let frame = FrameId(number);
+            table.intern_stack(&[frame; 20]);
+        });
+        let stack = 20 * size_of::<FrameId>() + size_of::<usize>() + size_of::<u32>();
+        assert!((stack..2 * stack).contains(&each), "{each} of {stack}");
+    }
+}

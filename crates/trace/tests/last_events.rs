@@ -50,6 +50,10 @@ fn what_was_there_before_the_last_events_is_known() {
             assert_eq!(last.settings, trace.settings);
         }
         assert_eq!(trace.last_events(all).unwrap().events, trace.events);
-        assert!(trace.last_events(5_000).unwrap().annotations.len() < trace.annotations.len());
+        let last = trace.last_events(5_000).unwrap();
+        let since = last.events[0].time_us;
+        let marks = { trace.annotations.iter() }.filter(|mark| mark.time_us >= since);
+        assert!(last.annotations.iter().eq(marks), "{name}");
+        assert!(last.annotations.len() < trace.annotations.len());
     }
 }

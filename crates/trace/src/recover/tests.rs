@@ -457,6 +457,20 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
     assert_eq!(recovered.initial.segments[0].size, Bytes::mib(40));
 }
 
+/// The error names the event, however many come before it.
+#[test]
+fn a_contradiction_is_named_by_its_event() {
+    let shown = [segment(&[Inactive])];
+    for before in [0, 1, 2 * CHECK_EVERY_EVENTS] {
+        let mut events = vec![event(Action::Snapshot, 0, 0); before];
+        events.push(event(Alloc, SEGMENT, 500));
+        events.extend(vec![event(Action::Snapshot, 0, 0); 5]);
+        let error = check(0, &events, &shown, &BlockStacks::default());
+        let line = error.expect_err("it is not alive at the end").to_string();
+        assert!(line.contains(&format!("event {before}: ")), "{line}");
+    }
+}
+
 /// What was there before is said, and an event has to be possible with it.
 #[test]
 fn events_contradict_what_was_there_before() {

@@ -440,6 +440,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_record_counts() {
+        const COUNT: usize = 10_000;
+        let mut records = Records::default();
+        let before = records.retained_bytes();
+        let block = BlockRecord {
+            address: None,
+            size: Bytes(512),
+            requested: Bytes(500),
+            status: BlockStatus::Allocated,
+            stack: StackId::NONE,
+        };
+        records.blocks.extend(std::iter::repeat_n(block, COUNT));
+        let counted = records.retained_bytes() - before;
+        assert_eq!(counted, (COUNT * size_of::<BlockRecord>()) as u64);
+        assert!(before < 4096, "{before}");
+    }
+
+    #[test]
     fn known_strings_have_the_numbers_of_their_fields_and_actions() {
         let strings = known_strings();
         assert_eq!(strings.get(StringId(Field::Action as u32)), "action");

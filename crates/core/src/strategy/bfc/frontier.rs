@@ -102,3 +102,19 @@ impl Bfc {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Timing;
+
+    /// What is freed at the frontier or later is not known to be safe.
+    #[test]
+    fn frees_below_the_frontier_are_safe() {
+        let mut timing = Timing {
+            count: 3,
+            frontier: 6,
+        };
+        let counts = [(); 4].map(|()| timing.count_free());
+        assert_eq!(counts, [0, 0, 6, 7]);
+    }
+}
