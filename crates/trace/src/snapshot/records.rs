@@ -437,6 +437,8 @@ pub(super) fn action(value: Value) -> Option<Action> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::repeat_n;
+
     use super::*;
 
     #[test]
@@ -451,9 +453,35 @@ mod tests {
             status: BlockStatus::Allocated,
             stack: StackId::NONE,
         };
-        records.blocks.extend(std::iter::repeat_n(block, COUNT));
+        let event = TraceEvent {
+            event: Event {
+                action: Action::Alloc,
+                pool: MempoolId::DEFAULT,
+                address: DeviceAddress(512),
+                size: Bytes(512),
+                stream: Stream::DEFAULT,
+            },
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: false,
+            note: NoteId::NONE,
+        };
+        let annotation = AnnotationRecord {
+            name: StringId(0),
+            stage: AnnotationStage::Start,
+            device: 0,
+            time_us: 0,
+        };
+        records.blocks.extend(repeat_n(block, COUNT));
+        records.events.extend(repeat_n(event, 2 * COUNT));
+        records.annotations.extend(repeat_n(annotation, 3 * COUNT));
         let counted = records.retained_bytes() - before;
-        assert_eq!(counted, (COUNT * size_of::<BlockRecord>()) as u64);
+        let (events, marks) = (
+            2 * size_of::<TraceEvent>(),
+            3 * size_of::<AnnotationRecord>(),
+        );
+        let each = size_of::<BlockRecord>() + events + marks;
+        assert_eq!(counted, (COUNT * each) as u64);
         assert!(before < 4096, "{before}");
     }
 
