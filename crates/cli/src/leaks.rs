@@ -80,7 +80,14 @@ impl<'a> Told<'a> {
                 let _ = writeln!(text, "{}", style(doubt).bold());
             }
             (None, None) if !is_told => {
-                let _ = writeln!(text, "{}", style("no leak: nothing grows steadily").bold());
+                let nothing = match leaks.steps.source {
+                    // A few steps or passes are in each part, or less than one.
+                    StepSource::Parts => {
+                        "nothing grows steadily from part to part; record more steps, or mark them, to be sure"
+                    }
+                    _ => "no leak: nothing grows steadily",
+                };
+                let _ = writeln!(text, "{}", style(nothing).bold());
             }
             (None, None) => {}
         }
