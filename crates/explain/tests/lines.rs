@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, MempoolId, OutOfMemory,
-    Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, KeptPool, MempoolId,
+    OutOfMemory, Stream,
 };
 use lowtide_explain::{Configured, Shortfall};
 use lowtide_shared::SharedAllocator;
@@ -280,6 +280,28 @@ fn no_threshold_is_proposed_to_a_job_without_a_limit() {
         };
         let lines = shortfall.explain(NO_HURRY).to_string();
         assert!(lines.contains(others), "{lines}");
+    }
+}
+
+/// Replays lend less of a pool than jobs do in expandable segments.
+#[test]
+fn no_expandable_segments_are_proposed_while_a_pool_lends() {
+    let (job, error) = fragmented();
+    for lends in [false, true] {
+        let pool = KeptPool {
+            id: MempoolId(0, 1),
+            use_on_oom: lends,
+        };
+        let shortfall = Shortfall {
+            kept_pools: vec![pool],
+            ..job.shortfall(&error, usize::MAX)
+        };
+        let lines = shortfall.explain(NO_HURRY).to_string();
+        assert_eq!(
+            lines.contains("expandable_segments:True"),
+            !lends,
+            "{lines}"
+        );
     }
 }
 
