@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -91,13 +91,7 @@ fn write(directory: &Path) -> Result<String, Error> {
     let (pickle, snapshot) = snapshot()?;
     lowtide_files::create_directory(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
-    let (mut file, path) =
-        record::create_file(&path, record::Existing::Stays, registry::variable).map_err(failed)?;
-    file.write_all(&pickle).map_err(|error| {
-        // A part of a snapshot is no use to anybody; one that cannot be removed stays.
-        let _ = lowtide_files::remove(&path);
-        failed(error)
-    })?;
+    let path = write_file(&path, registry::variable, &pickle).map_err(failed)?;
     let written = shown(&path);
     if pickle.len() > REPORTED_BYTES_MAX {
         return Ok(format!(
@@ -115,18 +109,28 @@ fn write(directory: &Path) -> Result<String, Error> {
     let (left_out, snapshot) = last_events(snapshot).map_err(|error| no_report(&error))?;
     let report = path.with_extension("html");
     let report = page(&path, &snapshot, left_out.as_deref())
-        .and_then(|page| {
-            let (mut file, report) =
-                record::create_file(&report, record::Existing::Stays, |_| None)?;
-            file.write_all(&page)?;
-            Ok(report)
-        })
+        .and_then(|page| write_file(&report, |_| None, &page))
         .map_err(|error| no_report(&error))?;
     let report = shown(&report);
     Ok(match left_out {
         Some(left_out) => format!("{written} and {report}, which shows {left_out}"),
         None => format!("{written} and {report}"),
     })
+}
+
+/// Writes a file beside what is there, and returns where it is.
+fn write_file(
+    path: &Path,
+    variable: impl Fn(&str) -> Option<String>,
+    contents: &[u8],
+) -> io::Result<PathBuf> {
+    let (mut file, path) = record::create_file(path, record::Existing::Stays, variable)?;
+    if let Err(error) = file.write_all(contents) {
+        // A part of it is no use to anybody; one that cannot be removed stays.
+        let _ = lowtide_files::remove(&path);
+        return Err(error);
+    }
+    Ok(path)
 }
 
 /// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.

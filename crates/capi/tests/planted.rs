@@ -288,6 +288,21 @@ fn a_dump_is_written_beside_what_is_planted() {
     }
 }
 
+/// Less fits on a disk than a report needs, and than a snapshot does.
+#[test]
+fn a_dump_that_does_not_fit_leaves_no_part_of_a_file() {
+    let job = Rc::new(Job::new("full"));
+    for (bytes, names) in [("10", &[][..]), ("40000", &["oom.pickle"])] {
+        let shared = Shared::new("full", 0o755, &job);
+        let directory = shared.path("");
+        let dump = ("LOWTIDE_OOM_DUMP", directory.to_str().unwrap());
+        let output = shared.attack("true", "", &["exhaust"], &[dump, ("JOB_FILE_BYTES", bytes)]);
+        let text = shared.check(&output);
+        assert!(text.contains("File too large"), "{text}");
+        assert_eq!(shared.names(), names, "{text}");
+    }
+}
+
 /// NFS gives the files of a machine's root to `nobody`, mostly.
 #[test]
 fn a_job_replaces_its_own_file_where_the_file_system_gives_it_to_another() {
