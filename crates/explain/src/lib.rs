@@ -152,11 +152,10 @@ impl Shortfall {
         for (_, config) in &mut candidates {
             *config = in_effect(config);
         }
-        candidates.retain(|(_, config)| *config != running);
         // Replays lend less of a pool than jobs do in expandable segments: one that was told to use them ran out.
         let lends = self.kept_pools.iter().any(|pool| pool.use_on_oom);
         let is_expandable = |config: &Config| matches!(config, Config::Caching(options) if options.expandable_segments);
-        candidates.retain(|(_, config)| !lends || !is_expandable(config));
+        candidates.retain(|(_, config)| *config != running && !(lends && is_expandable(config)));
         let running = ("the settings in use".to_owned(), running);
         let mut trial = Trial {
             events: self.events.len(),

@@ -234,12 +234,7 @@ impl<'a> Walk<'a> {
     fn alloc(&mut self, recorded: &TraceEvent) {
         let event = recorded.event;
         let size = self.sizes.size(self.block_number, event.size);
-        let tag = self
-            .trace
-            .stacks
-            .note(recorded.note)
-            .user_metadata
-            .map(RecordedStr::raw);
+        let tag = self.said_of(recorded);
         let block = Block {
             start: self.now.instant,
             freed: NEVER,
@@ -253,6 +248,12 @@ impl<'a> Walk<'a> {
             requested: event.size,
         };
         self.add_block(block);
+    }
+
+    /// Returns what the program said of an event.
+    fn said_of(&self, recorded: &TraceEvent) -> Option<&'a str> {
+        let note = self.trace.stacks.note(recorded.note);
+        note.user_metadata.map(RecordedStr::raw)
     }
 
     /// Returns the number of what the program said of a block, or of the region whose memory its pool has.
@@ -416,12 +417,7 @@ impl<'a> Walk<'a> {
 
     /// Takes a segment off the device, with all that is in it.
     fn pause(&mut self, recorded: &TraceEvent) {
-        let tag = self
-            .trace
-            .stacks
-            .note(recorded.note)
-            .user_metadata
-            .map(RecordedStr::raw);
+        let tag = self.said_of(recorded);
         let pause = Pause {
             start: self.now.instant,
             end: NEVER,

@@ -183,12 +183,12 @@ fn numbers_in_training(
         let mut allocs = { events.iter() }.filter(|event| event.event.action == Action::Alloc);
         allocs.any(|event| !callers.is_backward(event.stack))
     };
-    let mut number = 0;
-    let mut numbers: Vec<usize> = marked.iter().take(1).map(|_| 0).collect();
-    for steps in marked.windows(2) {
-        let (end, start) = (*steps[0].end() as usize, *steps[1].start() as usize - 1);
-        number += usize::from(end < start && goes_on(&trace.events[end..start]));
-        numbers.push(number);
+    let mut numbers = vec![0; marked.len()];
+    for next in 1..marked.len() {
+        let end = *marked[next - 1].end() as usize;
+        let start = *marked[next].start() as usize - 1;
+        let is_another = end < start && goes_on(&trace.events[end..start]);
+        numbers[next] = numbers[next - 1] + usize::from(is_another);
     }
     numbers
 }

@@ -54,8 +54,6 @@ pub(crate) enum Dict<R> {
     /// Keys and values in turn, in `Heap::pairs` under this number.
     Pairs(u32),
     Record(R),
-    /// As `Pairs`, but more than [`KEYS_MAX`] keys.
-    Large(u32),
 }
 
 /// The contents of a list.
@@ -160,7 +158,7 @@ impl<R: Copy> Heap<R> {
     pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
         let pairs = match self.dicts[dict as usize] {
             Dict::Record(_) => return false,
-            Dict::Pairs(pairs) | Dict::Large(pairs) => pairs,
+            Dict::Pairs(pairs) => pairs,
             Dict::Empty => {
                 self.pairs.push(Vec::new());
                 let pairs = index(self.pairs.len() - 1);
@@ -168,11 +166,8 @@ impl<R: Copy> Heap<R> {
                 pairs
             }
         };
-        let contents = &mut self.pairs[pairs as usize];
-        extend(contents, items, &mut self.items_bytes);
-        if contents.len() > 2 * KEYS_MAX {
-            self.dicts[dict as usize] = Dict::Large(pairs);
-        }
+        let pairs = &mut self.pairs[pairs as usize];
+        extend(pairs, items, &mut self.items_bytes);
         true
     }
 
@@ -234,23 +229,19 @@ impl<R: Copy> Heap<R> {
     ///
     /// If it is one: it has more keys than any dict of a snapshot.
     pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
-        match value {
-            Value::Dict(dict) if matches!(self.dicts[dict as usize], Dict::Large(_)) => {
-                Err(too_many_keys())
-            }
-            _ => Ok(value),
+        match self.all_pairs(value).len() > 2 * KEYS_MAX {
+            true => Err(too_many_keys()),
+            false => Ok(value),
         }
     }
 
     /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict, or
     /// no key is looked for in it.
     pub(crate) fn pairs(&self, value: Value) -> &[Value] {
-        match value {
-            Value::Dict(dict) => match self.dicts[dict as usize] {
-                Dict::Pairs(pairs) => &self.pairs[pairs as usize],
-                Dict::Empty | Dict::Record(_) | Dict::Large(_) => &[],
-            },
-            _ => &[],
+        let pairs = self.all_pairs(value);
+        match pairs.len() > 2 * KEYS_MAX {
+            true => &[],
+            false => pairs,
         }
     }
 
@@ -258,7 +249,7 @@ impl<R: Copy> Heap<R> {
     pub(crate) fn all_pairs(&self, value: Value) -> &[Value] {
         match value {
             Value::Dict(dict) => match self.dicts[dict as usize] {
-                Dict::Pairs(pairs) | Dict::Large(pairs) => &self.pairs[pairs as usize],
+                Dict::Pairs(pairs) => &self.pairs[pairs as usize],
                 Dict::Empty | Dict::Record(_) => &[],
             },
             _ => &[],

@@ -452,7 +452,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
         let record = match self.heap.dict(dict) {
             Dict::Empty => self.recogniser.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) | Dict::Large(_) => None,
+            Dict::Pairs(_) | Dict::Record(_) => None,
         };
         if let Some(record) = record {
             self.heap.set_record(dict, record);

@@ -133,7 +133,7 @@ impl Builder<'_> {
         };
         let record = match self.heap.dict(dict) {
             Dict::Empty => self.records.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) | Dict::Large(_) => None,
+            Dict::Pairs(_) | Dict::Record(_) => None,
         };
         match record {
             Some(record) => self.heap.set_record(dict, record),

@@ -207,8 +207,8 @@ impl Records {
         match heap.dict(dict) {
             Dict::Record(record) => Ok(Some(record)),
             Dict::Empty => Ok(None),
-            Dict::Large(_) => heap.kept(value).map(|_| None),
             Dict::Pairs(_) => {
+                heap.kept(value)?;
                 let items = heap.pairs(value).to_vec();
                 let record = self.recognise(heap, &items)?;
                 if let Some(record) = record {
@@ -377,7 +377,7 @@ impl Records {
             let frame = match item {
                 Value::Dict(dict) => match heap.dict(dict) {
                     Dict::Record(Record::Frame(frame)) => Some(frame),
-                    Dict::Record(_) | Dict::Empty | Dict::Large(_) => None,
+                    Dict::Record(_) | Dict::Empty => None,
                     Dict::Pairs(_) => self.frame(&Fields::of(heap.pairs(item))),
                 },
                 _ => None,
