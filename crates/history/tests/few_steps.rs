@@ -366,6 +366,32 @@ fn what_layers_of_one_forward_pass_keep_is_no_leak() {
     }
 }
 
+/// A program calls the modules of each layer itself, one after another, and keeps a part of a cache: 24 layers.
+#[test]
+fn layers_that_the_program_loops_over_itself_are_not_taken_for_steps() {
+    let module = "site-packages/torch/nn/modules/module.py";
+    for (calls, has_module_calls) in [(1, true), (1, false), (2, true), (4, true), (8, true)] {
+        let mut job = Job::new(true);
+        for _ in 0..calls * LAYERS {
+            for line in 0..4 {
+                let mut frames = vec![
+                    ("forward", "layer.py", 3),
+                    ("_call_impl", module, 1798),
+                    ("prefill", "generate.py", 20 + line),
+                    ("<module>", "generate.py", 7),
+                ];
+                frames.retain(|frame| has_module_calls || frame.1 != module);
+                let block = job.alloc_in(MIB / 2, &frames);
+                job.free(block);
+            }
+            job.alloc_in(MIB / 4, &[("prefill", "generate.py", 30), PROGRAM[0]]);
+        }
+        let found = leaks(&job.into_trace());
+        check_none(&found, &format!("{calls} calls"));
+        assert_eq!(found.doubt, Some(Doubt::Layers), "{calls} calls");
+    }
+}
+
 /// Backward makes a gradient in each layer, and a forward pass that is made again in it keeps none.
 #[test]
 fn gradients_of_one_backward_pass_are_no_leak() {

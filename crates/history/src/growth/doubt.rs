@@ -11,7 +11,7 @@ pub enum Doubt {
     FewEvents(u32),
     /// The program marked only so many steps.
     FewSteps(usize),
-    /// Neither marks nor stacks tell steps from layers of one forward pass.
+    /// What repeats is short, came seldom, and shows neither backward nor an optimizer: steps, or layers of one pass.
     Layers,
     /// No steps were found, and memory is kept for longer than the parts that stand for them.
     KeptForLong,
@@ -43,7 +43,8 @@ impl fmt::Display for Doubt {
             ),
             Doubt::Layers => write!(
                 f,
-                "it is not known what leaks: what repeats may be steps or layers; record stacks, or mark steps with {MARK}"
+                "it is not known what leaks: what repeats may be steps, or layers of one pass; record more steps, or mark \
+                 each with {MARK}"
             ),
             Doubt::KeptForLong => write!(
                 f,

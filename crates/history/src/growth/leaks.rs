@@ -76,7 +76,7 @@ impl Leaks {
             optimizers: &optimizers,
             boundaries: boundaries.get(warm_up_spans..).unwrap_or_default(),
             is_marked: matches!(steps.source, StepSource::Annotation(_)),
-            doubt: review::doubt(&steps, history),
+            doubt: review::doubt(&steps, history, &callers),
         };
         let before = boundaries_before(&boundaries);
         let watch = Watch {

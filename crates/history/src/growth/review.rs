@@ -110,13 +110,13 @@ impl Review<'_> {
 }
 
 /// Returns why nothing is a leak, whatever grows.
-pub(super) fn doubt(steps: &Steps, history: &History) -> Option<Doubt> {
+pub(super) fn doubt(steps: &Steps, history: &History, callers: &Callers) -> Option<Doubt> {
     match steps.source {
         StepSource::Annotation(_) => {
             let are_few = steps.are_too_few();
             are_few.then_some(Doubt::FewSteps(steps.len()))
         }
-        StepSource::Period(_) => may_be_layers(steps, history).then_some(Doubt::Layers),
+        StepSource::Period(_) => may_be_layers(steps, history, callers).then_some(Doubt::Layers),
         StepSource::Parts => {
             let is_known = steps.are_too_few() || is_given_back(history, &steps.boundaries);
             (!is_known).then_some(Doubt::KeptForLong)
@@ -124,16 +124,24 @@ pub(super) fn doubt(steps: &Steps, history: &History) -> Option<Doubt> {
     }
 }
 
-/// Returns whether steps may be layers, as far as their number and their requests tell: there are no stacks.
-fn may_be_layers(steps: &Steps, history: &History) -> bool {
+/// Returns whether steps may be layers: they are as few and as short, and nothing in most of them shows training.
+fn may_be_layers(steps: &Steps, history: &History, callers: &Callers) -> bool {
     let [first, .., last] = *steps.boundaries else {
         return false;
     };
+    let trains = |block: &Block| {
+        callers.is_backward(block.stack) || callers.optimizer(block.stack).is_some()
+    };
+    let mut requests = 0;
+    let mut trained = vec![false; steps.boundaries.len()];
     let inside = |block: &&Block| (first + 1..=last).contains(&block.start);
-    let requests = history.blocks.iter().filter(inside).count();
-    let has_stacks = history
-        .blocks
-        .iter()
-        .any(|block| block.stack != StackId::NONE);
-    !has_stacks && steps.len() <= LAYERS_MAX && requests <= LAYER_REQUESTS_MAX * steps.len()
+    for block in history.blocks.iter().filter(inside) {
+        let step = steps
+            .boundaries
+            .partition_point(|&boundary| boundary < block.start);
+        requests += 1;
+        trained[step] |= trains(block);
+    }
+    let are_trained = 2 * trained.iter().filter(|&&trains| trains).count() > steps.len();
+    !are_trained && steps.len() <= LAYERS_MAX && requests <= LAYER_REQUESTS_MAX * steps.len()
 }
