@@ -20,7 +20,6 @@ use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
-use crate::lanes::Lanes;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
@@ -51,7 +50,6 @@ pub struct DeviceAllocator<D> {
     order: CaptureOrder,
 }
 
-pub(crate) use checkpoint::CheckpointBlock;
 pub use checkpoint::{Checkpoint, Restored};
 pub use inspect::limit_of_fraction;
 pub use pools::KeptPool;
@@ -117,89 +115,6 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    /// Returns the address of a block of at least `requested` bytes that work in `stream` may use at
-    /// once; [`DeviceAddress::NULL`] for zero bytes.
-    ///
-    /// Constant time on a hit for every strategy but BFC with a safe frontier; on a miss, driver
-    /// calls.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::OutOfMemory`] when nothing more can be given back, [`AllocError::TooLarge`]
-    /// above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where a pool serves the request whose memory
-    /// is away, [`AllocError::TooManyStreams`] for one stream more than 65,536 with memory,
-    /// [`AllocError::Driver`] when the device fails otherwise.
-    #[inline]
-    pub fn allocate(
-        &mut self,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream, None)
-    }
-
-    /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
-    /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
-    /// one that nothing holds is held once from then on, even where memory runs out. A request for zero
-    /// bytes, or one that is refused before memory is looked for, leaves the pools as they were.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::allocate`].
-    pub fn allocate_in(
-        &mut self,
-        pool: MempoolId,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        if requested.is_zero() {
-            return Ok(DeviceAddress::NULL);
-        }
-        // Otherwise the pool could end while its own request waits for memory.
-        let (index, held_before) = self.hold_pool(pool);
-        match self.prepare(index, requested, stream, None) {
-            Ok(request) => self.serve(&request),
-            Err(error) => {
-                self.undo_hold(index, held_before);
-                Err(error)
-            }
-        }
-    }
-
-    #[inline]
-    fn allocate_from(
-        &mut self,
-        pool: PoolIndex,
-        requested: Bytes,
-        stream: Stream,
-        freed_before: Option<u64>,
-    ) -> Result<DeviceAddress, AllocError> {
-        if requested.is_zero() {
-            return Ok(DeviceAddress::NULL);
-        }
-        let request = self.prepare(pool, requested, stream, freed_before)?;
-        self.serve(&request)
-    }
-
-    /// Returns what serves a request, if anything does.
-    #[inline(always)]
-    fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.take(request) {
-            Some(address) => Ok(address),
-            None => self.allocate_new(request),
-        }
-    }
-
-    /// Apart from [`DeviceAllocator::serve`], so that a hit does not pay for it.
-    #[cold]
-    fn allocate_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.find_new(request)? {
-            Some(address) => Ok(address),
-            None => Err(Lanes::alone(self).out_of_memory(0, request)?),
-        }
-    }
-
     /// Returns a request of a stream for one or more bytes, as the three steps that may serve it want it:
     /// [`DeviceAllocator::take`], [`DeviceAllocator::grow`] and, with all lanes of the device,
     /// [`Lanes::grow_after_release`]. It is of use until something else is done with this allocator.
@@ -217,7 +132,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// What is done before anything is looked for.
     #[inline(always)]
-    fn prepare(
+    pub(crate) fn prepare(
         &mut self,
         pool: PoolIndex,
         requested: Bytes,
@@ -293,16 +208,6 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
         let block = self.strategy.take(&mut self.heap, request)?;
         Some(self.hand_out(block, request.requested))
-    }
-
-    /// Returns what may serve a request that no free block of its own domain does, in order.
-    #[cold]
-    fn find_new(&mut self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
-        match self.grow(request)? {
-            Growth::Served(address) => Ok(Some(address)),
-            Growth::Rejected => Ok(None),
-            Growth::Exhausted => Lanes::alone(self).grow_after_release(0, request),
-        }
     }
 
     /// Returns new memory for a request that [`DeviceAllocator::take`] does not serve, or why there is
@@ -566,16 +471,6 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(())
     }
 
-    /// Gives everything that is not in use back to the driver, after the events that freed blocks
-    /// wait for, unless a capture forbids the wait. Private pools that are still held keep theirs.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
-    pub fn empty_cache(&mut self) -> Result<(), AllocError> {
-        Lanes::alone(self).empty_cache()
-    }
-
     /// Gives what one private pool holds free back to the driver, and leaves the others alone; does nothing
     /// with a pool that is still held. Unless a capture forbids it, this waits for the events that freed blocks
     /// of the pool wait for, as PyTorch does, and for no others.
@@ -744,27 +639,6 @@ impl<D: Driver> DeviceAllocator<D> {
         let bfc = bfc.ok_or(AllocError::NoSafeFrontier)?;
         bfc.set_safe_frontier(&mut self.heap, mark);
         Ok(())
-    }
-
-    /// As [`DeviceAllocator::allocate`], but only from memory that was freed before `mark`, or that
-    /// the safe frontier has passed, or that is new. Linear in the free blocks that fit and are
-    /// neither.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::allocate`], and [`AllocError::NoSafeFrontier`] from every strategy but
-    /// BFC: none of the others could keep the promise.
-    pub fn allocate_freed_before(
-        &mut self,
-        mark: u64,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        if self.strategy.as_bfc_mut().is_none() {
-            return Err(AllocError::NoSafeFrontier);
-        }
-        let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream, Some(mark))
     }
 
     /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before

@@ -7,10 +7,23 @@
 use std::num::NonZeroU32;
 
 use crate::domain::DomainId;
-use crate::figures::SizeKind;
 use crate::number_table::{NumberTable, SearchHint, hash_of};
-use crate::segment::SegmentId;
+use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
+
+/// The number of a segment in the [`SegmentTable`](crate::segment::SegmentTable).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct SegmentId(pub(crate) u32);
+
+impl SegmentId {
+    /// No segment.
+    pub(crate) const NONE: SegmentId = SegmentId(u32::MAX);
+
+    /// Returns the number as an index, for strategies that keep something for each segment.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// The number of a block in the [`BlockTable`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -246,7 +246,7 @@ fn ensure_equal(what: &str, figure: u64, counted: u64) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::figures::SizeKind;
+    use crate::stats::SizeKind;
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;
 

@@ -8,6 +8,7 @@
 
 mod caching;
 mod classic;
+mod error;
 mod tokens;
 
 use std::fmt;
@@ -15,10 +16,8 @@ use std::str::FromStr;
 
 pub use caching::{CachingConfig, FreeBlockOrder};
 pub use classic::{BfcConfig, BuddyConfig, PoolConfig, SlabConfig};
+pub use error::ConfigError;
 use tokens::Reader;
-
-use crate::strategy;
-use crate::units::Bytes;
 
 /// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
 ///
@@ -114,15 +113,6 @@ impl Config {
             Config::Bfc(_) => StrategyName::Bfc,
             Config::Caching(_) => StrategyName::Caching,
         }
-    }
-
-    /// Returns how long a block was, rounding included, that a request was answered with: of the `free` bytes at its
-    /// start, in which nothing was in use, in a segment of `segment` bytes. `None` where more decides that: for
-    /// `caching`, which a replay tells, and with BFC's `fragmentation_fraction`. Memory pools whose blocks are handed
-    /// out whole are left out.
-    pub fn block_size(&self, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
-        let size = strategy::block_size(self, requested, free, segment);
-        size.filter(|&size| requested <= size && size <= free)
     }
 
     /// Returns this with an order of free blocks where it is `caching` and says none.
@@ -288,28 +278,6 @@ impl fmt::Display for StrategyName {
         f.pad(self.as_str())
     }
 }
-
-/// Why a configuration was refused: one line, in PyTorch's words where PyTorch has some.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ConfigError {
-    message: String,
-}
-
-impl ConfigError {
-    fn new(message: impl Into<String>) -> ConfigError {
-        ConfigError {
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests;

@@ -234,3 +234,14 @@ impl fmt::Display for DriverError {
 }
 
 impl std::error::Error for DriverError {}
+
+/// Returns `None` for a driver that is out of memory, which is an answer and not an error.
+pub(crate) fn unless_out_of_memory<T>(
+    result: Result<T, DriverError>,
+) -> Result<Option<T>, DriverError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(DriverError::OutOfMemory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -20,18 +20,8 @@ pub(crate) mod gauge;
 
 use gauge::{Gauge, Level, Waiting};
 
-use crate::segment::signed;
-use crate::stats::{Stat, Stats};
-use crate::units::Bytes;
-
-/// Which of PyTorch's two size pools a segment and its blocks count for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SizeKind {
-    /// Requests of up to 1 MiB.
-    Small,
-    /// Everything else.
-    Large,
-}
+use crate::stats::{SizeKind, Stat, Stats};
+use crate::units::{Bytes, signed};
 
 /// How many figures have a peak.
 pub(crate) const LEVELS: usize = 29;

@@ -7,6 +7,8 @@
 //!
 //! Private pools are all in the first lane.
 
+mod alone;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -23,7 +23,7 @@
 //! Downward only. A hit ends with the first attempt; everything below it is a miss.
 //!
 //! ```text
-//! DeviceAllocator::allocate              allocator.rs
+//! DeviceAllocator::allocate              lanes/alone.rs, each step in allocator.rs
 //! ├─ request
 //! │  ├─ route                            which private pool, if any, serves the stream
 //! │  ├─ reclaim_for                      stream.rs: what other streams are done with is free again

@@ -152,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::figures::SizeKind;
+    use crate::stats::SizeKind;
     use crate::units::Bytes;
 
     const PARTS: usize = 3;

@@ -4,27 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{Block, BlockId, BlockState, BlockTable};
+use crate::block::{Block, BlockId, BlockState, BlockTable, SegmentId};
 use crate::domain::{DomainId, Domains, PoolIndex};
 use crate::driver::{Driver, DriverError, Handle};
 use crate::event::{Action, Event};
 use crate::event_log::{EventLog, LogMark};
-use crate::figures::{Figures, SizeKind};
-use crate::units::{Bytes, DeviceAddress};
-
-/// The number of a segment in the [`SegmentTable`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct SegmentId(u32);
-
-impl SegmentId {
-    /// No segment.
-    pub(crate) const NONE: SegmentId = SegmentId(u32::MAX);
-
-    /// Returns the number as an index, for strategies that keep something for each segment.
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
+use crate::figures::Figures;
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress, signed};
 
 /// Small enough that blocks of a segment differ in it, large enough for any number of segments.
 const RANK_UNIT: Bytes = Bytes(512);
@@ -723,11 +710,6 @@ impl<D: Driver> Heap<D> {
 
 fn pages_in(size: Bytes, page_size: Bytes) -> usize {
     usize::try_from(size.get() / page_size.get()).expect("the number of pages fits a usize")
-}
-
-/// Returns a size as the figures hold it. Sizes are below 2^60.
-pub(crate) fn signed(size: Bytes) -> i64 {
-    size.get().cast_signed()
 }
 
 #[cfg(test)]

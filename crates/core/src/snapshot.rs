@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, BlockState};
-use crate::figures::SizeKind;
-use crate::segment::{Heap, Segment, SegmentId};
+use crate::block::{Block, BlockState, SegmentId};
+use crate::segment::{Heap, Segment};
+use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// Whether a block is in use.

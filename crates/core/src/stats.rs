@@ -2,6 +2,26 @@
 
 use crate::units::Bytes;
 
+/// Which of PyTorch's two size pools a segment and its blocks count for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SizeKind {
+    /// Requests of up to 1 MiB.
+    Small,
+    /// Everything else.
+    Large,
+}
+
+impl SizeKind {
+    /// Returns the pool that a size belongs to.
+    pub(crate) fn of(size: Bytes) -> SizeKind {
+        if size <= Bytes::mib(1) {
+            SizeKind::Small
+        } else {
+            SizeKind::Large
+        }
+    }
+}
+
 /// A figure that goes up and down.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stat {

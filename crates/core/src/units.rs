@@ -272,6 +272,11 @@ impl fmt::Display for Count {
     }
 }
 
+/// Returns a size as the figures hold it. Sizes are below 2^60.
+pub(crate) fn signed(size: Bytes) -> i64 {
+    size.get().cast_signed()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,10 +7,8 @@ use crate::domain::PoolIndex;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
-use crate::lanes::Lanes;
-use crate::segment::SegmentId;
-use crate::strategy::Strategy;
-use crate::units::{Bytes, DeviceAddress, MempoolId};
+use crate::strategy::{CheckpointBlock, Strategy};
+use crate::units::{DeviceAddress, MempoolId};
 
 /// What a private pool held at one moment, for [`DeviceAllocator::restore`]. Holds no memory itself.
 #[derive(Clone, Debug)]
@@ -18,20 +16,6 @@ pub struct Checkpoint {
     pool: MempoolId,
     /// By rising addresses.
     blocks: Vec<CheckpointBlock>,
-}
-
-/// A block as it was at a checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CheckpointBlock {
-    pub(crate) address: DeviceAddress,
-    pub(crate) size: Bytes,
-    pub(crate) segment: SegmentId,
-    /// Of the segment, whose number another may have by now.
-    serial: u64,
-    /// What lies in front of it in the segment.
-    pub(crate) offset: Bytes,
-    /// Whether the program held it.
-    is_held: bool,
 }
 
 /// What [`DeviceAllocator::restore`] did, each list by rising addresses.
@@ -163,7 +147,8 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         if blocks.any(|block| is_pending(&block)) {
             drop(blocks);
-            Lanes::alone(self).reclaim_pending()?;
+            self.heap.stats.num_sync_all_streams += 1;
+            self.reclaim_pending()?;
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use crate::error::AllocError;
 use crate::event::Event;
 use crate::event_log::Observer;
 use crate::figures::gauge::Gauge;
-use crate::lanes::Lanes;
 use crate::number_table::SearchHint;
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
@@ -267,11 +266,6 @@ impl<D: Driver> DeviceAllocator<D> {
         self.rejects_above = config.rejects_above();
         self.reuses_in_capture = config.reuses_in_capture();
         Ok(())
-    }
-
-    /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`](crate::Action::Snapshot) down.
-    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
-        Lanes::alone(self).snapshot()
     }
 
     /// Returns the driver.

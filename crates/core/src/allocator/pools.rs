@@ -25,7 +25,7 @@ pub struct KeptPool {
 impl<D: Driver> DeviceAllocator<D> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
-    pub(super) fn route(&self, stream: Stream) -> PoolIndex {
+    pub(crate) fn route(&self, stream: Stream) -> PoolIndex {
         if self.routes.is_empty() {
             return PoolIndex::DEFAULT;
         }
@@ -353,7 +353,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Returns the pool called `pool`, held once if nothing held it and made if need be, and how often it
     /// was held, for [`DeviceAllocator::undo_hold`].
-    pub(super) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {
+    pub(crate) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {
         let Some(index) = self.heap.domains.find_pool(pool) else {
             return (self.heap.domains.insert_pool(pool), None);
         };
@@ -364,7 +364,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Leaves a pool as it was before [`DeviceAllocator::hold_pool`]; one that was made then has no memory.
     #[cold]
-    pub(super) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
+    pub(crate) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
         match held_before {
             Some(count) => self.heap.domains.pool_mut(index).use_count = count,
             None => self.heap.domains.remove_pool(index),

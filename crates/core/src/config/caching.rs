@@ -1,6 +1,6 @@
 //! The options of PyTorch's caching allocator.
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::tokens::{self, Reader};
 use crate::units::{Bytes, TorchRelease};
 

@@ -1,6 +1,6 @@
 //! The options of the strategies that come from elsewhere than PyTorch.
 
-use super::ConfigError;
+use super::error::ConfigError;
 use super::tokens::Reader;
 use crate::units::Bytes;
 

@@ -1,6 +1,6 @@
 //! PyTorch's configuration syntax: a text becomes words and separators, and a reader hands them out.
 
-use super::ConfigError;
+use super::error::ConfigError;
 use crate::units::Bytes;
 
 /// Returns the words of `conf` and its separators `,` `:` `[` `]`, each separator a token of its own.

@@ -4,8 +4,7 @@
     reason = "a call costs a request a fortieth of its time"
 )]
 
-use super::SizeKind;
-use crate::stats::{PoolStats, Stat};
+use crate::stats::{PoolStats, SizeKind, Stat};
 
 /// What there is of something, and its peak.
 #[derive(Clone, Copy, Default, Debug)]

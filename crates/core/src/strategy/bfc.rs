@@ -15,20 +15,21 @@
 mod frontier;
 mod regions;
 mod report;
+mod timing;
 
 use std::collections::BTreeSet;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{Request, Strategy};
-use crate::allocator::CheckpointBlock;
+use super::{CheckpointBlock, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::BfcConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
-use crate::figures::{Figures, SizeKind};
-use crate::segment::{Heap, signed};
-use crate::units::{Bytes, DeviceAddress};
-use frontier::Timing;
+use crate::figures::Figures;
+use crate::segment::Heap;
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress, signed};
+use timing::Timing;
 
 /// Sizes are rounded up to this, and no chunk is smaller.
 const ROUNDING: Bytes = Bytes(256);
@@ -284,6 +285,11 @@ pub(super) fn size_in(config: &BfcConfig, requested: Bytes, free: Bytes) -> Opti
     })
 }
 
+/// Returns twice a region's size. Sizes stop growing where requests do.
+fn doubled(size: Bytes) -> Bytes {
+    size.saturating_add(size).min(Bytes::REQUEST_MAX)
+}
+
 impl<D: Driver> Strategy<D> for Bfc {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
@@ -385,7 +391,7 @@ impl<D: Driver> Strategy<D> for Bfc {
         for (_, region) in heap.segments.iter() {
             if heap.domains.domain(region.domain).pool == pool {
                 let next = &mut self.chunks_of(region.domain).next_region_size;
-                *next = (*next).max(Some(regions::doubled(region.size)));
+                *next = (*next).max(Some(doubled(region.size)));
             }
         }
         Ok(())

@@ -16,15 +16,15 @@ use forest::Run;
 
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{Request, SEGMENT_ROUNDING, Strategy};
-use crate::allocator::CheckpointBlock;
+use super::{CheckpointBlock, Request, Strategy};
 use crate::block::{Block, BlockId};
 use crate::config::BuddyConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::Figures;
-use crate::segment::{Heap, signed};
-use crate::units::Bytes;
+use crate::segment::Heap;
+use crate::strategy::shared_segment::SEGMENT_ROUNDING;
+use crate::units::{Bytes, signed};
 
 /// The strategy.
 #[derive(Debug)]

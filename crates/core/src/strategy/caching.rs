@@ -16,16 +16,15 @@ mod ranks;
 use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{Request, Strategy, kind_of, unless_out_of_memory};
-use crate::allocator::CheckpointBlock;
+use super::{CheckpointBlock, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState};
 use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError};
-use crate::figures::SizeKind;
-use crate::segment::{Heap, signed};
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
-use crate::units::{Bytes, DeviceAddress};
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress, signed};
 use ranks::Ranks;
 
 /// No block is smaller.
@@ -362,7 +361,7 @@ impl<D: Driver> Strategy<D> for Caching {
     #[inline(never)]
     fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
-        let kind = kind_of(size);
+        let kind = SizeKind::of(size);
         if kind == SizeKind::Large
             && self.collects_garbage(heap)
             && heap.domains.domain(domain).pool == PoolIndex::DEFAULT
@@ -396,7 +395,7 @@ impl<D: Driver> Strategy<D> for Caching {
             }
             return self.grow_expandable(heap, request);
         }
-        let kind = kind_of(request.size);
+        let kind = SizeKind::of(request.size);
         let segment = heap.allocate_segment(request.domain, size, kind);
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
@@ -456,7 +455,7 @@ impl<D: Driver> Strategy<D> for Caching {
             return Ok(false);
         };
         let size = request.size.max(max);
-        let kind = kind_of(request.size);
+        let kind = SizeKind::of(request.size);
         let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
         if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
             self.release_block(heap, enough.id)?;
@@ -511,7 +510,7 @@ impl<D: Driver> Strategy<D> for Caching {
             let before = address.get().checked_sub(start.get());
             before.is_some_and(|before| Bytes(before) <= free.size - request.size)
         };
-        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         let Some(free) = pool.free.iter_from(request.size).find(is_around) else {
             return Ok(None);
         };

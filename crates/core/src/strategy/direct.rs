@@ -1,12 +1,12 @@
 //! `direct`: a driver allocation for every request, given back when it is freed. What a naive
 //! pluggable allocator does, and the measure of what caching is worth.
 
-use super::{Request, Strategy, kind_of, unless_out_of_memory};
-use crate::allocator::CheckpointBlock;
+use super::{CheckpointBlock, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState};
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::segment::Heap;
+use crate::stats::SizeKind;
 use crate::units::Bytes;
 
 /// Requests are rounded up to this, as the driver's own addresses are.
@@ -40,7 +40,8 @@ impl<D: Driver> Strategy<D> for Direct {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let &Request { size, domain, .. } = request;
-        let segment = unless_out_of_memory(heap.allocate_segment(domain, size, kind_of(size)))?;
+        let segment =
+            unless_out_of_memory(heap.allocate_segment(domain, size, SizeKind::of(size)))?;
         Ok(segment.map(|segment| heap.insert_whole_block(segment)))
     }
 

@@ -6,12 +6,12 @@
 )]
 
 mod bin;
-
-use std::cmp::Ordering;
+mod free_block;
 
 use bin::Bin;
+pub(crate) use free_block::FreeBlock;
+use free_block::{key_of, size_of_key};
 
-use crate::block::{Block, BlockId};
 use crate::units::Bytes;
 
 /// Sizes are looked at in units of this: no strategy's blocks are smaller.
@@ -20,81 +20,6 @@ const UNIT_BYTES_LOG2: u32 = 8;
 /// Each power of two is divided into this many bins, so that a bin holds sizes at most 2 % apart, and
 /// sizes below 32 KiB have a bin each: most bins of most jobs then hold one block or none.
 const BINS_PER_OCTAVE_LOG2: u32 = 6;
-
-/// A free block, ordered by size, then rank.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FreeBlock {
-    pub(crate) size: Bytes,
-    /// Which of several blocks of a size comes first: the one with the lowest. No two in a set share one.
-    pub(crate) rank: u64,
-    pub(crate) id: BlockId,
-}
-
-impl FreeBlock {
-    /// Returns what stands for a block in a set where the lowest address comes first.
-    #[inline]
-    pub(crate) fn of(id: BlockId, block: &Block) -> FreeBlock {
-        FreeBlock {
-            size: block.size,
-            rank: block.address.get(),
-            id,
-        }
-    }
-}
-
-impl FreeBlock {
-    /// Returns size and rank as one number: comparing two of them takes no branch, and which of two
-    /// blocks is larger is what a processor cannot predict.
-    #[inline]
-    fn key(self) -> u128 {
-        key_of(self.size) | u128::from(self.rank)
-    }
-
-    /// Returns the block that has a key.
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-    #[inline]
-    fn of_key(key: u128, id: BlockId) -> FreeBlock {
-        FreeBlock {
-            size: size_of_key(key),
-            rank: key as u64,
-            id,
-        }
-    }
-}
-
-/// Returns the least key of a block of at least a size.
-#[inline]
-fn key_of(size: Bytes) -> u128 {
-    u128::from(size.get()) << 64
-}
-
-/// Returns the size of a key's block.
-#[inline]
-fn size_of_key(key: u128) -> Bytes {
-    Bytes((key >> 64) as u64)
-}
-
-impl PartialEq for FreeBlock {
-    fn eq(&self, other: &FreeBlock) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for FreeBlock {}
-
-impl Ord for FreeBlock {
-    #[inline]
-    fn cmp(&self, other: &FreeBlock) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl PartialOrd for FreeBlock {
-    #[inline]
-    fn partial_cmp(&self, other: &FreeBlock) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
 
 /// A set of [`FreeBlock`]s in order.
 ///
@@ -256,6 +181,7 @@ mod tests {
 
     use super::bin::{FEW, SHORT_BIN_MAX};
     use super::*;
+    use crate::block::BlockId;
     use crate::block::tests::block_id;
 
     fn free_block(units: u64, place: u64) -> FreeBlock {

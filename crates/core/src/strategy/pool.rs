@@ -9,16 +9,16 @@ use std::num::NonZeroU32;
 
 use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{Request, SEGMENT_ROUNDING, Strategy, allocate_shared_segment};
-use crate::allocator::CheckpointBlock;
-use crate::block::{Block, BlockId, BlockState};
+use super::{CheckpointBlock, Request, Strategy};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
-use crate::figures::SizeKind;
 use crate::number_table::{NumberTable, hash_of};
-use crate::segment::{Heap, Segment, SegmentId, signed};
-use crate::units::{Bytes, DeviceAddress};
+use crate::segment::{Heap, Segment};
+use crate::stats::SizeKind;
+use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
+use crate::units::{Bytes, DeviceAddress, signed};
 
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);

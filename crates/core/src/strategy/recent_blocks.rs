@@ -2,8 +2,8 @@
 
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
-use crate::figures::SizeKind;
 use crate::segment::Heap;
+use crate::stats::SizeKind;
 use crate::units::Bytes;
 
 /// Of a size class, blocks of so many bytes are kept, but no fewer than [`BLOCKS_MIN`] and no more than

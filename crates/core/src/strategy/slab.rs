@@ -20,15 +20,15 @@ use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
 use super::buddy::check_inactive_split;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{Request, SEGMENT_ROUNDING, Strategy};
-use crate::allocator::CheckpointBlock;
+use super::{CheckpointBlock, Request, Strategy};
 use crate::block::{Block, BlockId};
 use crate::config::SlabConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
-use crate::figures::SizeKind;
-use crate::segment::{Heap, signed};
-use crate::units::{Bytes, DeviceAddress};
+use crate::segment::Heap;
+use crate::stats::SizeKind;
+use crate::strategy::shared_segment::SEGMENT_ROUNDING;
+use crate::units::{Bytes, DeviceAddress, signed};
 
 /// The strategy.
 #[derive(Debug)]

@@ -14,27 +14,6 @@ use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::DeviceAddress;
 
-/// How frees are counted.
-#[derive(Default, Debug)]
-pub(super) struct Timing {
-    /// The count of the latest free or mark.
-    count: u64,
-    /// What was freed at a count below this is safe.
-    frontier: u64,
-}
-
-impl Timing {
-    /// Counts a free and returns its count; zero where the frontier has passed it already.
-    pub(super) fn count_free(&mut self) -> u64 {
-        self.count += 1;
-        if self.count < self.frontier {
-            0
-        } else {
-            self.count
-        }
-    }
-}
-
 impl Bfc {
     /// Returns a count above those of all frees so far and below those of all later ones.
     pub(crate) fn mark_frees(&mut self) -> u64 {
@@ -100,21 +79,5 @@ impl Bfc {
         }
         change.apply(&mut heap.stats);
         found
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Timing;
-
-    /// What is freed at the frontier or later is not known to be safe.
-    #[test]
-    fn frees_below_the_frontier_are_safe() {
-        let mut timing = Timing {
-            count: 3,
-            frontier: 6,
-        };
-        let counts = [(); 4].map(|()| timing.count_free());
-        assert_eq!(counts, [0, 0, 6, 7]);
     }
 }

@@ -1,12 +1,11 @@
 //! Regions: how they are asked of the driver, extended, and given back.
 
-use super::{Bfc, KIND, Merge, ROUNDING, SplitChange};
-use crate::block::{BlockId, BlockState};
-use crate::domain::DomainId;
-use crate::domain::PoolIndex;
-use crate::driver::{Driver, DriverError};
-use crate::segment::{Heap, SegmentId};
-use crate::strategy::{Request, unless_out_of_memory};
+use super::{Bfc, KIND, Merge, ROUNDING, SplitChange, doubled};
+use crate::block::{BlockId, BlockState, SegmentId};
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::segment::Heap;
+use crate::strategy::Request;
 use crate::units::Bytes;
 
 /// What the driver gave: a region, or the end of one that it extended.
@@ -215,11 +214,6 @@ fn last_chunk<D>(heap: &Heap<D>, region: SegmentId) -> BlockId {
     let start = heap.segments.get(region).address;
     let first = heap.blocks.find(start).expect("chunks tile their region");
     following(heap, first).last().expect("a region has a chunk")
-}
-
-/// Returns twice a region's size. Sizes stop growing where requests do.
-pub(super) fn doubled(size: Bytes) -> Bytes {
-    size.saturating_add(size).min(Bytes::REQUEST_MAX)
 }
 
 /// Returns the next smaller size to try: nine tenths, rounded up, but always less than before.

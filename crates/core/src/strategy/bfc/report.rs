@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use crate::block::Block;
-use crate::segment::{Heap, SegmentId};
+use crate::block::{Block, SegmentId};
+use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::Bytes;
 

@@ -2,15 +2,16 @@
 //! arena can hold.
 
 use super::forest::{Change, Forest, Position, Run};
-use crate::allocator::CheckpointBlock;
-use crate::block::{BlockId, BlockState};
+use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError};
-use crate::figures::{Figures, SizeKind};
-use crate::segment::{Heap, SegmentId, signed};
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::figures::Figures;
+use crate::segment::Heap;
+use crate::stats::SizeKind;
 use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
-use crate::strategy::{Request, SEGMENT_ROUNDING, allocate_shared_segment, unless_out_of_memory};
-use crate::units::{Bytes, DeviceAddress};
+use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
+use crate::strategy::{CheckpointBlock, Request};
+use crate::units::{Bytes, DeviceAddress, signed};
 
 /// What runs are made of: no part of an arena is smaller.
 pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);

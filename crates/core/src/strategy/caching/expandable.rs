@@ -1,15 +1,16 @@
 //! Expandable segments: one range of addresses for each domain and kind, into which memory is mapped
 //! page by page, so that what is left over at its end can grow instead of being stranded.
 
-use super::{Caching, SizeKind};
+use super::Caching;
 use crate::block::{BlockId, BlockState};
 use crate::config::CachingConfig;
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::segment::{Backing, Heap, Segment};
 use crate::snapshot::SegmentSnapshot;
+use crate::stats::SizeKind;
+use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
-use crate::strategy::{Request, kind_of, unless_out_of_memory};
 use crate::units::Bytes;
 
 /// Pages of expandable segments for small requests; those for large ones have the size that plain
@@ -24,13 +25,13 @@ impl Caching {
         heap: &Heap<D>,
         request: &Request,
     ) -> Option<FreeBlock> {
-        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         let first = pool.free.first_at_least(request.size)?;
         let best = self.best_with_expandable(heap, first, request)?;
         if !self.config.block_serves(best.size, request.size) {
             return None;
         }
-        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         pool.free.remove(best);
         Some(best)
     }
@@ -53,7 +54,7 @@ impl Caching {
             return Some(first);
         }
         let wants_expandable = self.config.expandable_segments;
-        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         if !wants_expandable {
             let mut candidates = pool.free.iter_from(request.size);
             return candidates.find(|block| !is_expandable(block));
@@ -88,8 +89,11 @@ impl Caching {
         let mut candidate = match found {
             Some(candidate) => candidate,
             None => {
-                match unless_out_of_memory(self.reserve_room(heap, request.domain, kind_of(size)))?
-                {
+                match unless_out_of_memory(self.reserve_room(
+                    heap,
+                    request.domain,
+                    SizeKind::of(size),
+                ))? {
                     Some(candidate) => candidate,
                     None => return Ok(None),
                 }
@@ -133,7 +137,7 @@ impl Caching {
             }
             room >= request.size
         };
-        let pool = self.pool_of(request.domain, kind_of(request.size));
+        let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         pool.unmapped.values().find_map(|&id| {
             let before = heap.blocks.get(id).previous;
             let first = before.filter(|&id| !heap.blocks.get(id).is_active());

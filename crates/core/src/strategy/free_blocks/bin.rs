@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::FreeBlock;
+use super::free_block::FreeBlock;
 use crate::block::BlockId;
 
 /// Up to this many blocks of a bin are in no order: all of them are looked at in the time of a search, and a
