@@ -1,17 +1,12 @@
 //! The gate: a pair may not take more instructions than `baseline/instructions.toml` says.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail};
 use lowtide_bench::Definitions;
 use serde::{Deserialize, Serialize};
 
-use crate::instructions;
+use crate::instructions::{self, Counts};
 use crate::machine;
 use crate::output;
-
-/// Instructions of a pair, by benchmark and strategy.
-pub(crate) type Counts = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// How much a count may grow before the gate closes, in percent. The same source compiled in
 /// another order moves it by less.

@@ -1,5 +1,6 @@
 //! What a process of its own does, and how it is started.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -9,7 +10,6 @@ use lowtide_bench::{Definitions, PairBench, ReplayAnswer, ReplayBench};
 use lowtide_core::Config;
 use serde::{Deserialize, Serialize};
 
-use crate::machine;
 use crate::output;
 
 /// What one process says about one recording and strategy.
@@ -50,10 +50,18 @@ pub(crate) fn replay(path: &Path, strategy: &str) -> Result<()> {
         events: bench.events(),
         read_s,
         replay_s,
-        memory_peak_bytes: machine::memory_peak_bytes(),
+        memory_peak_bytes: memory_peak_bytes(),
         answer,
     };
     output::print(&toml::to_string(&run)?)
+}
+
+/// Returns the most memory that this process has held, or `None` where the system does not say.
+fn memory_peak_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Reads and replays a recording in a process of its own.

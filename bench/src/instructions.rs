@@ -1,14 +1,17 @@
 //! Instruction counts, from valgrind's callgrind: the same on a loud machine as on a quiet one.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use lowtide_bench::{Definitions, PairCase};
 use lowtide_core::Config;
 
-use crate::baseline::Counts;
 use crate::child::finish;
 use crate::output;
+
+/// Instructions of a pair, by benchmark and strategy.
+pub(crate) type Counts = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// How many pairs are counted: a whole round or more where few blocks are live, and enough where many
 /// are that rare work, such as a vector that grows, is spread thin.

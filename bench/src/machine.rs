@@ -98,14 +98,6 @@ fn first_line(command: &mut Command) -> Result<String> {
     Ok(line.to_owned())
 }
 
-/// Returns the most memory that this process has held, or `None` where the system does not say.
-pub(crate) fn memory_peak_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,7 @@ use anyhow::Result;
 use lowtide_bench::{Answers, Definitions, Recording};
 use serde::Serialize;
 
-use crate::baseline::Counts;
-use crate::instructions;
+use crate::instructions::{self, Counts};
 use crate::machine;
 use crate::measure::{self, PAIR_REPEATS, PairTimes, REPLAY_REPEATS, ReplayTimes};
 use crate::output;
