@@ -3,7 +3,15 @@
 use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
 use lowtide_trace::ShellWord;
 
-use crate::Configured;
+/// Where a program's strategy and options were set, and where its user sets others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Configured {
+    /// The environment variable that has the options, or would have them; `None` if the program passes them to
+    /// `lowtide.install`.
+    pub options_variable: Option<&'static str>,
+    /// Whether the program passes strategy or options to `lowtide.install`, which overrides the environment's strategy.
+    pub is_by_program: bool,
+}
 
 /// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
 /// would set.

@@ -20,6 +20,8 @@ use lowtide_core::{
 };
 use lowtide_replay::{Job, Options};
 use lowtide_trace::Trace;
+
+pub use candidates::Configured;
 use pools::PoolShare;
 
 /// What there was when a request failed.
@@ -52,17 +54,6 @@ pub struct Shortfall {
     pub kept_pools: Vec<KeptPool>,
     /// The last events, oldest first, which ended in `segments`; empty where none were kept.
     pub events: Vec<Event>,
-}
-
-/// How a program came to its strategy and options, and its user comes to others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Configured {
-    /// The variable of the environment that has the options, or would have them; `None` where the program gives
-    /// them to `lowtide.install`.
-    pub options_variable: Option<&'static str>,
-    /// Whether the program gives strategy or options to `lowtide.install`: the environment's strategy does not
-    /// count then.
-    pub is_by_program: bool,
 }
 
 /// Why a request failed, as the lines that follow the error's first.
