@@ -18,6 +18,7 @@ mod place;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unguessable;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,10 +28,10 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fchmod, linkat, openat, renameat, unlinkat};
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use place::Place;
 pub use stream::open_stream;
+pub use unguessable::unguessable_number;
 
 /// Who may read a new file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -236,21 +237,4 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
 /// If it cannot be opened, or the way leads through a symbolic link that another user may have planted.
 pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     directory::open(path, directory::Missing::IsAnError)
-}
-
-/// Returns a number that nobody can guess.
-///
-/// # Errors
-///
-/// If the system has no random bytes.
-pub fn unguessable_number() -> io::Result<u128> {
-    let mut random = [0; 16];
-    // So few bytes come whole.
-    getrandom(&mut random, GetRandomFlags::empty())?;
-    Ok(u128::from_ne_bytes(random))
-}
-
-/// Returns a name that nobody can guess.
-fn unguessable_name() -> io::Result<OsString> {
-    Ok(format!(".lowtide-{:032x}.tmp", unguessable_number()?).into())
 }

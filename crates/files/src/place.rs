@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::directory::{self, Missing};
-use crate::unguessable_name;
+use crate::unguessable::unguessable_name;
 
 /// A name in a directory that is open: whatever others rename, the directory stays the same.
 #[derive(Debug)]

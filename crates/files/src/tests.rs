@@ -12,6 +12,7 @@ use rustix::fs::mkfifoat;
 use rustix::process::geteuid;
 
 use super::*;
+use crate::unguessable::unguessable_name;
 
 /// The user `nobody`.
 const NOBODY: u32 = 65534;

@@ -1,0 +1,23 @@
+//! Numbers and names that nobody can guess.
+
+use std::ffi::OsString;
+use std::io;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Returns a number that nobody can guess.
+///
+/// # Errors
+///
+/// If the system has no random bytes.
+pub fn unguessable_number() -> io::Result<u128> {
+    let mut random = [0; 16];
+    // So few bytes come whole.
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    Ok(u128::from_ne_bytes(random))
+}
+
+/// Returns the name of a new file, which nobody can guess.
+pub(crate) fn unguessable_name() -> io::Result<OsString> {
+    Ok(format!(".lowtide-{:032x}.tmp", unguessable_number()?).into())
+}
