@@ -2,14 +2,10 @@
 
 use std::ops::Range;
 
-use lowtide_core::{Action, Bytes, Cause, Gap, MempoolId, Stream};
-use lowtide_trace::{StackId, Trace};
+use lowtide_core::{Bytes, Cause, Gap, MempoolId, Stream};
+use lowtide_trace::StackId;
 
-use crate::changes::GapChanges;
 use crate::levels::Levels;
-use crate::numbering::Numbering;
-use crate::sizes::BlockSizes;
-use crate::walk::Walk;
 
 /// What a recording comes to, instant by instant.
 ///
@@ -163,9 +159,6 @@ pub struct Pause {
     pub size: Bytes,
 }
 
-/// So many refusals, the first ones, are told one by one: all blocks are looked at for what was free for each.
-pub(crate) const REFUSALS_TOLD_MAX: usize = 3;
-
 /// A request that could not be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
@@ -180,27 +173,6 @@ pub struct Refusal {
 }
 
 impl History {
-    /// Returns what a recording comes to, its blocks as long as `sizes` says. O(n log m) for n events
-    /// and m segments; takes 64 bytes for a block.
-    ///
-    /// # Panics
-    ///
-    /// If `sizes` is of another recording, or there are 2^32 - 2 events.
-    pub fn new(trace: &Trace, sizes: &BlockSizes) -> History {
-        Walk::new(trace, sizes).finish()
-    }
-
-    /// Returns by how much the gap of the main stream changes at each instant by the blocks for which `is_listed` says
-    /// no: what the page, which knows of the others only, has to add to what it counts. As costly as
-    /// [`History::new`], whose arguments are to be the same.
-    pub(crate) fn changes_by_unlisted(
-        trace: &Trace,
-        sizes: &BlockSizes,
-        is_listed: &[bool],
-    ) -> GapChanges {
-        Walk::new(trace, sizes).changes_by_unlisted(is_listed)
-    }
-
     /// Returns the ranges of addresses that are paused at `instant`, in order.
     pub(crate) fn away_at(&self, instant: u32) -> Vec<Range<u64>> {
         let pauses = self.pauses.iter();
@@ -211,26 +183,4 @@ impl History {
         ranges.sort_unstable_by_key(|range| range.start);
         ranges
     }
-}
-
-/// Returns the stream in which the most was asked for; of equals, the one with the lowest handle.
-pub(crate) fn main_stream(trace: &Trace) -> Stream {
-    let mut streams = Numbering::new();
-    let mut sums: Vec<u64> = Vec::new();
-    let mut add = |stream: Stream, bytes: Bytes| {
-        let number = streams.number(stream) as usize;
-        sums.resize(sums.len().max(number + 1), 0);
-        sums[number] = sums[number].saturating_add(bytes.get());
-    };
-    for block in &trace.initial.blocks {
-        add(block.stream, block.requested);
-    }
-    for recorded in &trace.events {
-        if recorded.event.action == Action::Alloc {
-            add(recorded.event.stream, recorded.event.size);
-        }
-    }
-    let sums = streams.into_values().into_iter().zip(sums);
-    let most = sums.max_by_key(|&(stream, sum)| (sum, std::cmp::Reverse(stream)));
-    most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }

@@ -1,4 +1,4 @@
-//! The one walk over a recording's events.
+//! The one walk over a recording's events, by which its [`History`] is made.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,7 @@ use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Str
 use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
-use crate::history::{
-    Block, CURVES, History, Moment, Pause, REFUSALS_TOLD_MAX, Refusal, SegmentLife, main_stream,
-};
+use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -17,6 +15,31 @@ use crate::space::{Domain, Space};
 
 /// What has no end yet.
 const NEVER: u32 = u32::MAX;
+
+/// The number of refusals, the first ones, for which the largest free block is found: that takes a look at every block.
+const REFUSALS_TOLD_MAX: usize = 3;
+
+impl History {
+    /// Returns the history of a recording whose blocks have these sizes. O(n log m) for n events and m segments; takes
+    /// 64 bytes for a block.
+    ///
+    /// # Panics
+    ///
+    /// If `sizes` is of another recording, or there are 2^32 - 2 events.
+    pub fn new(trace: &Trace, sizes: &BlockSizes) -> History {
+        Walk::new(trace, sizes).finish()
+    }
+
+    /// Returns how the blocks that are not listed change the main stream's gap at each instant. The page counts the
+    /// listed blocks itself and adds these changes. Costs as much as [`History::new`] and takes the same arguments.
+    pub(crate) fn changes_by_unlisted(
+        trace: &Trace,
+        sizes: &BlockSizes,
+        is_listed: &[bool],
+    ) -> GapChanges {
+        Walk::new(trace, sizes).changes_by_unlisted(is_listed)
+    }
+}
 
 /// What there is if only some of the blocks are: all of the segments, and by how much the gap is another.
 struct Listed<'a> {
@@ -29,7 +52,7 @@ struct Listed<'a> {
 }
 
 /// A walk under way.
-pub(crate) struct Walk<'a> {
+struct Walk<'a> {
     trace: &'a Trace,
     sizes: &'a BlockSizes,
     space: Space,
@@ -64,7 +87,7 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    pub(crate) fn new(trace: &'a Trace, sizes: &'a BlockSizes) -> Walk<'a> {
+    fn new(trace: &'a Trace, sizes: &'a BlockSizes) -> Walk<'a> {
         let stream = main_stream(trace);
         let large_page = large_page(trace);
         let mut pools = Numbering::new();
@@ -104,7 +127,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns what the blocks that are not listed add to the gap; `is_listed` says of each of the history's.
-    pub(crate) fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
+    fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
         self.listed = Some(Listed {
             is_listed,
             space: self.space.clone(),
@@ -126,7 +149,7 @@ impl<'a> Walk<'a> {
         self.levels.finish();
     }
 
-    pub(crate) fn finish(mut self) -> History {
+    fn finish(mut self) -> History {
         let events = u32::try_from(self.trace.events.len()).expect("fewer than 2^32 events");
         assert!(events < NEVER - 1, "instants are numbered in 32 bits");
         self.take_all();
@@ -615,6 +638,28 @@ impl<'a> Walk<'a> {
             listed.difference = difference;
         }
     }
+}
+
+/// Returns the stream with the most requested bytes; of equals, the one with the lowest handle.
+fn main_stream(trace: &Trace) -> Stream {
+    let mut streams = Numbering::new();
+    let mut sums: Vec<u64> = Vec::new();
+    let mut add = |stream: Stream, bytes: Bytes| {
+        let number = streams.number(stream) as usize;
+        sums.resize(sums.len().max(number + 1), 0);
+        sums[number] = sums[number].saturating_add(bytes.get());
+    };
+    for block in &trace.initial.blocks {
+        add(block.stream, block.requested);
+    }
+    for recorded in &trace.events {
+        if recorded.event.action == Action::Alloc {
+            add(recorded.event.stream, recorded.event.size);
+        }
+    }
+    let sums = streams.into_values().into_iter().zip(sums);
+    let most = sums.max_by_key(|&(stream, sum)| (sum, std::cmp::Reverse(stream)));
+    most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }
 
 /// Counts a block in a gap for what it is, or no more.

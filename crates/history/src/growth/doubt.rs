@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::growth::steps::STEPS_MIN;
+use crate::growth::period::STEPS_MIN;
 
 /// Why it is not known what leaks, and how to find out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

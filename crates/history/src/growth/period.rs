@@ -20,9 +20,11 @@ use lowtide_trace::StackId;
 
 use crate::growth::callers::Callers;
 use crate::growth::line::as_float;
-use crate::growth::steps::STEPS_MIN;
 use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};
+
+/// Fewer steps tell nothing.
+pub(super) const STEPS_MIN: usize = 4;
 
 /// How many different requests are tried as anchors, and how many others each is tried on.
 const ANCHORS_MAX: usize = 48;

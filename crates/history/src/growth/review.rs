@@ -2,8 +2,9 @@
 
 use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
+use crate::growth::period::STEPS_MIN;
 use crate::growth::sites::{Site, Sites};
-use crate::growth::steps::{STEPS_MIN, StepSource, Steps};
+use crate::growth::steps::{StepSource, Steps};
 use crate::growth::training::{Made, Optimizers};
 use crate::growth::trend::Trend;
 use crate::growth::turnover::is_given_back;

@@ -7,11 +7,8 @@ use hashbrown::HashMap;
 use lowtide_trace::{Annotation, AnnotationStage, RecordedText, Trace, TraceEvent};
 
 use crate::growth::callers::Callers;
-use crate::growth::period;
+use crate::growth::period::{self, STEPS_MIN};
 use crate::history::History;
-
-/// Fewer steps tell nothing.
-pub(super) const STEPS_MIN: usize = 4;
 
 /// More steps than this are looked at several at a time.
 pub(super) const SPANS_MAX: u32 = 1024;

@@ -8,7 +8,8 @@ use lowtide_trace::{AnnotationStage, Trace, TraceEvent};
 
 use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
-use crate::growth::steps::{OPTIMIZER_STEP, STEPS_MIN, instant_of};
+use crate::growth::period::STEPS_MIN;
+use crate::growth::steps::{OPTIMIZER_STEP, instant_of};
 use crate::history::{Block, History};
 
 /// Memory that training makes in few calls and keeps.

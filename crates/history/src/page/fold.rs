@@ -2,8 +2,8 @@
 
 use lowtide_core::{Bytes, Cause};
 
-use super::PageTrace;
 use super::columns::Columns;
+use super::trace::PageTrace;
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{Block, History};
 

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::PageData;
 use super::base64::Base64Writer;
+use super::columns::Columns;
 
 /// The page, its style and its script.
 pub(super) const PAGE: &str = include_str!("page.html");
@@ -15,25 +15,19 @@ pub(super) const PAGE: &str = include_str!("page.html");
 const SUMMARY_MARK: &str = "<script type=\"application/json\" id=\"lowtide-summary\">";
 const COLUMNS_MARK: &str = "<script type=\"application/octet-stream\" id=\"lowtide-data\">";
 
-impl PageData {
-    /// Writes the page on all traces that were added: one file that needs no other and no network.
-    ///
-    /// # Errors
-    ///
-    /// If `out` fails.
-    pub fn write_page(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        let (before, rest) = split_after(PAGE, SUMMARY_MARK);
-        let (between, after) = split_after(rest, COLUMNS_MARK);
-        out.write_all(before.as_bytes())?;
-        out.write_all(self.summary()?.as_bytes())?;
-        out.write_all(between.as_bytes())?;
-        let mut base64 = Base64Writer::new(&mut *out);
-        let mut gzip = GzEncoder::new(&mut base64, Compression::default());
-        self.write_columns(&mut gzip)?;
-        gzip.finish()?;
-        base64.finish()?;
-        out.write_all(after.as_bytes())
-    }
+/// Writes the page with its data: the summary, as JSON that a script can hold, and the columns.
+pub(super) fn write(out: &mut dyn Write, summary: &str, columns: &Columns) -> io::Result<()> {
+    let (before, rest) = split_after(PAGE, SUMMARY_MARK);
+    let (between, after) = split_after(rest, COLUMNS_MARK);
+    out.write_all(before.as_bytes())?;
+    out.write_all(summary.as_bytes())?;
+    out.write_all(between.as_bytes())?;
+    let mut base64 = Base64Writer::new(&mut *out);
+    let mut gzip = GzEncoder::new(&mut base64, Compression::default());
+    columns.write(&mut gzip)?;
+    gzip.finish()?;
+    base64.finish()?;
+    out.write_all(after.as_bytes())
 }
 
 /// Returns `text` up to the end of `mark`, and what follows.

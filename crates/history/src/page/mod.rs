@@ -13,6 +13,7 @@ mod fold;
 mod html;
 mod stacks;
 mod summary;
+mod trace;
 
 use std::io::{self, Write};
 use std::mem;
@@ -23,7 +24,6 @@ use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
 use crate::growth::{Leaks, Site};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
-use crate::sizes::BlockSizes;
 use crate::walk::large_page;
 use columns::Columns;
 use fold::Folded;
@@ -32,6 +32,7 @@ use summary::{
     Aggregated, GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary,
     TraceSummary,
 };
+pub use trace::PageTrace;
 
 /// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names, and where folding
 /// every block takes more: some ten million of sizes that hardly repeat.
@@ -65,32 +66,6 @@ struct Listing {
     strings: Strings,
     has_stacks: bool,
     growth: GrowthSummary,
-}
-
-/// A trace as a report shows it.
-#[derive(Clone, Copy, Debug)]
-pub struct PageTrace<'a> {
-    /// What it is called: the file, mostly.
-    pub name: &'a str,
-    /// What was recorded.
-    pub trace: &'a Trace,
-    /// Whether that is the host's pinned memory, and no device's.
-    pub is_host: bool,
-    /// How long its blocks were, by which its history was made.
-    pub sizes: &'a BlockSizes,
-    /// What it comes to.
-    pub history: &'a History,
-    /// What it would have come to with other allocators, each with a name and with a timeline.
-    pub replayed: &'a [(String, Outcome)],
-    /// What there is to know of these, each a sentence without its capital and its end.
-    pub replay_notes: &'a [String],
-    /// What grew in it.
-    pub leaks: &'a Leaks,
-    /// Whether the end of the recording is missing.
-    pub is_cut_off: bool,
-    /// How many bytes this trace and each that follows it take where they are stored, by which they share what is
-    /// left of the page: none needs more there.
-    pub lengths: &'a [u64],
 }
 
 /// How long a page is, as far as that is known before it is written.
@@ -195,24 +170,16 @@ impl PageData {
         })
     }
 
-    /// Returns the summary as JSON in which no browser finds an end of the script that holds it.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written as JSON.
-    fn summary(&mut self) -> io::Result<String> {
-        self.summary.strings = self.strings.texts();
-        Ok(escape_for_script(&serde_json::to_string(&self.summary)?))
-    }
-
-    /// Writes the columns, uncompressed.
+    /// Writes the page on all traces that were added: one file that needs no other and no network.
     ///
     /// # Errors
     ///
     /// If `out` fails.
-    fn write_columns(&mut self, out: &mut dyn Write) -> io::Result<()> {
+    pub fn write_page(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.summary.strings = self.strings.texts();
+        let summary = escape_for_script(&serde_json::to_string(&self.summary)?);
         self.columns.append(mem::take(&mut self.block_columns));
-        self.columns.write(out)
+        html::write(out, &summary, &self.columns)
     }
 
     /// Returns the blocks that are not folded, with what is told of their stacks.
@@ -645,6 +612,7 @@ pub fn escape_for_script(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sizes::BlockSizes;
 
     #[test]
     fn what_short_traces_do_not_need_is_for_the_others() {
