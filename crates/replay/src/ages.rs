@@ -4,31 +4,12 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Config, DeviceAddress, Event, FreeBlockOrder};
 
-use crate::run::{Miss, Run};
-use crate::{Job, Options, Progress};
+use crate::job::{Job, Options};
+use crate::progress::Progress;
+use crate::run::{Ages, Miss, Run};
 
 /// Some jobs have thousands of segments and blocks. What is not told by so many replays stays as it was guessed.
 const REPLAYS_MAX: usize = 200;
-
-/// In which order segments and blocks came that were there before the first event.
-#[derive(Clone, Debug)]
-pub(crate) struct Ages {
-    /// The places of the program's initial segments, the oldest first.
-    pub(crate) segments: Vec<usize>,
-    /// The starts of all blocks in them, the oldest first, where these decide; else none.
-    pub(crate) blocks: Vec<DeviceAddress>,
-}
-
-impl Ages {
-    /// Returns the order of the addresses, as a driver hands segments out to a job that has given none back; the blocks
-    /// of a segment are as old as if they had been cut one after the other.
-    pub(crate) fn guess(job: &Job<'_>) -> Ages {
-        Ages {
-            segments: (0..job.program.initial_segments.len()).collect(),
-            blocks: Vec::new(),
-        }
-    }
-}
 
 /// Returns the ages with which a replay with `config` takes blocks as it was recorded, or for longest.
 ///

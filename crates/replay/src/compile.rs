@@ -13,8 +13,13 @@ use crate::pools::EventPools;
 use crate::program::{Program, Slot, Step, User};
 use crate::survey::{Survey, Traffic, is_free_at_once};
 
+/// Returns the steps of a recording. Takes two looks at each event and a hash for each block.
+pub(crate) fn compile(trace: &Trace) -> Program {
+    Compiler::new(trace).compile()
+}
+
 /// Makes a [`Program`].
-pub(crate) struct Compiler<'a> {
+struct Compiler<'a> {
     trace: &'a Trace,
     survey: Survey,
     event_pools: EventPools<'a>,
@@ -59,7 +64,7 @@ struct Group {
 }
 
 impl<'a> Compiler<'a> {
-    pub(crate) fn new(trace: &'a Trace) -> Compiler<'a> {
+    fn new(trace: &'a Trace) -> Compiler<'a> {
         let segments = trace.initial.segments.iter();
         let mut event_pools = EventPools::new(trace);
         let initial_segments = std::mem::take(&mut event_pools.initial_segments);
@@ -91,7 +96,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    pub(crate) fn compile(mut self) -> Program {
+    fn compile(mut self) -> Program {
         let events = self.trace.events.len();
         self.program.steps.reserve(events / 3 * 2);
         self.program.event_ends.reserve(events / 3 * 2);

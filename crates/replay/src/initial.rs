@@ -8,7 +8,7 @@ use lowtide_core::{
 use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 
 use crate::initial_sizes::{InitialSizes, UNSPLIT_END_MAX};
-use crate::survey::config_of;
+use crate::settings::config_of;
 
 /// What there was before the first event.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Replays a recording through an allocator: what would this job have taken?
 //!
-//! A [`Job`] is a [`Trace`] turned into steps; [`Job::replay`] takes them with any strategy on the
+//! A [`Job`] is a [`Trace`](lowtide_trace::Trace) turned into steps; [`Job::replay`] takes them with any strategy on the
 //! simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
 //! recorded one did, and every event is compared with the recorded one: the proof that `caching` is
 //! PyTorch's allocator.
@@ -34,115 +34,28 @@ mod compile;
 mod extents;
 mod initial;
 mod initial_sizes;
+mod job;
 mod limit;
 mod occupancy;
 mod outcome;
 mod pages;
 mod pools;
 mod program;
+mod progress;
 mod run;
 mod script;
+mod settings;
 mod survey;
 mod verify;
 
-use std::fmt;
+use lowtide_core::{Bytes, Config};
 
-use lowtide_core::{AllocError, Bytes, Config};
-use lowtide_trace::Trace;
-
-pub use outcome::{Difference, Outcome, Point, Verified};
-use program::Program;
+pub use job::{Job, Options};
+pub use outcome::{Difference, Outcome, Point, ReplayError, Verified};
+pub use progress::Progress;
 use run::Run;
 
-/// How to replay.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Options {
-    /// The memory of the device, and the allocator's limit; `None` for no end.
-    pub capacity: Option<Bytes>,
-    /// Whether the driver does what was recorded and events are compared with the recorded ones.
-    pub verify: bool,
-    /// The most points of [`Outcome::timeline`]; 0 for none.
-    pub timeline_points: usize,
-}
-
-/// Hears how far a replay is. `()` does not listen.
-pub trait Progress: Sync {
-    /// Says that `events` more recorded events have been replayed.
-    fn advance(&self, events: u64);
-
-    /// Says that `events` will be replayed besides those of the recording: what it does not say is found by replaying it,
-    /// a limit up to some fifteen times, the ages of what was there before up to two hundred.
-    fn expect(&self, events: u64) {
-        let _ = events;
-    }
-}
-
-impl Progress for () {
-    fn advance(&self, _events: u64) {}
-}
-
-/// Why a replay could not go on. A job that does not fit is no error.
-#[derive(Clone, PartialEq, Debug)]
-pub struct ReplayError {
-    event: usize,
-    error: AllocError,
-    /// What it did otherwise than was recorded before that.
-    difference: Option<Box<Difference>>,
-}
-
-impl ReplayError {
-    fn at(event: usize, error: AllocError) -> ReplayError {
-        ReplayError {
-            event,
-            error,
-            difference: None,
-        }
-    }
-
-    /// Returns the error of a replay that did otherwise than was recorded before: what follows is of its own making.
-    fn after(self, difference: Option<Difference>) -> ReplayError {
-        ReplayError {
-            difference: difference.map(Box::new),
-            ..self
-        }
-    }
-}
-
-impl fmt::Display for ReplayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the replay broke off at event {}: {}",
-            self.event, self.error
-        )?;
-        match &self.difference {
-            Some(difference) => write!(f, "; first difference: {difference}"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Without a source: the sentence says what the allocator said.
-impl std::error::Error for ReplayError {}
-
-/// A recording made ready to be replayed, any number of times and in several threads at once.
-#[derive(Debug)]
-pub struct Job<'a> {
-    trace: &'a Trace,
-    program: Program,
-    peak_live_bytes: Bytes,
-}
-
-impl<'a> Job<'a> {
-    /// Returns the recording as steps. Time and memory are linear in the events.
-    pub fn new(trace: &'a Trace) -> Job<'a> {
-        Job {
-            trace,
-            program: Program::new(trace),
-            peak_live_bytes: trace.peak_live_bytes(),
-        }
-    }
-
+impl Job<'_> {
     /// Replays the recording with the strategy that `config` names and returns what became of the
     /// job. Time and memory are linear in the events.
     ///

@@ -2,9 +2,9 @@
 
 use lowtide_core::{Bytes, CachingConfig, Config};
 
-use crate::ages::Ages;
-use crate::run::{Miss, Run};
-use crate::{Job, Options, Progress};
+use crate::job::{Job, Options};
+use crate::progress::Progress;
+use crate::run::{Ages, Miss, Run};
 
 /// What is held from the driver is a multiple of this.
 const STEP: Bytes = Bytes::mib(2);

@@ -1,8 +1,8 @@
-//! What a replay found.
+//! What a replay found, or why it broke off.
 
 use std::fmt;
 
-use lowtide_core::{Bytes, Event, Stats, StrategyName};
+use lowtide_core::{AllocError, Bytes, Event, Stats, StrategyName};
 use serde::{Serialize, Serializer};
 
 /// What became of a job under one strategy.
@@ -131,3 +131,47 @@ pub struct Point {
     /// The most bytes held from the driver in it.
     pub reserved_bytes: Bytes,
 }
+
+/// Why a replay could not go on. A job that does not fit is no error.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReplayError {
+    event: usize,
+    error: AllocError,
+    /// The first difference to the recording before that event, if there is one.
+    difference: Option<Box<Difference>>,
+}
+
+impl ReplayError {
+    pub(crate) fn at(event: usize, error: AllocError) -> ReplayError {
+        ReplayError {
+            event,
+            error,
+            difference: None,
+        }
+    }
+
+    /// Returns the error with the replay's first difference: what follows a difference is of the replay's own making.
+    pub(crate) fn after(self, difference: Option<Difference>) -> ReplayError {
+        ReplayError {
+            difference: difference.map(Box::new),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the replay broke off at event {}: {}",
+            self.event, self.error
+        )?;
+        match &self.difference {
+            Some(difference) => write!(f, "; first difference: {difference}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Without a source: the sentence says what the allocator said.
+impl std::error::Error for ReplayError {}

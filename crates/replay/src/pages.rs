@@ -7,7 +7,7 @@ use lowtide_trace::Trace;
 
 use crate::extents::Extents;
 use crate::pools::EventPools;
-use crate::survey::config_of;
+use crate::settings::config_of;
 
 /// Small and large requests have expandable segments of their own, which map this much at a time.
 const SMALL_PAGE: Bytes = Bytes::mib(2);

@@ -22,7 +22,7 @@ use crate::apart::Apart;
 use crate::card::Card;
 use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
-use crate::survey::{config_of, gives_back_some};
+use crate::settings::{config_of, gives_back_some};
 
 /// The largest request that small segments serve, and the largest end that is left on a large block.
 pub(crate) const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);

@@ -8,10 +8,8 @@
 use std::collections::BTreeMap;
 
 use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
-use lowtide_trace::Trace;
 
 use crate::card::Card;
-use crate::compile::Compiler;
 
 /// What a [`Program`] does with a block or with everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,11 +112,6 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Returns the steps of a recording. Takes two looks at each event and a hash for each block.
-    pub(crate) fn new(trace: &Trace) -> Program {
-        Compiler::new(trace).compile()
-    }
-
     /// Returns whether any private pool held memory free before the first event.
     pub(crate) fn has_reserves(&self) -> bool {
         self.adopted_steps > self.initial_slots.len()

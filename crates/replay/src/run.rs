@@ -10,13 +10,13 @@ use lowtide_core::{
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
-use crate::ages::Ages;
-use crate::outcome::{Difference, Outcome, Point};
+use crate::job::{Job, Options};
+use crate::outcome::{Difference, Outcome, Point, ReplayError};
 use crate::program::{Program, Slot, Step, User};
+use crate::progress::Progress;
 use crate::script::{Addresses, Likely, Script};
-use crate::survey::config_of;
+use crate::settings::config_of;
 use crate::verify::Comparison;
-use crate::{Job, Options, Progress, ReplayError};
 
 /// How many steps pass between two reports of progress.
 const PROGRESS_STEPS: usize = 1 << 14;
@@ -44,6 +44,26 @@ pub(crate) struct Run<'a> {
     stops_at_difference: bool,
     /// The recorded event of the first refusal, and what it said.
     refused: Option<(usize, AllocError)>,
+}
+
+/// In which order segments and blocks came that were there before the first event.
+#[derive(Clone, Debug)]
+pub(crate) struct Ages {
+    /// The places of the program's initial segments, the oldest first.
+    pub(crate) segments: Vec<usize>,
+    /// The starts of all blocks in them, the oldest first, where these decide; else none.
+    pub(crate) blocks: Vec<DeviceAddress>,
+}
+
+impl Ages {
+    /// Returns the order of the addresses, as a driver hands segments out to a job that has given none back; the blocks
+    /// of a segment are as old as if they had been cut one after the other.
+    pub(crate) fn guess(job: &Job<'_>) -> Ages {
+        Ages {
+            segments: (0..job.program.initial_segments.len()).collect(),
+            blocks: Vec::new(),
+        }
+    }
 }
 
 /// Where a replay first does otherwise than was recorded.

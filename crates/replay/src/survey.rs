@@ -7,6 +7,7 @@ use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
 use crate::pools::EventPools;
+use crate::settings::{config_of, gives_back_some};
 
 /// What one look at every event tells.
 #[derive(Debug, Default)]
@@ -352,18 +353,6 @@ impl Survey {
 fn has_refusal(trace: &Trace) -> bool {
     let mut events = trace.events.iter();
     events.any(|recorded| recorded.event.action == Action::OutOfMemory)
-}
-
-/// Returns whether with these options requests may let some memory go back and not all that could.
-pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
-    config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0
-}
-
-/// Returns the options that the recording was made with, as far as they are understood.
-pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
-    let (mut config, _) = trace.config_as_understood();
-    config.free_block_order = trace.settings.free_block_order;
-    config
 }
 
 /// Returns whether the block that an event frees is free with the next event: then no other stream
