@@ -1,68 +1,26 @@
 //! `lowtide advise`: the setting of PyTorch's own allocator that takes a job the least memory.
 
+mod advice;
 mod report;
 mod settings;
 
 use anyhow::{Context, Result, anyhow};
-use lowtide_core::{Bytes, CachingConfig, Config};
+use lowtide_core::{CachingConfig, Config};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 
 use crate::args::AdviseArgs;
+use crate::job::Job;
 use crate::progress::Progress;
 use crate::ranking::Ranking;
-use crate::recording::{self, Job};
-use crate::replay::Failure;
-use crate::{format, json, output, replay};
+use crate::recording::Recording;
+use crate::replays::replay_all;
+use crate::{format, json, output};
+use advice::{Advice, Failed, Tried, saves};
 use settings::{Axes, Candidate, Kept, Setting};
 
 /// Of each setting that helps, so many values are tried together with others.
 const COMBINED_VALUES: usize = 2;
-
-/// A setting has to save more than this share of what a simpler one takes: less is not worth a line in
-/// anyone's launch script.
-const WORTHWHILE: f64 = 0.01;
-
-/// A candidate, and what became of the job with it.
-#[derive(Clone, Debug)]
-struct Tried {
-    candidate: Candidate,
-    outcome: Outcome,
-}
-
-/// A candidate with which the recording cannot be replayed, and why.
-#[derive(Clone, Debug)]
-struct Failed {
-    candidate: Candidate,
-    failure: Failure,
-}
-
-/// What a search found.
-#[derive(Debug)]
-struct Advice<'a> {
-    job: &'a Job,
-    capacity: Option<Bytes>,
-    /// With the settings of the recording.
-    now: Result<Tried, Box<Failed>>,
-    /// What to choose, which may be `now`; `None` where no candidate completes the job.
-    best: Option<Tried>,
-    /// Every other candidate, the best first.
-    others: Vec<Tried>,
-}
-
-impl Advice<'_> {
-    /// Returns whether these are the settings of the recording.
-    fn is_now(&self, tried: &Tried) -> bool {
-        let now = self.now.as_ref();
-        now.is_ok_and(|now| now.candidate == tried.candidate)
-    }
-
-    /// Returns what the job takes with the settings of the recording, if it completes.
-    fn completed_now(&self) -> Option<&Outcome> {
-        let now = self.now.as_ref().ok()?;
-        Some(&now.outcome).filter(|outcome| outcome.completed)
-    }
-}
 
 /// Carries out `lowtide advise`.
 ///
@@ -71,36 +29,36 @@ impl Advice<'_> {
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let source = &args.source;
-    let recorded = recording::read_device(&source.trace, source.device)?;
-    let trace = &recorded.trace;
-    recording::note_pauses(&source.trace, trace);
-    recording::note_refusals(&source.trace, trace);
-    let in_file = || recording::name(&source.trace);
-    let job = Job::new(&source.trace, &recorded);
+    let mut recording = Recording::open(&source.trace, source.device)?;
+    recording.note_pauses();
+    recording.note_refusals();
+    let recorded = recording.config();
+    let (job, trace) = (Job::new(&recording), &recording.trace);
     let options = Options {
-        capacity: source.resolve_capacity(&job),
+        capacity: source.resolve_capacity(job.peak_live_bytes),
         verify: false,
         timeline_points: 0,
     };
 
     let kept = Kept::new(trace);
     if !kept.strange.is_empty() {
-        output::note(&format!(
+        recording.notes.push(format!(
             "{}: {} is not proposed again: it has characters that a shell may act on",
-            in_file(),
+            recording.name,
             format::list(&kept.strange)
         ));
     }
+    output::notes(&recording.notes);
     let search = Search {
         trace,
         steps: lowtide_replay::Job::new(trace),
         job: &job,
         options: &options,
         progress: Progress::new("replaying", 0),
-        recorded: recording::recorded_config(&source.trace, trace),
+        recorded,
         kept,
     };
-    let advice = search.advise().with_context(in_file)?;
+    let advice = search.advise().context(recording.name.clone())?;
     drop(search);
     output::print(&if args.json {
         json::text(&report::Json::new(&advice))?
@@ -242,7 +200,7 @@ impl<'a> Search<'a> {
             .collect();
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
-        let results = replay::replay_all(&self.steps, &configs, self.options, &self.progress);
+        let results = replay_all(&self.steps, &configs, self.options, &self.progress);
         let tried = candidates.into_iter().zip(results);
         tried
             .map(|(candidate, result)| match result {
@@ -311,11 +269,6 @@ fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> O
         let by_price = price(left).cmp(&price(right));
         by_price.then_with(|| ranking.compare(&left.outcome, &right.outcome))
     })
-}
-
-/// Returns whether `size` is so much less than `outcome` takes that it is worth a setting.
-fn saves(size: Bytes, outcome: &Outcome) -> bool {
-    format::ratio(outcome.peak_reserved_bytes, size.max(Bytes(1))) > 1.0 + WORTHWHILE
 }
 
 #[cfg(test)]

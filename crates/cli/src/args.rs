@@ -11,8 +11,6 @@ use lowtide_core::{Bytes, CachingConfig, Config, StrategyName};
 
 use crate::capacity::Capacity;
 use crate::output;
-use crate::record::watch;
-use crate::recording::Job;
 
 /// Finds out from a recording of a PyTorch job, without a GPU, what its GPU memory goes to and which
 /// allocator or setting would take less.
@@ -27,6 +25,9 @@ struct CommandLine {
     command: Command,
 }
 
+/// The name of the command that watches a recorded one, which no help tells.
+pub(crate) const WATCH: &str = "record-watch";
+
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
@@ -38,7 +39,7 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     Run(RunArgs),
     Record(RecordArgs),
-    #[command(name = watch::NAME, hide = true)]
+    #[command(name = WATCH, hide = true)]
     Watch(WatchArgs),
     Top(TopArgs),
     Doctor(DoctorArgs),
@@ -351,10 +352,9 @@ fn device(text: &str) -> Result<u32, &'static str> {
 }
 
 impl SourceArgs {
-    /// Returns the memory of the device that `job` is to run on, where it is limited.
-    pub(crate) fn resolve_capacity(&self, job: &Job) -> Option<Bytes> {
-        self.capacity
-            .map(|capacity| capacity.resolve(job.peak_live_bytes))
+    /// Returns the memory of the simulated device for a job with this peak of live bytes; `None` for no limit.
+    pub(crate) fn resolve_capacity(&self, peak_live: Bytes) -> Option<Bytes> {
+        self.capacity.map(|capacity| capacity.resolve(peak_live))
     }
 }
 
@@ -381,7 +381,7 @@ impl ReplayArgs {
     /// If something other than PyTorch's allocator is to be verified.
     pub(crate) fn configs(
         &self,
-        recorded: impl Fn() -> CachingConfig,
+        mut recorded: impl FnMut() -> CachingConfig,
     ) -> anyhow::Result<Vec<Config>> {
         let mut configs = Vec::new();
         for choice in &self.strategies {

@@ -9,7 +9,8 @@ use flate2::write::GzEncoder;
 use lowtide_trace::{Snapshot, Trace};
 
 use crate::args::ConvertArgs;
-use crate::{format, output, recording};
+use crate::recording::RecordedFile;
+use crate::{format, output};
 
 /// What a file is written as, by the end of its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,23 +40,23 @@ enum Compression {
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let target = Target::of_name(&args.output)?;
     output::refuse_recordings(&args.output, slice::from_ref(&args.input), "the new one")?;
-    let mut snapshot = recording::read(&args.input)?;
+    let mut file = RecordedFile::read(&args.input)?;
+    output::notes(&file.missing_notes());
     if let Some(device) = args.device {
-        recording::keep_device(&args.input, &mut snapshot, device)?;
-        let host = std::mem::take(&mut snapshot.host);
-        recording::note_host(&args.input, &host, "--device leaves it out");
+        file.keep_device(device)?;
+        output::notes(file.host_note("--device leaves it out").as_slice());
+        file.snapshot.host.clear();
     }
+    let (snapshot, output_name) = (file.snapshot, format::path(&args.output));
     let events: usize = snapshot.traces.iter().map(|trace| trace.events.len()).sum();
     if target.format == Format::Pickle && snapshot.traces.iter().any(Trace::has_pauses) {
         output::note(&format!(
-            "{}: PyTorch's viewer knows no pauses, so memory that was away is reserved there all the time",
-            recording::name(&args.output)
+            "{output_name}: PyTorch's viewer knows no pauses, so memory that was away is reserved there all the time"
         ));
     }
     if snapshot.traces.iter().any(|trace| trace.member.is_some()) {
         output::note(&format!(
-            "{}: the names of the snapshots are left out, as a file of this format has one",
-            recording::name(&args.output)
+            "{output_name}: the names of the snapshots are left out, as a file of this format has one"
         ));
     }
     output::write_file(&args.output, |file| target.write(&snapshot, file))?;
@@ -64,8 +65,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
         format!(", {events} of pinned host memory")
     });
     output::print(&format!(
-        "{}: {} of {}{}\n",
-        recording::name(&args.output),
+        "{output_name}: {} of {}{}\n",
         format::counted(events as u64, "event"),
         format::counted(snapshot.traces.len() as u64, "device"),
         host.collect::<String>(),

@@ -1,6 +1,7 @@
 //! `lowtide diff`: what one recording has more of than another.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::Result;
 use console::style;
@@ -10,8 +11,9 @@ use lowtide_trace::{StackTable, Trace};
 use serde::Serialize;
 
 use crate::args::DiffArgs;
+use crate::job::Job;
 use crate::leaks::bytes_text;
-use crate::recording::{self, Job};
+use crate::recording::{self, Recording};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, steps_text};
 use crate::{format, json, output};
 
@@ -24,19 +26,19 @@ const SITES_MAX: usize = 20;
 ///
 /// If an argument or a recording is bad.
 pub(crate) fn run(args: &DiffArgs) -> Result<()> {
-    let paths = [&args.before, &args.after];
-    recording::refuse_stdin_twice(paths)?;
-    let before = recording::read_device(paths[0], args.device)?;
-    let after = recording::read_device(paths[1], args.device)?;
-    let recorded = [&before, &after];
-    let traces = recorded.map(|recorded| &recorded.trace);
-    for (path, trace) in paths.into_iter().zip(traces) {
-        recording::note_lost_beginning(path, trace);
-    }
+    recording::refuse_stdin_twice([&args.before, &args.after])?;
+    let open = |path: &Path| -> Result<Recording> {
+        let mut recording = Recording::open(path, args.device)?;
+        recording.note_lost_beginning();
+        output::notes(&recording.notes);
+        Ok(recording)
+    };
+    let recordings = [open(&args.before)?, open(&args.after)?];
+    let traces = recordings.each_ref().map(|recording| &recording.trace);
     // How much blocks are rounded does not tell what grows.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
     let difference = Difference::new([(traces[0], &histories[0]), (traces[1], &histories[1])]);
-    let job = |index: usize| Job::of_history(paths[index], recorded[index], &histories[index]);
+    let job = |index: usize| Job::of_history(&recordings[index], &histories[index]);
     let jobs = [job(0), job(1)];
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);

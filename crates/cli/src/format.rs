@@ -1,7 +1,10 @@
-//! Figures as people read them.
+//! Figures and paths, as text and for JSON.
+
+use std::path::Path;
 
 use lowtide_core::{Bytes, Count};
-use lowtide_trace::RecordedStr;
+use lowtide_trace::{OneLine, RecordedStr};
+use serde::Serializer;
 
 /// A unit for one column of sizes, so that they can be compared at a glance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +39,15 @@ impl SizeUnit {
             SizeUnit::Mib => format!("{:.1}", ratio(size, Bytes::mib(1))),
             SizeUnit::Gib => format!("{:.3}", ratio(size, Bytes::gib(1))),
         }
+    }
+}
+
+/// Returns what messages call the file at `path`, on one line; `-` is standard input.
+pub(crate) fn path(path: &Path) -> String {
+    if path == Path::new("-") {
+        "standard input".into()
+    } else {
+        OneLine(&path.to_string_lossy()).to_string()
     }
 }
 
@@ -80,6 +92,11 @@ pub(crate) fn count(count: u64) -> String {
 pub(crate) fn counted(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", count(number))
+}
+
+/// Serialises a number of bytes as that number.
+pub(crate) fn bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(bytes.get())
 }
 
 /// Returns a duration of `us` microseconds.

@@ -6,9 +6,9 @@ use lowtide_history::escape_for_script;
 use lowtide_replay::{Outcome, Point};
 use serde::Serialize;
 
+use crate::job::Job;
 use crate::json::OutcomeRow;
-use crate::recording::Job;
-use crate::replay::Failure;
+use crate::replays::Failure;
 use crate::{ranking, table};
 
 /// The page, its style and its script. [`DATA_MARK`] stands where the data go.
@@ -113,7 +113,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::Recorded;
+    use crate::recording::Recording;
     use crate::samples::{job, outcome};
 
     fn page_of(path: &str) -> String {
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn a_lost_beginning_is_noted() {
-        let mut recorded = Recorded::default();
-        let note = |recorded: &Recorded| {
-            let job = Job::new("a.pickle".as_ref(), recorded);
+        let mut recording = Recording::default();
+        let note = |recording: &Recording| {
+            let job = Job::new(recording);
             let page = page(&job, &[outcome("caching", Bytes::gib(1))], &[], None);
             data_in(&page.unwrap())["note"].clone()
         };
-        assert_eq!(note(&recorded), serde_json::Value::Null);
-        let initial = &mut recorded.trace.initial;
+        assert_eq!(note(&recording), serde_json::Value::Null);
+        let initial = &mut recording.trace.initial;
         initial.blocks.push(lowtide_trace::InitialBlock {
             address: lowtide_core::DeviceAddress(0),
             size: Bytes(512),
@@ -207,7 +207,7 @@ mod tests {
             status: lowtide_core::BlockStatus::Allocated,
             stack: lowtide_trace::StackId::NONE,
         });
-        let note = note(&recorded).to_string();
+        let note = note(&recording).to_string();
         assert!(note.contains("beginning is missing"), "{note}");
     }
 

@@ -3,10 +3,10 @@
 use lowtide_core::Bytes;
 use lowtide_replay::{Outcome, Verified};
 use lowtide_trace::escape_in_json;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::recording::Job;
-use crate::replay::Failure;
+use crate::job::Job;
+use crate::replays::Failure;
 
 /// What `lowtide replay --json` prints.
 #[derive(Debug, Serialize)]
@@ -73,16 +73,16 @@ pub(crate) struct OutcomeRow<'a> {
     config: &'a str,
     completed: bool,
     oom_at_event: Option<usize>,
-    #[serde(serialize_with = "bytes")]
+    #[serde(serialize_with = "crate::format::bytes")]
     peak_reserved_bytes: Bytes,
-    #[serde(serialize_with = "bytes")]
+    #[serde(serialize_with = "crate::format::bytes")]
     peak_allocated_bytes: Bytes,
     reserved_ratio: f64,
     device_allocs: u64,
     device_frees: u64,
     maps: u64,
     unmaps: u64,
-    #[serde(serialize_with = "bytes")]
+    #[serde(serialize_with = "crate::format::bytes")]
     remapped_bytes: Bytes,
     retries: u64,
     driver_time_us: f64,
@@ -122,9 +122,4 @@ pub(crate) fn text(value: &impl Serialize) -> anyhow::Result<String> {
 /// Returns `value` as [`text`] does, in one line.
 pub(crate) fn line(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(escape_in_json(&serde_json::to_string(value)?) + "\n")
-}
-
-/// Serialises a number of bytes as that number.
-pub(crate) fn bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(bytes.get())
 }

@@ -10,7 +10,8 @@ use lowtide_trace::{Frame, RecordedStr, StackTable};
 use serde::Serialize;
 
 use crate::args::LeaksArgs;
-use crate::recording::{self, Job};
+use crate::job::Job;
+use crate::recording::Recording;
 use crate::sites::frames::{self, Common, frame_text};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, stack_of, steps_text};
 use crate::{format, json, output};
@@ -27,13 +28,14 @@ const SPREAD_PLACES: usize = 3;
 ///
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
-    let recorded = recording::read_device(&args.trace, args.device)?;
-    let trace = &recorded.trace;
-    recording::note_lost_beginning(&args.trace, trace);
+    let mut recording = Recording::open(&args.trace, args.device)?;
+    recording.note_lost_beginning();
+    output::notes(&recording.notes);
+    let trace = &recording.trace;
     // How much blocks are rounded does not tell what grows.
     let history = History::new(trace, &BlockSizes::estimated(trace));
     let leaks = Leaks::find(trace, &history);
-    let job = Job::of_history(&args.trace, &recorded, &history);
+    let job = Job::of_history(&recording, &history);
     let histories = [history];
     let told = Told {
         leaks: &leaks,

@@ -13,6 +13,7 @@ mod diff;
 mod doctor;
 mod format;
 mod html;
+mod job;
 mod json;
 mod leaks;
 mod output;
@@ -21,6 +22,7 @@ mod ranking;
 mod record;
 mod recording;
 mod replay;
+mod replays;
 mod report;
 mod run;
 #[cfg(test)]

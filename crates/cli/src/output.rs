@@ -10,7 +10,7 @@ use anyhow::{Context, Error, Result, anyhow};
 use lowtide_files::{NewFile, Readers};
 use lowtide_trace::OneLine;
 
-use crate::recording;
+use crate::format;
 
 /// Writes `text`, in which paths may be no UTF-8, to standard output. A reader that has seen enough (`| head`) is no
 /// error.
@@ -34,6 +34,13 @@ pub(crate) fn note(line: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
+/// Writes each of these lines as [`note`] does.
+pub(crate) fn notes(lines: &[String]) {
+    for line in lines {
+        note(line);
+    }
+}
+
 /// Returns what went wrong, and what of it each cause adds: some already say what caused them.
 pub(crate) fn line(error: &Error) -> String {
     let causes = error.chain().map(ToString::to_string);
@@ -55,7 +62,7 @@ pub(crate) fn write_file(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    write_to(path, write).with_context(|| recording::name(path))
+    write_to(path, write).with_context(|| format::path(path))
 }
 
 /// Fails if `path`, where `what` is to go, is one of the recordings that it is made from.
@@ -70,7 +77,7 @@ pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf], what: &str)
     let is_target = |recording: &PathBuf| recording.canonicalize().is_ok_and(|it| it == target);
     if there.is_file() && recordings.iter().any(is_target) {
         let error = anyhow!("is the recording itself; choose another name for {what}");
-        return Err(error.context(recording::name(path)));
+        return Err(error.context(format::path(path)));
     }
     Ok(())
 }

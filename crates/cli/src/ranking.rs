@@ -6,7 +6,7 @@ use lowtide_core::{Bytes, StrategyName};
 use lowtide_replay::Outcome;
 
 use crate::format;
-use crate::recording::Job;
+use crate::job::Job;
 
 /// What slows a job down has driver calls that take more than this share of the time that the job took. That they also
 /// wait for the device is not even counted.

@@ -1,19 +1,19 @@
 //! `lowtide replay`: what each strategy makes of a job.
 
-use std::fmt;
 use std::path::Path;
 use std::slice;
 
 use anyhow::{Result, bail};
 use lowtide_core::{Bytes, Config};
-use lowtide_replay::{Options, Outcome, ReplayError};
-use rayon::prelude::*;
+use lowtide_replay::{Options, Outcome};
 
 use crate::args::ReplayArgs;
+use crate::job::Job;
 use crate::json::{Report, ResultRow};
 use crate::progress::Progress;
 use crate::ranking::{self, Ranking};
-use crate::recording::{self, Job};
+use crate::recording::Recording;
+use crate::replays::{Failure, replay_all};
 use crate::{html, json, output, table};
 
 /// So many points over time are enough for the width of a screen.
@@ -33,18 +33,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     if let Some(path) = &args.html {
         output::refuse_recordings(path, slice::from_ref(&source.trace), "the page")?;
     }
-    let recorded = recording::read_device(&source.trace, source.device)?;
-    let trace = &recorded.trace;
-    recording::note_pauses(&source.trace, trace);
-    if args.verify {
-        recording::refuse_other_strategy(&source.trace, trace)?;
-    } else {
-        recording::note_refusals(&source.trace, trace);
-    }
-    let configs = args.configs(|| recording::recorded_config(&source.trace, trace))?;
-    let job = Job::new(&source.trace, &recorded);
+    let mut recording = Recording::open(&source.trace, source.device)?;
+    let configs = configs(args, &mut recording);
+    output::notes(&recording.notes);
+    let (configs, trace) = (configs?, &recording.trace);
+    let job = Job::new(&recording);
     let options = Options {
-        capacity: source.resolve_capacity(&job),
+        capacity: source.resolve_capacity(job.peak_live_bytes),
         verify: args.verify,
         timeline_points: if args.html.is_some() {
             TIMELINE_POINTS
@@ -67,7 +62,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
 
     let (mut ranked, failures) = split(&results);
     if let (true, Some(failure)) = (ranked.is_empty(), failures.first()) {
-        bail!("{}: {failure}", recording::name(&source.trace));
+        bail!("{}: {failure}", recording.name);
     }
     let ranking = Ranking::new(&job, ranking::baseline(&ranked.clone()));
     ranked.sort_by(|left, right| ranking.compare(left, right));
@@ -88,18 +83,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     output::print(&table::report(&job, &ranked, &failures, options.capacity))
 }
 
-/// A configuration with which a recording cannot be replayed.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) config: Config,
-    pub(crate) error: ReplayError,
-}
-
-/// The configuration, and why.
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.config, self.error)
+/// Returns the configurations to replay, and notes what replays make of the recording.
+fn configs(args: &ReplayArgs, recording: &mut Recording) -> Result<Vec<Config>> {
+    recording.note_pauses();
+    if args.verify {
+        recording.refuse_other_strategy()?;
+    } else {
+        recording.note_refusals();
     }
+    args.configs(|| recording.config())
 }
 
 /// Returns the outcomes and the failures apart.
@@ -125,21 +117,4 @@ fn note_whole_device(configs: &[Config], capacity: Option<Bytes>) {
              which is 64 TiB without"
         ));
     }
-}
-
-/// Returns the outcome of each configuration, in their order, or why there is none; several are replayed at once.
-pub(crate) fn replay_all(
-    steps: &lowtide_replay::Job<'_>,
-    configs: &[Config],
-    options: &Options,
-    progress: &Progress,
-) -> Vec<Result<Outcome, Box<Failure>>> {
-    let replay = |config: &Config| {
-        let outcome = steps.replay(config, options, progress);
-        outcome.map_err(|error| {
-            let config = config.clone();
-            Box::new(Failure { config, error })
-        })
-    };
-    configs.par_iter().map(replay).collect()
 }

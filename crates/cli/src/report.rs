@@ -16,7 +16,8 @@ use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
 use crate::progress::Progress;
-use crate::{format, output, ranking, recording, replay};
+use crate::recording::{self, RecordedFile};
+use crate::{format, output, ranking, replays};
 
 /// As many parts as a report's curves have.
 const TIMELINE_POINTS: usize = 8192;
@@ -108,22 +109,22 @@ fn default_output(trace: &Path) -> PathBuf {
 /// Adds every device of the recording at `path` on which something was allocated or held, and then the host's pinned
 /// memory. `lengths` are those of the file and of those that follow it.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
-    let snapshot = recording::read_silently(path)?;
-    let name = recording::name(path);
+    let file = RecordedFile::read(path)?;
+    let (name, snapshot) = (&file.name, &file.snapshot);
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let mut traces: Vec<&Trace> = traces.collect();
     let devices = traces.len();
     traces.extend(&snapshot.host);
     if traces.is_empty() {
-        bail!("{}", recording::nothing_recorded(path, &snapshot));
+        bail!(file.nothing_recorded());
     }
-    recording::note_missing_end(path, &snapshot);
+    output::notes(&file.missing_notes());
     let mut lengths = lengths_of(&traces, lengths);
     for (index, trace) in traces.iter().enumerate() {
         let is_host = index >= devices;
         let label = match is_host {
-            true => format!("{}, pinned host memory", trace_name(&name, trace, 1)),
-            false => trace_name(&name, trace, devices),
+            true => format!("{}, pinned host memory", trace_name(name, trace, 1)),
+            false => trace_name(name, trace, devices),
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let ((sizes, history, leaks), (replayed, failures)) = rayon::join(
@@ -223,7 +224,7 @@ fn replay_all(trace: &Trace, progress: &Progress) -> (Vec<(String, Outcome)>, Ve
     progress.extend(trace.events.len() as u64 * configs.len() as u64);
     let steps = lowtide_replay::Job::new(trace);
     let (mut replayed, mut failures) = (Vec::new(), Vec::new());
-    for result in replay::replay_all(&steps, &configs, &options, progress) {
+    for result in replays::replay_all(&steps, &configs, &options, progress) {
         match result {
             Ok(outcome) => replayed.push((ranking::label(&outcome), outcome)),
             Err(failure) => failures.push(failure.to_string()),

@@ -4,8 +4,8 @@ use lowtide_core::{Bytes, Config, DeviceAddress, MempoolId, Stream};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::{InitialSegment, Trace};
 
-use crate::recording::Job;
-use crate::replay::Failure;
+use crate::job::Job;
+use crate::replays::Failure;
 
 /// Returns a job of 100 s whose live bytes peak at 1 GiB.
 pub(crate) fn job() -> Job {

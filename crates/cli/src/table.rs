@@ -10,9 +10,9 @@ use lowtide_core::{Bytes, StrategyName};
 use lowtide_replay::Outcome;
 
 use crate::format::{self, SizeUnit};
+use crate::job::Job;
 use crate::ranking;
-use crate::recording::Job;
-use crate::replay::Failure;
+use crate::replays::Failure;
 
 /// From this width of the terminal on, a configuration has its line for itself.
 const WIDE_COLUMNS: u16 = 120;

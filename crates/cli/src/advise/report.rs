@@ -8,11 +8,11 @@ use lowtide_replay::Outcome;
 use lowtide_trace::{RecordedText, ShellWord};
 use serde::Serialize;
 
+use super::advice::{self, Advice, Tried};
 use super::settings::Candidate;
-use super::{Advice, Tried};
 use crate::format::{self, SizeUnit};
+use crate::job::Job;
 use crate::json::{OutcomeRow, ResultRow};
-use crate::recording::Job;
 use crate::{ranking, table};
 
 /// More rows than this only bury the first ones.
@@ -83,7 +83,7 @@ fn none(capacity: Option<Bytes>) -> String {
 fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
     let now = &now.outcome;
     let saves = |other: &Tried| {
-        other.outcome.completed && super::saves(other.outcome.peak_reserved_bytes, now)
+        other.outcome.completed && advice::saves(other.outcome.peak_reserved_bytes, now)
     };
     match advice.others.iter().any(saves) {
         true => "What takes less would slow the job down: keep it.",

@@ -1,8 +1,9 @@
 use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 
+use super::advice::{Advice, Failed, Tried};
 use super::settings::{Candidate, Kept, Setting};
-use super::{Advice, Failed, Tried, choose, report};
+use super::{choose, report};
 use crate::ranking::Ranking;
 use crate::samples;
 

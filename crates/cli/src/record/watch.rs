@@ -18,11 +18,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::args::WatchArgs;
+use crate::args::{WATCH, WatchArgs};
 use crate::output;
-
-/// The name of the command that watches, which no help tells.
-pub(crate) const NAME: &str = "record-watch";
 
 /// A larger file has more than its beginning, and is not read to know that.
 const BEGINNING_MAX: u64 = 1 << 16;
@@ -76,7 +73,7 @@ pub(crate) fn run(args: &WatchArgs) -> io::Result<()> {
 /// Returns this program with `args`.
 fn command(args: &WatchArgs) -> io::Result<Command> {
     let mut watch = Command::new(env::current_exe()?);
-    watch.arg(NAME).stdin(Stdio::null());
+    watch.arg(WATCH).stdin(Stdio::null());
     if args.is_alone {
         watch.arg("--is-alone");
     }

@@ -1,0 +1,124 @@
+//! A recorded job's figures, for all that is printed about it.
+
+use std::path::Path;
+
+use lowtide_core::Bytes;
+use lowtide_history::History;
+use lowtide_trace::Trace;
+use serde::Serialize;
+
+use crate::format;
+use crate::recording::{LostBeginning, Recording};
+
+/// The figures of a recorded job, before any strategy is tried.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Job {
+    /// The file, as it was named.
+    pub(crate) path: String,
+    /// The device's number.
+    pub(crate) device: u32,
+    /// How many events there are.
+    pub(crate) events: usize,
+    /// How many requests there are.
+    pub(crate) allocs: usize,
+    /// On how many streams.
+    pub(crate) streams: usize,
+    /// The most that was live at once, each request rounded up to 512 bytes.
+    #[serde(serialize_with = "crate::format::bytes")]
+    pub(crate) peak_live_bytes: Bytes,
+    /// The most that was asked for at once.
+    #[serde(serialize_with = "crate::format::bytes")]
+    pub(crate) peak_requested_bytes: Bytes,
+    /// What the job had reserved, where the recording does not have its beginning.
+    pub(crate) lost_beginning: Option<LostBeginning>,
+    /// Whether the recording's end is missing, as where the job was killed.
+    pub(crate) is_cut_off: bool,
+    /// How many events are missing at least at its end, as other threads went on while it was made.
+    pub(crate) missed_events: u64,
+    /// How long the recording is, where it says.
+    #[serde(skip)]
+    pub(crate) duration_us: Option<f64>,
+}
+
+impl Job {
+    /// Returns the figures of a recording. Linear time.
+    pub(crate) fn new(recording: &Recording) -> Job {
+        let trace = &recording.trace;
+        Job {
+            path: recording.path.display().to_string(),
+            device: trace.device,
+            events: trace.events.len(),
+            allocs: trace.allocs(),
+            streams: trace.streams(),
+            peak_live_bytes: trace.peak_live_bytes(),
+            peak_requested_bytes: trace.peak_requested_bytes(),
+            lost_beginning: LostBeginning::of(trace),
+            is_cut_off: recording.is_cut_off,
+            missed_events: trace.missed_events,
+            duration_us: duration_us(trace),
+        }
+    }
+
+    /// Returns the figures of a recording by its history, which counts no paused memory.
+    pub(crate) fn of_history(recording: &Recording, history: &History) -> Job {
+        Job {
+            peak_live_bytes: history.peak_live.gap.live,
+            peak_requested_bytes: history.peak_requested,
+            ..Job::new(recording)
+        }
+    }
+
+    /// Returns one line for people.
+    pub(crate) fn headline(&self) -> String {
+        format!(
+            "{}, device {}: {}, {} on {}, peak live {}",
+            format::path(Path::new(&self.path)),
+            self.device,
+            format::counted(self.events as u64, "event"),
+            format::counted(self.allocs as u64, "allocation"),
+            format::counted(self.streams as u64, "stream"),
+            self.peak_live_bytes
+        )
+    }
+}
+
+/// Returns the time from the first event to the last, or `None` where the recording does not say.
+fn duration_us(trace: &Trace) -> Option<f64> {
+    let first = trace.events.first()?.time_us;
+    let last = trace.events.last()?.time_us;
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "years are exact to the microsecond"
+    )]
+    let duration_us = last.checked_sub(first)? as f64;
+    (first > 0 && duration_us > 0.0).then_some(duration_us)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_without_times_has_no_duration() {
+        let mut trace = Trace::default();
+        assert_eq!(duration_us(&trace), None);
+        let event = lowtide_core::Event {
+            action: lowtide_core::Action::Alloc,
+            pool: lowtide_core::MempoolId::DEFAULT,
+            address: lowtide_core::DeviceAddress(0),
+            size: Bytes(1),
+            stream: lowtide_core::Stream::DEFAULT,
+        };
+        let at = |time_us| lowtide_trace::TraceEvent {
+            event,
+            time_us,
+            stack: lowtide_trace::StackId::default(),
+            pool_known: false,
+            note: lowtide_trace::NoteId::NONE,
+        };
+        trace.events = vec![at(0), at(0)];
+        assert_eq!(duration_us(&trace), None);
+        trace.events = vec![at(1_000), at(3_500)];
+        assert_eq!(duration_us(&trace), Some(2_500.0));
+    }
+}
