@@ -21,6 +21,9 @@ const MOST_BYTES: u64 = 24 << 30;
 /// What an allocation costs beyond what is asked for.
 const OVERHEAD_BYTES: u64 = 16;
 
+/// How many events are walked between two looks at the memory that has been taken.
+pub(crate) const CHECK_EVERY_EVENTS: usize = 4096;
+
 /// The format of a file: how much memory its bytes justify.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Density {

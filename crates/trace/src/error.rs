@@ -57,6 +57,17 @@ impl TraceError {
         TraceError::new(ErrorKind::Malformed, what)
     }
 
+    /// The file is something other than a recording.
+    pub(crate) fn foreign(what: impl Into<String>) -> TraceError {
+        TraceError::new(ErrorKind::Foreign, what)
+    }
+
+    /// The recording is readable and cannot have happened.
+    #[cold]
+    pub(crate) fn contradiction(what: impl Into<String>) -> TraceError {
+        TraceError::new(ErrorKind::Contradiction, what)
+    }
+
     /// Says at which byte of the decompressed file it is, unless that has been said already.
     pub(crate) fn at_byte(mut self, offset: u64) -> TraceError {
         if let Place::Nowhere = self.0.place {

@@ -26,13 +26,13 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     }
     let start = input.peek(OLD_SAVE.len())?;
     if start.starts_with(OLD_SAVE) {
-        return Err(foreign(
+        return Err(TraceError::foreign(
             "written by torch.save in its old form; load it in Python and write it by pickle.dump",
         ));
     }
     if let Some(compression) = Compression::of(start) {
         let name = compression.name();
-        return Err(foreign(&format!(
+        return Err(TraceError::foreign(format!(
             "compressed twice; undo one by `{name} -d`"
         )));
     }
@@ -47,7 +47,7 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
         }
         (_, Some(b'<')) => read_page(input),
         (_, Some(b'{' | b'[')) => alone(snapshot::read_json(input)?, input),
-        _ => Err(foreign(
+        _ => Err(TraceError::foreign(
             "neither a pickle nor a recording of lowtide's; expected what torch.cuda.memory._dump_snapshot writes",
         )),
     }
@@ -74,7 +74,7 @@ fn read_archive(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
 }
 
 fn archive() -> TraceError {
-    foreign("an archive; unpack it (unzip) and name the recording in it")
+    TraceError::foreign("an archive; unpack it (unzip) and name the recording in it")
 }
 
 /// Reads the snapshot in a page of PyTorch's viewer.
@@ -82,10 +82,10 @@ fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     let head = input.peek(PAGE_HEAD_BYTES)?;
     let has = |text: &[u8]| position(head, text).is_some();
     let Some(start) = position(head, PAGE_SNAPSHOT) else {
-        return Err(foreign(if has(b"<title>lowtide re") {
+        return Err(TraceError::foreign(if has(b"<title>lowtide re") {
             "a page that lowtide wrote; name the recording that it was made from"
         } else if has(b"<title>GPU Memory Timeline") {
-            PROFILE
+            snapshot::PROFILE
         } else {
             "a page without a snapshot in it; expected what torch.cuda.memory._dump_snapshot writes"
         }));
@@ -97,17 +97,9 @@ fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     snapshot::read(&mut decoded)
 }
 
-/// What a picture or a list of torch.profiler's is to who wants a recording.
-pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums and no allocations; record with \
-     torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
-
 /// What is said of a file that goes on behind its pickle or JSON value.
 const MORE: &str = "the file goes on behind the first snapshot; write each snapshot to a file of its own, or one list of \
      them";
-
-/// What a list of lists is.
-pub(crate) const LISTS: &str = "a list of lists, as torch.profiler writes its timelines, which have no allocations; record \
-     with torch.cuda.memory._record_memory_history(), and of what ranks gathered write a list or a dict of snapshots";
 
 /// Returns the snapshot, and says where the file has more than that.
 fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
@@ -119,8 +111,4 @@ fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot, Trac
 
 fn position(bytes: &[u8], of: &[u8]) -> Option<usize> {
     bytes.windows(of.len()).position(|window| window == of)
-}
-
-pub(crate) fn foreign(what: &str) -> TraceError {
-    TraceError::new(ErrorKind::Foreign, what)
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress};
 
+use crate::block_stacks::{block_stacks_after, final_block_stacks};
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{Trace, TraceEvent};
-use crate::parts::{Parts, block_stacks_after, final_block_stacks};
+use crate::parts::Parts;
 
 impl Trace {
     /// Returns the recording of the last `count` events alone, with what was there before those. O(n log m) for

@@ -34,6 +34,7 @@
 //! no recursion, and what is referred to many times is looked at once.
 #![forbid(unsafe_code)]
 
+mod block_stacks;
 mod budget;
 mod compact;
 mod earlier_files;

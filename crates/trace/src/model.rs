@@ -8,10 +8,8 @@ use lowtide_core::{
     Stream,
 };
 
-use crate::budget::Budget;
-use crate::error::{ErrorKind, TraceError};
+use crate::error::TraceError;
 use crate::notes::{Note, NoteId};
-use crate::parts::Parts;
 use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
 
@@ -200,41 +198,11 @@ impl Snapshot {
             "several snapshots have {what}, and a file of this format has one; write each to a file of its own, in Python \
              by pickle.dump"
         );
-        Err(TraceError::new(ErrorKind::Contradiction, what))
+        Err(TraceError::contradiction(what))
     }
 }
 
 impl Trace {
-    /// Returns the recording of `events`, oldest first, that ended in `segments`, with what was there before
-    /// the first. Its settings are not said, and it has neither stacks
-    /// nor times.
-    ///
-    /// O(n log m) for n events and m blocks at once.
-    ///
-    /// # Errors
-    ///
-    /// If the events and the segments contradict each other. The error names the event.
-    pub fn recovered(
-        device: u32,
-        events: impl IntoIterator<Item = Event>,
-        segments: Vec<SegmentSnapshot>,
-    ) -> Result<Trace, TraceError> {
-        let mut parts = Parts::default();
-        let events = events.into_iter().map(|event| TraceEvent {
-            event,
-            time_us: 0,
-            stack: StackId::NONE,
-            pool_known: true,
-            note: NoteId::NONE,
-        });
-        parts.events = events.collect();
-        segments
-            .into_iter()
-            .for_each(|segment| parts.push_segment(segment));
-        // What is in memory already may take what it needs there.
-        parts.into_trace(device, Arc::default(), &mut Budget::new(u64::MAX))
-    }
-
     /// Returns how many requests were served.
     pub fn allocs(&self) -> usize {
         self.events

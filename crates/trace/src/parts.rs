@@ -5,14 +5,16 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress, MempoolId, SegmentSnapshot};
+use lowtide_core::{Action, BlockSnapshot, BlockStatus, Event, MempoolId, SegmentSnapshot};
 
+use crate::block_stacks::BlockStacks;
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{
     AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Snapshot, Trace,
     TraceEvent,
 };
+use crate::notes::NoteId;
 use crate::pickle::StringId;
 use crate::recover;
 use crate::stacks::{StackId, StackTable};
@@ -34,6 +36,7 @@ pub(crate) struct Parts {
     pub(crate) paused_before: Vec<TraceEvent>,
     /// How many blocks the segments have.
     blocks: usize,
+    /// Of the blocks in use at the end.
     pub(crate) block_stacks: BlockStacks,
     pub(crate) settings: AllocatorSettings,
     pub(crate) annotations: Vec<Annotation>,
@@ -42,9 +45,36 @@ pub(crate) struct Parts {
     pub(crate) skipped_events: u64,
 }
 
-/// The call stacks that allocated the blocks in use at the end, by the addresses of the blocks.
-#[derive(Clone, Default)]
-pub(crate) struct BlockStacks(HashMap<DeviceAddress, StackId>);
+impl Trace {
+    /// Returns the recording of `events`, oldest first, that ended in `segments`.
+    /// What was there before the first event is recovered. The trace has no settings, stacks or times.
+    ///
+    /// O(n log m) for n events and m blocks at once.
+    ///
+    /// # Errors
+    ///
+    /// If the events and the segments contradict each other. The error names the event.
+    pub fn recovered(
+        device: u32,
+        events: impl IntoIterator<Item = Event>,
+        segments: Vec<SegmentSnapshot>,
+    ) -> Result<Trace, TraceError> {
+        let mut parts = Parts::default();
+        let events = events.into_iter().map(|event| TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        });
+        parts.events = events.collect();
+        segments
+            .into_iter()
+            .for_each(|segment| parts.push_segment(segment));
+        // What is in memory already may take what it needs there.
+        parts.into_trace(device, Arc::default(), &mut Budget::new(u64::MAX))
+    }
+}
 
 impl Parts {
     pub(crate) fn push_segment(&mut self, segment: SegmentSnapshot) {
@@ -118,10 +148,10 @@ impl Parts {
         let annotations = self.annotations.len() * size_of::<Annotation>();
         let segments = self.segments.len() + self.held_before.as_ref().map_or(0, Vec::len);
         let segments = segments * size_of::<SegmentSnapshot>();
-        let blocks =
-            self.blocks * size_of::<BlockSnapshot>() + self.block_stacks.0.allocation_size();
+        let blocks = self.blocks * size_of::<BlockSnapshot>();
         let regions = self.regions.len() * size_of::<(MempoolId, RecordedText)>();
         (events + annotations + segments + blocks + regions) as u64
+            + self.block_stacks.retained_bytes()
     }
 
     /// Adds the regions that pauses name: in older recordings nothing else does. Each tag is there once, however many
@@ -202,29 +232,6 @@ impl Parts {
     }
 }
 
-impl BlockStacks {
-    pub(crate) fn insert(&mut self, address: DeviceAddress, stack: StackId) {
-        if stack == StackId::NONE {
-            self.0.remove(&address);
-        } else {
-            self.0.insert(address, stack);
-        }
-    }
-
-    /// Returns the stack that allocated the block in use at `address`.
-    pub(crate) fn stack_at(&self, address: DeviceAddress) -> StackId {
-        self.0.get(&address).copied().unwrap_or_default()
-    }
-
-    /// Returns the stack that allocated `block`; none for a block that is not in use.
-    pub(crate) fn stack(&self, block: &BlockSnapshot) -> StackId {
-        match block.status {
-            BlockStatus::Inactive => StackId::NONE,
-            BlockStatus::Allocated | BlockStatus::PendingFree => self.stack_at(block.address),
-        }
-    }
-}
-
 /// Returns what a file shows that was there before the first event.
 fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState {
     let mut initial = InitialState {
@@ -255,29 +262,9 @@ fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState
     initial
 }
 
-/// Returns the call stacks of the blocks in use at the end of `trace`. Linear in its events.
-pub(crate) fn final_block_stacks(trace: &Trace) -> BlockStacks {
-    block_stacks_after(trace, trace.events.len())
-}
-
-/// Returns the call stacks of the blocks in use after the first so many events of `trace`. Linear in those.
-pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
-    let mut stacks = BlockStacks::default();
-    for block in &trace.initial.blocks {
-        stacks.insert(block.address, block.stack);
-    }
-    for event in trace.events[..events]
-        .iter()
-        .filter(|event| event.event.action == Action::Alloc)
-    {
-        stacks.insert(event.event.address, event.stack);
-    }
-    stacks
-}
-
 #[cfg(test)]
 mod tests {
-    use lowtide_core::{Bytes, Event, Stream};
+    use lowtide_core::{Bytes, DeviceAddress, Stream};
 
     use super::*;
 

@@ -367,7 +367,7 @@ fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>, Tr
 #[cfg(not(feature = "zstd"))]
 fn zstd_reader<'r>(_file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
     let what = "the file is compressed with zstd, which this build leaves out; run `zstd -d` on it";
-    Err(TraceError::new(ErrorKind::Foreign, what))
+    Err(TraceError::foreign(what))
 }
 
 /// Counts what passes through.

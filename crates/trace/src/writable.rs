@@ -2,9 +2,10 @@
 
 use lowtide_core::{Action, SegmentSnapshot};
 
-use crate::error::{ErrorKind, TraceError};
+use crate::block_stacks::final_block_stacks;
+use crate::error::TraceError;
 use crate::model::{DIVISIONS_MAX, Snapshot, Trace};
-use crate::parts::{DEVICES_MAX, final_block_stacks};
+use crate::parts::DEVICES_MAX;
 use crate::recover;
 
 /// Fails where a snapshot says what no recording says, so that it could not be read back.
@@ -18,7 +19,7 @@ pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<(), TraceError> {
     let are_ascending = devices.is_sorted_by(|before, after| before < after);
     if !are_ascending || devices.last().is_some_and(|&last| last >= DEVICES_MAX) {
         let what = format!("the devices {devices:?} are not ascending numbers below {DEVICES_MAX}");
-        return Err(TraceError::new(ErrorKind::Contradiction, what));
+        return Err(TraceError::contradiction(what));
     }
     let mut traces = snapshot.traces.iter().chain(&snapshot.host);
     traces.try_for_each(check_trace)
@@ -28,20 +29,20 @@ fn check_trace(trace: &Trace) -> Result<(), TraceError> {
     let divisions = trace.settings.roundup_power2_divisions.len();
     if divisions > DIVISIONS_MAX {
         let what = format!("{divisions} `roundup_power2_divisions`, more than {DIVISIONS_MAX}");
-        return Err(TraceError::new(ErrorKind::Contradiction, what));
+        return Err(TraceError::contradiction(what));
     }
     recover::check_events(trace.device, &trace.events)?;
     recover::check_paused(&trace.initial.paused)?;
     if { trace.initial.paused.iter() }.any(|event| event.event.action != Action::SegmentPaused) {
         let what = "what was paused before the first event is not only that";
-        return Err(TraceError::new(ErrorKind::Contradiction, what));
+        return Err(TraceError::contradiction(what));
     }
     if let Some(segment) = { trace.segments.iter() }.find(|segment| !is_tiled(segment)) {
         let what = format!(
             "the blocks of the segment at {} do not tile it",
             segment.address
         );
-        return Err(TraceError::new(ErrorKind::Contradiction, what));
+        return Err(TraceError::contradiction(what));
     }
     let stacks = final_block_stacks(trace);
     recover::check(trace.device, &trace.events, &trace.segments, &stacks)

@@ -14,13 +14,14 @@ use super::{
     BEFORE_FIRST, MAGIC, SECTION_BYTES_MAX, VERSION, event_flags, section, segment_flags,
     settings_flags,
 };
+use crate::block_stacks::BlockStacks;
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::model::{
     AllocatorSettings, Annotation, AnnotationStage, DIVISIONS_MAX, Snapshot, TraceEvent,
 };
 use crate::notes::{NoteId, NoteRecord, too_many_notes};
-use crate::parts::{BlockStacks, DEVICES_MAX, Parts};
+use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::StringId;
 use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};

@@ -11,10 +11,10 @@ use super::{
     BEFORE_FIRST, MAGIC, SECTION_BYTES_MAX, VERSION, event_flags, section, segment_flags,
     settings_flags,
 };
+use crate::block_stacks::final_block_stacks;
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::notes::NoteId;
-use crate::parts::final_block_stacks;
 use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
 use crate::writable::check_writable;

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use hashbrown::HashMap;
 
-use super::callables;
 use super::heap::{Dict, Heap, Reference, Value};
 use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
+use super::{callables, calls};
 use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::source::Input;
@@ -226,7 +226,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
                 let height = self.height_below(2)?;
                 let (callable, arguments) = (self.stack[height], self.stack[height + 1]);
                 self.stack.truncate(height);
-                let value = callables::result(&mut self.heap, callable, arguments)?;
+                let value = calls::result(&mut self.heap, callable, arguments)?;
                 self.push(value)
             }
             op::BUILD => self.build(),
@@ -487,7 +487,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     fn build(&mut self) -> Result<(), TraceError> {
         let state = self.pop()?;
         match self.stack[self.height_below(1)?] {
-            Value::NumberType(_) => callables::check_number_type(&self.heap, state),
+            Value::NumberType(_) => calls::check_number_type(&self.heap, state),
             _ => Err(refuse(op::BUILD)),
         }
     }

@@ -10,6 +10,7 @@
 //! it is completed and may replace it by a small record, so a file is never in memory as a tree.
 
 mod callables;
+mod calls;
 mod heap;
 mod machine;
 mod opcodes;

@@ -1,7 +1,7 @@
 //! The pickle opcodes, by the names that Python's `pickletools` gives them.
 //!
 //! [`code_name`] lists those that can call into Python: nothing here carries them out. What the few others that refer to
-//! Python make is in `callables.rs`.
+//! Python make is in `calls.rs`.
 
 /// What each opcode byte means; the machine handles these.
 pub(crate) mod data {

@@ -3,7 +3,6 @@
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
 
-use super::contradiction;
 use crate::error::TraceError;
 use crate::model::TraceEvent;
 
@@ -42,7 +41,7 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
             true => format!("the events up to here are about {all}, which no job handles"),
             false => format!("{} of {size} at {address} is no memory", action.name()),
         };
-        return Err(contradiction(what).at_event(device, index));
+        return Err(TraceError::contradiction(what).at_event(device, index));
     }
     Ok(())
 }
@@ -52,7 +51,7 @@ pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
     let mut events = paused.iter().map(|recorded| recorded.event);
     match events.find(|event| !is_memory(event.address, event.size)) {
         None => Ok(()),
-        Some(Event { address, size, .. }) => Err(contradiction(format!(
+        Some(Event { address, size, .. }) => Err(TraceError::contradiction(format!(
             "{size} at {address}, which are no memory, were paused before the first event"
         ))),
     }
@@ -62,7 +61,7 @@ pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
 pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceError> {
     for segment in segments {
         if !is_memory(segment.address, segment.size) {
-            return Err(contradiction(format!(
+            return Err(TraceError::contradiction(format!(
                 "a segment of {} at {} is no memory",
                 segment.size, segment.address
             )));
@@ -70,7 +69,7 @@ pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceEr
         let mut in_use =
             { segment.blocks.iter() }.filter(|block| block.status != BlockStatus::Inactive);
         if let Some(block) = in_use.find(|block| block.requested > block.size) {
-            return Err(contradiction(format!(
+            return Err(TraceError::contradiction(format!(
                 "the block of {} at {} is for a request of {}",
                 block.size, block.address, block.requested
             )));

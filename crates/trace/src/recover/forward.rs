@@ -10,10 +10,10 @@ use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot,
 };
 
-use super::overlaps::overlap;
+use super::bounds::check_segments;
+use super::overlaps::{overlap, range_end};
 use super::segments::{Segment, Segments};
-use super::{CHECK_EVERY_EVENTS, check_segments, contradiction, range_end};
-use crate::budget::Budget;
+use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
 use crate::model::{InitialSegment, TraceEvent};
 
@@ -200,7 +200,7 @@ pub(super) fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> Seg
 
 #[cold]
 fn not_there(event: Event) -> TraceError {
-    contradiction(format!(
+    TraceError::contradiction(format!(
         "{} of {} at {}, where there is no such thing",
         event.action.name(),
         event.size,

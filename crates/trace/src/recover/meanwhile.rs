@@ -24,11 +24,10 @@ use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot,
 };
 
-use super::CHECK_EVERY_EVENTS;
 use super::forward::{granule, picture};
 use super::kinds::Kinds;
 use super::segments::{Segment, Segments};
-use crate::budget::Budget;
+use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::model::{InitialSegment, TraceEvent};
 
 /// Between the two locks only those get in who waited for them, a few calls each; one call may let go of all that is

@@ -39,22 +39,19 @@ use lowtide_core::{
     Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
 };
 
-use crate::budget::Budget;
-use crate::error::{ErrorKind, TraceError};
+use crate::block_stacks::BlockStacks;
+use crate::budget::{Budget, CHECK_EVERY_EVENTS};
+use crate::error::TraceError;
 use crate::model::{InitialBlock, InitialState, TraceEvent};
-use crate::parts::BlockStacks;
 use crate::stacks::StackId;
 
 pub(crate) use bounds::{check_events, check_paused, check_segments};
 pub(crate) use forward::left_at_end;
 use kinds::Kinds;
 pub(crate) use meanwhile::Rewound;
-use overlaps::refuse_overlaps;
+use overlaps::{range_end, refuse_overlaps};
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
-
-/// After so many events it is looked how much memory has been taken.
-const CHECK_EVERY_EVENTS: usize = 4096;
 
 /// What [`recover`] found.
 #[derive(Debug)]
@@ -154,8 +151,8 @@ pub(crate) fn check(
     let recovered = recover(device, copy, segments, false, block_stacks, &mut budget)?;
     match recovered.events.len() == events.len() {
         true => Ok(()),
-        false => Err(contradiction(
-            "a free has only one of its two events".into(),
+        false => Err(TraceError::contradiction(
+            "a free has only one of its two events",
         )),
     }
 }
@@ -223,11 +220,6 @@ impl Block {
         let may_be_it = self.size >= requested && [requested, self.size].contains(&self.requested);
         self.freed_by.is_none() && !may_be_it
     }
-}
-
-/// Returns where a range ends in which something starts, even if it is empty.
-fn range_end(address: DeviceAddress, size: Bytes) -> u64 {
-    address.get() + size.get().max(1)
 }
 
 impl Past {
@@ -307,7 +299,7 @@ impl Past {
     /// Fails where an event that was undone shows that the end is of another moment, and it cannot be.
     fn check_end(&self, event: Event) -> Result<(), TraceError> {
         match self.end_follows && self.saw_younger {
-            true => Err(contradiction(format!(
+            true => Err(TraceError::contradiction(format!(
                 "{} of {} at {}, which other events contradict",
                 event.action.name(),
                 event.size,
@@ -403,7 +395,7 @@ impl Past {
         }
         let Some(block) = block else {
             if self.knows_end {
-                return Err(contradiction(format!(
+                return Err(TraceError::contradiction(format!(
                     "allocates {size} at {address}, which is neither freed later nor alive at the \
                      end, or is allocated twice"
                 )));
@@ -441,7 +433,7 @@ impl Past {
             if let Some((other, block)) = self.occupant(address, event.event.size) {
                 return Err(overlap("frees", event.event, other, block));
             }
-            return Err(contradiction(format!(
+            return Err(TraceError::contradiction(format!(
                 "lets go of the block at {address}, which is neither freed later nor waits at the end"
             )));
         }
@@ -580,13 +572,8 @@ fn overlap(verb: &str, event: Event, other: DeviceAddress, block: &Block) -> Tra
         Some(index) => format!("until event {index}"),
         None => "to the end".to_owned(),
     };
-    contradiction(format!(
+    TraceError::contradiction(format!(
         "{verb} {} at {}, where a block of {} at {other} is in use {until}",
         event.size, event.address, block.size
     ))
-}
-
-#[cold]
-fn contradiction(what: String) -> TraceError {
-    TraceError::new(ErrorKind::Contradiction, what)
 }

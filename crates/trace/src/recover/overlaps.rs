@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 
 use super::kinds::Kinds;
-use super::{CHECK_EVERY_EVENTS, contradiction};
-use crate::budget::Budget;
+use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
 use crate::model::{InitialState, TraceEvent};
 
@@ -77,8 +76,13 @@ impl Blocks {
 
 #[cold]
 pub(super) fn overlap(event: Event, (other, size): (DeviceAddress, Bytes)) -> TraceError {
-    contradiction(format!(
+    TraceError::contradiction(format!(
         "allocates {} at {}, where a block of {size} at {other} is in use",
         event.size, event.address
     ))
+}
+
+/// Returns the end of a range. An empty range counts as one byte, as something starts there.
+pub(super) fn range_end(address: DeviceAddress, size: Bytes) -> u64 {
+    address.get() + size.get().max(1)
 }

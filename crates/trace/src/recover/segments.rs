@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream};
 
-use super::contradiction;
 use crate::error::TraceError;
 use crate::model::{InitialBlock, InitialSegment, TraceEvent};
 
@@ -95,7 +94,7 @@ impl Segments {
         if let Some((&other, &before)) = self.0.range(..end.max(start + 1)).next_back() {
             let other_end = other + before.size;
             if other_end > start || other == start {
-                return Err(contradiction(format!(
+                return Err(TraceError::contradiction(format!(
                     "the segments at {address} ({}) and {} ({}) overlap",
                     Bytes(segment.size),
                     DeviceAddress(other),
@@ -164,7 +163,7 @@ impl Segments {
                 Ok(())
             }
             None if !knows_end => Ok(()),
-            _ => Err(contradiction(format!(
+            _ => Err(TraceError::contradiction(format!(
                 "a segment of {size} at {address} comes, which neither goes later nor is there at \
                  the end, or comes twice"
             ))),
@@ -226,7 +225,7 @@ impl Segments {
                 Ok(())
             }
             _ if !knows_end => Ok(()),
-            _ => Err(contradiction(format!(
+            _ => Err(TraceError::contradiction(format!(
                 "{size} at {address} is mapped, which is neither unmapped later nor there at the \
                  end, or is mapped twice"
             ))),

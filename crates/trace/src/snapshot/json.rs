@@ -9,12 +9,19 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::records::{Record, Records, known_strings};
 use crate::budget::{Budget, Density};
 use crate::error::TraceError;
-use crate::form::{LISTS, PROFILE, foreign};
 use crate::pickle::{Dict, Heap, Recogniser as _, Value};
 use crate::source::Input;
 
 /// How long a text or a number may be. A snapshot's are names and settings.
 const TOKEN_BYTES_MAX: u64 = 16 << 20;
+
+/// The error for a page or a JSON file that torch.profiler wrote.
+pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums and no allocations; record with \
+     torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
+
+/// The error for a list of lists.
+const LISTS: &str = "a list of lists, as torch.profiler writes its timelines, which have no allocations; record \
+     with torch.cuda.memory._record_memory_history(), and of what ranks gathered write a list or a dict of snapshots";
 
 /// After so many bytes the memory taken is looked at again.
 const CHECK_EVERY_BYTES: u64 = 64 << 10;
@@ -219,7 +226,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
         let place = match self.place {
             Place::Root => Place::RootList,
             // Times and sums, or events of which each is a list.
-            Place::RootList => return Err(builder.fail(foreign(LISTS))),
+            Place::RootList => return Err(builder.fail(TraceError::foreign(LISTS))),
             Place::Inside => Place::Inside,
         };
         builder.see()?;
@@ -249,7 +256,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
                 Some("traceEvents" | "schemaVersion")
             );
             if place == Place::Root && is_profile {
-                return Err(builder.fail(foreign(PROFILE)));
+                return Err(builder.fail(TraceError::foreign(PROFILE)));
             }
             let item = Item {
                 builder: &mut *builder,

@@ -14,7 +14,6 @@ use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, action, known_strings, natural, pool_id, stream};
 use crate::budget::{Budget, Density};
 use crate::error::TraceError;
-use crate::form::foreign;
 use crate::in_force::conf_pairs;
 use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
 use crate::parts::{DEVICES_MAX, Parts};
@@ -188,7 +187,7 @@ impl Reader {
             let is_segment = |&segment: &Value| self.get(segment, "total_size") != Value::None;
             return match first.is_none_or(is_segment) {
                 true => Ok(vec![(None, root)]),
-                false => Err(foreign(NO_SNAPSHOTS)),
+                false => Err(TraceError::foreign(NO_SNAPSHOTS)),
             };
         }
         for (left, singular, plural) in [
@@ -218,7 +217,7 @@ impl Reader {
             _ => (Value::None, Value::None),
         };
         if self.heap.items(segments).is_none() && self.heap.items(traces).is_none() {
-            return Err(foreign(
+            return Err(TraceError::foreign(
                 "something other than a memory snapshot: it has neither `segments` nor `device_traces`",
             ));
         }

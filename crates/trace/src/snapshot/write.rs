@@ -8,9 +8,9 @@ use lowtide_core::{
 };
 
 use super::pauses::{Pause, Place, RegionPool, pauses_of};
-use crate::error::{ErrorKind, TraceError};
+use crate::block_stacks::{BlockStacks, final_block_stacks};
+use crate::error::TraceError;
 use crate::model::{AllocatorSettings, Annotation, AnnotationStage, Snapshot, Trace, TraceEvent};
-use crate::parts::{BlockStacks, final_block_stacks};
 use crate::pickle::{Memo, PickleWriter};
 use crate::stacks::{FrameId, StackId, StackTable};
 use crate::writable::check_writable;
@@ -51,7 +51,7 @@ pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceErr
              them to one file each",
             first.device, other.device
         );
-        return Err(TraceError::new(ErrorKind::Contradiction, what));
+        return Err(TraceError::contradiction(what));
     }
     let mut writer = SnapshotWriter {
         pickle: PickleWriter::new(BufWriter::new(out))?,

@@ -1,0 +1,59 @@
+//! The call stacks of the blocks in use at one moment of a recording.
+
+use hashbrown::HashMap;
+use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress};
+
+use crate::model::Trace;
+use crate::stacks::StackId;
+
+/// The call stacks that allocated the blocks in use, by the blocks' addresses.
+#[derive(Clone, Default)]
+pub(crate) struct BlockStacks(HashMap<DeviceAddress, StackId>);
+
+impl BlockStacks {
+    pub(crate) fn insert(&mut self, address: DeviceAddress, stack: StackId) {
+        if stack == StackId::NONE {
+            self.0.remove(&address);
+        } else {
+            self.0.insert(address, stack);
+        }
+    }
+
+    /// Returns the stack that allocated the block in use at `address`.
+    pub(crate) fn stack_at(&self, address: DeviceAddress) -> StackId {
+        self.0.get(&address).copied().unwrap_or_default()
+    }
+
+    /// Returns the stack that allocated `block`; none for a block that is not in use.
+    pub(crate) fn stack(&self, block: &BlockSnapshot) -> StackId {
+        match block.status {
+            BlockStatus::Inactive => StackId::NONE,
+            BlockStatus::Allocated | BlockStatus::PendingFree => self.stack_at(block.address),
+        }
+    }
+
+    /// Returns about how much memory they take.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        self.0.allocation_size() as u64
+    }
+}
+
+/// Returns the call stacks of the blocks in use at the end of `trace`. Linear in its events.
+pub(crate) fn final_block_stacks(trace: &Trace) -> BlockStacks {
+    block_stacks_after(trace, trace.events.len())
+}
+
+/// Returns the call stacks of the blocks in use after the first so many events of `trace`. Linear in those.
+pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
+    let mut stacks = BlockStacks::default();
+    for block in &trace.initial.blocks {
+        stacks.insert(block.address, block.stack);
+    }
+    for event in trace.events[..events]
+        .iter()
+        .filter(|event| event.event.action == Action::Alloc)
+    {
+        stacks.insert(event.event.address, event.stack);
+    }
+    stacks
+}
