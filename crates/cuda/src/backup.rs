@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! begin, save_next, restore
+//! ├─ sizes.rs          how much is done at once
 //! ├─ layout.rs         the ranges one behind the other: a backup is a row of bytes
 //! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
 //! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
@@ -28,6 +29,7 @@ mod link;
 mod names;
 mod pipeline;
 mod release;
+mod sizes;
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +39,6 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use lowtide_core::{Bytes, DriverError};
@@ -53,6 +54,7 @@ use layout::Layout;
 use link::{Link, Way};
 use pipeline::Staged;
 use release::ReleaseQueue;
+use sizes::Sizes;
 
 /// Keeps contents of one device's memory.
 ///
@@ -97,41 +99,6 @@ pub struct CudaBackup {
 enum Contents {
     Host(Arc<HostMemory>),
     Disk(FileBackup),
-}
-
-/// How much is done at once.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    /// What goes through a slot of the ring, and what is written to a file at once: the link's time for it
-    /// is ten times what it takes to begin a copy, and disks are at full speed.
-    piece_bytes: usize,
-    /// How many slots the ring may have. To page-lock all of it takes some 30 ms once.
-    slots: usize,
-    /// What is page-locked at once, a multiple of `piece_bytes`: other threads may wait for the driver as
-    /// long as that takes, some milliseconds.
-    block_bytes: usize,
-    /// What is saved at once in memory that is page-locked, or what of a range is more, a multiple of `block_bytes`:
-    /// little beside a large backup, most of which leaves the device meanwhile, and a thousand times what a step takes
-    /// more.
-    step_bytes: usize,
-    /// How many threads fill and empty slots.
-    threads: usize,
-}
-
-impl Default for Sizes {
-    fn default() -> Sizes {
-        // A few threads of a large machine already copy faster than the link.
-        const THREADS_MAX: usize = 16;
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let threads = threads.min(THREADS_MAX);
-        Sizes {
-            piece_bytes: 4 << 20,
-            slots: 2 * threads,
-            block_bytes: 16 << 20,
-            step_bytes: 1 << 30,
-            threads,
-        }
-    }
 }
 
 /// How long memory waits for the next backup that is not retained. Longer than a phase of most jobs that

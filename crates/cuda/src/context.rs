@@ -118,6 +118,27 @@ impl Device {
 }
 
 impl Library {
+    /// Lets this thread make calls that would spoil a graph capture, until the answer is dropped.
+    ///
+    /// By default the driver refuses them, and makes the capture invalid, while any thread captures: it
+    /// cannot know that the captured work does not need them. Calls for memory do not: the capture gets
+    /// no node from them.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    #[inline]
+    pub fn relax_capture(&self) -> Result<RelaxedCapture, DriverError> {
+        let mut mode = CUstreamCaptureMode::RELAXED;
+        // SAFETY: the call reads and writes `mode`, which outlives it.
+        unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        Ok(RelaxedCapture {
+            exchange: self.functions.cuThreadExchangeStreamCaptureMode,
+            previous: mode,
+            stays_in_thread: PhantomData,
+        })
+    }
+
     /// Returns the context that is current in this thread; null where none is.
     #[inline]
     pub(crate) fn current_context(&self) -> Result<CUcontext, DriverError> {
@@ -199,20 +220,6 @@ pub struct RelaxedCapture {
     previous: CUstreamCaptureMode,
     /// The mode belongs to a thread.
     stays_in_thread: PhantomData<*const ()>,
-}
-
-impl RelaxedCapture {
-    #[inline]
-    pub(crate) fn begin(library: &Library) -> Result<RelaxedCapture, DriverError> {
-        let mut mode = CUstreamCaptureMode::RELAXED;
-        // SAFETY: the call reads and writes `mode`, which outlives it.
-        unsafe { call!(library, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
-        Ok(RelaxedCapture {
-            exchange: library.functions.cuThreadExchangeStreamCaptureMode,
-            previous: mode,
-            stays_in_thread: PhantomData,
-        })
-    }
 }
 
 impl Drop for RelaxedCapture {

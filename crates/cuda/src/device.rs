@@ -17,20 +17,39 @@ pub struct Device {
     ordinal: u32,
 }
 
-impl Device {
-    pub(crate) fn find(library: Arc<Library>, ordinal: u32) -> Result<Device, DriverError> {
+impl Library {
+    /// Returns the number of devices that the process may use (`CUDA_VISIBLE_DEVICES`).
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn device_count(&self) -> Result<u32, DriverError> {
+        let mut count = 0;
+        // SAFETY: the call writes `count`, which outlives it.
+        unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// Returns a device by its number, counted from 0 as in `cuda:0`.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, if there are not as many devices.
+    pub fn device(self: &Arc<Library>, ordinal: u32) -> Result<Device, DriverError> {
         let mut raw = 0;
         // A number that is out of C's range is no device's, like -1, so the driver says so.
         let number = c_int::try_from(ordinal).unwrap_or(-1);
         // SAFETY: the call writes `raw`, which outlives it.
-        unsafe { call!(&library, cuDeviceGet(&raw mut raw, number)) }?;
+        unsafe { call!(self, cuDeviceGet(&raw mut raw, number)) }?;
         Ok(Device {
-            library,
+            library: Arc::clone(self),
             raw,
             ordinal,
         })
     }
+}
 
+impl Device {
     /// Returns the device's number, counted from 0.
     pub fn ordinal(&self) -> u32 {
         self.ordinal

@@ -8,8 +8,6 @@ use std::sync::Arc;
 
 use lowtide_core::DriverError;
 
-use crate::context::RelaxedCapture;
-use crate::device::Device;
 use crate::error::{CudaVersion, LoadError};
 use crate::functions::{Functions, find};
 use crate::sys::CUresult;
@@ -104,40 +102,6 @@ impl Library {
     /// Returns the newest CUDA that the driver supports.
     pub fn version(&self) -> CudaVersion {
         self.version
-    }
-
-    /// Returns the number of devices that the process may use (`CUDA_VISIBLE_DEVICES`).
-    ///
-    /// # Errors
-    ///
-    /// What the driver says.
-    pub fn device_count(&self) -> Result<u32, DriverError> {
-        let mut count = 0;
-        // SAFETY: the call writes `count`, which outlives it.
-        unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
-        Ok(u32::try_from(count).unwrap_or(0))
-    }
-
-    /// Returns a device by its number, counted from 0 as in `cuda:0`.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says, if there are not as many devices.
-    pub fn device(self: &Arc<Library>, ordinal: u32) -> Result<Device, DriverError> {
-        Device::find(Arc::clone(self), ordinal)
-    }
-
-    /// Lets this thread make calls that would spoil a graph capture, until the answer is dropped.
-    ///
-    /// By default the driver refuses them, and makes the capture invalid, while any thread captures: it
-    /// cannot know that the captured work does not need them. Calls for memory do not: the capture gets
-    /// no node from them.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says.
-    pub fn relax_capture(&self) -> Result<RelaxedCapture, DriverError> {
-        RelaxedCapture::begin(self)
     }
 
     /// Turns what a call returned into a `Result`.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use lowtide_core::{Bytes, DriverError};
 use lowtide_region::BackupError;
 
+use crate::backup::available;
 use crate::backup::host_memory::HostMemory;
 use crate::backup::layout::{Copy, Layout};
 use crate::backup::release::ReleaseQueue;
-use crate::backup::{Sizes, available};
+use crate::backup::sizes::Sizes;
 use crate::library::{Library, call};
 use crate::sys::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUevent, CUresult,

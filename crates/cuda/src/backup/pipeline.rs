@@ -16,10 +16,10 @@ use std::thread;
 use lowtide_core::DriverError;
 use lowtide_region::BackupError;
 
-use crate::backup::Sizes;
 use crate::backup::host_memory::HostMemory;
 use crate::backup::layout::Layout;
 use crate::backup::link::{Link, Loading, Slot, Way};
+use crate::backup::sizes::Sizes;
 use crate::signals::SignalsBlocked;
 
 /// What threads do with a slot's part: the span of the backup, and its bytes there.

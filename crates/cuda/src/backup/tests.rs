@@ -22,6 +22,7 @@ mod common {
 
 use std::ptr;
 use std::sync::Mutex;
+use std::thread;
 
 use lowtide_core::{DeviceAddress, Driver};
 
