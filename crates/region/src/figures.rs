@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lowtide_core::Bytes;
 
-use crate::memory::RegionState;
+use crate::state::RegionState;
 
 /// The figures of one region on one device. Sums are since the region was first entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -36,9 +36,11 @@ mod error;
 mod figures;
 mod memory;
 mod reservation;
+mod state;
 
 pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
 pub use device::{Device, Pools};
 pub use error::{PoolsError, RegionError};
 pub use figures::RegionFigures;
-pub use memory::{Copies, RegionMemory, RegionSource, RegionState};
+pub use memory::{Copies, RegionMemory, RegionSource};
+pub use state::RegionState;

@@ -33,6 +33,7 @@ use crate::device::{Device, Pools};
 use crate::error::RegionError;
 use crate::figures::{Copied, RegionFigures};
 use crate::reservation::Reservation;
+use crate::state::RegionState;
 use saved::Saved;
 
 mod leaving;
@@ -41,20 +42,6 @@ mod saved;
 /// New memory comes in pieces of at least this part of what the region has, so that many small segments are
 /// few pieces, but takes no more ahead of segments to come than this part of what the device has left.
 const GROWTH_PART: u64 = 8;
-
-/// Where a region's memory is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RegionState {
-    /// On the device.
-    Mapped,
-    /// On its way from it.
-    Pausing,
-    /// Nowhere, but for what the error of the pause said is still on the device; its contents are where the region's
-    /// [`BackupKind`] says.
-    Paused,
-    /// On its way back.
-    Resuming,
-}
 
 /// Which copies of a region that is mapped are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

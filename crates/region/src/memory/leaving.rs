@@ -12,8 +12,9 @@ use crate::device::{Device, Pools};
 use crate::error::RegionError;
 use crate::figures::Copied;
 use crate::memory::saved::Saved;
-use crate::memory::{RegionMemory, RegionState, supply_all};
+use crate::memory::{RegionMemory, supply_all};
 use crate::reservation::Reservation;
+use crate::state::RegionState;
 
 impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Pauses the region, and saves what it holds in backups of this kind, or nothing.
