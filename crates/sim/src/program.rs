@@ -20,9 +20,11 @@
 //! the memory, of which the simulated device has none.
 
 mod capture_clocks;
+mod checkpoints;
 mod checks;
 mod configs;
 mod decode;
+mod ensure;
 mod ledger;
 mod restore;
 mod runner;

@@ -1,9 +1,10 @@
 //! What must be true between any two operations, and after the last.
 
-use lowtide_core::{AllocError, BlockStatus, Bytes, CheckLevel, SegmentSnapshot, Stats, Stream};
+use lowtide_core::{AllocError, BlockStatus, Bytes, CheckLevel, SegmentSnapshot, Stream};
 
-use super::runner::Runner;
-use super::{Effect, Op};
+use super::Op;
+use super::ensure::{ensure, ensure_equal};
+use super::runner::{Effect, Runner};
 use crate::FaultPlan;
 
 impl Runner {
@@ -270,20 +271,4 @@ impl Runner {
         }
         Ok(())
     }
-}
-
-pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise()) }
-}
-
-pub(super) fn ensure_equal(what: &str, found: u64, known: u64) -> Result<(), String> {
-    ensure(found == known, || {
-        format!("{what}: {found} instead of {known}")
-    })
-}
-
-pub(super) fn ensure_unchanged(before: &Stats, after: &Stats) -> Result<(), String> {
-    ensure(before == after, || {
-        format!("a refused operation changed {before:?} to {after:?}")
-    })
 }

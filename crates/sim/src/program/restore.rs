@@ -1,61 +1,10 @@
 //! Pools that are brought back to what they held before.
 
-use std::collections::BTreeMap;
+use lowtide_core::{Action, AllocError, Allocation, DeviceAddress, MempoolId};
 
-use lowtide_core::{
-    Action, AllocError, Allocation, Bytes, Checkpoint, Config, DeviceAddress, MempoolId,
-    StrategyName, Stream,
-};
-
-use super::Effect;
-use super::checks::ensure;
-use super::runner::Runner;
-
-/// What was noted of each pool.
-#[derive(Debug)]
-pub(super) struct Checkpoints {
-    notes: BTreeMap<MempoolId, Note>,
-    /// Whether memory stays with a pool as long as anything holds it.
-    keeps_memory: bool,
-}
-
-#[derive(Debug)]
-struct Note {
-    checkpoint: Checkpoint,
-    /// What the program held in the pool, by address.
-    held: Vec<Place>,
-    /// Whether memory of the pool may have gone back since.
-    is_doubtful: bool,
-}
-
-/// What of a block comes back.
-type Place = (DeviceAddress, Bytes, Stream);
-
-impl Checkpoints {
-    pub(super) fn new(config: &Config) -> Checkpoints {
-        let may_release = |config: &Config| match config {
-            // Makes room for a request from the pool's own segments.
-            Config::Caching(caching) => caching.max_split_size.is_some(),
-            config => config.name() == StrategyName::Direct,
-        };
-        Checkpoints {
-            notes: BTreeMap::new(),
-            keeps_memory: !may_release(config),
-        }
-    }
-
-    /// Takes note that a pool may lose memory.
-    pub(super) fn doubt(&mut self, pool: MempoolId) {
-        if let Some(note) = self.notes.get_mut(&pool) {
-            note.is_doubtful = true;
-        }
-    }
-
-    /// Takes note that any pool may lose memory from now on.
-    pub(super) fn doubt_all(&mut self) {
-        self.keeps_memory = false;
-    }
-}
+use super::checkpoints::{Note, Place, place};
+use super::ensure::ensure;
+use super::runner::{Effect, Runner};
 
 impl Runner {
     pub(super) fn checkpoint(&mut self, pool: MempoolId) -> Result<Effect, String> {
@@ -144,8 +93,4 @@ impl Runner {
         let held = self.shadow.allocations();
         held.filter(move |held| held.pool == pool)
     }
-}
-
-fn place(block: &Allocation) -> Place {
-    (block.address, block.size, block.stream)
 }

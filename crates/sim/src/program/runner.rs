@@ -6,9 +6,9 @@ use lowtide_core::{
 };
 
 use super::Op;
-use super::checks::{ensure, ensure_equal, ensure_unchanged};
+use super::checkpoints::Checkpoints;
+use super::ensure::{ensure, ensure_equal, ensure_unchanged};
 use super::ledger::Ledger;
-use super::restore::Checkpoints;
 use super::shadow::{Pools, Shadow};
 use crate::{Call, FaultPlan, SimConfig, SimDriver};
 
