@@ -1,36 +1,14 @@
 //! What concerns all of a device: figures, pictures, limits, pools, giving memory back.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Driver, Event, KeptPool, Lanes,
-    MempoolId, Peaks, SegmentSnapshot, Stats, limit_of_fraction,
+    MempoolId, SegmentSnapshot, Stats, limit_of_fraction,
 };
 
-use crate::{ROUTED, SharedAllocator, SharedDriver, SharedError, Shortage, Visit};
-
-/// What all lanes of a device have in common, behind a lock that is taken before any lane's.
-pub(crate) struct Common {
-    peaks: Peaks,
-    /// Bytes that may be held from the driver, where there is a limit.
-    pub(crate) limit: Option<Bytes>,
-    /// The share of the device's memory that the configuration allows, until the device was asked how
-    /// much that is.
-    fraction: Option<f64>,
-    pub(crate) shortage: Option<Shortage>,
-}
-
-impl fmt::Debug for Common {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut common = f.debug_struct("Common");
-        common
-            .field("peaks", &self.peaks)
-            .field("limit", &self.limit);
-        common.field("fraction", &self.fraction);
-        common.finish_non_exhaustive()
-    }
-}
+use crate::lane::{Common, ROUTED};
+use crate::{SharedAllocator, SharedDriver, SharedError};
 
 /// What a device holds, and what led there.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -56,26 +34,6 @@ impl DevicePast {
         self.events
             .retain(|event| is_there(&event.pool) && !event.action.is_pause());
         self
-    }
-}
-
-impl Common {
-    pub(crate) fn new(config: &Config) -> Common {
-        Common {
-            peaks: Peaks::default(),
-            limit: None,
-            fraction: config.memory_fraction(),
-            shortage: None,
-        }
-    }
-
-    /// Returns the lanes of a device as one: all that are in use.
-    pub(crate) fn lanes<'a, D: Driver>(
-        &'a mut self,
-        visits: &'a mut [Visit<'_, D>],
-    ) -> Lanes<'a, SharedDriver<D>> {
-        let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
-        Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
     }
 }
 

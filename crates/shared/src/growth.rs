@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, Driver, Growth, Lanes, Request, Stream};
 
-use crate::device::Common;
-use crate::{SharedAllocator, SharedDriver, SharedError, Visit};
+use crate::lane::{Common, Visit};
+use crate::{SharedAllocator, SharedDriver, SharedError};
 
 /// What became of a request under the locks of all lanes.
 enum Outcome {

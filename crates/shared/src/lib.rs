@@ -36,21 +36,13 @@ mod device;
 mod driver;
 mod error;
 mod growth;
+mod lane;
 mod lane_lock;
 mod listeners;
 mod owners;
 mod streams;
-/// The locks, the condition and the atomics: the standard library's, or, in unit tests, those that
-/// [shuttle](https://docs.rs/shuttle) schedules.
-mod sync {
-    #[cfg(test)]
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
-    #[cfg(not(test))]
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
-}
+mod sync;
 
-use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::thread;
 
@@ -58,12 +50,12 @@ use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, EventClock, Stream,
 };
 
-use device::Common;
 pub use device::DevicePast;
 pub use driver::SharedDriver;
 pub use error::SharedError;
+pub use lane::Shortage;
+use lane::{Alarm, Common, Lane, LaneState, POISONED, ROUTED, Visit};
 use lane_lock::{LaneGuard, LaneLock};
-pub use listeners::Shortage;
 pub use lowtide_core::Observer;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
@@ -73,11 +65,6 @@ use sync::{Condvar, Mutex};
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
 /// keeps in each of its pools of streams.
 const LANES_MAX: u8 = 32;
-
-/// Set in [`SharedAllocator::alerts`] while requests are routed to private pools.
-const ROUTED: u64 = 1 << 62;
-/// Set there once a thread has panicked inside.
-const POISONED: u64 = 1 << 63;
 
 /// A device's memory, which threads share.
 ///
@@ -108,62 +95,6 @@ struct Freed {
     order: Mutex<()>,
     /// Notified when memory may have come free and someone waits for it.
     condition: Condvar,
-}
-
-/// A part of a device: in cache lines of its own, two because processors fetch them in pairs.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Lane<D> {
-    state: LaneLock<LaneState<D>>,
-}
-
-struct LaneState<D> {
-    allocator: DeviceAllocator<SharedDriver<D>>,
-    /// How often the lane was entered.
-    visits: u64,
-    /// Threads that wait for memory. Almost always none, and then a free makes no system call.
-    waiting: usize,
-    /// Whether the lane's bit in [`SharedAllocator::alerts`] is set.
-    is_alert: bool,
-}
-
-impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut state = f.debug_struct("LaneState");
-        state.field("allocator", &self.allocator);
-        state.finish_non_exhaustive()
-    }
-}
-
-/// A lane that a thread is in.
-struct Visit<'a, D> {
-    /// In front of the lock, so that nobody enters in between.
-    alarm: Alarm<'a>,
-    state: LaneGuard<'a, LaneState<D>>,
-    index: usize,
-}
-
-impl<D> Visit<'_, D> {
-    /// Ends it: nothing panicked.
-    #[inline]
-    fn end(self) {
-        mem::forget(self.alarm);
-    }
-}
-
-/// Poisons the device when a panic drops it.
-struct Alarm<'a> {
-    alerts: &'a AtomicU64,
-    /// Whether the thread panicked before, so that what unwinds may use the allocator.
-    was_panicking: bool,
-}
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() && !self.was_panicking {
-            self.alerts.fetch_or(POISONED, Ordering::Relaxed);
-        }
-    }
 }
 
 impl<D: Driver> SharedAllocator<D> {

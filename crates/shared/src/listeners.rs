@@ -1,14 +1,8 @@
 //! Who is told what happens: an observer of every event, and whoever can free memory when some is short.
 
-use std::sync::Arc;
-
 use lowtide_core::{Driver, Observer};
 
-use crate::{SharedAllocator, SharedError};
-
-/// Called without any lock when no free block serves a request and before the driver is asked; returns
-/// whether it freed something.
-pub type Shortage = Arc<dyn Fn() -> bool + Send + Sync>;
+use crate::{SharedAllocator, SharedError, Shortage};
 
 impl<D: Driver> SharedAllocator<D> {
     /// Tells `observer` of every event from now on, and nobody if there is none. An earlier one is not
