@@ -4,12 +4,13 @@ use std::ffi::c_uint;
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::device::{host_size, ordinal};
-use crate::driver::{State, lock};
-use crate::memory::{GRANULARITY_BYTES, Kind, Physical, plain_properties};
 use crate::pointers::Out;
+use crate::state::device::{GRANULARITY_BYTES, host_size, ordinal};
+use crate::state::memory::{Kind, Physical, plain_properties};
+use crate::state::stream::Work;
+use crate::state::{State, lock};
 use crate::sys::*;
-use crate::work::{self, Work};
+use crate::work;
 
 /// Unit of small allocations. The manual promises 256; on an H200 with driver 580, 4,096 of these fill
 /// a page of 2 MiB.

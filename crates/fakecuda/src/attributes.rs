@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::calls::{Outcome, driver_calls};
-use crate::device::{host_size, ordinal};
-use crate::driver::{State, lock};
-use crate::memory::{Kind, Mapping};
 use crate::pointers::Out;
+use crate::state::device::{host_size, ordinal};
+use crate::state::memory::{Kind, Mapping};
+use crate::state::{State, lock};
 use crate::sys::*;
 
 driver_calls! {

@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::driver;
+use crate::process;
 use crate::sys::CUresult;
 
 /// What the body of an exported function returns.
@@ -34,7 +34,8 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> CUres
     if SERVES_A_STREAM.get() {
         return CUresult::NOT_PERMITTED;
     }
-    let outcome = driver::check_process(name)
+    let outcome = process::check(name)
+        .and_then(|()| read_faults())
         .and_then(|()| count(name))
         .and_then(|()| body());
     match outcome {
@@ -67,10 +68,9 @@ impl Fault {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if there is no such call.
+    /// `INVALID_VALUE` for the call before the first, and for success.
     pub(crate) fn new(name: &str, nth: u64, code: Option<CUresult>) -> Result<Self, CUresult> {
-        let is_known = crate::proc_address::find_exported(name).is_some();
-        if !is_known || nth == 0 || code == Some(CUresult::SUCCESS) {
+        if nth == 0 || code == Some(CUresult::SUCCESS) {
             return Err(CUresult::INVALID_VALUE);
         }
         let default = if name.starts_with("cuMem") {
@@ -152,6 +152,25 @@ fn book() -> MutexGuard<'static, Book> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Reads the calls that are to fail from `FAKECUDA_FAIL`, once a process, before the first call is counted.
+///
+/// # Errors
+///
+/// `INVALID_VALUE` if it makes no sense.
+fn read_faults() -> Outcome {
+    static READ: OnceLock<Outcome> = OnceLock::new();
+    *READ.get_or_init(|| {
+        let faults = std::env::var("FAKECUDA_FAIL").unwrap_or_default();
+        for text in faults.split(',').filter(|text| !text.is_empty()) {
+            let fault = Fault::parse(text);
+            add_fault(fault.inspect_err(|_| {
+                eprintln!("fakecuda: FAKECUDA_FAIL: `{text}` is not call:n or call:n:code");
+            })?);
+        }
+        Ok(())
+    })
+}
+
 /// Counts a call.
 ///
 /// # Errors
@@ -179,6 +198,12 @@ pub(crate) fn calls_of(name: &str) -> u64 {
 
 pub(crate) fn add_fault(fault: Fault) {
     book().faults.push(fault);
+}
+
+/// Returns the name of each call that is to fail, and how many calls of it there are until then.
+pub(crate) fn faults() -> Vec<(String, u64)> {
+    let named = |fault: &Fault| (fault.name.clone(), fault.countdown);
+    book().faults.iter().map(named).collect()
 }
 
 /// Has so many of a million calls fail from now on, at random by a seed.

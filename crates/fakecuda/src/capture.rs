@@ -4,36 +4,16 @@
 //! That is what decides every error.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::{mem, ptr};
 
 use crate::calls::{Outcome, driver_calls};
-use crate::driver::{State, Thread, lock, new_name, this_thread};
+use crate::names::{new_name, this_thread};
 use crate::pointers::Out;
+use crate::state::capture::{Capture, Position};
+use crate::state::{State, lock};
 use crate::sys::*;
-
-/// A capture that has begun and not ended.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    /// The stream it began in, which must end it.
-    origin: CUstream,
-    mode: c_uint,
-    thread: Thread,
-    is_valid: bool,
-    graph: CUgraph,
-    /// For each stream that takes part, the nodes that its next work comes directly after.
-    frontiers: BTreeMap<CUstream, Vec<CUgraphNode>>,
-    /// What each node comes directly after.
-    nodes: BTreeMap<CUgraphNode, Vec<CUgraphNode>>,
-}
-
-/// Where in a capture an event was recorded.
-#[derive(Clone, Debug)]
-pub(crate) struct Position {
-    pub(crate) capture: u64,
-    after: Vec<CUgraphNode>,
-}
 
 /// What is said of the order between two nodes: that there is one, and no more.
 type EdgeData = [u8; 8];
@@ -215,27 +195,6 @@ fn dependencies_of(
     dependencies.set_all(written);
     count.set(written.len());
     Ok(written.len())
-}
-
-impl Capture {
-    /// Returns whether it may end so: valid, and with all work joined to the stream it began in.
-    fn outcome(&self) -> Outcome {
-        if !self.is_valid {
-            return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
-        }
-        let mut joined = BTreeSet::new();
-        let mut open = self.frontiers[&self.origin].clone();
-        while let Some(node) = open.pop() {
-            if joined.insert(node) {
-                open.extend(&self.nodes[&node]);
-            }
-        }
-        if joined.len() == self.nodes.len() {
-            Ok(())
-        } else {
-            Err(CUresult::STREAM_CAPTURE_UNJOINED)
-        }
-    }
 }
 
 impl State {

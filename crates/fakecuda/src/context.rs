@@ -5,22 +5,13 @@ use std::ffi::{c_int, c_uint};
 
 use crate::calls::{Outcome, driver_calls};
 use crate::capture;
-use crate::device::ordinal;
-use crate::driver::{self, State, Thread, lock, new_name, this_thread};
+use crate::names::{new_name, this_thread};
 use crate::pointers::Out;
+use crate::progress;
+use crate::state::device::{Context, ordinal};
+use crate::state::{State, lock};
 use crate::sys::*;
 use crate::work;
-
-/// A device's primary context. Others cannot be made: `cuCtxCreate` is not exported.
-#[derive(Debug)]
-pub(crate) struct Context {
-    pub(crate) name: CUcontext,
-    retains: u64,
-    /// The default stream, which blocking streams wait for and which waits for them.
-    pub(crate) legacy_stream: CUstream,
-    /// Each thread's own default stream, once it was used.
-    pub(crate) thread_streams: BTreeMap<Thread, CUstream>,
-}
 
 driver_calls! {
     fn cuDevicePrimaryCtxRetain(context: Out<CUcontext>, device: CUdevice) {
@@ -208,6 +199,6 @@ impl State {
         self.events.retain(|_, event| event.device != index);
         self.peers.retain(|&(from, _)| from != index);
         self.memory.free_allocations_of(index);
-        driver::tell_progress();
+        progress::notify();
     }
 }

@@ -3,15 +3,17 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::calls::{self, Fault, Outcome};
-use crate::driver::{self, State, lock};
+use crate::driver::find_exported;
 use crate::located::Live;
-use crate::memory::Kind;
 use crate::pointers::{Out, Text};
+use crate::progress;
+use crate::state::memory::Kind;
+use crate::state::{self, State, lock};
 use crate::sys::{CUresult, CUstream};
 
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_reset() {
-    driver::reset();
+    state::reset();
 }
 
 #[unsafe(no_mangle)]
@@ -35,6 +37,7 @@ extern "C" fn fakecuda_set_attribute(device: c_int, attribute: c_uint, value: c_
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_fail(name: Text, nth: u64, result: CUresult) -> CUresult {
     code(name.get().and_then(|name| {
+        find_exported(name).ok_or(CUresult::INVALID_VALUE)?;
         calls::add_fault(Fault::new(name, nth, Some(result))?);
         Ok(())
     }))
@@ -49,7 +52,7 @@ extern "C" fn fakecuda_fail_at_random(seed: u64, per_million: u64) {
 extern "C" fn fakecuda_set_lazy(is_lazy: c_int) -> CUresult {
     code(with_state(|state| {
         state.is_lazy = is_lazy != 0;
-        driver::tell_progress();
+        progress::notify();
         Ok(())
     }))
 }
@@ -108,7 +111,7 @@ fn set_held(stream: CUstream, is_held: bool) -> Outcome {
             None => state.stream_named(stream)?,
         };
         state.stream_mut(name).is_held = is_held;
-        driver::tell_progress();
+        progress::notify();
         Ok(())
     })
 }

@@ -4,10 +4,11 @@ use std::ffi::{c_uchar, c_uint};
 
 use crate::calls::{Outcome, driver_calls};
 use crate::capture;
-use crate::driver::{Guard, State, lock};
 use crate::os;
+use crate::state::stream::{Source, Work};
+use crate::state::{Guard, State, lock};
 use crate::sys::*;
-use crate::work::{self, Source, Work};
+use crate::work;
 
 driver_calls! {
     fn cuMemcpy(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize) {

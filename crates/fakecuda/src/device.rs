@@ -1,187 +1,12 @@
-//! The devices: how much memory they have and what they say about themselves.
+//! The devices that there are, and what each says about itself.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::calls::driver_calls;
-use crate::context::Context;
-use crate::driver::{State, lock};
-use crate::memory::GRANULARITY_BYTES;
 use crate::pointers::Out;
+use crate::state::device::{host_size, ordinal};
+use crate::state::{State, lock};
 use crate::sys::*;
-
-const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
-
-/// One device.
-#[derive(Debug)]
-pub(crate) struct Device {
-    /// Which of the machine's devices it is; the same in every process.
-    pub(crate) number: usize,
-    pub(crate) capacity_bytes: u64,
-    usage: Arc<Mutex<Usage>>,
-    /// What a test set; the others have the values of [`default_attribute`].
-    pub(crate) attributes: BTreeMap<c_uint, c_int>,
-    /// The primary context, while someone retains it.
-    pub(crate) context: Option<Context>,
-    /// Set by work that touched memory it may not; every later call that needs the context fails so.
-    pub(crate) fault: Option<CUresult>,
-}
-
-/// Memory of a device that is taken until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Charge {
-    usage: Arc<Mutex<Usage>>,
-    bytes: u64,
-    /// The shared page that the bytes are part of; `None` if they are the charge's alone.
-    shared_page: Option<usize>,
-}
-
-/// What of a device's memory is taken.
-#[derive(Debug, Default)]
-struct Usage {
-    bytes: u64,
-    /// Of each page that small allocations share, how many bytes they take; 0 where no page is.
-    /// Where in the page they lie is not kept, so holes between them cost nothing.
-    shared_pages: Vec<u64>,
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        let mut usage = lock_usage(&self.usage);
-        let Some(index) = self.shared_page else {
-            usage.bytes -= self.bytes;
-            return;
-        };
-        usage.shared_pages[index] -= self.bytes;
-        if usage.shared_pages[index] == 0 {
-            usage.bytes -= GRANULARITY_BYTES;
-        }
-    }
-}
-
-fn lock_usage(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
-    usage.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Device {
-    /// Returns as many devices as `FAKECUDA_DEVICES` says, one without it, each with
-    /// `FAKECUDA_CAPACITY` bytes; of these the ones that `FAKECUDA_VISIBLE` lists, in its order.
-    ///
-    /// # Errors
-    ///
-    /// `INVALID_VALUE` if one of them is no number.
-    pub(crate) fn all_from_environment() -> Result<Vec<Self>, CUresult> {
-        let count = number_from_environment("FAKECUDA_DEVICES", 1)?;
-        let capacity_bytes = number_from_environment("FAKECUDA_CAPACITY", DEFAULT_CAPACITY_BYTES)?;
-        let visible: Vec<u64> = match std::env::var("FAKECUDA_VISIBLE") {
-            Err(_) => (0..count).collect(),
-            Ok(text) => {
-                let numbers = text
-                    .split(',')
-                    .map(|number| parse("FAKECUDA_VISIBLE", number));
-                numbers.collect::<Result<_, _>>()?
-            }
-        };
-        if visible.iter().any(|&number| number >= count) {
-            return Err(CUresult::INVALID_VALUE);
-        }
-        let devices = visible.into_iter().map(host_size);
-        Ok(devices
-            .map(|number| Self::new(number, capacity_bytes))
-            .collect())
-    }
-
-    fn new(number: usize, capacity_bytes: u64) -> Self {
-        Self {
-            number,
-            capacity_bytes,
-            usage: Arc::default(),
-            attributes: BTreeMap::new(),
-            context: None,
-            fault: None,
-        }
-    }
-
-    pub(crate) fn used_bytes(&self) -> u64 {
-        lock_usage(&self.usage).bytes
-    }
-
-    /// Takes `bytes` of the device's memory.
-    ///
-    /// # Errors
-    ///
-    /// `OUT_OF_MEMORY` if there is less left.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<Charge, CUresult> {
-        self.take(&mut lock_usage(&self.usage), bytes)?;
-        Ok(Charge {
-            usage: Arc::clone(&self.usage),
-            bytes,
-            shared_page: None,
-        })
-    }
-
-    /// Takes `bytes` of a page that others share, at most all of it: of a new page if no other has
-    /// room. A page goes back with the last that shares it.
-    ///
-    /// # Errors
-    ///
-    /// `OUT_OF_MEMORY` if the device has no page left.
-    pub(crate) fn charge_shared(&self, bytes: u64) -> Result<Charge, CUresult> {
-        let mut usage = lock_usage(&self.usage);
-        let has_room = |&taken: &u64| taken > 0 && taken + bytes <= GRANULARITY_BYTES;
-        let index = if let Some(index) = usage.shared_pages.iter().position(has_room) {
-            index
-        } else {
-            self.take(&mut usage, GRANULARITY_BYTES)?;
-            let unused = usage.shared_pages.iter().position(|&taken| taken == 0);
-            unused.unwrap_or_else(|| {
-                usage.shared_pages.push(0);
-                usage.shared_pages.len() - 1
-            })
-        };
-        usage.shared_pages[index] += bytes;
-        Ok(Charge {
-            usage: Arc::clone(&self.usage),
-            bytes,
-            shared_page: Some(index),
-        })
-    }
-
-    fn take(&self, usage: &mut Usage, bytes: u64) -> Result<(), CUresult> {
-        if self.capacity_bytes.saturating_sub(usage.bytes) < bytes {
-            return Err(CUresult::OUT_OF_MEMORY);
-        }
-        usage.bytes += bytes;
-        Ok(())
-    }
-
-    pub(crate) fn attribute(&self, attribute: c_uint) -> c_int {
-        let set = self.attributes.get(&attribute).copied();
-        set.unwrap_or_else(|| default_attribute(attribute, self.number))
-    }
-}
-
-impl State {
-    /// Returns the index of one of the machine's devices, if this process sees it.
-    pub(crate) fn index_of_number(&self, number: usize) -> Option<usize> {
-        let mut devices = self.devices.iter();
-        devices.position(|device| device.number == number)
-    }
-
-    /// Returns the index of a device in `devices`.
-    ///
-    /// # Errors
-    ///
-    /// `INVALID_DEVICE` if there is none of that number.
-    pub(crate) fn device_index(&self, device: CUdevice) -> Result<usize, CUresult> {
-        let index = usize::try_from(device).map_err(|_| CUresult::INVALID_DEVICE)?;
-        if index >= self.devices.len() {
-            return Err(CUresult::INVALID_DEVICE);
-        }
-        Ok(index)
-    }
-}
 
 driver_calls! {
     fn cuDeviceGetCount(count: Out<c_int>) {
@@ -250,46 +75,23 @@ driver_calls! {
     }
 }
 
-/// What an H200 says, as far as an allocator asks.
-fn default_attribute(attribute: c_uint, number: usize) -> c_int {
-    match attribute {
-        CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
-        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => ordinal(number + 1),
-        CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
-        | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
-        | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
-        | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
-        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
-        _ => 0,
+impl State {
+    /// Returns the index of one of the machine's devices, if this process sees it.
+    pub(crate) fn index_of_number(&self, number: usize) -> Option<usize> {
+        let mut devices = self.devices.iter();
+        devices.position(|device| device.number == number)
     }
-}
 
-/// Returns a device's number as CUDA writes it.
-pub(crate) fn ordinal(index: usize) -> c_int {
-    c_int::try_from(index).expect("the number of devices came from an environment variable")
-}
-
-/// Returns a size as C writes it.
-pub(crate) fn host_size(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("a usize has 64 bits")
-}
-
-fn number_from_environment(name: &str, default: u64) -> Result<u64, CUresult> {
-    let Ok(text) = std::env::var(name) else {
-        return Ok(default);
-    };
-    parse(name, &text)
-}
-
-fn parse(name: &str, text: &str) -> Result<u64, CUresult> {
-    text.parse().map_err(|_| {
-        eprintln!("fakecuda: {name}: `{text}` is no number");
-        CUresult::INVALID_VALUE
-    })
+    /// Returns the index of a device in `devices`.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_DEVICE` if there is none of that number.
+    pub(crate) fn device_index(&self, device: CUdevice) -> Result<usize, CUresult> {
+        let index = usize::try_from(device).map_err(|_| CUresult::INVALID_DEVICE)?;
+        if index >= self.devices.len() {
+            return Err(CUresult::INVALID_DEVICE);
+        }
+        Ok(index)
+    }
 }

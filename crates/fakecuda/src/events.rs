@@ -5,30 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::calls::{Outcome, driver_calls};
-use crate::capture::{self, Position};
-use crate::driver::{State, lock, new_name};
+use crate::capture;
+use crate::names::new_name;
 use crate::pointers::Out;
+use crate::state::event::{Event, Record};
+use crate::state::stream::{Marker, Work};
+use crate::state::{State, lock};
 use crate::sys::*;
-use crate::work::{self, Marker, Work};
-
-/// One event.
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) device: usize,
-    has_time: bool,
-    record: Record,
-}
-
-#[derive(Clone, Debug)]
-enum Record {
-    Never,
-    InStream {
-        marker: Marker,
-        time: Arc<OnceLock<Instant>>,
-    },
-    /// In a stream that was captured: no point in time.
-    InCapture(Position),
-}
+use crate::work;
 
 driver_calls! {
     fn cuEventCreate(event: Out<CUevent>, flags: c_uint) {

@@ -4,9 +4,10 @@ use std::ffi::c_uint;
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::driver::lock;
 use crate::os::{Access, HostRange, PAGE_BYTES, create_file};
 use crate::pointers::Out;
+use crate::state::lock;
+use crate::state::memory::HostMemory;
 use crate::sys::CUresult;
 use crate::work;
 
@@ -14,14 +15,6 @@ use crate::work;
 const ALLOC_FLAGS: c_uint = 1 | 2 | 4;
 /// Flags of `cuMemHostRegister`: portable, device map, I/O memory, read-only.
 const REGISTER_FLAGS: c_uint = 1 | 2 | 4 | 8;
-
-/// Host memory that copies need not stage.
-#[derive(Debug)]
-pub(crate) struct HostMemory {
-    pub(crate) bytes: u64,
-    /// `None` if it is the program's own and only registered.
-    range: Option<HostRange>,
-}
 
 driver_calls! {
     fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) {

@@ -11,9 +11,9 @@
 //!
 //! ```text
 //! exported function   (context.rs, allocations.rs, virtual_memory.rs, streams.rs, …: a file a noun)
-//!   calls::enter      counts the call, fails it if a test asked for that
-//!   driver::lock      the one lock around all state
-//!     State           devices, memory, streams, events, captures
+//!   calls::enter      refuses the call after the end, counts it, fails it if a test asked for that
+//!   state::lock       the one lock around all state
+//!     State           devices, memory, streams, events, captures (state: a file each)
 //! worker thread       (work.rs: one a stream) takes the stream's next task when what it waits for is done
 //! ```
 //!
@@ -34,6 +34,7 @@
     reason = "exports a C interface, and maps memory at fixed addresses"
 )]
 
+mod access;
 mod allocations;
 mod attributes;
 mod calls;
@@ -47,11 +48,13 @@ mod errors;
 mod events;
 mod host_memory;
 mod located;
-mod memory;
+mod names;
 mod os;
 mod pointers;
-mod proc_address;
+mod process;
+mod progress;
 mod sharing;
+mod state;
 mod streams;
 mod sys;
 mod virtual_memory;

@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::device::{Device, ordinal};
-use crate::driver::{State, lock, new_name};
-use crate::memory::{Handle, Kind, Mapping, Physical, file_key, file_name, plain_properties};
+use crate::names::new_name;
 use crate::os;
 use crate::pointers::Out;
+use crate::state::device::{Device, ordinal};
+use crate::state::memory::{
+    Handle, Kind, Mapping, Physical, file_key, file_name, plain_properties,
+};
+use crate::state::{State, lock};
 use crate::sys::*;
 
 driver_calls! {

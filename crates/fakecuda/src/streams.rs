@@ -4,27 +4,14 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::driver::{self, State, lock, new_name, this_thread};
 use crate::events;
+use crate::names::{new_name, this_thread};
 use crate::pointers::Out;
+use crate::progress;
+use crate::state::stream::{Marker, Queue, Stream, Work};
+use crate::state::{State, lock};
 use crate::sys::*;
-use crate::work::{self, Marker, Queue, Work};
-
-/// One stream.
-#[derive(Debug)]
-pub(crate) struct Stream {
-    pub(crate) device: usize,
-    /// Ordered with the legacy default stream.
-    pub(crate) is_blocking: bool,
-    /// A test keeps its next task from starting.
-    pub(crate) is_held: bool,
-    pub(crate) is_destroyed: bool,
-    /// The context's own, not made by `cuStreamCreate`.
-    pub(crate) is_default: bool,
-    /// The capture that takes its work.
-    pub(crate) capture: Option<u64>,
-    pub(crate) queue: Queue,
-}
+use crate::work;
 
 driver_calls! {
     fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) {
@@ -53,7 +40,7 @@ driver_calls! {
         if has_ended {
             state.streams.remove(&name);
         }
-        driver::tell_progress();
+        progress::notify();
         Ok(())
     }
 

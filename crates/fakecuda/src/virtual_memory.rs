@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
 
 use crate::calls::driver_calls;
-use crate::device::host_size;
-use crate::driver::{State, lock, new_name};
-use crate::memory::{GRANULARITY_BYTES, Handle, Kind, Mapping, Physical, Reservation};
+use crate::names::new_name;
 use crate::os::{Access, HostRange};
 use crate::pointers::{In, Out};
+use crate::state::device::{GRANULARITY_BYTES, host_size};
+use crate::state::memory::{Handle, Kind, Mapping, Physical, Reservation};
+use crate::state::{State, lock};
 use crate::sys::*;
 
 driver_calls! {

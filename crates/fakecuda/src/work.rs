@@ -1,133 +1,24 @@
 //! The work of streams: tasks in a queue, done in order by a thread of the stream's own.
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Instant;
 
 use crate::calls::{self, Outcome};
 use crate::capture;
-use crate::driver::{self, Guard, State};
 use crate::os::{self, Access};
-use crate::streams::Stream;
+use crate::progress;
+use crate::state::stream::{Marker, Source, Task, Work};
+use crate::state::{self, Guard, State};
 use crate::sys::{CUresult, CUstream};
-
-/// A point in a stream's work. It stays valid when the stream is gone.
-#[derive(Clone, Debug)]
-pub(crate) struct Marker {
-    progress: Arc<Progress>,
-    /// How many of the stream's tasks lie before it.
-    number: u64,
-}
-
-/// How far a stream is, in tasks.
-#[derive(Debug, Default)]
-struct Progress {
-    done: AtomicU64,
-    /// How many of them somebody asked for: a lazy stream does no others.
-    wanted: AtomicU64,
-}
-
-impl Marker {
-    /// Returns whether the work before it is done. Constant time.
-    pub(crate) fn is_passed(&self) -> bool {
-        self.progress.done.load(Ordering::Acquire) >= self.number
-    }
-
-    /// Asks for the work before it, which a lazy stream does not do otherwise.
-    pub(crate) fn want(&self) {
-        let before = self
-            .progress
-            .wanted
-            .fetch_max(self.number, Ordering::Relaxed);
-        if before < self.number {
-            driver::tell_progress();
-        }
-    }
-}
-
-/// A stream's tasks.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    tasks: VecDeque<Task>,
-    submitted: u64,
-    progress: Arc<Progress>,
-    has_worker: bool,
-}
-
-impl Queue {
-    /// Returns the point after all that was submitted.
-    pub(crate) fn tail(&self) -> Marker {
-        Marker {
-            progress: Arc::clone(&self.progress),
-            number: self.submitted,
-        }
-    }
-
-    /// Returns whether somebody asked for the next task.
-    fn is_wanted(&self) -> bool {
-        let Progress { done, wanted } = &*self.progress;
-        wanted.load(Ordering::Relaxed) > done.load(Ordering::Relaxed)
-    }
-}
-
-#[derive(Debug)]
-struct Task {
-    /// Points in other streams that come first.
-    after: Vec<Marker>,
-    work: Work,
-}
-
-/// What a stream can do. There are no kernels.
-#[derive(Debug)]
-pub(crate) enum Work {
-    /// Nothing, but after what it waits for.
-    Wait { marker: Marker },
-    /// Notes the time.
-    Stamp { time: Arc<OnceLock<Instant>> },
-    Copy {
-        destination: Place,
-        source: Source,
-        bytes: u64,
-    },
-    Fill {
-        destination: Place,
-        /// Repeated.
-        value: u32,
-        bytes: u64,
-    },
-    Call {
-        function: unsafe extern "C" fn(*mut c_void),
-        /// The caller's pointer, as a number so that it may cross threads.
-        argument: usize,
-    },
-    /// The end of `cuMemFreeAsync`.
-    Free { address: u64 },
-}
-
-/// An address, and what it was when the work was asked for: device memory that is gone when the work
-/// is done must not be taken for the host's, and pinned memory must be pinned still.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) address: u64,
-    pub(crate) is_device: bool,
-    pub(crate) is_pinned: bool,
-}
-
-#[derive(Debug)]
-pub(crate) enum Source {
-    Place(Place),
-    /// Pageable host memory is read when the copy is asked for.
-    Staged(Box<[u8]>),
-}
 
 /// Lets others at the state until every marker is passed.
 pub(crate) fn wait_for(mut guard: Guard, markers: &[Marker]) -> Result<Guard, CUresult> {
     markers.iter().for_each(Marker::want);
     while !markers.iter().all(Marker::is_passed) {
-        guard = driver::wait_for_progress(guard)?;
+        guard = state::wait_for_progress(guard)?;
     }
     Ok(guard)
 }
@@ -161,7 +52,7 @@ impl State {
         }
         queue.tasks.push_back(Task { after, work });
         queue.submitted += 1;
-        driver::tell_progress();
+        progress::notify();
         Ok(())
     }
 
@@ -251,27 +142,10 @@ impl State {
     }
 }
 
-impl Stream {
-    /// Takes the next task if it may begin now.
-    fn next_task(&mut self, is_lazy: bool) -> Option<Task> {
-        let is_wanted = !is_lazy || self.queue.is_wanted();
-        if self.is_held || !is_wanted {
-            return None;
-        }
-        let first = self.queue.tasks.front()?;
-        first.after.iter().for_each(Marker::want);
-        let is_due = |task: &Task| task.after.iter().all(Marker::is_passed);
-        self.queue.tasks.front().is_some_and(is_due).then(|| {
-            let next = self.queue.tasks.pop_front();
-            next.expect("looked at above")
-        })
-    }
-}
-
 /// Does a stream's tasks until the stream is gone.
 fn serve(name: CUstream) {
     calls::forbid_on_this_thread();
-    let Ok(mut guard) = driver::lock() else {
+    let Ok(mut guard) = state::lock() else {
         return;
     };
     // A stream that was destroyed first ends its work (the manual: "resources will be released
@@ -287,7 +161,7 @@ fn serve(name: CUstream) {
         }
         let device = stream.device;
         let Some(task) = stream.next_task(is_lazy) else {
-            match driver::wait_for_progress(guard) {
+            match state::wait_for_progress(guard) {
                 Ok(again) => guard = again,
                 Err(_) => return,
             }
@@ -301,7 +175,7 @@ fn serve(name: CUstream) {
                 // SAFETY: the caller of cuLaunchHostFunc gave both, and answers for their use
                 // together on another thread.
                 unsafe { function(argument as *mut c_void) };
-                match driver::lock() {
+                match state::lock() {
                     Ok(again) => guard = again,
                     Err(_) => return,
                 }
@@ -310,6 +184,6 @@ fn serve(name: CUstream) {
             guard.perform(device, task.work);
         }
         progress.done.fetch_add(1, Ordering::Release);
-        driver::tell_progress();
+        progress::notify();
     }
 }

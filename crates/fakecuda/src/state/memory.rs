@@ -1,4 +1,4 @@
-//! The table of device memory: reserved addresses, what is mapped there, and who may use it.
+//! The table of memory: the device addresses that are reserved, what is mapped there, and the host's pinned memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,15 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use crate::device::Charge;
-use crate::driver::State;
-use crate::host_memory::HostMemory;
+use super::device::{Charge, GRANULARITY_BYTES};
 use crate::os::{self, Access, HostRange, PAGE_BYTES};
 use crate::sys::*;
-use crate::work::Place;
-
-/// Unit of physical memory and of mapping: 2 MiB, as measured on an H200, minimum and recommended.
-pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
 
 /// All memory of all devices, and the host's pinned memory.
 #[derive(Debug, Default)]
@@ -77,6 +71,14 @@ pub(crate) struct Handle {
     pub(crate) physical: Arc<Physical>,
     /// How often it must be released.
     pub(crate) references: u64,
+}
+
+/// Host memory that copies need not stage.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    pub(crate) bytes: u64,
+    /// `None` if it is the program's own and only registered.
+    pub(crate) range: Option<HostRange>,
 }
 
 impl Physical {
@@ -292,54 +294,5 @@ impl Memory {
     pub(crate) fn allocation_count(&self) -> usize {
         let reservations = self.reservations.values();
         reservations.filter(|range| range.is_allocation).count()
-    }
-}
-
-impl State {
-    /// Returns what a device may do with a mapping.
-    pub(crate) fn access_of(&self, mapping: &Mapping, device: usize) -> Access {
-        match &mapping.kind {
-            Kind::Virtual { access, .. } => access.get(&device).copied().unwrap_or(Access::None),
-            Kind::Managed => Access::ReadWrite,
-            Kind::Allocation | Kind::Opened { .. } => {
-                let owner = mapping.physical.device;
-                if owner == device || self.peers.contains(&(device, owner)) {
-                    Access::ReadWrite
-                } else {
-                    Access::None
-                }
-            }
-        }
-    }
-
-    /// Returns what an address is now.
-    pub(crate) fn place(&self, address: u64) -> Place {
-        Place {
-            address,
-            is_device: self.memory.reservation_at(address).is_some(),
-            is_pinned: self.memory.host_at(address).is_some(),
-        }
-    }
-
-    /// Returns whether work of a device may access the range so: device memory must be mapped and
-    /// allow it; for the host's that is not pinned the program answers.
-    ///
-    /// Copies between devices need no peer access: the driver then goes through the host. So
-    /// `is_copy` lets the device that has the memory do its part.
-    pub(crate) fn allows(
-        &self,
-        place: Place,
-        bytes: u64,
-        device: usize,
-        needed: Access,
-        is_copy: bool,
-    ) -> bool {
-        if !place.is_device {
-            return !place.is_pinned || self.memory.host_at(place.address).is_some();
-        }
-        self.memory.covers(place.address, bytes, |mapping| {
-            self.access_of(mapping, device) >= needed
-                || is_copy && self.access_of(mapping, mapping.physical.device) >= needed
-        })
     }
 }
