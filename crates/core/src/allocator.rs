@@ -13,13 +13,14 @@ mod pools;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::capture::CaptureOrder;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
@@ -32,7 +33,8 @@ use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 /// Not synchronised: whoever shares it between threads locks it.
 #[derive(Debug)]
 pub struct DeviceAllocator<D> {
-    pub(crate) heap: Heap<D>,
+    pub(crate) heap: Heap,
+    pub(crate) physical: Physical<D>,
     pub(crate) strategy: ActiveStrategy,
     pub(crate) uses: StreamUses,
     pub(crate) device: u32,
@@ -99,10 +101,11 @@ pub struct Allocation {
 impl<D: Driver> DeviceAllocator<D> {
     /// Returns an allocator that holds nothing yet. `device` is the number that messages name.
     pub fn new(driver: D, device: u32, config: &Config) -> DeviceAllocator<D> {
-        let mut heap = Heap::new(driver);
+        let mut heap = Heap::new();
         let strategy = ActiveStrategy::new(config, &mut heap);
         DeviceAllocator {
             heap,
+            physical: Physical::new(driver),
             strategy,
             uses: StreamUses::default(),
             device,
@@ -149,7 +152,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.heap.stats.waiting_blocks() > 0 {
             self.reclaim_for(stream)?;
         }
-        let size = Strategy::<D>::block_size(&self.strategy, requested);
+        let size = Strategy::block_size(&self.strategy, requested);
         let domain = self.domain_of(pool, stream)?;
         Ok(Request {
             requested,
@@ -192,12 +195,12 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Ends every domain that has no memory, whose number a new one may then have.
     fn end_domains_without_memory(&mut self) {
-        let ended = self.heap.domains_without_memory();
+        let ended = self.heap.domains_without_memory(&self.physical);
         if ended.is_empty() {
             return;
         }
         for &domain in &ended {
-            Strategy::<D>::forget_domain(&mut self.strategy, domain);
+            Strategy::forget_domain(&mut self.strategy, domain);
         }
         self.heap.log.recent.forget();
         self.heap.domains.remove(&ended);
@@ -219,13 +222,17 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn grow(&mut self, request: &Request) -> Result<Growth, AllocError> {
         self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
-        self.strategy.collect_garbage(&mut self.heap, request)?;
+        self.strategy
+            .collect_garbage(&mut self.heap, &mut self.physical, request)?;
         // Where the user wants that, the driver is not asked for what the device is not to hold.
         if self.is_rejected(request)? {
             return Ok(Growth::Rejected);
         }
         // New memory, within the limit.
-        if let Some(block) = self.strategy.grow(&mut self.heap, request)? {
+        if let Some(block) = self
+            .strategy
+            .grow(&mut self.heap, &mut self.physical, request)?
+        {
             let address = self.hand_out(block, request.requested);
             return Ok(Growth::Served(address));
         }
@@ -235,7 +242,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
     fn apply_configured_fraction(&mut self) -> Result<(), DriverError> {
         if let Some(fraction) = self.fraction {
-            let limit = self.heap.driver.memory_info()?.total.scale(fraction);
+            let limit = self.physical.driver.memory_info()?.total.scale(fraction);
             self.set_limit(Some(limit));
         }
         Ok(())
@@ -248,14 +255,14 @@ impl<D: Driver> DeviceAllocator<D> {
     ///
     /// [`DriverError`] when the device does not say how much memory it has.
     pub fn is_rejected(&mut self, request: &Request) -> Result<bool, DriverError> {
-        let size = Strategy::<D>::segment_size(&self.strategy, request);
+        let size = Strategy::segment_size(&self.strategy, request);
         let Some(fraction) = self
             .rejects_above
             .filter(|_| !self.heap.exceeds_limit(size))
         else {
             return Ok(false);
         };
-        let most = self.heap.driver.memory_info()?.total.scale(fraction);
+        let most = self.physical.driver.memory_info()?.total.scale(fraction);
         Ok(self.heap.limited().saturating_add(size) > most)
     }
 
@@ -308,7 +315,10 @@ impl<D: Driver> DeviceAllocator<D> {
                 return Err(error);
             }
         };
-        let Some(in_use) = self.strategy.adopt(&mut self.heap, domain, segment)? else {
+        let Some(in_use) =
+            self.strategy
+                .adopt(&mut self.heap, &mut self.physical, domain, segment)?
+        else {
             return Ok(false);
         };
         for (block, requested) in in_use {
@@ -389,7 +399,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures > 0 {
             self.defer(id);
         } else {
-            self.uses.wait_for(&mut self.heap.driver, id)?;
+            self.uses.wait_for(&mut self.physical.driver, id)?;
         }
         self.heap.blocks.set_state(id, BlockState::Pending);
         self.heap.blocks.set_used_elsewhere(id, false);
@@ -412,7 +422,17 @@ impl<D: Driver> DeviceAllocator<D> {
         let (address, requested, domain) = (block.address, block.requested, block.domain);
         self.heap
             .record(Action::FreeCompleted, domain, address, requested);
-        self.strategy.put(&mut self.heap, id, block)
+        match self.strategy.put(&mut self.heap, id, block) {
+            None => Ok(()),
+            Some(segment) => self.release_at_once(id, segment),
+        }
+    }
+
+    /// Gives a segment back to the driver that one block fills.
+    fn release_at_once(&mut self, id: BlockId, segment: SegmentId) -> Result<(), DriverError> {
+        self.heap.free_segment(&mut self.physical, segment)?;
+        self.heap.blocks.remove(id);
+        Ok(())
     }
 
     /// Notes that work in `stream` uses a block, which is reused only after that work.
@@ -450,8 +470,8 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
-        self.uses.end_deferral(&mut self.heap.driver)?;
-        self.uses.poll(&mut self.heap.driver)?;
+        self.uses.end_deferral(&mut self.physical.driver)?;
+        self.uses.poll(&mut self.physical.driver)?;
         Ok(self.reclaim_passed()?)
     }
 
@@ -493,8 +513,9 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives back everything that is free, but for what private pools keep that are still held.
     pub(crate) fn release_cached(&mut self) -> Result<(), DriverError> {
-        self.heap.release_detached()?;
-        self.strategy.release(&mut self.heap, PoolIndex::DEFAULT)?;
+        self.heap.release_spares(&mut self.physical)?;
+        self.strategy
+            .release(&mut self.heap, &mut self.physical, PoolIndex::DEFAULT)?;
         self.release_unused_pools()
     }
 
@@ -509,17 +530,18 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Waits for every event that a freed block waits for. Not allowed during a capture.
     pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
-        self.uses.end_deferral(&mut self.heap.driver)?;
-        self.uses.synchronize(&mut self.heap.driver, |_| true)?;
+        self.uses.end_deferral(&mut self.physical.driver)?;
+        self.uses.synchronize(&mut self.physical.driver, |_| true)?;
         self.reclaim_passed()
     }
 
     /// Waits for every event that a freed block of a pool waits for. Not allowed during a capture.
     fn reclaim_pending_of(&mut self, pool: PoolIndex) -> Result<(), DriverError> {
-        self.uses.end_deferral(&mut self.heap.driver)?;
+        self.uses.end_deferral(&mut self.physical.driver)?;
         let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
         let is_of_pool = |id| domains.domain(blocks.get(id).domain).pool == pool;
-        self.uses.synchronize(&mut self.heap.driver, is_of_pool)?;
+        self.uses
+            .synchronize(&mut self.physical.driver, is_of_pool)?;
         self.reclaim_passed()
     }
 
@@ -534,7 +556,8 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives the free segments of a private pool back, and ends it with the last one if nothing holds it.
     fn release_pool_segments(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        self.strategy.release(&mut self.heap, index)?;
+        self.strategy
+            .release(&mut self.heap, &mut self.physical, index)?;
         if !self.is_held(index) && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::allocator::DeviceAllocator;
 use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::{PoolStats, Stat};
 use crate::strategy::Strategy;
@@ -32,8 +33,8 @@ impl<D: Driver> DeviceAllocator<D> {
         if level == CheckLevel::Everything {
             check_blocks(&self.heap)?;
             let free = self.strategy.check(&self.heap)?;
-            let unusable = self.strategy.unusable_bytes(&self.heap) + self.heap.detached_bytes();
-            check_sums(&self.heap, free, unusable)?;
+            let unusable = self.strategy.unusable_bytes(&self.heap) + self.physical.spare_bytes();
+            check_sums(&self.heap, &self.physical, free, unusable)?;
             self.check_waiting()?;
         }
         Ok(())
@@ -69,7 +70,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 }
 
-fn check_figures<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+fn check_figures(heap: &Heap) -> Result<(), String> {
     let stats = heap.stats.stats();
     for (name, pools) in stats.pool_stats() {
         check_pool_stats(name, pools)?;
@@ -125,7 +126,7 @@ fn check_pool_stats(name: &str, pools: &PoolStats) -> Result<(), String> {
 }
 
 /// Every block lies in its segment, and no two overlap.
-fn check_blocks<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+fn check_blocks(heap: &Heap) -> Result<(), String> {
     let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
     blocks.sort_unstable_by_key(|(_, block)| block.address);
     for pair in blocks.windows(2) {
@@ -158,7 +159,12 @@ fn check_blocks<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
 }
 
 /// The figures say what the blocks and segments say, and nothing is lost between them.
-fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result<(), String> {
+fn check_sums<D>(
+    heap: &Heap,
+    physical: &Physical<D>,
+    free: Bytes,
+    unusable: Bytes,
+) -> Result<(), String> {
     let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
         let blocks = heap.blocks.iter().map(|(_, block)| block);
         blocks.filter(counts).map(|block| bytes(&block)).sum()
@@ -173,9 +179,9 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
     let mapped: Bytes = heap
         .segments
         .iter()
-        .map(|(_, segment)| segment.mapped_bytes())
+        .map(|(_, segment)| segment.mapped_bytes(physical))
         .sum();
-    let reserved = mapped + heap.detached_bytes();
+    let reserved = mapped + physical.spare_bytes();
     let figure = |stats: &PoolStats| stats.all.current.unsigned_abs();
     let stats = heap.stats.stats();
     ensure_equal(
@@ -218,7 +224,7 @@ fn check_sums<D: Driver>(heap: &Heap<D>, free: Bytes, unusable: Bytes) -> Result
 }
 
 /// Each pool counts its segments.
-fn check_segments_of_pools<D: Driver>(heap: &Heap<D>) -> Result<(), String> {
+fn check_segments_of_pools(heap: &Heap) -> Result<(), String> {
     let mut counted = BTreeMap::new();
     for (_, segment) in heap.segments.iter() {
         let pool = heap.domains.domain(segment.domain).pool;

@@ -95,10 +95,16 @@ impl<'a, D: Driver> Lanes<'a, D> {
         }
         // Just enough cached memory goes back for the driver to have what is missing.
         let lane = &mut *self.lanes[own];
-        if lane.strategy.release_for(&mut lane.heap, request)? {
+        if lane
+            .strategy
+            .release_for(&mut lane.heap, &mut lane.physical, request)?
+        {
             self.share_limit();
             let lane = &mut *self.lanes[own];
-            if let Some(block) = lane.strategy.grow(&mut lane.heap, request)? {
+            if let Some(block) = lane
+                .strategy
+                .grow(&mut lane.heap, &mut lane.physical, request)?
+            {
                 return Ok(Some(lane.hand_out(block, request.requested)));
             }
         }
@@ -114,11 +120,14 @@ impl<'a, D: Driver> Lanes<'a, D> {
         self.share_limit();
         let lane = &mut *self.lanes[own];
         lane.heap.stats.num_alloc_retries += 1;
-        if let Some(block) = lane.strategy.retry(&mut lane.heap, request)? {
+        if let Some(block) = lane
+            .strategy
+            .retry(&mut lane.heap, &mut lane.physical, request)?
+        {
             return Ok(Some(lane.hand_out(block, request.requested)));
         }
         // Private pools that serve others may have more free, too.
-        let stream = stream.filter(|_| Strategy::<D>::searches_after_wait(&lane.strategy));
+        let stream = stream.filter(|_| Strategy::searches_after_wait(&lane.strategy));
         self.settle();
         Ok(stream.and_then(|stream| self.lanes[0].take_from_open_pools(request, stream)))
     }
@@ -141,7 +150,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let paused = self.lanes[0].heap.domains.paused_regions();
         let lane = &mut *self.lanes[own];
         let is_rejected = lane.is_rejected(request)?;
-        let info = lane.heap.driver.memory_info()?;
+        let info = lane.physical.driver.memory_info()?;
         let heap = &lane.heap;
         let domain = heap.domains.domain(request.domain);
         let out_of_memory = OutOfMemory {
@@ -149,7 +158,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
             requested: request.requested,
             stream: domain.stream,
             pool: heap.domains.pool(domain.pool).id,
-            segment_size: Strategy::<D>::segment_size(&lane.strategy, request),
+            segment_size: Strategy::segment_size(&lane.strategy, request),
             largest_free: lane.strategy.largest_free(heap, request.domain),
             allocated,
             reserved,

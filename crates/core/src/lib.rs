@@ -69,6 +69,7 @@ mod gap;
 mod lanes;
 mod number_table;
 mod peaks;
+mod physical;
 mod recent_events;
 mod segment;
 mod snapshot;

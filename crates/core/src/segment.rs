@@ -1,15 +1,15 @@
-//! Segments, and everything that passes between them and the driver: the only file that calls the
-//! driver for memory. Figures, events and the limit are kept here, so that no strategy can forget
-//! them.
+//! Segments, and what a strategy works on. Figures, events and the limit are kept here, so that no strategy can forget
+//! them. A heap has no driver: where memory comes or goes, it is handed the [`Physical`] memory.
 
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId, BlockState, BlockTable, SegmentId};
 use crate::domain::{DomainId, Domains, PoolIndex};
-use crate::driver::{Driver, DriverError, Handle};
+use crate::driver::{Driver, DriverError};
 use crate::event::{Action, Event};
 use crate::event_log::{EventLog, LogMark};
 use crate::figures::Figures;
+use crate::physical::{Owner, Physical};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
 
@@ -39,11 +39,7 @@ pub(crate) enum Backing {
     /// Several driver allocations, one behind the other, of these sizes.
     Joined { parts: Vec<Bytes> },
     /// Mapped page by page: an expandable segment.
-    Pages {
-        page_size: Bytes,
-        /// What backs each page; `None` where the page is not mapped. Ends with a mapped page.
-        handles: Vec<Option<Handle>>,
-    },
+    Pages { page_size: Bytes },
 }
 
 impl Segment {
@@ -58,34 +54,27 @@ impl Segment {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
-    /// Returns the bytes of physical memory in the segment.
-    pub(crate) fn mapped_bytes(&self) -> Bytes {
+    /// Returns the bytes of physical memory in the segment. Linear in the pages of an expandable one.
+    pub(crate) fn mapped_bytes<D>(&self, physical: &Physical<D>) -> Bytes {
         match &self.backing {
             Backing::Whole | Backing::Joined { .. } => self.size,
-            Backing::Pages { page_size, handles } => {
-                Bytes(handles.iter().flatten().count() as u64 * page_size.get())
-            }
+            Backing::Pages { .. } => physical.mapped_bytes(self.address),
         }
     }
 
     /// Returns whether `size` bytes at an offset are in the segment, with memory behind them.
-    pub(crate) fn has_memory(&self, offset: Bytes, size: Bytes) -> bool {
-        let Backing::Pages { page_size, handles } = &self.backing else {
-            return offset + size <= self.size;
-        };
-        let first = pages_in(offset, *page_size);
-        let end = pages_in((offset + size).round_up(*page_size), *page_size);
-        let pages = handles.get(first..end);
-        pages.is_some_and(|pages| pages.iter().all(Option::is_some))
+    pub(crate) fn has_memory<D>(&self, offset: Bytes, size: Bytes, physical: &Physical<D>) -> bool {
+        match &self.backing {
+            Backing::Whole | Backing::Joined { .. } => offset + size <= self.size,
+            Backing::Pages { .. } => physical.has_memory(self.address, offset, size),
+        }
     }
 
-    /// Returns the handles of the segment's pages and their size.
-    fn pages(&mut self) -> (&mut Vec<Option<Handle>>, Bytes) {
-        match &mut self.backing {
-            Backing::Pages { page_size, handles } => (handles, *page_size),
-            Backing::Whole | Backing::Joined { .. } => {
-                unreachable!("only expandable segments are mapped and unmapped")
-            }
+    /// Returns whose reserved bytes the segment's are.
+    fn owner(&self) -> Owner {
+        Owner {
+            domain: self.domain,
+            kind: self.kind,
         }
     }
 }
@@ -153,8 +142,7 @@ impl SegmentTable {
 
 /// What every strategy works on.
 #[derive(Debug)]
-pub(crate) struct Heap<D> {
-    pub(crate) driver: D,
+pub(crate) struct Heap {
     pub(crate) blocks: BlockTable,
     pub(crate) segments: SegmentTable,
     pub(crate) domains: Domains,
@@ -162,16 +150,9 @@ pub(crate) struct Heap<D> {
     pub(crate) log: EventLog,
     /// Bytes that may be held from the driver, where the program set a fraction.
     pub(crate) limit: Option<Bytes>,
-    /// Physical memory that is mapped nowhere because the driver refused to take it back. It counts
-    /// as reserved, is mapped again before new memory is created, and is offered to the driver at
-    /// each [`Heap::release_detached`].
-    detached: Vec<(Handle, Bytes, SizeKind, DomainId)>,
-    /// What the driver mapped, but would neither make usable nor unmap; it is asked again before anything is
-    /// mapped in the segment, or the segment given back.
-    half_mapped: Vec<(SegmentId, DeviceAddress, Bytes)>,
 }
 
-impl<D> Heap<D> {
+impl Heap {
     /// Sets the size from which blocks are not split, and counts anew what is that large.
     pub(crate) fn set_max_split_size(&mut self, size: Option<Bytes>) {
         self.stats.max_split_size = size.map_or(-1, signed);
@@ -195,18 +176,15 @@ impl<D> Heap<D> {
     }
 }
 
-impl<D: Driver> Heap<D> {
-    pub(crate) fn new(driver: D) -> Heap<D> {
+impl Heap {
+    pub(crate) fn new() -> Heap {
         Heap {
-            driver,
             blocks: BlockTable::new(),
             segments: SegmentTable::default(),
             domains: Domains::new(),
             stats: Figures::new(),
             log: EventLog::default(),
             limit: None,
-            detached: Vec::new(),
-            half_mapped: Vec::new(),
         }
     }
 
@@ -227,13 +205,14 @@ impl<D: Driver> Heap<D> {
     ///
     /// [`DriverError::OutOfMemory`] also where the limit forbids it, and above [`Bytes::SEGMENT_MAX`]; the
     /// driver is then not asked.
-    pub(crate) fn allocate_segment(
+    pub(crate) fn allocate_segment<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         domain: DomainId,
         size: Bytes,
         kind: SizeKind,
     ) -> Result<SegmentId, DriverError> {
-        let address = self.allocate(domain, size, kind)?;
+        let address = self.allocate(physical, domain, size, kind)?;
         Ok(self.insert_whole_segment(domain, address, size, kind))
     }
 
@@ -245,13 +224,14 @@ impl<D: Driver> Heap<D> {
     /// # Errors
     ///
     /// As [`Heap::allocate_segment`].
-    pub(crate) fn allocate_or_extend_segment(
+    pub(crate) fn allocate_or_extend_segment<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         domain: DomainId,
         size: Bytes,
         kind: SizeKind,
     ) -> Result<(SegmentId, Bytes), DriverError> {
-        let address = self.allocate(domain, size, kind)?;
+        let address = self.allocate(physical, domain, size, kind)?;
         let ends_there = |segment: &Segment| {
             segment.address + segment.size == address
                 && segment.size + size <= Bytes::SEGMENT_MAX
@@ -263,7 +243,7 @@ impl<D: Driver> Heap<D> {
                 .iter()
                 .find(|(_, segment)| ends_there(segment))
         };
-        let joins = self.driver.joins_allocations() && !self.domains.has_source(domain);
+        let joins = physical.driver.joins_allocations() && !self.domains.has_source(domain);
         let extended = joins.then(found).flatten().map(|(id, _)| id);
         let Some(id) = extended else {
             let id = self.insert_whole_segment(domain, address, size, kind);
@@ -283,8 +263,9 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Takes memory from the driver that is in no segment yet.
-    fn allocate(
+    fn allocate<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         domain: DomainId,
         size: Bytes,
         kind: SizeKind,
@@ -298,12 +279,12 @@ impl<D: Driver> Heap<D> {
             Some(source) => {
                 let address = source.allocate(size, stream, is_limited);
                 let address = address.ok_or(DriverError::OutOfMemory)?;
-                self.driver.lend(address, size);
+                physical.driver.lend(address, size);
                 address
             }
-            None => self.driver.allocate(size)?,
+            None => physical.driver.allocate(size)?,
         };
-        self.count_reserved(domain, kind, signed(size));
+        self.count_reserved(Owner { domain, kind }, signed(size));
         self.stats.num_device_alloc += 1;
         self.record(Action::SegmentAlloc, domain, address, size);
         Ok(address)
@@ -342,15 +323,23 @@ impl<D: Driver> Heap<D> {
 
     /// Gives a segment that was never extended back to the driver. One driver call; on an error
     /// nothing has changed.
-    pub(crate) fn free_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
-        let left = self.free_last_part(id)?;
+    pub(crate) fn free_segment<D: Driver>(
+        &mut self,
+        physical: &mut Physical<D>,
+        id: SegmentId,
+    ) -> Result<(), DriverError> {
+        let left = self.free_last_part(physical, id)?;
         debug_assert!(left.is_zero(), "extended segments go back part by part");
         Ok(())
     }
 
     /// Gives the last driver allocation of a segment back and returns what is left of the segment;
     /// with the last one it is gone. One driver call; on an error nothing has changed.
-    pub(crate) fn free_last_part(&mut self, id: SegmentId) -> Result<Bytes, DriverError> {
+    pub(crate) fn free_last_part<D: Driver>(
+        &mut self,
+        physical: &mut Physical<D>,
+        id: SegmentId,
+    ) -> Result<Bytes, DriverError> {
         let segment = self.segments.get(id);
         let part = match &segment.backing {
             Backing::Joined { parts } => *parts.last().expect("a segment has a part"),
@@ -362,11 +351,11 @@ impl<D: Driver> Heap<D> {
         let mark = self.record_leaving(Action::SegmentFree, domain, address, part);
         match self.domains.source_of(domain) {
             Some(source) => {
-                self.driver.return_lent(address, part);
+                physical.driver.return_lent(address, part);
                 source.release(address, part);
             }
             None => {
-                let freed = self.driver.free(address, part);
+                let freed = physical.driver.free(address, part);
                 freed.inspect_err(|_| self.log.take_back(mark))?;
             }
         }
@@ -380,7 +369,7 @@ impl<D: Driver> Heap<D> {
                 parts.pop();
             }
         }
-        self.count_reserved(domain, kind, -signed(part));
+        self.count_reserved(Owner { domain, kind }, -signed(part));
         self.stats.num_device_free += 1;
         Ok(left)
     }
@@ -390,8 +379,9 @@ impl<D: Driver> Heap<D> {
     /// # Errors
     ///
     /// What the driver said; [`DriverError::OutOfMemory`] above [`Bytes::SEGMENT_MAX`].
-    pub(crate) fn reserve_segment(
+    pub(crate) fn reserve_segment<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         domain: DomainId,
         size: Bytes,
         page_size: Bytes,
@@ -400,11 +390,8 @@ impl<D: Driver> Heap<D> {
         if size > Bytes::SEGMENT_MAX {
             return Err(DriverError::OutOfMemory);
         }
-        let address = self.driver.reserve(size)?;
-        let backing = Backing::Pages {
-            page_size,
-            handles: Vec::new(),
-        };
+        let address = physical.reserve(size, page_size)?;
+        let backing = Backing::Pages { page_size };
         Ok(self.insert_segment(Segment {
             address,
             size,
@@ -417,11 +404,13 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Gives the addresses of an expandable segment back, in which nothing is mapped.
-    pub(crate) fn unreserve_segment(&mut self, id: SegmentId) -> Result<(), DriverError> {
-        self.unmap_half_mapped(id)?;
-        let segment = self.segments.get(id);
-        debug_assert!(segment.mapped_bytes().is_zero());
-        self.driver.unreserve(segment.address, segment.size)?;
+    pub(crate) fn unreserve_segment<D: Driver>(
+        &mut self,
+        physical: &mut Physical<D>,
+        id: SegmentId,
+    ) -> Result<(), DriverError> {
+        let &Segment { address, size, .. } = self.segments.get(id);
+        physical.unreserve(address, size)?;
         self.remove_segment(id);
         Ok(())
     }
@@ -432,126 +421,22 @@ impl<D: Driver> Heap<D> {
     /// # Errors
     ///
     /// What the driver said; nothing is then mapped that was not before.
-    pub(crate) fn map(
+    pub(crate) fn map<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         id: SegmentId,
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<Bytes, DriverError> {
-        self.unmap_half_mapped(id)?;
-        let &Segment {
-            address: start,
-            domain,
-            kind,
-            ..
-        } = self.segments.get(id);
-        let page_size = self.segments.get_mut(id).pages().1;
-        let mapped = size.round_up(page_size);
-        let first = pages_in(address.offset_from(start), page_size);
-        let handles = self.create_pages(pages_in(mapped, page_size), page_size, kind, domain)?;
-        if let Err(error) = self.map_pages(id, address, page_size, &handles) {
-            self.discard(handles, page_size, kind, domain);
-            return Err(error);
-        }
-        self.count_reserved(domain, kind, signed(mapped));
-        let slots = self.segments.get_mut(id).pages().0;
-        slots.resize(slots.len().max(first + handles.len()), None);
-        for (slot, handle) in slots[first..].iter_mut().zip(handles) {
-            debug_assert!(slot.is_none(), "a page is mapped once");
-            *slot = Some(handle);
-        }
+        let segment = self.segments.get(id);
+        let (start, owner) = (segment.address, segment.owner());
+        let mapped = physical.map(start, address, size, owner, &mut |owner, change| {
+            self.count_reserved(owner, change);
+        })?;
+        self.count_reserved(owner, signed(mapped));
         self.stats.num_device_alloc += 1;
-        self.record(Action::SegmentMap, domain, address, mapped);
+        self.record(Action::SegmentMap, owner.domain, address, mapped);
         Ok(mapped)
-    }
-
-    /// Creates memory for `count` pages: all or none.
-    fn create_pages(
-        &mut self,
-        count: usize,
-        page_size: Bytes,
-        kind: SizeKind,
-        domain: DomainId,
-    ) -> Result<Vec<Handle>, DriverError> {
-        let mut handles = Vec::with_capacity(count);
-        while handles.len() < count {
-            match self.create_page(page_size) {
-                Ok(handle) => handles.push(handle),
-                Err(error) => {
-                    self.discard(handles, page_size, kind, domain);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(handles)
-    }
-
-    fn create_page(&mut self, page_size: Bytes) -> Result<Handle, DriverError> {
-        let usable = self
-            .detached
-            .iter()
-            .position(|&(_, size, ..)| size == page_size);
-        match usable {
-            Some(index) => {
-                let (handle, size, kind, domain) = self.detached.swap_remove(index);
-                self.count_reserved(domain, kind, -signed(size));
-                Ok(handle)
-            }
-            None => self.driver.create(page_size),
-        }
-    }
-
-    /// Maps the handles one behind the other and makes them accessible: all or none.
-    fn map_pages(
-        &mut self,
-        id: SegmentId,
-        address: DeviceAddress,
-        page_size: Bytes,
-        handles: &[Handle],
-    ) -> Result<(), DriverError> {
-        let mut end = address;
-        let mut result = Ok(());
-        for &handle in handles {
-            result = self.driver.map(end, page_size, handle);
-            if result.is_err() {
-                break;
-            }
-            end = end + page_size;
-        }
-        let mapped = end.offset_from(address);
-        let result = result.and_then(|()| self.driver.set_access(address, mapped));
-        if result.is_err() && !mapped.is_zero() && self.driver.unmap(address, mapped).is_err() {
-            // The first error says more.
-            self.half_mapped.push((id, address, mapped));
-        }
-        result
-    }
-
-    /// Has the driver unmap what it refused to in a segment, in which nothing can be mapped before that.
-    pub(crate) fn unmap_half_mapped(&mut self, id: SegmentId) -> Result<(), DriverError> {
-        let is_in = |&(segment, ..): &(SegmentId, DeviceAddress, Bytes)| segment == id;
-        while let Some(index) = self.half_mapped.iter().position(is_in) {
-            let (_, address, size) = self.half_mapped[index];
-            self.driver.unmap(address, size)?;
-            self.half_mapped.swap_remove(index);
-        }
-        Ok(())
-    }
-
-    /// Gives physical memory that is mapped nowhere back to the driver, or keeps it as detached.
-    fn discard(
-        &mut self,
-        handles: Vec<Handle>,
-        page_size: Bytes,
-        kind: SizeKind,
-        domain: DomainId,
-    ) {
-        for handle in handles {
-            if self.driver.release(handle).is_err() {
-                self.detached.push((handle, page_size, kind, domain));
-                self.count_reserved(domain, kind, signed(page_size));
-            }
-        }
     }
 
     /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and gives their memory
@@ -561,57 +446,40 @@ impl<D: Driver> Heap<D> {
     ///
     /// What the driver said; everything is then still mapped. Memory that the driver refuses to take
     /// back once it is unmapped is kept as detached, which is no error here.
-    pub(crate) fn unmap(
+    pub(crate) fn unmap<D: Driver>(
         &mut self,
+        physical: &mut Physical<D>,
         id: SegmentId,
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<(), DriverError> {
-        let &Segment {
-            address: start,
-            domain,
-            kind,
-            ..
-        } = self.segments.get(id);
+        let segment = self.segments.get(id);
+        let (start, owner) = (segment.address, segment.owner());
         // Unlike cudaFree, unmapping does not wait for kernels that still use the pages.
-        let stream = self.domains.domain(domain).stream;
-        self.driver.synchronize_stream(stream)?;
-        let mark = self.record_leaving(Action::SegmentUnmap, domain, address, size);
-        let unmapped = self.driver.unmap(address, size);
+        let stream = self.domains.domain(owner.domain).stream;
+        physical.driver.synchronize_stream(stream)?;
+        let mark = self.record_leaving(Action::SegmentUnmap, owner.domain, address, size);
+        let mut kept = Bytes::ZERO;
+        let unmapped = physical.unmap(start, address, size, owner, &mut |_, change| {
+            kept += Bytes(change.unsigned_abs());
+        });
         unmapped.inspect_err(|_| self.log.take_back(mark))?;
-        let (slots, page_size) = self.segments.get_mut(id).pages();
-        let first = pages_in(address.offset_from(start), page_size);
-        let range = first..first + pages_in(size, page_size);
-        let handles: Vec<Handle> = slots[range].iter_mut().filter_map(Option::take).collect();
-        let mapped = slots
-            .iter()
-            .rposition(Option::is_some)
-            .map_or(0, |last| last + 1);
-        slots.truncate(mapped);
-        debug_assert_eq!(
-            handles.len(),
-            pages_in(size, page_size),
-            "only mapped pages are unmapped"
-        );
-        self.count_reserved(domain, kind, -signed(size));
-        self.discard(handles, page_size, kind, domain);
+        self.count_reserved(owner, -signed(size));
+        self.count_reserved(owner, signed(kept));
         self.stats.num_device_free += 1;
         Ok(())
     }
 
     /// Offers the driver once more what it refused to take back.
-    pub(crate) fn release_detached(&mut self) -> Result<(), DriverError> {
-        while let Some(&(handle, size, kind, domain)) = self.detached.last() {
-            self.driver.release(handle)?;
-            self.detached.pop();
-            self.count_reserved(domain, kind, -signed(size));
-        }
-        Ok(())
-    }
-
-    /// Returns the bytes of physical memory that the driver refused to take back.
-    pub(crate) fn detached_bytes(&self) -> Bytes {
-        self.detached.iter().map(|&(_, size, ..)| size).sum()
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; what it took before that is gone.
+    pub(crate) fn release_spares<D: Driver>(
+        &mut self,
+        physical: &mut Physical<D>,
+    ) -> Result<(), DriverError> {
+        physical.release_spares(&mut |owner, change| self.count_reserved(owner, change))
     }
 
     /// Returns whether a pool has any segment, if only addresses, or memory that the driver refused to take
@@ -623,11 +491,11 @@ impl<D: Driver> Heap<D> {
 
     /// Returns the domains but the default one that have no segment, and so no block, and no memory that
     /// the driver refused to take back. O(n log n) for n domains and segments.
-    pub(crate) fn domains_without_memory(&self) -> Vec<DomainId> {
+    pub(crate) fn domains_without_memory<D>(&self, physical: &Physical<D>) -> Vec<DomainId> {
         let segments = self.segments.iter().map(|(_, segment)| segment.domain);
-        let detached = self.detached.iter().map(|&(.., domain)| domain);
+        let spares = physical.spare_owners().map(|owner| owner.domain);
         let default = std::iter::once(DomainId::DEFAULT);
-        let kept: BTreeSet<DomainId> = segments.chain(detached).chain(default).collect();
+        let kept: BTreeSet<DomainId> = segments.chain(spares).chain(default).collect();
         let ids = self.domains.iter();
         ids.filter(|id| !kept.contains(id)).collect()
     }
@@ -698,7 +566,8 @@ impl<D: Driver> Heap<D> {
         });
     }
 
-    fn count_reserved(&mut self, domain: DomainId, kind: SizeKind, change: i64) {
+    fn count_reserved(&mut self, owner: Owner, change: i64) {
+        let Owner { domain, kind } = owner;
         self.stats.change_reserved(kind, change);
         let pool = self.domains.domain(domain).pool;
         self.domains
@@ -706,10 +575,6 @@ impl<D: Driver> Heap<D> {
             .reserved_bytes
             .change(kind, change, &mut false);
     }
-}
-
-fn pages_in(size: Bytes, page_size: Bytes) -> usize {
-    usize::try_from(size.get() / page_size.get()).expect("the number of pages fits a usize")
 }
 
 #[cfg(test)]

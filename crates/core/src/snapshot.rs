@@ -102,7 +102,7 @@ impl SegmentSnapshot {
 
 /// Returns a picture of a heap. Blocks that a strategy does not keep in the table, because it knows
 /// free space otherwise, show as inactive blocks between those that it does.
-pub(crate) fn of_heap<D>(heap: &Heap<D>) -> Vec<SegmentSnapshot> {
+pub(crate) fn of_heap(heap: &Heap) -> Vec<SegmentSnapshot> {
     let blocks = heap.blocks.by_segment();
     let mut snapshots = Vec::new();
     for (id, segment) in heap.segments.iter() {

@@ -76,7 +76,7 @@ impl<D: Driver> DeviceAllocator<D> {
         request: &Request,
         address: DeviceAddress,
     ) -> Result<BlockId, AllocError> {
-        let found = (self.strategy).take_around(&mut self.heap, request, address)?;
+        let found = (self.strategy).take_around(&mut self.heap, request, address);
         let size = request.requested;
         found.ok_or(AllocError::NotFree { address, size })
     }

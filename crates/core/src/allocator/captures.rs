@@ -28,7 +28,7 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         self.order.forget();
         if self.reuses_in_capture {
-            self.uses.end_deferral(&mut self.heap.driver)?;
+            self.uses.end_deferral(&mut self.physical.driver)?;
             self.reclaim_passed()?;
         }
         Ok(())
@@ -42,7 +42,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return self.process_events();
         }
         if self.uses.has_ordered(stream)
-            && let Some(is_before) = self.order.follow(&mut self.heap.driver, stream)
+            && let Some(is_before) = self.order.follow(&mut self.physical.driver, stream)
         {
             self.uses.pass_ordered(stream, is_before);
         }
@@ -53,7 +53,7 @@ impl<D: Driver> DeviceAllocator<D> {
     pub(super) fn defer(&mut self, id: BlockId) {
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
-        let driver = &mut self.heap.driver;
+        let driver = &mut self.physical.driver;
         self.uses.defer(driver, id, own, self.reuses_in_capture);
     }
 
@@ -63,6 +63,6 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures == 0 {
             return None;
         }
-        self.heap.driver.capture_of(stream)
+        self.physical.driver.capture_of(stream)
     }
 }

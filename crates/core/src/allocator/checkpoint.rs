@@ -158,7 +158,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let held = self.held_in_pool(pool);
         for &id in &held {
             for stream in self.uses.streams_of(id) {
-                self.heap.driver.synchronize_stream(stream)?;
+                self.physical.driver.synchronize_stream(stream)?;
             }
         }
         for id in held {
@@ -173,12 +173,13 @@ impl<D: Driver> DeviceAllocator<D> {
         &self,
         checkpoint: &Checkpoint,
     ) -> Result<Vec<CheckpointBlock>, AllocError> {
-        let shows_free = Strategy::<D>::restores_free_blocks(&self.strategy);
+        let shows_free = Strategy::restores_free_blocks(&self.strategy);
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {
             let segment = self.heap.segments.find(block.segment, block.serial);
-            let has_memory =
-                segment.is_some_and(|segment| segment.has_memory(block.offset, block.size));
+            let has_memory = segment.is_some_and(|segment| {
+                segment.has_memory(block.offset, block.size, &self.physical)
+            });
             if block.is_held && !has_memory {
                 return Err(AllocError::NotRestorable {
                     pool: checkpoint.pool,

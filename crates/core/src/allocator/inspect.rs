@@ -51,7 +51,7 @@ impl<D: Driver> DeviceAllocator<D> {
             // What is configured becomes a limit at the first request for new memory.
             return Ok(self.fraction.unwrap_or(1.0));
         };
-        let total = self.heap.driver.memory_info()?.total;
+        let total = self.physical.driver.memory_info()?.total;
         #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
         let fraction = limit.get() as f64 / total.get() as f64;
         Ok(fraction)
@@ -65,7 +65,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// [`AllocError::NotAFraction`] for what is not from 0 to 1, which changes nothing;
     /// [`AllocError::Driver`] when the device does not say how much memory it has.
     pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let total = self.heap.driver.memory_info()?.total;
+        let total = self.physical.driver.memory_info()?.total;
         self.set_limit(limit_of_fraction(fraction, total)?);
         Ok(())
     }
@@ -270,11 +270,11 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Returns the driver.
     pub fn driver(&self) -> &D {
-        &self.heap.driver
+        &self.physical.driver
     }
 
     /// Returns the driver, to be changed.
     pub fn driver_mut(&mut self) -> &mut D {
-        &mut self.heap.driver
+        &mut self.physical.driver
     }
 }

@@ -254,7 +254,9 @@ impl<D: Driver> DeviceAllocator<D> {
     /// refuses a call.
     pub fn trim_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        Ok(self.strategy.release(&mut self.heap, index)?)
+        Ok(self
+            .strategy
+            .release(&mut self.heap, &mut self.physical, index)?)
     }
 
     /// Gives a private pool's free segments back if nothing holds it and no requests are routed to it, wherever its memory

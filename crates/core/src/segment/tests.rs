@@ -2,6 +2,7 @@ use super::*;
 use crate::allocator::DeviceAllocator;
 use crate::check::CheckLevel;
 use crate::config::Config;
+use crate::driver::Handle;
 use crate::error::AllocError;
 use crate::strategy::test_driver::TestDriver;
 use crate::units::Stream;
@@ -60,18 +61,29 @@ fn the_driver_is_asked_for_the_addresses_of_the_largest_segment_and_for_no_more(
 
 #[test]
 fn a_domain_has_memory_as_long_as_the_driver_refuses_to_take_it_back() {
-    let mut heap = Heap::new(TestDriver::new(Bytes::gib(1)));
+    let mut heap = Heap::new();
+    let mut physical = Physical::new(TestDriver::new(Bytes::gib(1)));
     let ids = [1, 2].map(|stream| {
         let domain = heap
             .domains
             .find_or_insert(PoolIndex::DEFAULT, Stream(stream));
         domain.unwrap()
     });
-    assert_eq!(heap.domains_without_memory(), ids);
+    assert_eq!(heap.domains_without_memory(&physical), ids);
     // The driver of this test takes no handles.
     let page_size = Bytes::mib(2);
-    heap.discard(vec![Handle(1)], page_size, SizeKind::Small, ids[1]);
-    assert_eq!(heap.domains_without_memory(), [ids[0]]);
+    let (domain, kind) = (ids[1], SizeKind::Small);
+    let mut counted = 0;
+    physical.release(
+        vec![Handle(1)],
+        page_size,
+        Owner { domain, kind },
+        &mut |_, change| {
+            counted += change;
+        },
+    );
+    assert_eq!(counted, signed(page_size));
+    assert_eq!(heap.domains_without_memory(&physical), [ids[0]]);
 }
 
 #[test]

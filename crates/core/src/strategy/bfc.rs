@@ -21,11 +21,12 @@ use std::collections::BTreeSet;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Request, Strategy};
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::BfcConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::Figures;
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
@@ -161,7 +162,7 @@ impl Bfc {
 
     /// Merges a chunk that was freed with those neighbours that it may be merged with, and makes it findable.
     #[inline(never)]
-    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+    fn merge_and_list(&mut self, heap: &mut Heap, id: BlockId) {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
         heap.blocks.set_mark(id, mark);
         let mut change = SplitChange::default();
@@ -175,13 +176,13 @@ impl Bfc {
     }
 
     /// Makes a chunk that is free findable.
-    fn insert_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
+    fn insert_free(&mut self, heap: &Heap, id: BlockId, change: &mut SplitChange) {
         let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
         let chunks = &mut self.domains[chunk.domain.index()];
         chunks.insert(id, &chunk, mark, change);
     }
 
-    fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId, change: &mut SplitChange) {
+    fn remove_free(&mut self, heap: &Heap, id: BlockId, change: &mut SplitChange) {
         let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
         let chunks = &mut self.domains[chunk.domain.index()];
         chunks.remove(id, &chunk, mark, change);
@@ -189,13 +190,7 @@ impl Bfc {
 
     /// Takes what a request needs from a chunk that is in no list.
     #[inline]
-    fn carve<D>(
-        &mut self,
-        heap: &mut Heap<D>,
-        id: BlockId,
-        request: &Request,
-        change: &mut SplitChange,
-    ) {
+    fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request, change: &mut SplitChange) {
         if self.should_split(heap, &heap.blocks.get(id), request.size) {
             let rest = heap.blocks.split(id, request.size);
             self.insert_free(heap, rest, change);
@@ -204,13 +199,13 @@ impl Bfc {
 
     /// Returns whether what a request leaves of a chunk becomes a chunk of its own.
     #[inline]
-    fn should_split<D>(&self, heap: &Heap<D>, chunk: &Block, size: Bytes) -> bool {
+    fn should_split(&self, heap: &Heap, chunk: &Block, size: Bytes) -> bool {
         let leaves_rest = leaves_rest(chunk.size, size, || self.waste_max(heap));
         leaves_rest && !heap.domains.is_no_split(chunk.domain)
     }
 
     /// Returns the size from which on the rest of a chunk is split off, even from a larger request.
-    fn waste_max<D>(&self, heap: &Heap<D>) -> Bytes {
+    fn waste_max(&self, heap: &Heap) -> Bytes {
         if self.config.fragmentation_fraction == 0.0 {
             return WASTE_MAX;
         }
@@ -228,9 +223,9 @@ impl Bfc {
     /// Merges a free chunk that is in no list with its free neighbours, which leave theirs, and
     /// returns the whole, which is in none either.
     #[inline(always)]
-    fn coalesce<D>(
+    fn coalesce(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         mut id: BlockId,
         merge: Merge,
         change: &mut SplitChange,
@@ -290,7 +285,7 @@ fn doubled(size: Bytes) -> Bytes {
     size.saturating_add(size).min(Bytes::REQUEST_MAX)
 }
 
-impl<D: Driver> Strategy<D> for Bfc {
+impl Strategy for Bfc {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested)
@@ -302,7 +297,7 @@ impl<D: Driver> Strategy<D> for Bfc {
     }
 
     #[inline(never)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let chunks = self.domains.get_mut(request.domain.index())?;
         let best = match request.freed_before {
             None => chunks.free.take_first_at_least(request.size, |_| true)?,
@@ -321,12 +316,13 @@ impl<D: Driver> Strategy<D> for Bfc {
         Some(best.id)
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        if self.extend(heap, request)? {
+        if self.extend(heap, physical, request)? {
             return Ok(self.take(heap, request));
         }
         // Rather than fail, what the frontier has not passed is merged, as far as it takes.
@@ -337,15 +333,15 @@ impl<D: Driver> Strategy<D> for Bfc {
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
         // A call to which a block is passed writes it to memory: there it is read again.
         self.merge_and_list(heap, id);
-        Ok(())
+        None
     }
 
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId {
@@ -372,15 +368,20 @@ impl<D: Driver> Strategy<D> for Bfc {
         id
     }
 
-    fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {
+    fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
         self.config.garbage_collection && self.could_fit_after_release(heap, request)
     }
 
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         let domains = heap.domains.of_pool(pool);
         for &domain in &domains {
             for region in self.free_regions(heap, domain) {
-                self.release_region(heap, region)?;
+                self.release_region(heap, physical, region)?;
             }
         }
         // Regions double from what is left, or a program that empties its cache often would soon ask for
@@ -402,18 +403,18 @@ impl<D: Driver> Strategy<D> for Bfc {
         self.chunks_of(domain).next_region_size = None;
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
         let chunks = self.domains.get(domain.index());
         let largest = chunks.and_then(|chunks| chunks.free.last());
         largest.map_or(Bytes::ZERO, |chunk| chunk.size)
     }
 
-    fn describe(&self, heap: &Heap<D>, request: &Request) -> String {
-        let largest_free = Strategy::<D>::largest_free(self, heap, request.domain);
+    fn describe(&self, heap: &Heap, request: &Request) -> String {
+        let largest_free = Strategy::largest_free(self, heap, request.domain);
         report::describe(heap, request, largest_free)
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         let (mut free, mut split) = (Bytes::ZERO, SplitChange::default());
         for (id, chunk) in heap.blocks.iter() {
             check_links(heap, id, &chunk)?;
@@ -434,7 +435,7 @@ impl<D: Driver> Strategy<D> for Bfc {
 /// What is checked, and never needed otherwise.
 impl Bfc {
     /// The lists hold exactly the free chunks, and exactly those that the frontier has not passed.
-    fn check_lists<D>(&self, heap: &Heap<D>) -> Result<(), String> {
+    fn check_lists(&self, heap: &Heap) -> Result<(), String> {
         let mut listed_total = 0;
         for chunks in &self.domains {
             let mut recent = 0;
@@ -462,7 +463,7 @@ impl Bfc {
     }
 }
 
-fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), String> {
+fn check_links(heap: &Heap, id: BlockId, chunk: &Block) -> Result<(), String> {
     let region = heap.segments.get(heap.blocks.segment(id));
     let at = chunk.address;
     let is_safe = |id| heap.blocks.state(id) == BlockState::Free && heap.blocks.mark(id) == 0;
@@ -486,7 +487,7 @@ fn check_links<D>(heap: &Heap<D>, id: BlockId, chunk: &Block) -> Result<(), Stri
 
 /// Joins a free chunk with the free one behind it: the whole was freed when the later part was.
 #[inline]
-fn merge_with_next<D>(heap: &mut Heap<D>, id: BlockId, next: BlockId) {
+fn merge_with_next(heap: &mut Heap, id: BlockId, next: BlockId) {
     let mark = heap.blocks.mark(id).max(heap.blocks.mark(next));
     heap.blocks.merge_with_next(id);
     heap.blocks.set_mark(id, mark);

@@ -17,11 +17,12 @@ use forest::Run;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Request, Strategy};
-use crate::block::{Block, BlockId};
+use crate::block::{Block, BlockId, SegmentId};
 use crate::config::BuddyConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::figures::Figures;
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::{Bytes, signed};
@@ -43,19 +44,14 @@ impl Buddy {
     }
 
     /// Merges every free block of a domain with its buddies, and returns whether any had yet to be.
-    fn merge_recent<D: Driver>(&mut self, heap: &mut Heap<D>, domain: DomainId) -> bool {
+    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
         let arenas = &mut self.arenas;
         (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
     }
 
     /// Takes a block that has to be cut out of an arena.
     #[inline(never)]
-    fn cut_out<D: Driver>(
-        &mut self,
-        heap: &mut Heap<D>,
-        domain: DomainId,
-        run: Run,
-    ) -> Option<BlockId> {
+    fn cut_out(&mut self, heap: &mut Heap, domain: DomainId, run: Run) -> Option<BlockId> {
         let block = self.arenas.take_block(heap, domain, run);
         if block.is_none() && self.merge_recent(heap, domain) {
             return self.arenas.take_block(heap, domain, run);
@@ -87,7 +83,7 @@ pub(super) fn size_in(config: &BuddyConfig, requested: Bytes, segment: Bytes) ->
     }
 }
 
-impl<D: Driver> Strategy<D> for Buddy {
+impl Strategy for Buddy {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested, self.arenas.arena_size())
@@ -98,7 +94,7 @@ impl<D: Driver> Strategy<D> for Buddy {
     }
 
     #[inline(always)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
             return self.arenas.take_own_segment(request);
@@ -107,44 +103,50 @@ impl<D: Driver> Strategy<D> for Buddy {
         recent.or_else(|| self.cut_out(heap, domain, run_of(size)))
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         if self.has_own_segment(request.size) {
-            return self.arenas.grow_own_segment(heap, request);
+            return self.arenas.grow_own_segment(heap, physical, request);
         }
         let run = run_of(request.size);
-        if !self.arenas.grow(heap, request.domain, run)? {
+        if !self.arenas.grow(heap, physical, request.domain, run)? {
             return Ok(None);
         }
         Ok(self.arenas.take_block(heap, request.domain, run))
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let arenas = &mut self.arenas;
         if arenas.is_own_segment(heap, id, block.size) {
             arenas.put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, class_of(block.size));
-            let merge = |heap: &mut Heap<D>, id| arenas.put_block(heap, id, run_of);
+            let merge = |heap: &mut Heap, id| arenas.put_block(heap, id, run_of);
             self.recent.put(heap, place, (id, block.size), merge);
         }
-        Ok(())
+        None
     }
 
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.arenas.release(heap, pool)
+        self.arenas.release(heap, physical, pool)
     }
 
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         _around: Option<BlockId>,
     ) -> BlockId {
@@ -157,11 +159,11 @@ impl<D: Driver> Strategy<D> for Buddy {
         })
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
         self.arenas.largest_free(domain)
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         let in_arenas = (heap.blocks.iter())
             .filter(|&(id, block)| !self.arenas.is_own_segment(heap, id, block.size));
         let taken = in_arenas.map(|(_, block)| (block.address, block.size));

@@ -17,10 +17,11 @@ use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Request, Strategy};
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
@@ -90,7 +91,7 @@ impl Caching {
     }
 
     /// Has the blocks at some addresses have begun before all others, in the order of `oldest`.
-    pub(crate) fn order_blocks<D>(&mut self, heap: &Heap<D>, oldest: &[DeviceAddress]) {
+    pub(crate) fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
         if oldest.is_empty() {
             return;
         }
@@ -120,7 +121,7 @@ impl Caching {
 
     /// Lists a free block, whose address, size, domain and kind `block` has as the table does.
     #[inline(always)]
-    fn insert_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, block: &Block) {
+    fn insert_free(&mut self, heap: &mut Heap, id: BlockId, block: &Block) {
         let ranked = self.ranks.ranked(heap, id, block);
         debug_assert_eq!(block.address, heap.blocks.get(id).address);
         debug_assert_eq!(ranked, self.ranks.ranked(heap, id, &heap.blocks.get(id)));
@@ -129,20 +130,20 @@ impl Caching {
     }
 
     #[inline]
-    fn remove_free<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+    fn remove_free(&mut self, heap: &Heap, id: BlockId) {
         let block = heap.blocks.get(id);
         let ranked = self.ranks.ranked(heap, id, &block);
         self.pool_of(block.domain, block.kind).free.remove(ranked);
     }
 
     #[inline]
-    fn is_expandable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+    fn is_expandable(&self, heap: &Heap, id: BlockId) -> bool {
         self.has_expandable && heap.segments.get(heap.blocks.segment(id)).is_expandable()
     }
 
     /// Merges a block that is in no list with those of its neighbours that are free, and lists it.
     #[inline(never)]
-    fn merge_and_list<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+    fn merge_and_list(&mut self, heap: &mut Heap, mut id: BlockId) {
         let mut whole = heap.blocks.get(id);
         let counts = !self.is_expandable(heap, id);
         let pool = pool_of(&mut self.domains, whole.domain, whole.kind);
@@ -176,13 +177,13 @@ impl Caching {
         self.insert_free(heap, id, &whole);
     }
 
-    fn collects_garbage<D>(&self, heap: &Heap<D>) -> bool {
+    fn collects_garbage(&self, heap: &Heap) -> bool {
         heap.limit.is_some() && self.config.garbage_collection_threshold > 0.0
     }
 
     /// Cuts a block that is in no list down to a request and returns it.
     #[inline(always)]
-    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, request: &Request) -> BlockId {
+    fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request) -> BlockId {
         let block = heap.blocks.get(id);
         let split = self.should_split(heap, &block, request.size);
         self.cut(heap, (id, &block), request.size, split);
@@ -192,13 +193,7 @@ impl Caching {
     /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes. Not a
     /// call: the block would go through memory.
     #[inline(always)]
-    fn cut<D>(
-        &mut self,
-        heap: &mut Heap<D>,
-        (id, block): (BlockId, &Block),
-        wanted: Bytes,
-        split: bool,
-    ) {
+    fn cut(&mut self, heap: &mut Heap, (id, block): (BlockId, &Block), wanted: Bytes, split: bool) {
         let counts = !self.is_expandable(heap, id);
         let rest = Block {
             address: block.address + wanted,
@@ -226,7 +221,7 @@ impl Caching {
 
     /// Leaves the first `size` bytes of a free block that is in no list free, and returns what is behind
     /// them, which is in none.
-    fn leave_free<D>(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> BlockId {
+    fn leave_free(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
         let block = heap.blocks.get(id);
         let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
         let counts = !self.is_expandable(heap, id);
@@ -243,7 +238,7 @@ impl Caching {
 
     /// Returns whether what a request leaves of a block becomes a block of its own.
     #[inline]
-    fn should_split<D>(&self, heap: &Heap<D>, block: &Block, size: Bytes) -> bool {
+    fn should_split(&self, heap: &Heap, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
         if rest < BLOCK_MIN || heap.domains.is_no_split(block.domain) {
             return false;
@@ -256,26 +251,28 @@ impl Caching {
     /// Gives the segment of a free block that covers it back.
     fn release_block<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         id: BlockId,
     ) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
         let ranked = self.ranks.ranked(heap, id, &block);
-        heap.free_segment(heap.blocks.segment(id))?;
+        heap.free_segment(physical, heap.blocks.segment(id))?;
         self.pool_of(block.domain, block.kind).free.remove(ranked);
         heap.blocks.remove(id);
         Ok(())
     }
 
     /// Returns whether a free block is a whole segment that can go back as it is.
-    fn is_releasable<D>(&self, heap: &Heap<D>, id: BlockId) -> bool {
+    fn is_releasable(&self, heap: &Heap, id: BlockId) -> bool {
         !heap.blocks.get(id).is_split() && !self.is_expandable(heap, id)
     }
 
     /// Gives back the free segments of a pool and kind, stream by stream, smallest first.
     fn release_kind<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         pool: PoolIndex,
         kind: SizeKind,
     ) -> Result<(), DriverError> {
@@ -290,21 +287,21 @@ impl Caching {
             .into_iter()
             .partition(|&id| self.is_releasable(heap, id));
         for id in whole {
-            self.release_block(heap, id)?;
+            self.release_block(heap, physical, id)?;
         }
         for id in others {
             if self.is_expandable(heap, id) {
-                self.unmap_free_pages(heap, id)?;
+                self.unmap_free_pages(heap, physical, id)?;
             }
         }
         for domain in heap.domains.of_pool(pool) {
-            self.unreserve_unmapped(heap, domain, kind, &empty)?;
+            self.unreserve_unmapped(heap, physical, domain, kind, &empty)?;
         }
         Ok(())
     }
 
     /// Returns the large free segments of the default pool in PyTorch's order, with their ages.
-    fn aged_segments<D>(&mut self, heap: &Heap<D>) -> Vec<(BlockId, u64)> {
+    fn aged_segments(&mut self, heap: &Heap) -> Vec<(BlockId, u64)> {
         let mut aged = Vec::new();
         for domain in heap.domains.of_pool(PoolIndex::DEFAULT) {
             let now = self.large_searches;
@@ -348,7 +345,7 @@ fn pool_of(domains: &mut Vec<SizePools>, domain: DomainId, kind: SizeKind) -> &m
     }
 }
 
-impl<D: Driver> Strategy<D> for Caching {
+impl Strategy for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         self.config.block_size(requested)
@@ -359,7 +356,7 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     #[inline(never)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         let kind = SizeKind::of(size);
         if kind == SizeKind::Large
@@ -378,25 +375,26 @@ impl<D: Driver> Strategy<D> for Caching {
         Some(self.carve(heap, best.id, request))
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        let size = Strategy::<D>::segment_size(self, request);
+        let size = Strategy::segment_size(self, request);
         // A device that cannot map memory gets plain segments.
         if self.config.expandable_segments
-            && heap.driver.supports_virtual_memory()
+            && physical.driver.supports_virtual_memory()
             && !heap.domains.has_source(request.domain)
         {
             // The limit is held against the segment that a request would get without them.
             if heap.exceeds_limit(size) {
                 return Ok(None);
             }
-            return self.grow_expandable(heap, request);
+            return self.grow_expandable(heap, physical, request);
         }
         let kind = SizeKind::of(request.size);
-        let segment = heap.allocate_segment(request.domain, size, kind);
+        let segment = heap.allocate_segment(physical, request.domain, size, kind);
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
         };
@@ -406,17 +404,18 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
         // A call to which a block is passed writes it to memory: there it is read again.
         self.merge_and_list(heap, id);
-        Ok(())
+        None
     }
 
     /// Gives back free segments older than the average until the driver's memory is under the
     /// threshold. Without waiting for events, unlike [`Strategy::release`].
-    fn collect_garbage(
+    fn collect_garbage<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         _request: &Request,
     ) -> Result<(), DriverError> {
         if !self.collects_garbage(heap) {
@@ -440,7 +439,7 @@ impl<D: Driver> Strategy<D> for Caching {
                 .partition(|&(_, age)| age * count >= total_age);
             for (id, age) in old {
                 let size = heap.blocks.get(id).size;
-                self.release_block(heap, id)?;
+                self.release_block(heap, physical, id)?;
                 (reclaimed, total_age) = (reclaimed + size, total_age - age);
             }
             aged = young;
@@ -450,7 +449,12 @@ impl<D: Driver> Strategy<D> for Caching {
 
     /// Where blocks from some size on are not split, gives back the smallest that is large enough, or the
     /// largest of those below until they are.
-    fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
+    fn release_for<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
         let Some(max) = self.config.max_split_size else {
             return Ok(false);
         };
@@ -458,7 +462,7 @@ impl<D: Driver> Strategy<D> for Caching {
         let kind = SizeKind::of(request.size);
         let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
         if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
-            self.release_block(heap, enough.id)?;
+            self.release_block(heap, physical, enough.id)?;
             return Ok(true);
         }
         let free = &self.pool_of(request.domain, kind).free;
@@ -470,25 +474,30 @@ impl<D: Driver> Strategy<D> for Caching {
                 break;
             }
             if self.is_releasable(heap, block.id) {
-                self.release_block(heap, block.id)?;
+                self.release_block(heap, physical, block.id)?;
                 released += block.size;
             }
         }
         Ok(released >= size)
     }
 
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         let kinds = match pool {
             PoolIndex::DEFAULT => [SizeKind::Large, SizeKind::Small],
             _ => [SizeKind::Small, SizeKind::Large],
         };
         for kind in kinds {
-            self.release_kind(heap, pool, kind)?;
+            self.release_kind(heap, physical, pool, kind)?;
         }
         Ok(())
     }
 
-    fn take_at(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> bool {
+    fn take_at(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> bool {
         let block = heap.blocks.get(id);
         let fits = size <= block.size;
         if fits {
@@ -501,10 +510,10 @@ impl<D: Driver> Strategy<D> for Caching {
     /// Linear in the free blocks of the request's domain and kind.
     fn take_around(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         request: &Request,
         address: DeviceAddress,
-    ) -> Result<Option<BlockId>, DriverError> {
+    ) -> Option<BlockId> {
         let is_around = |free: &FreeBlock| {
             let start = heap.blocks.get(free.id).address;
             let before = address.get().checked_sub(start.get());
@@ -512,26 +521,26 @@ impl<D: Driver> Strategy<D> for Caching {
         };
         let pool = self.pool_of(request.domain, SizeKind::of(request.size));
         let Some(free) = pool.free.iter_from(request.size).find(is_around) else {
-            return Ok(None);
+            return None;
         };
         let block = heap.blocks.get(free.id);
         let before = address.offset_from(block.address);
         let is_start = before.is_zero();
         let can_begin = (before % BLOCK_MIN).is_zero() && self.should_split(heap, &block, before);
         if !is_start && !can_begin {
-            return Ok(None);
+            return None;
         }
         pool_of(&mut self.domains, block.domain, block.kind)
             .free
             .remove(free);
         let size = if is_start { request.size } else { before };
         let part = Request { size, ..*request };
-        Ok(Some(self.carve(heap, free.id, &part)))
+        Some(self.carve(heap, free.id, &part))
     }
 
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId {
@@ -550,9 +559,10 @@ impl<D: Driver> Strategy<D> for Caching {
         true
     }
 
-    fn adopt(
+    fn adopt<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
@@ -562,9 +572,9 @@ impl<D: Driver> Strategy<D> for Caching {
             SizeKind::Small
         };
         let mut rest = if segment.is_expandable {
-            self.adopt_expandable(heap, domain, kind, segment)?
+            self.adopt_expandable(heap, physical, domain, kind, segment)?
         } else {
-            let id = heap.allocate_segment(domain, segment.size, kind)?;
+            let id = heap.allocate_segment(physical, domain, segment.size, kind)?;
             let block = heap.insert_whole_block(id);
             self.ranks.begin(block);
             block
@@ -591,13 +601,14 @@ impl<D: Driver> Strategy<D> for Caching {
     }
 
     /// New memory first, as PyTorch does, which does not look among the free blocks again (pytorch#189504).
-    fn retry(
+    fn retry<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        let block = self.grow(heap, request)?;
-        if block.is_none() && Strategy::<D>::searches_after_wait(self) {
+        let block = self.grow(heap, physical, request)?;
+        if block.is_none() && Strategy::searches_after_wait(self) {
             return Ok(self.take(heap, request));
         }
         Ok(block)
@@ -607,7 +618,7 @@ impl<D: Driver> Strategy<D> for Caching {
         self.config.search_after_wait == Some(true)
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
         let pools = self.domains.get(domain.index());
         let largest = |pools: &SizePools| pools.large.free.last().or(pools.small.free.last());
         pools
@@ -615,7 +626,7 @@ impl<D: Driver> Strategy<D> for Caching {
             .map_or(Bytes::ZERO, |block| block.size)
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         let (mut free, mut split, mut split_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
         for (id, block) in heap.blocks.iter() {
             self.check_links(heap, id, &block)?;
@@ -640,7 +651,7 @@ impl<D: Driver> Strategy<D> for Caching {
 
 /// What is checked, and never needed otherwise.
 impl Caching {
-    fn check_links<D>(&self, heap: &Heap<D>, id: BlockId, block: &Block) -> Result<(), String> {
+    fn check_links(&self, heap: &Heap, id: BlockId, block: &Block) -> Result<(), String> {
         let segment = heap.segments.get(heap.blocks.segment(id));
         let at = block.address;
         let end = segment.address + segment.size;
@@ -660,7 +671,7 @@ impl Caching {
     }
 
     /// The lists hold exactly the blocks that are free, and those that are unmapped.
-    fn check_lists<D>(&self, heap: &Heap<D>) -> Result<(), String> {
+    fn check_lists(&self, heap: &Heap) -> Result<(), String> {
         let (mut free, mut unmapped) = (0, 0);
         for pool in self
             .domains

@@ -3,6 +3,7 @@
 use crate::block::{Block, BlockId, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
@@ -26,7 +27,7 @@ pub struct Request {
 /// Blocks that a strategy returns are of [`Request::size`] or more, are in the block table, and are
 /// no longer among those it may return again; it gets them back by [`Strategy::put`]. Memory is
 /// reused only within its domain.
-pub(crate) trait Strategy<D: Driver> {
+pub(crate) trait Strategy {
     /// Returns the size of the block that a request is answered with: the request rounded up.
     fn block_size(&self, requested: Bytes) -> Bytes;
 
@@ -34,16 +35,17 @@ pub(crate) trait Strategy<D: Driver> {
     fn segment_size(&self, request: &Request) -> Bytes;
 
     /// Returns a free block that serves the request, or `None`. Never calls the driver.
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId>;
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId>;
 
     /// Returns a block from new memory, or `None` where the driver or the limit refuses it.
     ///
     /// # Errors
     ///
     /// What the driver said, unless it is out of memory.
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError>;
 
@@ -51,17 +53,16 @@ pub(crate) trait Strategy<D: Driver> {
     /// [`Free`](crate::block::BlockState::Free) and here still its holder's; its number may be invalid
     /// afterwards.
     ///
-    /// # Errors
-    ///
-    /// What the driver said, from a strategy that gives memory back at once; the block is then still
-    /// as it was.
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError>;
+    /// Returns the segment that goes back to the driver at once, from a strategy that keeps nothing: the block fills
+    /// it, and is as it was.
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId>;
 
     /// Gives back, before new memory is taken, what has been idle for long. Most strategies do
     /// nothing.
-    fn collect_garbage(
+    fn collect_garbage<D: Driver>(
         &mut self,
-        _heap: &mut Heap<D>,
+        _heap: &mut Heap,
+        _physical: &mut Physical<D>,
         _request: &Request,
     ) -> Result<(), DriverError> {
         Ok(())
@@ -69,9 +70,10 @@ pub(crate) trait Strategy<D: Driver> {
 
     /// Gives back just enough free memory for the request to fit, and returns whether it did. Most
     /// strategies leave that to [`Strategy::release`].
-    fn release_for(
+    fn release_for<D: Driver>(
         &mut self,
-        _heap: &mut Heap<D>,
+        _heap: &mut Heap,
+        _physical: &mut Physical<D>,
         _request: &Request,
     ) -> Result<bool, DriverError> {
         Ok(false)
@@ -79,7 +81,7 @@ pub(crate) trait Strategy<D: Driver> {
 
     /// Returns whether every wholly free segment is to go back before the request fails. Only BFC
     /// may be told not to.
-    fn gains_by_release(&self, _heap: &Heap<D>, _request: &Request) -> bool {
+    fn gains_by_release(&self, _heap: &Heap, _request: &Request) -> bool {
         true
     }
 
@@ -88,21 +90,27 @@ pub(crate) trait Strategy<D: Driver> {
     /// # Errors
     ///
     /// What the driver said; what went back before that is gone, the rest is as it was.
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError>;
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError>;
 
     /// Forgets what it knows of a domain that has no memory: its number may be given to another. Most
     /// strategies know nothing of such a domain.
     fn forget_domain(&mut self, _domain: DomainId) {}
 
     /// Tries a request once more after everything that could go back did.
-    fn retry(
+    fn retry<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         match self.take(heap, request) {
             Some(block) => Ok(Some(block)),
-            None => self.grow(heap, request),
+            None => self.grow(heap, physical, request),
         }
     }
 
@@ -115,7 +123,7 @@ pub(crate) trait Strategy<D: Driver> {
     /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and returns
     /// whether it did. The size is a multiple of 512. A strategy whose blocks have sizes of their own returns
     /// `false`.
-    fn take_at(&mut self, _heap: &mut Heap<D>, _block: BlockId, _size: Bytes) -> bool {
+    fn take_at(&mut self, _heap: &mut Heap, _block: BlockId, _size: Bytes) -> bool {
         false
     }
 
@@ -123,25 +131,25 @@ pub(crate) trait Strategy<D: Driver> {
     /// to the request, or, where it begins before the address, to what lies before: then the next one begins
     /// there. `None` where there is no such block, or none that may be cut. From a strategy whose blocks have
     /// places of their own, only where the request would go by itself. Never calls the driver.
-    ///
-    /// # Errors
-    ///
-    /// As [`Strategy::put`], of what was found elsewhere.
     fn take_around(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         request: &Request,
         address: DeviceAddress,
-    ) -> Result<Option<BlockId>, DriverError> {
+    ) -> Option<BlockId> {
         let Some(found) = self.take(heap, request) else {
-            return Ok(None);
+            return None;
         };
         let block = heap.blocks.get(found);
         if block.address == address {
-            return Ok(Some(found));
+            return Some(found);
         }
-        self.put(heap, found, block)?;
-        Ok(None)
+        let released = self.put(heap, found, block);
+        debug_assert!(
+            released.is_none(),
+            "a strategy that keeps nothing finds nothing"
+        );
+        None
     }
 
     /// Takes a block that this strategy had handed out at the time of a checkpoint. Its segment has been
@@ -149,7 +157,7 @@ pub(crate) trait Strategy<D: Driver> {
     /// strategies whose free space is in blocks. Never calls the driver.
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId;
@@ -167,9 +175,10 @@ pub(crate) trait Strategy<D: Driver> {
     /// # Errors
     ///
     /// What the driver said; nothing has then been taken.
-    fn adopt(
+    fn adopt<D: Driver>(
         &mut self,
-        _heap: &mut Heap<D>,
+        _heap: &mut Heap,
+        _physical: &mut Physical<D>,
         _domain: DomainId,
         _segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
@@ -178,16 +187,16 @@ pub(crate) trait Strategy<D: Driver> {
 
     /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
     /// when memory has run out.
-    fn largest_free(&self, heap: &Heap<D>, domain: DomainId) -> Bytes;
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes;
 
     /// Returns the bytes of the segments that are neither in active blocks nor free for any request:
     /// what the strategy's layout cannot use. Linear time is fine.
-    fn unusable_bytes(&self, _heap: &Heap<D>) -> Bytes {
+    fn unusable_bytes(&self, _heap: &Heap) -> Bytes {
         Bytes::ZERO
     }
 
     /// Returns a description of the strategy's state for an out-of-memory error, or nothing.
-    fn describe(&self, _heap: &Heap<D>, _request: &Request) -> String {
+    fn describe(&self, _heap: &Heap, _request: &Request) -> String {
         String::new()
     }
 
@@ -197,7 +206,7 @@ pub(crate) trait Strategy<D: Driver> {
     /// # Errors
     ///
     /// A sentence that says which promise is broken, and where.
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String>;
+    fn check(&self, heap: &Heap) -> Result<Bytes, String>;
 }
 
 /// A block as it was at a checkpoint.

@@ -2,9 +2,10 @@
 //! pluggable allocator does, and the measure of what caching is worth.
 
 use super::{CheckpointBlock, Request, Strategy};
-use crate::block::{Block, BlockId, BlockState};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
@@ -21,7 +22,7 @@ pub(super) fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
 }
 
-impl<D: Driver> Strategy<D> for Direct {
+impl Strategy for Direct {
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested)
     }
@@ -30,45 +31,53 @@ impl<D: Driver> Strategy<D> for Direct {
         request.size
     }
 
-    fn take(&mut self, _heap: &mut Heap<D>, _request: &Request) -> Option<BlockId> {
+    fn take(&mut self, _heap: &mut Heap, _request: &Request) -> Option<BlockId> {
         None
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let &Request { size, domain, .. } = request;
-        let segment =
-            unless_out_of_memory(heap.allocate_segment(domain, size, SizeKind::of(size)))?;
+        let segment = unless_out_of_memory(heap.allocate_segment(
+            physical,
+            domain,
+            size,
+            SizeKind::of(size),
+        ))?;
         Ok(segment.map(|segment| heap.insert_whole_block(segment)))
     }
 
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, _block: Block) -> Result<(), DriverError> {
-        heap.free_segment(heap.blocks.segment(id))?;
-        heap.blocks.remove(id);
-        Ok(())
+    fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
+        Some(heap.blocks.segment(id))
     }
 
-    fn release(&mut self, _heap: &mut Heap<D>, _pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        _heap: &mut Heap,
+        _physical: &mut Physical<D>,
+        _pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         Ok(())
     }
 
     fn take_again(
         &mut self,
-        _heap: &mut Heap<D>,
+        _heap: &mut Heap,
         _wanted: &CheckpointBlock,
         _around: Option<BlockId>,
     ) -> BlockId {
         unreachable!("a block is held as long as its segment")
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, _domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, _domain: DomainId) -> Bytes {
         Bytes::ZERO
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         for (_, block) in heap.blocks.iter() {
             if block.state == BlockState::Free {
                 return Err(format!("{} is kept although it is free", block.address));

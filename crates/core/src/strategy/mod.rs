@@ -26,10 +26,11 @@ pub(crate) mod test_driver;
 pub use contract::Request;
 pub(crate) use contract::{CheckpointBlock, Strategy};
 
-use crate::block::{Block, BlockId};
+use crate::block::{Block, BlockId, SegmentId};
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
@@ -84,7 +85,7 @@ macro_rules! dispatch {
 impl ActiveStrategy {
     /// Returns the strategy that a configuration asks for, and tells the heap what it should know of
     /// it: the one option that `torch.cuda.memory_stats` reports, and who asks for blocks by address.
-    pub(crate) fn new<D>(config: &Config, heap: &mut Heap<D>) -> ActiveStrategy {
+    pub(crate) fn new(config: &Config, heap: &mut Heap) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
             Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
@@ -101,7 +102,7 @@ impl ActiveStrategy {
 
     /// Takes over other options while it runs, and returns whether it did: only `caching` can, and only
     /// its own.
-    pub(crate) fn reconfigure<D>(&mut self, config: &Config, heap: &mut Heap<D>) -> bool {
+    pub(crate) fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
         match (self, config) {
             (ActiveStrategy::Caching(caching), Config::Caching(config)) => {
                 caching.reconfigure(config.clone());
@@ -143,86 +144,99 @@ impl ActiveStrategy {
     }
 }
 
-impl<D: Driver> Strategy<D> for ActiveStrategy {
+impl Strategy for ActiveStrategy {
     #[inline(always)]
     fn block_size(&self, requested: Bytes) -> Bytes {
-        dispatch!(self, strategy => Strategy::<D>::block_size(strategy, requested))
+        dispatch!(self, strategy => Strategy::block_size(strategy, requested))
     }
 
     fn segment_size(&self, request: &Request) -> Bytes {
-        dispatch!(self, strategy => Strategy::<D>::segment_size(strategy, request))
+        dispatch!(self, strategy => Strategy::segment_size(strategy, request))
     }
 
     #[inline(always)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         dispatch!(self, strategy => strategy.take(heap, request))
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        dispatch!(self, strategy => strategy.grow(heap, request))
+        dispatch!(self, strategy => strategy.grow(heap, physical, request))
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         dispatch!(self, strategy => strategy.put(heap, id, block))
     }
 
-    fn collect_garbage(
+    fn collect_garbage<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<(), DriverError> {
-        dispatch!(self, strategy => strategy.collect_garbage(heap, request))
+        dispatch!(self, strategy => strategy.collect_garbage(heap, physical, request))
     }
 
-    fn release_for(&mut self, heap: &mut Heap<D>, request: &Request) -> Result<bool, DriverError> {
-        dispatch!(self, strategy => strategy.release_for(heap, request))
+    fn release_for<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
+        dispatch!(self, strategy => strategy.release_for(heap, physical, request))
     }
 
-    fn gains_by_release(&self, heap: &Heap<D>, request: &Request) -> bool {
+    fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
         dispatch!(self, strategy => strategy.gains_by_release(heap, request))
     }
 
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
-        dispatch!(self, strategy => strategy.release(heap, pool))
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
+        dispatch!(self, strategy => strategy.release(heap, physical, pool))
     }
 
     fn forget_domain(&mut self, domain: DomainId) {
-        dispatch!(self, strategy => Strategy::<D>::forget_domain(strategy, domain));
+        dispatch!(self, strategy => Strategy::forget_domain(strategy, domain));
     }
 
-    fn retry(
+    fn retry<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        dispatch!(self, strategy => strategy.retry(heap, request))
+        dispatch!(self, strategy => strategy.retry(heap, physical, request))
     }
 
     fn searches_after_wait(&self) -> bool {
-        dispatch!(self, strategy => Strategy::<D>::searches_after_wait(strategy))
+        dispatch!(self, strategy => Strategy::searches_after_wait(strategy))
     }
 
-    fn take_at(&mut self, heap: &mut Heap<D>, block: BlockId, size: Bytes) -> bool {
+    fn take_at(&mut self, heap: &mut Heap, block: BlockId, size: Bytes) -> bool {
         dispatch!(self, strategy => strategy.take_at(heap, block, size))
     }
 
     fn take_around(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         request: &Request,
         address: DeviceAddress,
-    ) -> Result<Option<BlockId>, DriverError> {
+    ) -> Option<BlockId> {
         dispatch!(self, strategy => strategy.take_around(heap, request, address))
     }
 
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId {
@@ -230,31 +244,32 @@ impl<D: Driver> Strategy<D> for ActiveStrategy {
     }
 
     fn restores_free_blocks(&self) -> bool {
-        dispatch!(self, strategy => Strategy::<D>::restores_free_blocks(strategy))
+        dispatch!(self, strategy => Strategy::restores_free_blocks(strategy))
     }
 
-    fn adopt(
+    fn adopt<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
-        dispatch!(self, strategy => strategy.adopt(heap, domain, segment))
+        dispatch!(self, strategy => strategy.adopt(heap, physical, domain, segment))
     }
 
-    fn largest_free(&self, heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
         dispatch!(self, strategy => strategy.largest_free(heap, domain))
     }
 
-    fn unusable_bytes(&self, heap: &Heap<D>) -> Bytes {
+    fn unusable_bytes(&self, heap: &Heap) -> Bytes {
         dispatch!(self, strategy => strategy.unusable_bytes(heap))
     }
 
-    fn describe(&self, heap: &Heap<D>, request: &Request) -> String {
+    fn describe(&self, heap: &Heap, request: &Request) -> String {
         dispatch!(self, strategy => strategy.describe(heap, request))
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         dispatch!(self, strategy => strategy.check(heap))
     }
 }

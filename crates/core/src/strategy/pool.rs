@@ -15,6 +15,7 @@ use crate::config::PoolConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::number_table::{NumberTable, hash_of};
+use crate::physical::Physical;
 use crate::segment::{Heap, Segment};
 use crate::stats::SizeKind;
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
@@ -79,7 +80,7 @@ impl Pool {
 
     /// Cuts what a request needs from the rest of a slab.
     #[inline(never)]
-    fn take_rest<D>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take_rest(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let domain = self.domain(request.domain);
         let rest = domain.rests.take_first_at_least(request.size, |_| true)?;
         Some(domain.carve(heap, rest.id, request.size))
@@ -87,7 +88,7 @@ impl Pool {
 
     /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
     /// out of the table.
-    fn forget<D>(&mut self, heap: &mut Heap<D>, domains: &[DomainId], gone: &[BlockId]) {
+    fn forget(&mut self, heap: &mut Heap, domains: &[DomainId], gone: &[BlockId]) {
         for domain in domains {
             let domain = self.domains.get_mut(domain.index());
             let Some(domain) = domain else {
@@ -117,7 +118,7 @@ pub(super) fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
 }
 
-impl<D: Driver> Strategy<D> for Pool {
+impl Strategy for Pool {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested)
@@ -128,7 +129,7 @@ impl<D: Driver> Strategy<D> for Pool {
     }
 
     #[inline(always)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let domain = self.domains.get_mut(request.domain.index());
         let Some(id) = domain.and_then(|domain| domain.list_of(request.size).pop()) else {
             return self.take_rest(heap, request);
@@ -139,13 +140,14 @@ impl<D: Driver> Strategy<D> for Pool {
         Some(id)
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let least = request.size.round_up(SEGMENT_ROUNDING);
-        let slab = allocate_shared_segment(heap, request.domain, least, self.slab_size)?;
+        let slab = allocate_shared_segment(heap, physical, request.domain, least, self.slab_size)?;
         let Some(slab) = slab else {
             return Ok(None);
         };
@@ -155,18 +157,23 @@ impl<D: Driver> Strategy<D> for Pool {
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let domain = &mut self.domains[block.domain.index()];
         domain.list_of(block.size).push(id);
         if block.is_split() {
             heap.stats.count_inactive_split(SizeKind::Large, block.size);
         }
-        Ok(())
+        None
     }
 
     /// Linear in the pool's blocks: slabs do not count those in use, because every request would pay
     /// for that, and this is asked for when memory has run out.
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         let domains = heap.domains.of_pool(pool);
         let in_pool = |(_, slab): &(SegmentId, &Segment)| domains.contains(&slab.domain);
         let mut slabs: Vec<(DeviceAddress, SegmentId)> = (heap.segments.iter().filter(in_pool))
@@ -180,7 +187,7 @@ impl<D: Driver> Strategy<D> for Pool {
             if blocks.iter().any(|&id| heap.blocks.get(id).is_active()) {
                 continue;
             }
-            result = heap.free_segment(slab);
+            result = heap.free_segment(physical, slab);
             if result.is_err() {
                 break;
             }
@@ -194,7 +201,7 @@ impl<D: Driver> Strategy<D> for Pool {
     /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId {
@@ -210,7 +217,7 @@ impl<D: Driver> Strategy<D> for Pool {
         id
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
         let Some(domain) = self.domains.get(domain.index()) else {
             return Bytes::ZERO;
         };
@@ -220,7 +227,7 @@ impl<D: Driver> Strategy<D> for Pool {
         sizes.max().unwrap_or(Bytes::ZERO)
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         let (mut free, mut split, mut split_bytes) = (0, 0, Bytes::ZERO);
         let mut free_bytes = Bytes::ZERO;
         for (_, block) in heap.blocks.iter() {
@@ -313,7 +320,7 @@ impl SizeLists {
     }
 
     /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
-    fn carve<D>(&mut self, heap: &mut Heap<D>, id: BlockId, size: Bytes) -> BlockId {
+    fn carve(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
         let rest = heap.blocks.get(id);
         let (was_split, whole) = (rest.is_split(), rest.size);
         if size < whole {
@@ -335,7 +342,7 @@ impl SizeLists {
 
     /// Checks that everything listed is free and listed where it belongs, and returns how many
     /// blocks those are.
-    fn check<D>(&self, heap: &Heap<D>) -> Result<usize, String> {
+    fn check(&self, heap: &Heap) -> Result<usize, String> {
         for (place, &OtherList { size, .. }) in self.others.iter().enumerate() {
             if self.find_other(size).map(list_index) != Some(place) {
                 return Err(format!("the list of {size} is not found"));
@@ -360,13 +367,13 @@ impl SizeLists {
 }
 
 /// Returns the blocks of the slab that starts at `address`, rests included, in order.
-fn blocks_of<D>(heap: &Heap<D>, address: DeviceAddress) -> impl Iterator<Item = BlockId> {
+fn blocks_of(heap: &Heap, address: DeviceAddress) -> impl Iterator<Item = BlockId> {
     let first = heap.blocks.find(address);
     std::iter::successors(first, |&id| heap.blocks.get(id).next)
 }
 
 /// Checks that blocks cover every slab.
-fn check_slabs<D>(heap: &Heap<D>) -> Result<(), String> {
+fn check_slabs(heap: &Heap) -> Result<(), String> {
     for (_, slab) in heap.segments.iter() {
         let mut end = slab.address;
         for block in blocks_of(heap, slab.address).map(|id| heap.blocks.get(id)) {
@@ -394,7 +401,7 @@ fn list_index(number: NonZeroU32) -> usize {
     reason = "a block passed to a call goes through memory"
 )]
 #[inline(always)]
-fn count_taken<D>(heap: &mut Heap<D>, block: &Block) {
+fn count_taken(heap: &mut Heap, block: &Block) {
     if block.is_split() {
         heap.stats
             .count_inactive_split_taken(SizeKind::Large, block.size);

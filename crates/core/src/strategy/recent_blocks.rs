@@ -38,9 +38,9 @@ struct RecentClass {
 impl RecentBlocks {
     /// Takes the block of a class, all of whose blocks have `size`, that was freed last.
     #[inline(always)]
-    pub(super) fn take<D>(
+    pub(super) fn take(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         (domain, class): (DomainId, usize),
         size: Bytes,
     ) -> Option<BlockId> {
@@ -55,12 +55,12 @@ impl RecentBlocks {
     /// Puts a free block of a domain and class in, and hands those that have to go, still counted, to
     /// `merge`: most often none.
     #[inline(always)]
-    pub(super) fn put<D>(
+    pub(super) fn put(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         (domain, class): (DomainId, usize),
         (id, size): (BlockId, Bytes),
-        merge: impl FnMut(&mut Heap<D>, BlockId),
+        merge: impl FnMut(&mut Heap, BlockId),
     ) {
         heap.stats.count_inactive_split(SizeKind::Large, size);
         let classes = self.domains.get_mut(domain.index());
@@ -76,11 +76,11 @@ impl RecentBlocks {
 
     /// Hands every block of a domain, still counted, to `merge`, and returns whether there were any.
     #[cold]
-    pub(super) fn drain<D>(
+    pub(super) fn drain(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         domain: DomainId,
-        mut merge: impl FnMut(&mut Heap<D>, BlockId),
+        mut merge: impl FnMut(&mut Heap, BlockId),
     ) -> bool {
         let classes = self.domains.get_mut(domain.index());
         let mut any = false;
@@ -101,9 +101,9 @@ impl RecentBlocks {
     /// # Errors
     ///
     /// A sentence that says which is not.
-    pub(super) fn check<D>(
+    pub(super) fn check(
         &self,
-        heap: &Heap<D>,
+        heap: &Heap,
         class_of: impl Fn(Bytes) -> usize,
     ) -> Result<(i64, Bytes), String> {
         let (mut count, mut bytes) = (0, Bytes::ZERO);
@@ -140,7 +140,7 @@ impl RecentBlocks {
 impl RecentClass {
     /// Hands the older half to `merge`.
     #[inline(never)]
-    fn make_room<D>(&mut self, heap: &mut Heap<D>, mut merge: impl FnMut(&mut Heap<D>, BlockId)) {
+    fn make_room(&mut self, heap: &mut Heap, mut merge: impl FnMut(&mut Heap, BlockId)) {
         for id in self.blocks.drain(..self.blocks_max / 2) {
             merge(heap, id);
         }

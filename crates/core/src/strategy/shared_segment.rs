@@ -3,6 +3,7 @@
 use crate::block::SegmentId;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
@@ -21,7 +22,8 @@ pub(super) const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 ///
 /// What the driver said, unless it is out of memory.
 pub(super) fn allocate_shared_segment<D: Driver>(
-    heap: &mut Heap<D>,
+    heap: &mut Heap,
+    physical: &mut Physical<D>,
     domain: DomainId,
     least: Bytes,
     most: Bytes,
@@ -35,13 +37,13 @@ pub(super) fn allocate_shared_segment<D: Driver>(
         .limit
         .unwrap_or(Bytes(u64::MAX))
         .saturating_sub(heap.limited());
-    let left = heap.driver.memory_info()?.free.min(in_limit);
+    let left = physical.driver.memory_info()?.free.min(in_limit);
     let mut size = most.max(least);
     while size > least && size > Bytes(left.get() / 2) {
         size = half(size);
     }
     loop {
-        let segment = heap.allocate_segment(domain, size, SizeKind::Large);
+        let segment = heap.allocate_segment(physical, domain, size, SizeKind::Large);
         match unless_out_of_memory(segment)? {
             None if size > least => size = half(size),
             answer => return Ok(answer),

@@ -21,10 +21,11 @@ use super::buddy::check_inactive_split;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Request, Strategy};
-use crate::block::{Block, BlockId};
+use crate::block::{Block, BlockId, SegmentId};
 use crate::config::SlabConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
@@ -78,12 +79,7 @@ impl Slabs {
 
     /// Takes a block that has to be cut out of an arena, or a segment that is kept.
     #[inline(never)]
-    fn cut_out<D: Driver>(
-        &mut self,
-        heap: &mut Heap<D>,
-        request: &Request,
-        class: SizeClass,
-    ) -> Option<BlockId> {
+    fn cut_out(&mut self, heap: &mut Heap, request: &Request, class: SizeClass) -> Option<BlockId> {
         let domain = request.domain;
         let mut block = self.layers.take(heap, domain, class);
         if block.is_none() && self.merge_recent(heap, domain) {
@@ -98,7 +94,7 @@ impl Slabs {
     }
 
     /// Puts every free block of a domain where it can be merged, and returns whether any was not.
-    fn merge_recent<D: Driver>(&mut self, heap: &mut Heap<D>, domain: DomainId) -> bool {
+    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
         let layers = &mut self.layers;
         (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
     }
@@ -123,7 +119,7 @@ pub(super) fn size_in(config: &SlabConfig, requested: Bytes, segment: Bytes) -> 
     }
 }
 
-impl<D: Driver> Strategy<D> for Slabs {
+impl Strategy for Slabs {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested, self.layers.arenas.arena_size())
@@ -134,7 +130,7 @@ impl<D: Driver> Strategy<D> for Slabs {
     }
 
     #[inline(always)]
-    fn take(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let &Request { size, domain, .. } = request;
         if self.has_own_segment(size) {
             return self.layers.arenas.take_own_segment(request);
@@ -144,28 +140,33 @@ impl<D: Driver> Strategy<D> for Slabs {
         recent.or_else(|| self.cut_out(heap, request, class))
     }
 
-    fn grow(
+    fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let &Request { size, domain, .. } = request;
         let class = SizeClass::of(size);
         if self.has_own_segment(size) {
-            return self.layers.arenas.grow_own_segment(heap, request);
+            return self.layers.arenas.grow_own_segment(heap, physical, request);
         }
-        if self.layers.arenas.grow(heap, domain, class.run())? {
+        if self
+            .layers
+            .arenas
+            .grow(heap, physical, domain, class.run())?
+        {
             return Ok(self.layers.take(heap, domain, class));
         }
         // There may be room for the block, although not for the power of two around it.
         if (size % SEGMENT_ROUNDING).is_zero() {
-            return self.layers.arenas.grow_own_segment(heap, request);
+            return self.layers.arenas.grow_own_segment(heap, physical, request);
         }
         Ok(None)
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap<D>, id: BlockId, block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let layers = &mut self.layers;
         if layers.arenas.is_own_segment(heap, id, block.size) {
             layers
@@ -173,22 +174,27 @@ impl<D: Driver> Strategy<D> for Slabs {
                 .put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, SizeClass::of(block.size).index());
-            let merge = |heap: &mut Heap<D>, id| layers.put(heap, id);
+            let merge = |heap: &mut Heap, id| layers.put(heap, id);
             self.recent.put(heap, place, (id, block.size), merge);
         }
-        Ok(())
+        None
     }
 
-    fn release(&mut self, heap: &mut Heap<D>, pool: PoolIndex) -> Result<(), DriverError> {
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.layers.arenas.release(heap, pool)
+        self.layers.arenas.release(heap, physical, pool)
     }
 
     fn take_again(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         wanted: &CheckpointBlock,
         _around: Option<BlockId>,
     ) -> BlockId {
@@ -198,7 +204,7 @@ impl<D: Driver> Strategy<D> for Slabs {
         own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))
     }
 
-    fn largest_free(&self, _heap: &Heap<D>, domain: DomainId) -> Bytes {
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
         let lists = self.layers.domains.get(domain.index());
         let slabs = lists.into_iter().flatten().flat_map(SlabList::iter);
         let objects = slabs
@@ -208,7 +214,7 @@ impl<D: Driver> Strategy<D> for Slabs {
         object.max(self.layers.arenas.largest_free(domain))
     }
 
-    fn check(&self, heap: &Heap<D>) -> Result<Bytes, String> {
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         let slabs = self.layers.check_slabs(heap)?;
         let arenas = &self.layers.arenas;
         let is_run = |&(id, ref block): &(BlockId, Block)| {
@@ -228,12 +234,7 @@ impl<D: Driver> Strategy<D> for Slabs {
 impl Layers {
     /// Takes a block that has to be cut out: an object of a slab, or a run.
     #[inline]
-    fn take<D: Driver>(
-        &mut self,
-        heap: &mut Heap<D>,
-        domain: DomainId,
-        class: SizeClass,
-    ) -> Option<BlockId> {
+    fn take(&mut self, heap: &mut Heap, domain: DomainId, class: SizeClass) -> Option<BlockId> {
         if class.has_slabs() {
             self.take_object(heap, domain, class)
         } else {
@@ -243,7 +244,7 @@ impl Layers {
 
     /// Puts a block, counted as free until now, where [`Layers::take`] took it from, and out of the table.
     #[inline]
-    fn put<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+    fn put(&mut self, heap: &mut Heap, id: BlockId) {
         if is_object(&heap.blocks.get(id)) {
             self.put_object(heap, id);
         } else {
@@ -253,12 +254,7 @@ impl Layers {
     }
 
     /// Takes a block at its place, where everything is free.
-    fn take_at<D: Driver>(
-        &mut self,
-        heap: &mut Heap<D>,
-        domain: DomainId,
-        wanted: &CheckpointBlock,
-    ) -> BlockId {
+    fn take_at(&mut self, heap: &mut Heap, domain: DomainId, wanted: &CheckpointBlock) -> BlockId {
         let class = SizeClass::of(wanted.size);
         if !class.has_slabs() {
             let place = (wanted.segment, wanted.offset);
@@ -283,9 +279,9 @@ impl Layers {
     }
 
     #[inline]
-    fn take_object<D: Driver>(
+    fn take_object(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         domain: DomainId,
         class: SizeClass,
     ) -> Option<BlockId> {
@@ -308,9 +304,9 @@ impl Layers {
 
     /// Takes a free object of a slab.
     #[inline]
-    fn hand_out<D: Driver>(
+    fn hand_out(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         domain: DomainId,
         (class, number, object): (SizeClass, usize, u32),
     ) -> BlockId {
@@ -332,7 +328,7 @@ impl Layers {
     }
 
     #[inline]
-    fn put_object<D: Driver>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+    fn put_object(&mut self, heap: &mut Heap, id: BlockId) {
         let Block { size, domain, .. } = heap.blocks.get(id);
         let mark = heap.blocks.mark(id);
         heap.blocks.remove(id);
@@ -398,7 +394,7 @@ struct CountedSlabs {
 /// What is checked, and never needed otherwise.
 impl Layers {
     /// Checks that the objects in use are exactly the blocks of their classes.
-    fn check_slabs<D>(&self, heap: &Heap<D>) -> Result<CountedSlabs, String> {
+    fn check_slabs(&self, heap: &Heap) -> Result<CountedSlabs, String> {
         let mut counted = CountedSlabs::default();
         let mut used = 0;
         for list in self.domains.iter().flatten() {
@@ -445,7 +441,7 @@ fn is_object(block: &Block) -> bool {
 
 /// Notes that there are so many more free objects in slabs, all of which share their segments.
 #[inline]
-fn count_objects<D>(heap: &mut Heap<D>, class: SizeClass, more: i64) {
+fn count_objects(heap: &mut Heap, class: SizeClass, more: i64) {
     let bytes = more * signed(class.size());
     heap.stats
         .change_inactive_split(SizeKind::Large, more, bytes);

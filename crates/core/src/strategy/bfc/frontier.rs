@@ -23,7 +23,7 @@ impl Bfc {
     }
 
     /// Merges what was freed before `mark` with its neighbours.
-    pub(crate) fn set_safe_frontier<D>(&mut self, heap: &mut Heap<D>, mark: u64) {
+    pub(crate) fn set_safe_frontier(&mut self, heap: &mut Heap, mark: u64) {
         let timing = self.timing.get_or_insert_default();
         timing.frontier = timing.frontier.max(mark);
         let first_unsafe = (timing.frontier, DeviceAddress::NULL);
@@ -36,11 +36,11 @@ impl Bfc {
     }
 
     /// Merges chunks that were just taken out of the recent ones.
-    fn merge_safe<D>(&mut self, heap: &mut Heap<D>, safe: &BTreeSet<(u64, DeviceAddress)>) {
+    fn merge_safe(&mut self, heap: &mut Heap, safe: &BTreeSet<(u64, DeviceAddress)>) {
         let mut addresses: Vec<DeviceAddress> = safe.iter().map(|&(_, address)| address).collect();
         // From the highest down: each has met the chunk behind it before the one in front swallows it.
         addresses.sort_unstable_by_key(|&address| Reverse(address));
-        let id_at = |heap: &Heap<D>, address| {
+        let id_at = |heap: &Heap, address| {
             let id = heap.blocks.find(address);
             id.expect("a chunk is swallowed only in or after its own turn")
         };
@@ -60,7 +60,7 @@ impl Bfc {
 
     /// Merges chunks that the frontier has not passed with their free neighbours, first freed first,
     /// until one is large enough for a request. Returns whether one is.
-    pub(super) fn merge_recent<D>(&mut self, heap: &mut Heap<D>, request: &Request) -> bool {
+    pub(super) fn merge_recent(&mut self, heap: &mut Heap, request: &Request) -> bool {
         let recent = self.chunks_of(request.domain).recent.clone();
         let mut change = SplitChange::default();
         let mut found = false;

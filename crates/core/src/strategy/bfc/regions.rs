@@ -4,6 +4,7 @@ use super::{Bfc, KIND, Merge, ROUNDING, SplitChange, doubled};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::Bytes;
@@ -22,10 +23,11 @@ impl Bfc {
     /// tenths of the size are tried, and so on down to the request.
     pub(super) fn extend<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<bool, DriverError> {
-        let limit = self.limit(heap)?;
+        let limit = self.limit(heap, physical)?;
         let available = limit.saturating_sub(heap.limited());
         let available = available.round_down(ROUNDING);
         if request.size > available {
@@ -33,14 +35,14 @@ impl Bfc {
         }
         let mut region_size = match self.chunks_of(request.domain).next_region_size {
             Some(size) => size,
-            None => self.first_region_size(heap, limit)?,
+            None => self.first_region_size(physical, limit)?,
         };
         let is_enough = region_size >= request.size;
         while region_size < request.size {
             region_size = doubled(region_size);
         }
         let size = region_size.min(available);
-        let region = allocate_region(heap, request, size)?;
+        let region = allocate_region(heap, physical, request, size)?;
         // What was refused is asked for again next time; what was enough doubles.
         let next_region_size = match region {
             Some(_) if is_enough => doubled(region_size),
@@ -57,23 +59,27 @@ impl Bfc {
     /// second stream gets nothing on any device: without growth, BFC has one region.
     fn first_region_size<D: Driver>(
         &self,
-        heap: &mut Heap<D>,
+        physical: &mut Physical<D>,
         limit: Bytes,
     ) -> Result<Bytes, DriverError> {
         let size = if self.config.allow_growth {
             self.config.initial_region_size.min(limit)
         } else {
-            heap.driver.memory_info()?.free.min(limit)
+            physical.driver.memory_info()?.free.min(limit)
         };
         Ok(size.round_down(ROUNDING).max(ROUNDING))
     }
 
     /// Returns the bytes that may be held from the driver.
-    fn limit<D: Driver>(&mut self, heap: &mut Heap<D>) -> Result<Bytes, DriverError> {
+    fn limit<D: Driver>(
+        &mut self,
+        heap: &Heap,
+        physical: &mut Physical<D>,
+    ) -> Result<Bytes, DriverError> {
         if let Some(limit) = self.known_limit(heap) {
             return Ok(limit);
         }
-        let total = heap.driver.memory_info()?.total;
+        let total = physical.driver.memory_info()?.total;
         self.device_total = Some(total);
         Ok(total)
     }
@@ -81,12 +87,12 @@ impl Bfc {
     /// Returns the bytes that may be held from the driver, as far as that is known without asking:
     /// always, once there is a region.
     #[inline]
-    pub(super) fn known_limit<D>(&self, heap: &Heap<D>) -> Option<Bytes> {
+    pub(super) fn known_limit(&self, heap: &Heap) -> Option<Bytes> {
         heap.limit.or(self.device_total)
     }
 
     /// Makes a free chunk of what the driver gave.
-    fn insert_region<D: Driver>(&mut self, heap: &mut Heap<D>, new: NewMemory) {
+    fn insert_region(&mut self, heap: &mut Heap, new: NewMemory) {
         let NewMemory {
             region,
             offset,
@@ -112,11 +118,7 @@ impl Bfc {
     }
 
     /// Returns whether the driver could have enough for a request if every free region went back.
-    pub(super) fn could_fit_after_release<D: Driver>(
-        &self,
-        heap: &Heap<D>,
-        request: &Request,
-    ) -> bool {
+    pub(super) fn could_fit_after_release(&self, heap: &Heap, request: &Request) -> bool {
         let Some(limit) = self.known_limit(heap) else {
             return false;
         };
@@ -134,7 +136,7 @@ impl Bfc {
 
     /// Returns the first chunks of a domain's regions in which nothing is in use, smallest chunk
     /// first. Linear in the free chunks.
-    pub(super) fn free_regions<D>(&self, heap: &Heap<D>, domain: DomainId) -> Vec<BlockId> {
+    pub(super) fn free_regions(&self, heap: &Heap, domain: DomainId) -> Vec<BlockId> {
         let chunks = self.domains.get(domain.index());
         let free = chunks.into_iter().flat_map(|chunks| chunks.free.iter());
         free.map(|chunk| chunk.id)
@@ -154,7 +156,8 @@ impl Bfc {
     /// the driver did not take is a free region still.
     pub(super) fn release_region<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         first: BlockId,
     ) -> Result<(), DriverError> {
         let mut change = SplitChange::default();
@@ -168,7 +171,7 @@ impl Bfc {
         }
         let region = heap.blocks.segment(first);
         loop {
-            match heap.free_last_part(region) {
+            match heap.free_last_part(physical, region) {
                 Ok(Bytes::ZERO) => {
                     heap.blocks.remove(first);
                     return Ok(());
@@ -185,12 +188,13 @@ impl Bfc {
 
 /// Takes up to `size` bytes from the driver, as many as it has but at least what a request needs.
 fn allocate_region<D: Driver>(
-    heap: &mut Heap<D>,
+    heap: &mut Heap,
+    physical: &mut Physical<D>,
     request: &Request,
     mut size: Bytes,
 ) -> Result<Option<NewMemory>, DriverError> {
     while size >= request.size {
-        let answer = heap.allocate_or_extend_segment(request.domain, size, KIND);
+        let answer = heap.allocate_or_extend_segment(physical, request.domain, size, KIND);
         if let Some((region, offset)) = unless_out_of_memory(answer)? {
             return Ok(Some(NewMemory {
                 region,
@@ -204,13 +208,13 @@ fn allocate_region<D: Driver>(
 }
 
 /// Returns a chunk and those behind it in its region.
-fn following<D>(heap: &Heap<D>, first: BlockId) -> impl Iterator<Item = BlockId> {
+fn following(heap: &Heap, first: BlockId) -> impl Iterator<Item = BlockId> {
     std::iter::successors(Some(first), |&id| heap.blocks.get(id).next)
 }
 
 /// Returns the chunk that a region ended with before it was extended. Linear in the region's chunks,
 /// and rare: regions double.
-fn last_chunk<D>(heap: &Heap<D>, region: SegmentId) -> BlockId {
+fn last_chunk(heap: &Heap, region: SegmentId) -> BlockId {
     let start = heap.segments.get(region).address;
     let first = heap.blocks.find(start).expect("chunks tile their region");
     following(heap, first).last().expect("a region has a chunk")

@@ -38,16 +38,16 @@ struct BinSummary {
 }
 
 /// Returns a picture of a heap for a request that it could not serve.
-pub(super) fn describe<D>(heap: &Heap<D>, request: &Request, largest_free: Bytes) -> String {
+pub(super) fn describe(heap: &Heap, request: &Request, largest_free: Bytes) -> String {
     let mut text = String::new();
     let written = write_description(&mut text, heap, request, largest_free);
     written.expect("writing to a string cannot fail");
     text
 }
 
-fn write_description<D>(
+fn write_description(
     text: &mut String,
-    heap: &Heap<D>,
+    heap: &Heap,
     request: &Request,
     largest_free: Bytes,
 ) -> fmt::Result {
@@ -111,11 +111,7 @@ fn write_sizes(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result 
 }
 
 /// A picture of each region, the largest first.
-fn write_regions<D>(
-    text: &mut String,
-    heap: &Heap<D>,
-    chunks: &[(SegmentId, Block)],
-) -> fmt::Result {
+fn write_regions(text: &mut String, heap: &Heap, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut regions: Vec<_> = heap.segments.iter().collect();
     regions.sort_unstable_by_key(|(_, region)| (Reverse(region.size), region.address));
     writeln!(text, "Regions (# in use, + in part, . free):")?;
@@ -135,7 +131,7 @@ fn write_regions<D>(
 }
 
 /// Draws a region: each character stands for an equal part of it.
-fn picture_of<D>(heap: &Heap<D>, id: SegmentId, chunks: &[(SegmentId, Block)]) -> String {
+fn picture_of(heap: &Heap, id: SegmentId, chunks: &[(SegmentId, Block)]) -> String {
     let region = heap.segments.get(id);
     let size = u128::from(region.size.get());
     // In units of which a part of the region, and a byte, have a whole number.

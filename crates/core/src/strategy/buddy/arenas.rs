@@ -6,6 +6,7 @@ use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::figures::Figures;
+use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
@@ -142,9 +143,9 @@ impl Arenas {
 
     /// Takes a block that is a run.
     #[inline]
-    pub(in crate::strategy) fn take_block<D: Driver>(
+    pub(in crate::strategy) fn take_block(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         domain: DomainId,
         run: Run,
     ) -> Option<BlockId> {
@@ -153,9 +154,9 @@ impl Arenas {
     }
 
     /// Takes a block that is a run at its place, where everything is free.
-    pub(in crate::strategy) fn take_block_at<D: Driver>(
+    pub(in crate::strategy) fn take_block_at(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         domain: DomainId,
         place: (SegmentId, Bytes),
         run: Run,
@@ -167,9 +168,9 @@ impl Arenas {
     /// Puts a block back that is a run, and was counted as a free block until now. `run_of` returns the run
     /// of a size.
     #[inline]
-    pub(in crate::strategy) fn put_block<D: Driver>(
+    pub(in crate::strategy) fn put_block(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
         id: BlockId,
         run_of: impl Fn(Bytes) -> Run,
     ) {
@@ -192,12 +193,13 @@ impl Arenas {
     /// What the driver said, unless it is out of memory.
     pub(in crate::strategy) fn grow<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         run: Run,
     ) -> Result<bool, DriverError> {
         let least = bytes(1 << run.enclosing_order()).max(SEGMENT_ROUNDING.min(self.arena_size));
-        let segment = allocate_shared_segment(heap, domain, least, self.arena_size)?;
+        let segment = allocate_shared_segment(heap, physical, domain, least, self.arena_size)?;
         let Some(segment) = segment else {
             return Ok(false);
         };
@@ -220,9 +222,9 @@ impl Arenas {
 
     /// Returns whether a block of `size` is a segment, and so in no arena. Constant time.
     #[inline]
-    pub(in crate::strategy) fn is_own_segment<D>(
+    pub(in crate::strategy) fn is_own_segment(
         &self,
-        heap: &Heap<D>,
+        heap: &Heap,
         id: BlockId,
         size: Bytes,
     ) -> bool {
@@ -269,10 +271,12 @@ impl Arenas {
     /// What the driver said, unless it is out of memory.
     pub(in crate::strategy) fn grow_own_segment<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        let segment = heap.allocate_segment(request.domain, request.size, SizeKind::Large);
+        let segment =
+            heap.allocate_segment(physical, request.domain, request.size, SizeKind::Large);
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
         };
@@ -290,7 +294,8 @@ impl Arenas {
     /// What the driver said; what went back before that is gone, the rest is as it was.
     pub(in crate::strategy) fn release<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         pool: PoolIndex,
     ) -> Result<(), DriverError> {
         let mut free = Vec::new();
@@ -310,11 +315,11 @@ impl Arenas {
             let domain = &mut self.domains[id.index()];
             match idle {
                 Idle::Arena(tree) => {
-                    heap.free_segment(domain.arenas[tree].segment)?;
+                    heap.free_segment(physical, domain.arenas[tree].segment)?;
                     domain.forest.remove_tree(tree);
                 }
                 Idle::OwnSegment(block) => {
-                    heap.free_segment(heap.blocks.segment(block.id))?;
+                    heap.free_segment(physical, heap.blocks.segment(block.id))?;
                     domain.own_segments.remove(block);
                     heap.blocks.remove(block.id);
                 }
@@ -350,9 +355,9 @@ impl Arenas {
     /// # Errors
     ///
     /// A sentence that says what is wrong.
-    pub(in crate::strategy) fn check<D>(
+    pub(in crate::strategy) fn check(
         &self,
-        heap: &Heap<D>,
+        heap: &Heap,
         taken: impl Iterator<Item = (DeviceAddress, Bytes)>,
     ) -> Result<(Bytes, i64, Bytes), String> {
         let mut parts: Vec<(DeviceAddress, Bytes)> = taken.collect();
@@ -410,7 +415,7 @@ impl Arenas {
 }
 
 #[inline]
-fn insert_block<D: Driver>(heap: &mut Heap<D>, place: Place, run: Run) -> BlockId {
+fn insert_block(heap: &mut Heap, place: Place, run: Run) -> BlockId {
     let id = heap.insert_block(place.segment, place.offset, bytes(run.granules()));
     heap.blocks.set_mark(id, place.arena);
     id

@@ -6,6 +6,7 @@ use crate::block::{BlockId, BlockState};
 use crate::config::CachingConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::physical::Physical;
 use crate::segment::{Backing, Heap, Segment};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::SizeKind;
@@ -20,9 +21,9 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 impl Caching {
     /// Takes the free block that serves a request where some are in expandable segments.
     #[inline(never)]
-    pub(super) fn take_with_expandable<D>(
+    pub(super) fn take_with_expandable(
         &mut self,
-        heap: &Heap<D>,
+        heap: &Heap,
         request: &Request,
     ) -> Option<FreeBlock> {
         let pool = self.pool_of(request.domain, SizeKind::of(request.size));
@@ -39,9 +40,9 @@ impl Caching {
     /// Returns the free block to take where the first that fits may be in an expandable segment: for
     /// those, fit is judged by the size that they can grow to. With the option off they are passed
     /// over, since a program may have switched it off to get memory that it can share.
-    fn best_with_expandable<D>(
+    fn best_with_expandable(
         &mut self,
-        heap: &Heap<D>,
+        heap: &Heap,
         first: FreeBlock,
         request: &Request,
     ) -> Option<FreeBlock> {
@@ -81,16 +82,18 @@ impl Caching {
     /// Maps memory at the lowest addresses where the request fits and returns its block.
     pub(super) fn grow_expandable<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let size = request.size;
-        let found = self.find_room(heap, request);
+        let found = self.find_room(heap, physical, request);
         let mut candidate = match found {
             Some(candidate) => candidate,
             None => {
                 match unless_out_of_memory(self.reserve_room(
                     heap,
+                    physical,
                     request.domain,
                     SizeKind::of(size),
                 ))? {
@@ -100,7 +103,7 @@ impl Caching {
             }
         };
         if heap.blocks.state(candidate) == BlockState::Unmapped {
-            match self.map_some(heap, candidate, size)? {
+            match self.map_some(heap, physical, candidate, size)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
             }
@@ -113,7 +116,7 @@ impl Caching {
                 .get(candidate)
                 .next
                 .expect("there is room behind the block");
-            match self.map_some(heap, next, missing)? {
+            match self.map_some(heap, physical, next, missing)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
             }
@@ -125,8 +128,13 @@ impl Caching {
     /// Returns the first block, by address, from which on free and unmapped blocks have room for the
     /// request, starting at an unmapped one or at the free one right before it. Segments in which the driver
     /// refuses to undo a mapping that failed are passed over.
-    fn find_room<D: Driver>(&mut self, heap: &mut Heap<D>, request: &Request) -> Option<BlockId> {
-        let has_room = |heap: &Heap<D>, first: BlockId| {
+    fn find_room<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        request: &Request,
+    ) -> Option<BlockId> {
+        let has_room = |heap: &Heap, first: BlockId| {
             let usable = |&id: &BlockId| !heap.blocks.get(id).is_active();
             let (mut room, mut at) = (Bytes::ZERO, Some(first));
             while room < request.size
@@ -143,7 +151,10 @@ impl Caching {
             let first = before.filter(|&id| !heap.blocks.get(id).is_active());
             let first = first.unwrap_or(id);
             let segment = heap.blocks.segment(id);
-            let is_room = has_room(heap, first) && heap.unmap_half_mapped(segment).is_ok();
+            let is_room = has_room(heap, first)
+                && physical
+                    .unmap_half_mapped(heap.segments.get(segment).address)
+                    .is_ok();
             is_room.then_some(first)
         })
     }
@@ -153,12 +164,13 @@ impl Caching {
     /// that elsewhere, the picture is laid out from its start.
     pub(super) fn adopt_expandable<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         kind: SizeKind,
         segment: &SegmentSnapshot,
     ) -> Result<BlockId, DriverError> {
-        let page_size = self.page_size(heap, kind);
+        let page_size = self.page_size(physical, kind);
         let size = segment.size.round_up(page_size);
         let pool = self.pool_of(domain, kind);
         let around = pool
@@ -166,7 +178,7 @@ impl Caching {
             .range(..=segment.address)
             .next_back()
             .map(|(_, &id)| id);
-        let offset_in = |heap: &Heap<D>, id: BlockId| {
+        let offset_in = |heap: &Heap, id: BlockId| {
             let room = heap.blocks.get(id);
             let is_within = room.address <= segment.address && segment.address + size <= room.end();
             let offset = is_within.then(|| segment.address.offset_from(room.address));
@@ -174,11 +186,11 @@ impl Caching {
         };
         let mut id = match around.filter(|&id| offset_in(heap, id).is_some()) {
             Some(id) => id,
-            None => self.reserve_room(heap, domain, kind)?,
+            None => self.reserve_room(heap, physical, domain, kind)?,
         };
         let start = heap.blocks.get(id).address;
         let before = offset_in(heap, id).unwrap_or_default();
-        heap.map(heap.blocks.segment(id), start + before, size)?;
+        heap.map(physical, heap.blocks.segment(id), start + before, size)?;
         if before.is_zero() {
             self.remove_unmapped(heap, id);
         } else {
@@ -195,25 +207,26 @@ impl Caching {
     }
 
     /// Returns how much memory an expandable segment takes at once.
-    fn page_size<D: Driver>(&self, heap: &Heap<D>, kind: SizeKind) -> Bytes {
+    fn page_size<D: Driver>(&self, physical: &Physical<D>, kind: SizeKind) -> Bytes {
         let page_size = match kind {
             SizeKind::Small => SMALL_PAGE,
             SizeKind::Large => self.config.large_segment_size,
         };
-        page_size.round_up(heap.driver.granularity())
+        page_size.round_up(physical.driver.granularity())
     }
 
     /// Reserves the addresses of a new segment and returns the unmapped block that covers them.
     fn reserve_room<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         kind: SizeKind,
     ) -> Result<BlockId, DriverError> {
-        let page_size = self.page_size(heap, kind);
-        let total = heap.driver.memory_info()?.total;
+        let page_size = self.page_size(physical, kind);
+        let total = physical.driver.memory_info()?.total;
         let size = CachingConfig::expandable_segment_size(total, page_size);
-        let segment = heap.reserve_segment(domain, size, page_size, kind)?;
+        let segment = heap.reserve_segment(physical, domain, size, page_size, kind)?;
         self.has_expandable = true;
         let id = heap.insert_whole_block(segment);
         self.ranks.begin(id);
@@ -225,13 +238,14 @@ impl Caching {
     /// free block that they are then part of; `None` where the driver has no memory.
     fn map_some<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         mut id: BlockId,
         size: Bytes,
     ) -> Result<Option<BlockId>, DriverError> {
         let (segment, address) = (heap.blocks.segment(id), heap.blocks.get(id).address);
         let size = size.min(heap.blocks.get(id).size);
-        let Some(mapped) = unless_out_of_memory(heap.map(segment, address, size))? else {
+        let Some(mapped) = unless_out_of_memory(heap.map(physical, segment, address, size))? else {
             return Ok(None);
         };
         self.remove_unmapped(heap, id);
@@ -260,7 +274,8 @@ impl Caching {
     /// Gives back the memory of the whole pages in a free block.
     pub(super) fn unmap_free_pages<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         id: BlockId,
     ) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
@@ -276,7 +291,7 @@ impl Caching {
             return Ok(());
         }
         let (before, size) = (first - offset, end - first);
-        heap.unmap(segment, block_address + before, size)?;
+        heap.unmap(physical, segment, block_address + before, size)?;
         self.remove_free(heap, id);
         let middle = if before.is_zero() {
             id
@@ -298,9 +313,9 @@ impl Caching {
     }
 
     /// Returns the segments in which nothing is mapped, as the blocks that cover them.
-    pub(super) fn whole_unmapped<D>(
+    pub(super) fn whole_unmapped(
         &mut self,
-        heap: &Heap<D>,
+        heap: &Heap,
         domain: DomainId,
         kind: SizeKind,
     ) -> Vec<BlockId> {
@@ -315,7 +330,8 @@ impl Caching {
     /// the driver had no memory when they were reserved, and what comes next goes there, as far as they lie lowest.
     pub(super) fn unreserve_unmapped<D: Driver>(
         &mut self,
-        heap: &mut Heap<D>,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
         domain: DomainId,
         kind: SizeKind,
         empty: &[BlockId],
@@ -324,16 +340,19 @@ impl Caching {
             segment.domain == domain && segment.kind == kind && segment.is_expandable()
         };
         let has_memory = !empty.is_empty() && { heap.segments.iter() }
-            .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes().is_zero());
+            .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes(physical).is_zero());
         let mut whole = self.whole_unmapped(heap, domain, kind);
         whole.retain(|id| !(has_memory && empty.contains(id)));
         for id in whole {
             let segment = heap.blocks.segment(id);
             // Those in which the driver refuses to undo a mapping that failed are offered again.
-            if heap.unmap_half_mapped(segment).is_err() {
+            if physical
+                .unmap_half_mapped(heap.segments.get(segment).address)
+                .is_err()
+            {
                 continue;
             }
-            heap.unreserve_segment(segment)?;
+            heap.unreserve_segment(physical, segment)?;
             self.remove_unmapped(heap, id);
             heap.blocks.remove(id);
         }
@@ -341,7 +360,7 @@ impl Caching {
     }
 
     /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
-    fn merge_unmapped<D>(&mut self, heap: &mut Heap<D>, mut id: BlockId) {
+    fn merge_unmapped(&mut self, heap: &mut Heap, mut id: BlockId) {
         heap.blocks.set_state(id, BlockState::Unmapped);
         if let Some(next) = self.neighbour(heap, heap.blocks.get(id).next, BlockState::Unmapped) {
             self.remove_unmapped(heap, next);
@@ -358,23 +377,18 @@ impl Caching {
         self.insert_unmapped(heap, id);
     }
 
-    fn neighbour<D>(
-        &self,
-        heap: &Heap<D>,
-        id: Option<BlockId>,
-        state: BlockState,
-    ) -> Option<BlockId> {
+    fn neighbour(&self, heap: &Heap, id: Option<BlockId>, state: BlockState) -> Option<BlockId> {
         id.filter(|&id| heap.blocks.state(id) == state)
     }
 
-    fn insert_unmapped<D>(&mut self, heap: &mut Heap<D>, id: BlockId) {
+    fn insert_unmapped(&mut self, heap: &mut Heap, id: BlockId) {
         heap.blocks.set_state(id, BlockState::Unmapped);
         let block = heap.blocks.get(id);
         let (domain, kind, address) = (block.domain, block.kind, block.address);
         self.pool_of(domain, kind).unmapped.insert(address, id);
     }
 
-    fn remove_unmapped<D>(&mut self, heap: &Heap<D>, id: BlockId) {
+    fn remove_unmapped(&mut self, heap: &Heap, id: BlockId) {
         let block = heap.blocks.get(id);
         self.pool_of(block.domain, block.kind)
             .unmapped

@@ -26,7 +26,7 @@ impl Ranks {
 
     /// Returns what stands for a free block in the set of its pool.
     #[inline(always)]
-    pub(super) fn ranked<D>(&self, heap: &Heap<D>, id: BlockId, block: &Block) -> FreeBlock {
+    pub(super) fn ranked(&self, heap: &Heap, id: BlockId, block: &Block) -> FreeBlock {
         let by_address = FreeBlock::of(id, block);
         if self.order == FreeBlockOrder::Address {
             return by_address;
@@ -38,7 +38,7 @@ impl Ranks {
     }
 
     #[inline(never)]
-    fn rank_by_age<D>(&self, heap: &Heap<D>, id: BlockId) -> u64 {
+    fn rank_by_age(&self, heap: &Heap, id: BlockId) -> u64 {
         match self.order {
             FreeBlockOrder::BlockAge => self.begun[id.index()],
             FreeBlockOrder::Address | FreeBlockOrder::SegmentAge => {
