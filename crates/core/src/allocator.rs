@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::capture::CaptureOrder;
-use crate::config::Config;
+use crate::config::{Config, LastTry};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
@@ -24,7 +24,7 @@ use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
-use crate::strategy::{ActiveStrategy, Strategy};
+use crate::strategy::{ActiveStrategy, Placement, Release, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -45,10 +45,8 @@ pub struct DeviceAllocator<D> {
     /// The share of the device's memory that the configuration allows, until the device was asked how
     /// much that is.
     fraction: Option<f64>,
-    /// The part of the device's memory above which a request for new memory fails at once.
-    rejects_above: Option<f64>,
-    /// Whether what is freed in a capture may serve again in it.
-    reuses_in_capture: bool,
+    /// The strategy and the options in force.
+    pub(crate) config: Config,
     order: CaptureOrder,
 }
 
@@ -112,8 +110,7 @@ impl<D: Driver> DeviceAllocator<D> {
             routes: Vec::new(),
             captures: 0,
             fraction: config.memory_fraction(),
-            rejects_above: config.rejects_above(),
-            reuses_in_capture: config.reuses_in_capture(),
+            config: config.clone(),
             order: CaptureOrder::default(),
         }
     }
@@ -130,7 +127,7 @@ impl<D: Driver> DeviceAllocator<D> {
     #[inline(always)]
     pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
         let pool = self.route(stream);
-        self.prepare(pool, requested, stream, None)
+        self.prepare(pool, requested, stream)
     }
 
     /// What is done before anything is looked for.
@@ -140,7 +137,6 @@ impl<D: Driver> DeviceAllocator<D> {
         pool: PoolIndex,
         requested: Bytes,
         stream: Stream,
-        freed_before: Option<u64>,
     ) -> Result<Request, AllocError> {
         if requested > Bytes::REQUEST_MAX {
             return Err(AllocError::TooLarge { requested });
@@ -158,7 +154,6 @@ impl<D: Driver> DeviceAllocator<D> {
             requested,
             size,
             domain,
-            freed_before,
         })
     }
 
@@ -179,14 +174,14 @@ impl<D: Driver> DeviceAllocator<D> {
         pool: PoolIndex,
         stream: Stream,
     ) -> Result<DomainId, AllocError> {
-        self.release_unused_pools()?;
+        self.release_unused_pools(None)?;
         self.end_domains_without_memory();
         if let Some(domain) = self.heap.domains.find_or_insert(pool, stream) {
             return Ok(domain);
         }
         // As where memory runs out, nothing goes back in a capture.
         if self.captures == 0 {
-            self.release_cached()?;
+            self.release_cached(None)?;
             self.end_domains_without_memory();
         }
         let domain = self.heap.domains.find_or_insert(pool, stream);
@@ -223,7 +218,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.apply_configured_fraction()?;
         // Where the user set a threshold, memory long idle goes back before more is taken.
         self.strategy
-            .collect_garbage(&mut self.heap, &mut self.physical, request)?;
+            .release(&mut self.heap, &mut self.physical, Release::Idle)?;
         // Where the user wants that, the driver is not asked for what the device is not to hold.
         if self.is_rejected(request)? {
             return Ok(Growth::Rejected);
@@ -237,6 +232,27 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(Growth::Served(address));
         }
         Ok(Growth::Exhausted)
+    }
+
+    /// Returns what serves a request once everything that could go back did, in the order of [`Config::last_try`].
+    pub(crate) fn try_again(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<DeviceAddress>, DriverError> {
+        let last_try = self.config.last_try();
+        if last_try == LastTry::FreeFirst
+            && let Some(address) = self.take(request)
+        {
+            return Ok(Some(address));
+        }
+        let block = self
+            .strategy
+            .grow(&mut self.heap, &mut self.physical, request)?;
+        if let Some(block) = block {
+            return Ok(Some(self.hand_out(block, request.requested)));
+        }
+        let looks_again = last_try == LastTry::NewFirst;
+        Ok(looks_again.then(|| self.take(request)).flatten())
     }
 
     /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
@@ -257,7 +273,8 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn is_rejected(&mut self, request: &Request) -> Result<bool, DriverError> {
         let size = Strategy::segment_size(&self.strategy, request);
         let Some(fraction) = self
-            .rejects_above
+            .config
+            .rejects_above()
             .filter(|_| !self.heap.exceeds_limit(size))
         else {
             return Ok(false);
@@ -508,22 +525,21 @@ impl<D: Driver> DeviceAllocator<D> {
             self.heap.stats.num_sync_all_streams += 1;
             self.reclaim_pending_of(index)?;
         }
-        Ok(self.release_unused_pool(index)?)
+        Ok(self.release_unused_pool(index, None)?)
     }
 
     /// Gives back everything that is free, but for what private pools keep that are still held.
-    pub(crate) fn release_cached(&mut self) -> Result<(), DriverError> {
+    pub(crate) fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         self.heap.release_spares(&mut self.physical)?;
-        self.strategy
-            .release(&mut self.heap, &mut self.physical, PoolIndex::DEFAULT)?;
-        self.release_unused_pools()
+        self.release_free(PoolIndex::DEFAULT, failing)?;
+        self.release_unused_pools(failing)
     }
 
     /// Gives the free segments of every private pool back that nothing holds.
-    fn release_unused_pools(&mut self) -> Result<(), DriverError> {
+    fn release_unused_pools(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         let pools = self.heap.domains.pools().map(|(index, _)| index);
         for index in pools.collect::<Vec<_>>() {
-            self.release_unused_pool(index)?;
+            self.release_unused_pool(index, failing)?;
         }
         Ok(())
     }
@@ -547,21 +563,40 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
     /// to it. Of a pool that gives back they go while it is held, too, and of one whose memory is away they stay.
-    fn release_unused_pool(&mut self, index: PoolIndex) -> Result<(), DriverError> {
+    fn release_unused_pool(
+        &mut self,
+        index: PoolIndex,
+        failing: Option<&Request>,
+    ) -> Result<(), DriverError> {
         if self.keeps(index) {
             return Ok(());
         }
-        self.release_pool_segments(index)
+        self.release_pool_segments(index, failing)
     }
 
     /// Gives the free segments of a private pool back, and ends it with the last one if nothing holds it.
-    fn release_pool_segments(&mut self, index: PoolIndex) -> Result<(), DriverError> {
-        self.strategy
-            .release(&mut self.heap, &mut self.physical, index)?;
+    fn release_pool_segments(
+        &mut self,
+        index: PoolIndex,
+        failing: Option<&Request>,
+    ) -> Result<(), DriverError> {
+        self.release_free(index, failing)?;
         if !self.is_held(index) && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);
         }
+        Ok(())
+    }
+
+    /// Releases the free segments of a pool, for a request that would fail otherwise if there is one.
+    fn release_free(
+        &mut self,
+        pool: PoolIndex,
+        failing: Option<&Request>,
+    ) -> Result<(), DriverError> {
+        let wanted = Release::Pool(pool, failing);
+        self.strategy
+            .release(&mut self.heap, &mut self.physical, wanted)?;
         Ok(())
     }
 
@@ -613,6 +648,13 @@ impl<D: Driver> DeviceAllocator<D> {
         private.map(|block| block.size).sum()
     }
 
+    /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before
+    /// it fails, in the hope that another thread frees some; `None` where it is to fail at once. Who
+    /// shares the allocator between threads does the waiting, as there is no clock here.
+    pub fn retry_wait_ms(&self) -> Option<u64> {
+        self.config.retry_wait_ms()
+    }
+
     fn allocation_of(&self, id: BlockId) -> Allocation {
         let block = self.heap.blocks.get(id);
         let domain = self.heap.domains.domain(block.domain);
@@ -632,42 +674,5 @@ impl<D: Driver> DeviceAllocator<D> {
             Some(id) if self.heap.blocks.state(id) == BlockState::Allocated => Ok(id),
             _ => Err(AllocError::NotAllocated { address }),
         }
-    }
-}
-
-/// The safe frontier and the wait: what only BFC has.
-impl<D: Driver> DeviceAllocator<D> {
-    /// Returns a mark: blocks freed earlier count as freed before it, later ones do not. From the
-    /// first mark on, what is freed is handed out again but not merged until
-    /// [`DeviceAllocator::set_safe_frontier`] has passed it, so that
-    /// [`DeviceAllocator::allocate_freed_before`] can tell it apart. Constant time.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
-    pub fn mark_frees(&mut self) -> Result<u64, AllocError> {
-        let bfc = self.strategy.as_bfc_mut();
-        Ok(bfc.ok_or(AllocError::NoSafeFrontier)?.mark_frees())
-    }
-
-    /// Says that the device has passed everything queued before `mark`: what was freed before it can
-    /// be merged, and is. A frontier never goes back: an earlier mark changes nothing. Takes
-    /// O(log n) for each block that becomes safe.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSafeFrontier`] from every strategy but BFC.
-    pub fn set_safe_frontier(&mut self, mark: u64) -> Result<(), AllocError> {
-        let bfc = self.strategy.as_bfc_mut();
-        let bfc = bfc.ok_or(AllocError::NoSafeFrontier)?;
-        bfc.set_safe_frontier(&mut self.heap, mark);
-        Ok(())
-    }
-
-    /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before
-    /// it fails, in the hope that another thread frees some; `None` where it is to fail at once. Who
-    /// shares the allocator between threads does the waiting, as there is no clock here.
-    pub fn retry_wait_ms(&self) -> Option<u64> {
-        self.strategy.retry_wait_ms()
     }
 }

@@ -23,7 +23,7 @@ pub enum CheckLevel {
 impl<D: Driver> DeviceAllocator<D> {
     /// Checks that the figures add up and, at [`CheckLevel::Everything`], that no two blocks overlap,
     /// that every block lies in its segment, and that
-    /// `reserved = allocated + pending + free + unusable`.
+    /// `reserved = allocated + pending + free + spare`.
     ///
     /// # Errors
     ///
@@ -33,8 +33,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if level == CheckLevel::Everything {
             check_blocks(&self.heap)?;
             let free = self.strategy.check(&self.heap)?;
-            let unusable = self.strategy.unusable_bytes(&self.heap) + self.physical.spare_bytes();
-            check_sums(&self.heap, &self.physical, free, unusable)?;
+            check_sums(&self.heap, &self.physical, free)?;
             self.check_waiting()?;
         }
         Ok(())
@@ -159,12 +158,7 @@ fn check_blocks(heap: &Heap) -> Result<(), String> {
 }
 
 /// The figures say what the blocks and segments say, and nothing is lost between them.
-fn check_sums<D>(
-    heap: &Heap,
-    physical: &Physical<D>,
-    free: Bytes,
-    unusable: Bytes,
-) -> Result<(), String> {
+fn check_sums<D>(heap: &Heap, physical: &Physical<D>, free: Bytes) -> Result<(), String> {
     let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
         let blocks = heap.blocks.iter().map(|(_, block)| block);
         blocks.filter(counts).map(|block| bytes(&block)).sum()
@@ -181,7 +175,8 @@ fn check_sums<D>(
         .iter()
         .map(|(_, segment)| segment.mapped_bytes(physical))
         .sum();
-    let reserved = mapped + physical.spare_bytes();
+    let spare = physical.spare_bytes();
+    let reserved = mapped + spare;
     let figure = |stats: &PoolStats| stats.all.current.unsigned_abs();
     let stats = heap.stats.stats();
     ensure_equal(
@@ -204,11 +199,11 @@ fn check_sums<D>(
         figure(&stats.reserved_bytes),
         reserved.get(),
     )?;
-    let parts = allocated + pending + free + unusable;
+    let parts = allocated + pending + free + spare;
     ensure(reserved == parts, || {
         format!(
             "reserved {reserved:?} is not allocated {allocated:?} + pending {pending:?} + free \
-             {free:?} + unusable {unusable:?}"
+             {free:?} + spare {spare:?}"
         )
     })?;
     let pools = heap

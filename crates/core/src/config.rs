@@ -180,6 +180,31 @@ impl Config {
         matches!(self, Config::Caching(options) if options.graph_capture_record_stream_reuse)
     }
 
+    /// Returns how long a request that finds no memory is tried again before it fails, in milliseconds; `None` where it
+    /// fails at once.
+    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
+        match self {
+            Config::Bfc(options) if options.allow_retry_on_failure => Some(options.retry_ms),
+            _ => None,
+        }
+    }
+
+    /// Returns whether new segments grow by mapping memory.
+    pub(crate) fn has_expandable_segments(&self) -> bool {
+        matches!(self, Config::Caching(options) if options.expandable_segments)
+    }
+
+    /// Returns where a request looks for memory once everything that could go back did.
+    pub(crate) fn last_try(&self) -> LastTry {
+        match self {
+            Config::Caching(options) if options.search_after_wait == Some(true) => {
+                LastTry::NewFirst
+            }
+            Config::Caching(_) => LastTry::NewOnly,
+            _ => LastTry::FreeFirst,
+        }
+    }
+
     /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]; empty
     /// where none does.
     ///
@@ -217,6 +242,17 @@ impl fmt::Display for Config {
         let colon = if conf.is_empty() { "" } else { ":" };
         write!(f, "{}{colon}{conf}", self.name())
     }
+}
+
+/// Where a request looks for memory once everything that could go back did, because a wait may have made blocks free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LastTry {
+    /// Among the free blocks, then at the driver.
+    FreeFirst,
+    /// At the driver, then among the free blocks.
+    NewFirst,
+    /// At the driver alone, as PyTorch does (pytorch#189504).
+    NewOnly,
 }
 
 /// A strategy, without its options.

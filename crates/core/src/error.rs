@@ -78,8 +78,6 @@ pub enum AllocError {
     /// The options are not those of the strategy in use, or it is not `caching`, the only one that takes
     /// others over.
     NotReconfigurable,
-    /// The strategy has no safe frontier: BFC alone has.
-    NoSafeFrontier,
     /// A call to the device failed for another reason than lack of memory.
     Driver(DriverError),
 }
@@ -229,7 +227,6 @@ impl fmt::Display for AllocError {
                 "65,536 streams have memory in use, each counted once for every memory pool that it has some of: \
                  let go of pools (graphs, torch.cuda.MemPool) that are done with, or use fewer streams"
             ),
-            AllocError::NoSafeFrontier => write!(f, "only the strategy bfc has a safe frontier"),
             AllocError::Driver(error) => error.fmt(f),
         }
     }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::allocator::{DeviceAllocator, Request};
+use crate::config::LastTry;
 use crate::driver::{Driver, DriverError};
 use crate::error::{AllocError, Holder, OutOfMemory};
 use crate::event::{Action, Event};
@@ -21,7 +22,7 @@ use crate::figures::Figures;
 use crate::peaks::Peaks;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
-use crate::strategy::Strategy;
+use crate::strategy::{Release, Strategy};
 use crate::units::{Bytes, DeviceAddress, TorchRelease};
 
 /// All lanes of a device, which no other thread can use meanwhile.
@@ -95,9 +96,10 @@ impl<'a, D: Driver> Lanes<'a, D> {
         }
         // Just enough cached memory goes back for the driver to have what is missing.
         let lane = &mut *self.lanes[own];
+        let wanted = Release::For(request);
         if lane
             .strategy
-            .release_for(&mut lane.heap, &mut lane.physical, request)?
+            .release(&mut lane.heap, &mut lane.physical, wanted)?
         {
             self.share_limit();
             let lane = &mut *self.lanes[own];
@@ -113,21 +115,15 @@ impl<'a, D: Driver> Lanes<'a, D> {
             return Ok(None);
         }
         self.reclaim_pending()?;
-        let lane = &*self.lanes[own];
-        if lane.strategy.gains_by_release(&lane.heap, request) {
-            self.release_cached()?;
-        }
+        self.release_cached(Some(request))?;
         self.share_limit();
         let lane = &mut *self.lanes[own];
         lane.heap.stats.num_alloc_retries += 1;
-        if let Some(block) = lane
-            .strategy
-            .retry(&mut lane.heap, &mut lane.physical, request)?
-        {
-            return Ok(Some(lane.hand_out(block, request.requested)));
+        if let Some(address) = lane.try_again(request)? {
+            return Ok(Some(address));
         }
         // Private pools that serve others may have more free, too.
-        let stream = stream.filter(|_| Strategy::searches_after_wait(&lane.strategy));
+        let stream = stream.filter(|_| lane.config.last_try() != LastTry::NewOnly);
         self.settle();
         Ok(stream.and_then(|stream| self.lanes[0].take_from_open_pools(request, stream)))
     }
@@ -170,7 +166,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
             details: lane.strategy.describe(heap, request),
             holders,
             is_rejected,
-            expandable_segments: lane.strategy.has_expandable_segments(),
+            expandable_segments: lane.config.has_expandable_segments(),
             torch: TorchRelease::NEWEST,
         };
         if is_rejected {
@@ -191,7 +187,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
     /// As [`DeviceAllocator::empty_cache`].
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
         self.reclaim_pending()?;
-        Ok(self.release_cached()?)
+        Ok(self.release_cached(None)?)
     }
 
     /// Waits for every event that a freed block waits for; during a capture, in which that is not
@@ -205,8 +201,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
         self.for_each(DeviceAllocator::reclaim_pending)
     }
 
-    fn release_cached(&mut self) -> Result<(), DriverError> {
-        self.for_each(DeviceAllocator::release_cached)
+    fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
+        self.for_each(|lane| lane.release_cached(failing))
     }
 
     /// Allows each lane to hold from the driver what the others leave of the device's limit.

@@ -4,7 +4,7 @@ use super::{DeviceAllocator, Request};
 use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
 use crate::error::AllocError;
-use crate::strategy::Strategy;
+use crate::strategy::Placement;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
 impl<D: Driver> DeviceAllocator<D> {

@@ -27,7 +27,7 @@ impl<D: Driver> DeviceAllocator<D> {
             return Ok(());
         }
         self.order.forget();
-        if self.reuses_in_capture {
+        if self.config.reuses_in_capture() {
             self.uses.end_deferral(&mut self.physical.driver)?;
             self.reclaim_passed()?;
         }
@@ -38,7 +38,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// those that the graph's order allows, which are blocks of this stream.
     #[inline(never)]
     pub(super) fn reclaim_for(&mut self, stream: Stream) -> Result<(), AllocError> {
-        if self.captures == 0 || !self.reuses_in_capture {
+        if self.captures == 0 || !self.config.reuses_in_capture() {
             return self.process_events();
         }
         if self.uses.has_ordered(stream)
@@ -54,7 +54,8 @@ impl<D: Driver> DeviceAllocator<D> {
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
         let driver = &mut self.physical.driver;
-        self.uses.defer(driver, id, own, self.reuses_in_capture);
+        self.uses
+            .defer(driver, id, own, self.config.reuses_in_capture());
     }
 
     /// Returns the capture that work goes into which is now put into `stream`. Outside of captures no driver is

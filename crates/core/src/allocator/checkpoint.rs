@@ -7,7 +7,7 @@ use crate::domain::PoolIndex;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
-use crate::strategy::{CheckpointBlock, Strategy};
+use crate::strategy::{CheckpointBlock, Placement};
 use crate::units::{DeviceAddress, MempoolId};
 
 /// What a private pool held at one moment, for [`DeviceAllocator::restore`]. Holds no memory itself.
@@ -173,7 +173,7 @@ impl<D: Driver> DeviceAllocator<D> {
         &self,
         checkpoint: &Checkpoint,
     ) -> Result<Vec<CheckpointBlock>, AllocError> {
-        let shows_free = Strategy::restores_free_blocks(&self.strategy);
+        let shows_free = self.strategy.restores_free_blocks();
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {
             let segment = self.heap.segments.find(block.segment, block.serial);

@@ -13,7 +13,7 @@ use crate::number_table::SearchHint;
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
-use crate::strategy::{ActiveStrategy, Strategy};
+use crate::strategy::{Placement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
 /// Returns the limit that a part of a device's memory is, in bytes; `None` for all of it.
@@ -231,9 +231,8 @@ impl<D: Driver> DeviceAllocator<D> {
     /// number. There are none unless the order of free blocks is
     /// [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge).
     pub fn block_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
-        let caching = self.strategy.as_caching();
         let blocks = self.heap.blocks.iter();
-        blocks.filter_map(move |(id, block)| Some((block.address, caching?.block_number(id)?)))
+        blocks.filter_map(|(id, block)| Some((block.address, self.strategy.block_number(id)?)))
     }
 
     /// Has the blocks that start at `oldest` have begun before all others, in that order: how the replay of a recording
@@ -241,9 +240,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// order of free blocks is [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge). Takes O(n log n) for n
     /// blocks.
     pub fn order_blocks(&mut self, oldest: &[DeviceAddress]) {
-        if let ActiveStrategy::Caching(caching) = &mut self.strategy {
-            caching.order_blocks(&self.heap, oldest);
-        }
+        self.strategy.order_blocks(&self.heap, oldest);
     }
 
     /// Returns the largest block that is free in any pool and stream, in bytes. Linear in their number.
@@ -263,8 +260,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if !self.strategy.reconfigure(config, &mut self.heap) {
             return Err(AllocError::NotReconfigurable);
         }
-        self.rejects_above = config.rejects_above();
-        self.reuses_in_capture = config.reuses_in_capture();
+        self.config = config.clone();
         Ok(())
     }
 

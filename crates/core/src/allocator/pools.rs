@@ -10,7 +10,6 @@ use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
-use crate::strategy::Strategy;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// A private pool whose free memory does not go back to the driver while the pool lives.
@@ -254,9 +253,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// refuses a call.
     pub fn trim_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        Ok(self
-            .strategy
-            .release(&mut self.heap, &mut self.physical, index)?)
+        Ok(self.release_free(index, None)?)
     }
 
     /// Gives a private pool's free segments back if nothing holds it and no requests are routed to it, wherever its memory
@@ -270,7 +267,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.is_held(index) {
             return Ok(());
         }
-        Ok(self.release_pool_segments(index)?)
+        Ok(self.release_pool_segments(index, None)?)
     }
 
     /// Returns the ranges of the segments that [`DeviceAllocator::trim_pool`] would leave now, in no order: of those with

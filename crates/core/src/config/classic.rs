@@ -116,6 +116,10 @@ pub struct BfcConfig {
     /// How much of the memory limit may be lost to chunks larger than their request, in [0.0, 1.0];
     /// 0.0: 128 MiB in each chunk, TensorFlow's fixed bound.
     pub fragmentation_fraction: f64,
+    /// How many frees the device is behind the program, `safe_frontier_lag`: a chunk is merged with its neighbours once
+    /// so many more were freed, or before a request fails. None unless set: chunks are merged at once. TensorFlow's
+    /// safe frontier, by the count of frees in place of the device's own.
+    pub safe_frontier_lag: Option<u64>,
 }
 
 impl Default for BfcConfig {
@@ -127,6 +131,7 @@ impl Default for BfcConfig {
             retry_ms: 10_000,
             garbage_collection: true,
             fragmentation_fraction: 0.0,
+            safe_frontier_lag: None,
         }
     }
 }
@@ -151,6 +156,7 @@ impl BfcConfig {
                         ));
                     }
                 }
+                "safe_frontier_lag" => config.safe_frontier_lag = Some(reader.number()?),
                 _ => return Ok(false),
             }
             Ok(true)
@@ -184,6 +190,10 @@ impl BfcConfig {
                 self.fragmentation_fraction
             ));
         }
+        pairs.extend(
+            self.safe_frontier_lag
+                .map(|lag| format!("safe_frontier_lag:{lag}")),
+        );
         pairs
     }
 }

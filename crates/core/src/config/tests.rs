@@ -195,7 +195,7 @@ fn the_other_strategies_have_options_too() {
         ),
         (
             "bfc: allow_growth:False, initial_region_mb:1, allow_retry_on_failure:False, \
-             retry_ms:5, garbage_collection:False, fragmentation_fraction:0.1",
+             retry_ms:5, garbage_collection:False, fragmentation_fraction:0.1, safe_frontier_lag:9",
             Config::Bfc(BfcConfig {
                 allow_growth: false,
                 initial_region_size: Bytes::mib(1),
@@ -203,6 +203,7 @@ fn the_other_strategies_have_options_too() {
                 retry_ms: 5,
                 garbage_collection: false,
                 fragmentation_fraction: 0.1,
+                safe_frontier_lag: Some(9),
             }),
         ),
         ("bfc", Config::Bfc(BfcConfig::default())),
@@ -373,8 +374,9 @@ fn config() -> impl Strategy<Value = Config> {
     let arena = (0..41u32)
         .prop_map(|exponent| Bytes::mib(1 << exponent))
         .boxed();
-    let bfc = (any::<[bool; 3]>(), size(1), any::<u64>(), fraction()).prop_map(
-        |(flags, initial_region_size, retry_ms, fragmentation_fraction)| {
+    let lag = any::<Option<u64>>();
+    let bfc = (any::<[bool; 3]>(), size(1), any::<u64>(), fraction(), lag).prop_map(
+        |(flags, initial_region_size, retry_ms, fragmentation_fraction, safe_frontier_lag)| {
             Config::Bfc(BfcConfig {
                 allow_growth: flags[0],
                 initial_region_size,
@@ -382,6 +384,7 @@ fn config() -> impl Strategy<Value = Config> {
                 retry_ms,
                 garbage_collection: flags[2],
                 fragmentation_fraction,
+                safe_frontier_lag,
             })
         },
     );

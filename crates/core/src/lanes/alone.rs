@@ -33,7 +33,7 @@ impl<D: Driver> DeviceAllocator<D> {
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
         let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream, None)
+        self.allocate_from(pool, requested, stream)
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
@@ -55,7 +55,7 @@ impl<D: Driver> DeviceAllocator<D> {
         }
         // Otherwise the pool could end while its own request waits for memory.
         let (index, held_before) = self.hold_pool(pool);
-        match self.prepare(index, requested, stream, None) {
+        match self.prepare(index, requested, stream) {
             Ok(request) => self.serve(&request),
             Err(error) => {
                 self.undo_hold(index, held_before);
@@ -70,12 +70,11 @@ impl<D: Driver> DeviceAllocator<D> {
         pool: PoolIndex,
         requested: Bytes,
         stream: Stream,
-        freed_before: Option<u64>,
     ) -> Result<DeviceAddress, AllocError> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
-        let request = self.prepare(pool, requested, stream, freed_before)?;
+        let request = self.prepare(pool, requested, stream)?;
         self.serve(&request)
     }
 
@@ -115,27 +114,6 @@ impl<D: Driver> DeviceAllocator<D> {
     /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
         Lanes::alone(self).empty_cache()
-    }
-
-    /// As [`DeviceAllocator::allocate`], but only from memory that was freed before `mark`, or that
-    /// the safe frontier has passed, or that is new. Linear in the free blocks that fit and are
-    /// neither.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::allocate`], and [`AllocError::NoSafeFrontier`] from every strategy but
-    /// BFC: none of the others could keep the promise.
-    pub fn allocate_freed_before(
-        &mut self,
-        mark: u64,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        if self.strategy.as_bfc_mut().is_none() {
-            return Err(AllocError::NoSafeFrontier);
-        }
-        let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream, Some(mark))
     }
 
     /// Returns what [`DeviceAllocator::segments`] does, and writes a [`Action::Snapshot`](crate::Action::Snapshot) down.

@@ -20,10 +20,10 @@ mod timing;
 use std::collections::BTreeSet;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::BfcConfig;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::figures::Figures;
 use crate::physical::Physical;
@@ -47,7 +47,7 @@ pub(crate) struct Bfc {
     domains: Vec<DomainChunks>,
     /// The device's memory, once it has been asked for.
     device_total: Option<Bytes>,
-    /// How frees are counted, once anyone has asked for it.
+    /// How frees are counted, where the device lags behind them.
     timing: Option<Timing>,
 }
 
@@ -134,21 +134,16 @@ impl DomainChunks {
 impl Bfc {
     pub(crate) fn new(config: BfcConfig) -> Bfc {
         Bfc {
+            timing: config.safe_frontier_lag.map(Timing::new),
             config,
             domains: Vec::new(),
             device_total: None,
-            timing: None,
         }
     }
 
-    /// Returns how long a request that finds no memory is tried again, in milliseconds.
-    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
-        let BfcConfig {
-            allow_retry_on_failure,
-            retry_ms,
-            ..
-        } = self.config;
-        allow_retry_on_failure.then_some(retry_ms)
+    /// Returns whether releasing regions before a request fails is allowed, and helps it.
+    fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
+        self.config.garbage_collection && self.could_fit_after_release(heap, request)
     }
 
     /// Returns the free memory of a domain that may have none yet.
@@ -173,6 +168,9 @@ impl Bfc {
         let chunks = &mut self.domains[chunk.domain.index()];
         chunks.insert(id, &chunk, mark, &mut change);
         change.apply(&mut heap.stats);
+        if mark != 0 {
+            self.merge_passed(heap);
+        }
     }
 
     /// Makes a chunk that is free findable.
@@ -299,15 +297,7 @@ impl Strategy for Bfc {
     #[inline(never)]
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let chunks = self.domains.get_mut(request.domain.index())?;
-        let best = match request.freed_before {
-            None => chunks.free.take_first_at_least(request.size, |_| true)?,
-            Some(mark) => {
-                let was_freed = |chunk: &FreeBlock| heap.blocks.mark(chunk.id) <= mark;
-                let best = chunks.free.iter_from(request.size).find(was_freed)?;
-                chunks.free.remove(best);
-                best
-            }
-        };
+        let best = chunks.free.take_first_at_least(request.size, |_| true)?;
         let (chunk, mark) = (heap.blocks.get(best.id), heap.blocks.mark(best.id));
         let mut change = SplitChange::default();
         chunks.forget(&chunk, mark, &mut change);
@@ -326,7 +316,7 @@ impl Strategy for Bfc {
             return Ok(self.take(heap, request));
         }
         // Rather than fail, what the frontier has not passed is merged, as far as it takes.
-        if request.freed_before.is_none() && self.merge_recent(heap, request) {
+        if self.merge_recent(heap, request) {
             return Ok(self.take(heap, request));
         }
         Ok(None)
@@ -339,45 +329,18 @@ impl Strategy for Bfc {
         None
     }
 
-    fn take_again(
-        &mut self,
-        heap: &mut Heap,
-        wanted: &CheckpointBlock,
-        around: Option<BlockId>,
-    ) -> BlockId {
-        let mut id = around.expect("a region is covered by chunks");
-        let mut change = SplitChange::default();
-        self.remove_free(heap, id, &mut change);
-        // What the frontier has not passed need not be one chunk.
-        while heap.blocks.get(id).end() < wanted.address + wanted.size {
-            let next = heap.blocks.get(id).next.expect("the region has the memory");
-            self.remove_free(heap, next, &mut change);
-            merge_with_next(heap, id, next);
-        }
-        let before = wanted.address.offset_from(heap.blocks.get(id).address);
-        if !before.is_zero() {
-            let rest = heap.blocks.split(id, before);
-            self.insert_free(heap, id, &mut change);
-            id = rest;
-        }
-        if wanted.size < heap.blocks.get(id).size {
-            let rest = heap.blocks.split(id, wanted.size);
-            self.insert_free(heap, rest, &mut change);
-        }
-        change.apply(&mut heap.stats);
-        id
-    }
-
-    fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
-        self.config.garbage_collection && self.could_fit_after_release(heap, request)
-    }
-
     fn release<D: Driver>(
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        let Release::Pool(pool, failing) = wanted else {
+            return Ok(false);
+        };
+        if failing.is_some_and(|request| !self.gains_by_release(heap, request)) {
+            return Ok(false);
+        }
         let domains = heap.domains.of_pool(pool);
         for &domain in &domains {
             for region in self.free_regions(heap, domain) {
@@ -395,7 +358,7 @@ impl Strategy for Bfc {
                 *next = (*next).max(Some(doubled(region.size)));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn forget_domain(&mut self, domain: DomainId) {
@@ -429,6 +392,37 @@ impl Strategy for Bfc {
         }
         self.check_lists(heap)?;
         Ok(free)
+    }
+}
+
+impl Placement for Bfc {
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let mut id = around.expect("a region is covered by chunks");
+        let mut change = SplitChange::default();
+        self.remove_free(heap, id, &mut change);
+        // What the frontier has not passed need not be one chunk.
+        while heap.blocks.get(id).end() < wanted.address + wanted.size {
+            let next = heap.blocks.get(id).next.expect("the region has the memory");
+            self.remove_free(heap, next, &mut change);
+            merge_with_next(heap, id, next);
+        }
+        let before = wanted.address.offset_from(heap.blocks.get(id).address);
+        if !before.is_zero() {
+            let rest = heap.blocks.split(id, before);
+            self.insert_free(heap, id, &mut change);
+            id = rest;
+        }
+        if wanted.size < heap.blocks.get(id).size {
+            let rest = heap.blocks.split(id, wanted.size);
+            self.insert_free(heap, rest, &mut change);
+        }
+        change.apply(&mut heap.stats);
+        id
     }
 }
 

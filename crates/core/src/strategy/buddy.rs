@@ -16,10 +16,10 @@ use forest::Run;
 
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::config::BuddyConfig;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::figures::Figures;
 use crate::physical::Physical;
@@ -136,27 +136,16 @@ impl Strategy for Buddy {
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        let Release::Pool(pool, _) = wanted else {
+            return Ok(false);
+        };
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.arenas.release(heap, physical, pool)
-    }
-
-    fn take_again(
-        &mut self,
-        heap: &mut Heap,
-        wanted: &CheckpointBlock,
-        _around: Option<BlockId>,
-    ) -> BlockId {
-        let domain = heap.segments.get(wanted.segment).domain;
-        self.merge_recent(heap, domain);
-        let own = self.arenas.take_own_segment_again(domain, wanted);
-        own.unwrap_or_else(|| {
-            let place = (wanted.segment, wanted.offset);
-            (self.arenas).take_block_at(heap, domain, place, run_of(wanted.size))
-        })
+        self.arenas.release(heap, physical, pool)?;
+        Ok(true)
     }
 
     fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
@@ -171,6 +160,23 @@ impl Strategy for Buddy {
         let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
         check_inactive_split(&heap.stats, nodes + recent, node_bytes + recent_bytes)?;
         Ok(free + recent_bytes)
+    }
+}
+
+impl Placement for Buddy {
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        let domain = heap.segments.get(wanted.segment).domain;
+        self.merge_recent(heap, domain);
+        let own = self.arenas.take_own_segment_again(domain, wanted);
+        own.unwrap_or_else(|| {
+            let place = (wanted.segment, wanted.offset);
+            (self.arenas).take_block_at(heap, domain, place, run_of(wanted.size))
+        })
     }
 }
 

@@ -16,7 +16,7 @@ mod ranks;
 use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
@@ -78,39 +78,6 @@ impl Caching {
     /// Takes over other options. Segments of both kinds may be there from then on.
     pub(crate) fn reconfigure(&mut self, config: CachingConfig) {
         self.config = config;
-    }
-
-    /// Returns whether new segments grow by mapping memory.
-    pub(crate) fn has_expandable_segments(&self) -> bool {
-        self.config.expandable_segments
-    }
-
-    /// Returns a number that is lower for a block that began earlier, where free blocks are taken by that.
-    pub(crate) fn block_number(&self, id: BlockId) -> Option<u64> {
-        self.ranks.number(id)
-    }
-
-    /// Has the blocks at some addresses have begun before all others, in the order of `oldest`.
-    pub(crate) fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
-        if oldest.is_empty() {
-            return;
-        }
-        let places: BTreeMap<DeviceAddress, usize> = oldest.iter().copied().zip(0..).collect();
-        let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
-        blocks.sort_by_key(|(id, block)| {
-            let place = places.get(&block.address).copied();
-            (place.unwrap_or(usize::MAX), self.ranks.number(*id))
-        });
-        let is_free = |(_, block): &&(BlockId, Block)| block.state == BlockState::Free;
-        // Else two of a list would share a rank for a while.
-        for &(id, _) in blocks.iter().filter(is_free) {
-            self.remove_free(heap, id);
-        }
-        self.ranks.renumber(blocks.iter().map(|&(id, _)| id));
-        for (id, block) in blocks.iter().filter(is_free) {
-            let ranked = self.ranks.ranked(heap, *id, block);
-            self.pool_of(block.domain, block.kind).free.insert(ranked);
-        }
     }
 
     /// Returns the free memory that may serve a domain's requests of a kind.
@@ -345,6 +312,96 @@ fn pool_of(domains: &mut Vec<SizePools>, domain: DomainId, kind: SizeKind) -> &m
     }
 }
 
+/// What goes back to the driver.
+impl Caching {
+    /// Gives back free segments older than the average until the driver's memory is under the
+    /// threshold. Without waiting for events, unlike [`Strategy::release`].
+    fn collect_garbage<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+    ) -> Result<(), DriverError> {
+        if !self.collects_garbage(heap) {
+            return Ok(());
+        }
+        let threshold = heap
+            .limit
+            .unwrap_or_default()
+            .scale(self.config.garbage_collection_threshold);
+        let target = heap.limited().saturating_sub(threshold);
+        if target.is_zero() {
+            return Ok(());
+        }
+        let mut aged = self.aged_segments(heap);
+        let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
+        let mut reclaimed = Bytes::ZERO;
+        while reclaimed < target && !aged.is_empty() {
+            let count = aged.len() as u64;
+            let (old, young): (Vec<_>, Vec<_>) = aged
+                .into_iter()
+                .partition(|&(_, age)| age * count >= total_age);
+            for (id, age) in old {
+                let size = heap.blocks.get(id).size;
+                self.release_block(heap, physical, id)?;
+                (reclaimed, total_age) = (reclaimed + size, total_age - age);
+            }
+            aged = young;
+        }
+        Ok(())
+    }
+
+    /// Where blocks from some size on are not split, gives back the smallest that is large enough, or the
+    /// largest of those below until they are.
+    fn release_for<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
+        let Some(max) = self.config.max_split_size else {
+            return Ok(false);
+        };
+        let size = request.size.max(max);
+        let kind = SizeKind::of(request.size);
+        let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
+        if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
+            self.release_block(heap, physical, enough.id)?;
+            return Ok(true);
+        }
+        let free = &self.pool_of(request.domain, kind).free;
+        let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
+        let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
+        let mut released = Bytes::ZERO;
+        for block in oversize.into_iter().rev() {
+            if released >= size {
+                break;
+            }
+            if self.is_releasable(heap, block.id) {
+                self.release_block(heap, physical, block.id)?;
+                released += block.size;
+            }
+        }
+        Ok(released >= size)
+    }
+
+    /// Releases every wholly free segment of a pool.
+    fn release_pool<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        pool: PoolIndex,
+    ) -> Result<(), DriverError> {
+        let kinds = match pool {
+            PoolIndex::DEFAULT => [SizeKind::Large, SizeKind::Small],
+            _ => [SizeKind::Small, SizeKind::Large],
+        };
+        for kind in kinds {
+            self.release_kind(heap, physical, pool, kind)?;
+        }
+        Ok(())
+    }
+}
+
 impl Strategy for Caching {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
@@ -410,93 +467,52 @@ impl Strategy for Caching {
         None
     }
 
-    /// Gives back free segments older than the average until the driver's memory is under the
-    /// threshold. Without waiting for events, unlike [`Strategy::release`].
-    fn collect_garbage<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        _request: &Request,
-    ) -> Result<(), DriverError> {
-        if !self.collects_garbage(heap) {
-            return Ok(());
-        }
-        let threshold = heap
-            .limit
-            .unwrap_or_default()
-            .scale(self.config.garbage_collection_threshold);
-        let target = heap.limited().saturating_sub(threshold);
-        if target.is_zero() {
-            return Ok(());
-        }
-        let mut aged = self.aged_segments(heap);
-        let mut total_age: u64 = aged.iter().map(|&(_, age)| age).sum();
-        let mut reclaimed = Bytes::ZERO;
-        while reclaimed < target && !aged.is_empty() {
-            let count = aged.len() as u64;
-            let (old, young): (Vec<_>, Vec<_>) = aged
-                .into_iter()
-                .partition(|&(_, age)| age * count >= total_age);
-            for (id, age) in old {
-                let size = heap.blocks.get(id).size;
-                self.release_block(heap, physical, id)?;
-                (reclaimed, total_age) = (reclaimed + size, total_age - age);
-            }
-            aged = young;
-        }
-        Ok(())
-    }
-
-    /// Where blocks from some size on are not split, gives back the smallest that is large enough, or the
-    /// largest of those below until they are.
-    fn release_for<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<bool, DriverError> {
-        let Some(max) = self.config.max_split_size else {
-            return Ok(false);
-        };
-        let size = request.size.max(max);
-        let kind = SizeKind::of(request.size);
-        let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
-        if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
-            self.release_block(heap, physical, enough.id)?;
-            return Ok(true);
-        }
-        let free = &self.pool_of(request.domain, kind).free;
-        let is_smaller = |block: &FreeBlock| enough.is_none_or(|enough| *block < enough);
-        let oversize: Vec<FreeBlock> = free.iter_from(max).take_while(is_smaller).collect();
-        let mut released = Bytes::ZERO;
-        for block in oversize.into_iter().rev() {
-            if released >= size {
-                break;
-            }
-            if self.is_releasable(heap, block.id) {
-                self.release_block(heap, physical, block.id)?;
-                released += block.size;
-            }
-        }
-        Ok(released >= size)
-    }
-
     fn release<D: Driver>(
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
-        let kinds = match pool {
-            PoolIndex::DEFAULT => [SizeKind::Large, SizeKind::Small],
-            _ => [SizeKind::Small, SizeKind::Large],
-        };
-        for kind in kinds {
-            self.release_kind(heap, physical, pool, kind)?;
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        match wanted {
+            Release::Idle => self.collect_garbage(heap, physical)?,
+            Release::For(request) => return self.release_for(heap, physical, request),
+            Release::Pool(pool, _) => self.release_pool(heap, physical, pool)?,
         }
-        Ok(())
+        Ok(true)
     }
 
+    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
+        let pools = self.domains.get(domain.index());
+        let largest = |pools: &SizePools| pools.large.free.last().or(pools.small.free.last());
+        pools
+            .and_then(largest)
+            .map_or(Bytes::ZERO, |block| block.size)
+    }
+
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
+        let (mut free, mut split, mut split_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
+        for (id, block) in heap.blocks.iter() {
+            self.check_links(heap, id, &block)?;
+            if block.state == BlockState::Free {
+                free += block.size;
+                if block.is_split() && !self.is_expandable(heap, id) {
+                    split += 1;
+                    split_bytes += block.size;
+                }
+            }
+        }
+        let (blocks, bytes) = heap.stats.inactive_split();
+        if (blocks, bytes) != (split, signed(split_bytes)) {
+            return Err(format!(
+                "{split} split free blocks of {split_bytes:?}, but the figures say {blocks} of {bytes}"
+            ));
+        }
+        self.check_lists(heap)?;
+        Ok(free)
+    }
+}
+
+impl Placement for Caching {
     fn take_at(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> bool {
         let block = heap.blocks.get(id);
         let fits = size <= block.size;
@@ -520,9 +536,7 @@ impl Strategy for Caching {
             before.is_some_and(|before| Bytes(before) <= free.size - request.size)
         };
         let pool = self.pool_of(request.domain, SizeKind::of(request.size));
-        let Some(free) = pool.free.iter_from(request.size).find(is_around) else {
-            return None;
-        };
+        let free = pool.free.iter_from(request.size).find(is_around)?;
         let block = heap.blocks.get(free.id);
         let before = address.offset_from(block.address);
         let is_start = before.is_zero();
@@ -600,52 +614,32 @@ impl Strategy for Caching {
         Ok(Some(in_use))
     }
 
-    /// New memory first, as PyTorch does, which does not look among the free blocks again (pytorch#189504).
-    fn retry<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<Option<BlockId>, DriverError> {
-        let block = self.grow(heap, physical, request)?;
-        if block.is_none() && Strategy::searches_after_wait(self) {
-            return Ok(self.take(heap, request));
-        }
-        Ok(block)
+    /// Returns a number that is lower for a block that began earlier, where free blocks are taken by that.
+    fn block_number(&self, id: BlockId) -> Option<u64> {
+        self.ranks.number(id)
     }
 
-    fn searches_after_wait(&self) -> bool {
-        self.config.search_after_wait == Some(true)
-    }
-
-    fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
-        let pools = self.domains.get(domain.index());
-        let largest = |pools: &SizePools| pools.large.free.last().or(pools.small.free.last());
-        pools
-            .and_then(largest)
-            .map_or(Bytes::ZERO, |block| block.size)
-    }
-
-    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
-        let (mut free, mut split, mut split_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
-        for (id, block) in heap.blocks.iter() {
-            self.check_links(heap, id, &block)?;
-            if block.state == BlockState::Free {
-                free += block.size;
-                if block.is_split() && !self.is_expandable(heap, id) {
-                    split += 1;
-                    split_bytes += block.size;
-                }
-            }
+    /// Has the blocks at some addresses have begun before all others, in the order of `oldest`.
+    fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
+        if oldest.is_empty() {
+            return;
         }
-        let (blocks, bytes) = heap.stats.inactive_split();
-        if (blocks, bytes) != (split, signed(split_bytes)) {
-            return Err(format!(
-                "{split} split free blocks of {split_bytes:?}, but the figures say {blocks} of {bytes}"
-            ));
+        let places: BTreeMap<DeviceAddress, usize> = oldest.iter().copied().zip(0..).collect();
+        let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
+        blocks.sort_by_key(|(id, block)| {
+            let place = places.get(&block.address).copied();
+            (place.unwrap_or(usize::MAX), self.ranks.number(*id))
+        });
+        let is_free = |(_, block): &&(BlockId, Block)| block.state == BlockState::Free;
+        // Else two of a list would share a rank for a while.
+        for &(id, _) in blocks.iter().filter(is_free) {
+            self.remove_free(heap, id);
         }
-        self.check_lists(heap)?;
-        Ok(free)
+        self.ranks.renumber(blocks.iter().map(|&(id, _)| id));
+        for (id, block) in blocks.iter().filter(is_free) {
+            let ranked = self.ranks.ranked(heap, *id, block);
+            self.pool_of(block.domain, block.kind).free.insert(ranked);
+        }
     }
 }
 

@@ -17,9 +17,18 @@ pub struct Request {
     pub(crate) size: Bytes,
     /// Whose memory may serve it.
     pub(crate) domain: DomainId,
-    /// A mark before which the memory that serves it must have been freed, where the program
-    /// demands one; see [`DeviceAllocator::mark_frees`](crate::DeviceAllocator::mark_frees).
-    pub(crate) freed_before: Option<u64>,
+}
+
+/// What a strategy is to release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Release<'r> {
+    /// What has been idle for long, before new memory is taken. Only `caching` with a threshold has such memory.
+    Idle,
+    /// Just enough for a request to fit. Only `caching` with `max_split_size_mb` does that.
+    For(&'r Request),
+    /// Every wholly free segment of a pool. BFC may be told to keep them where they do not help a request that would
+    /// fail otherwise.
+    Pool(PoolIndex, Option<&'r Request>),
 }
 
 /// A policy for one device.
@@ -57,35 +66,7 @@ pub(crate) trait Strategy {
     /// it, and is as it was.
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId>;
 
-    /// Gives back, before new memory is taken, what has been idle for long. Most strategies do
-    /// nothing.
-    fn collect_garbage<D: Driver>(
-        &mut self,
-        _heap: &mut Heap,
-        _physical: &mut Physical<D>,
-        _request: &Request,
-    ) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    /// Gives back just enough free memory for the request to fit, and returns whether it did. Most
-    /// strategies leave that to [`Strategy::release`].
-    fn release_for<D: Driver>(
-        &mut self,
-        _heap: &mut Heap,
-        _physical: &mut Physical<D>,
-        _request: &Request,
-    ) -> Result<bool, DriverError> {
-        Ok(false)
-    }
-
-    /// Returns whether every wholly free segment is to go back before the request fails. Only BFC
-    /// may be told not to.
-    fn gains_by_release(&self, _heap: &Heap, _request: &Request) -> bool {
-        true
-    }
-
-    /// Gives back every wholly free segment of a pool.
+    /// Releases free memory to the driver, as much as `wanted` says, and returns whether enough went for what it names.
     ///
     /// # Errors
     ///
@@ -94,32 +75,33 @@ pub(crate) trait Strategy {
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError>;
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError>;
 
     /// Forgets what it knows of a domain that has no memory: its number may be given to another. Most
     /// strategies know nothing of such a domain.
     fn forget_domain(&mut self, _domain: DomainId) {}
 
-    /// Tries a request once more after everything that could go back did.
-    fn retry<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<Option<BlockId>, DriverError> {
-        match self.take(heap, request) {
-            Some(block) => Ok(Some(block)),
-            None => self.grow(heap, physical, request),
-        }
+    /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
+    /// when memory has run out.
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes;
+
+    /// Returns a description of the strategy's state for an out-of-memory error, or nothing.
+    fn describe(&self, _heap: &Heap, _request: &Request) -> String {
+        String::new()
     }
 
-    /// Returns whether what a wait for other streams made free serves a request before it fails. Only `caching` may be
-    /// told not to.
-    fn searches_after_wait(&self) -> bool {
-        true
-    }
+    /// Checks everything that the strategy promises itself, and returns the bytes that it holds free,
+    /// mapped and ready to be handed out. Linear time.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says which promise is broken, and where.
+    fn check(&self, heap: &Heap) -> Result<Bytes, String>;
+}
 
+/// Blocks at addresses that the caller names: checkpoints, recordings, and requests that resize where they are.
+pub(crate) trait Placement: Strategy {
     /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and returns
     /// whether it did. The size is a multiple of 512. A strategy whose blocks have sizes of their own returns
     /// `false`.
@@ -137,9 +119,7 @@ pub(crate) trait Strategy {
         request: &Request,
         address: DeviceAddress,
     ) -> Option<BlockId> {
-        let Some(found) = self.take(heap, request) else {
-            return None;
-        };
+        let found = self.take(heap, request)?;
         let block = heap.blocks.get(found);
         if block.address == address {
             return Some(found);
@@ -185,28 +165,13 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
-    /// when memory has run out.
-    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes;
-
-    /// Returns the bytes of the segments that are neither in active blocks nor free for any request:
-    /// what the strategy's layout cannot use. Linear time is fine.
-    fn unusable_bytes(&self, _heap: &Heap) -> Bytes {
-        Bytes::ZERO
+    /// Returns when a block began, beside others of this strategy; `None` where that decides nothing.
+    fn block_number(&self, _id: BlockId) -> Option<u64> {
+        None
     }
 
-    /// Returns a description of the strategy's state for an out-of-memory error, or nothing.
-    fn describe(&self, _heap: &Heap, _request: &Request) -> String {
-        String::new()
-    }
-
-    /// Checks everything that the strategy promises itself, and returns the bytes that it holds free,
-    /// mapped and ready to be handed out. Linear time.
-    ///
-    /// # Errors
-    ///
-    /// A sentence that says which promise is broken, and where.
-    fn check(&self, heap: &Heap) -> Result<Bytes, String>;
+    /// Makes the blocks that begin at these addresses the oldest, in this order. Most strategies have no ages.
+    fn order_blocks(&mut self, _heap: &Heap, _oldest: &[DeviceAddress]) {}
 }
 
 /// A block as it was at a checkpoint.

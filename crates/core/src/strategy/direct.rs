@@ -1,9 +1,9 @@
 //! `direct`: a driver allocation for every request, given back when it is freed. What a naive
 //! pluggable allocator does, and the measure of what caching is worth.
 
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Physical;
 use crate::segment::Heap;
@@ -59,18 +59,9 @@ impl Strategy for Direct {
         &mut self,
         _heap: &mut Heap,
         _physical: &mut Physical<D>,
-        _pool: PoolIndex,
-    ) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    fn take_again(
-        &mut self,
-        _heap: &mut Heap,
-        _wanted: &CheckpointBlock,
-        _around: Option<BlockId>,
-    ) -> BlockId {
-        unreachable!("a block is held as long as its segment")
+        _wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        Ok(false)
     }
 
     fn largest_free(&self, _heap: &Heap, _domain: DomainId) -> Bytes {
@@ -87,5 +78,16 @@ impl Strategy for Direct {
             return Err("a segment holds no block, or several".to_owned());
         }
         Ok(Bytes::ZERO)
+    }
+}
+
+impl Placement for Direct {
+    fn take_again(
+        &mut self,
+        _heap: &mut Heap,
+        _wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        unreachable!("a block is held as long as its segment")
     }
 }

@@ -24,11 +24,11 @@ mod slab;
 pub(crate) mod test_driver;
 
 pub use contract::Request;
-pub(crate) use contract::{CheckpointBlock, Strategy};
+pub(crate) use contract::{CheckpointBlock, Placement, Release, Strategy};
 
 use crate::block::{Block, BlockId, SegmentId};
 use crate::config::Config;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
@@ -112,36 +112,6 @@ impl ActiveStrategy {
             _ => false,
         }
     }
-
-    /// Returns the strategy if it is BFC, which alone has a safe frontier.
-    pub(crate) fn as_bfc_mut(&mut self) -> Option<&mut bfc::Bfc> {
-        match self {
-            ActiveStrategy::Bfc(bfc) => Some(bfc),
-            _ => None,
-        }
-    }
-
-    /// Returns the strategy if it is PyTorch's, which alone may take blocks by their age.
-    pub(crate) fn as_caching(&self) -> Option<&caching::Caching> {
-        match self {
-            ActiveStrategy::Caching(caching) => Some(caching),
-            _ => None,
-        }
-    }
-
-    /// Returns whether new segments grow by mapping memory.
-    pub(crate) fn has_expandable_segments(&self) -> bool {
-        let caching = self.as_caching();
-        caching.is_some_and(caching::Caching::has_expandable_segments)
-    }
-
-    /// Returns how long a request is to be tried again before it fails, in milliseconds, if at all.
-    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
-        match self {
-            ActiveStrategy::Bfc(bfc) => bfc.retry_wait_ms(),
-            _ => None,
-        }
-    }
 }
 
 impl Strategy for ActiveStrategy {
@@ -173,54 +143,33 @@ impl Strategy for ActiveStrategy {
         dispatch!(self, strategy => strategy.put(heap, id, block))
     }
 
-    fn collect_garbage<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<(), DriverError> {
-        dispatch!(self, strategy => strategy.collect_garbage(heap, physical, request))
-    }
-
-    fn release_for<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<bool, DriverError> {
-        dispatch!(self, strategy => strategy.release_for(heap, physical, request))
-    }
-
-    fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
-        dispatch!(self, strategy => strategy.gains_by_release(heap, request))
-    }
-
     fn release<D: Driver>(
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
-        dispatch!(self, strategy => strategy.release(heap, physical, pool))
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        dispatch!(self, strategy => strategy.release(heap, physical, wanted))
     }
 
     fn forget_domain(&mut self, domain: DomainId) {
         dispatch!(self, strategy => Strategy::forget_domain(strategy, domain));
     }
 
-    fn retry<D: Driver>(
-        &mut self,
-        heap: &mut Heap,
-        physical: &mut Physical<D>,
-        request: &Request,
-    ) -> Result<Option<BlockId>, DriverError> {
-        dispatch!(self, strategy => strategy.retry(heap, physical, request))
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
+        dispatch!(self, strategy => strategy.largest_free(heap, domain))
     }
 
-    fn searches_after_wait(&self) -> bool {
-        dispatch!(self, strategy => Strategy::searches_after_wait(strategy))
+    fn describe(&self, heap: &Heap, request: &Request) -> String {
+        dispatch!(self, strategy => strategy.describe(heap, request))
     }
 
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
+        dispatch!(self, strategy => strategy.check(heap))
+    }
+}
+
+impl Placement for ActiveStrategy {
     fn take_at(&mut self, heap: &mut Heap, block: BlockId, size: Bytes) -> bool {
         dispatch!(self, strategy => strategy.take_at(heap, block, size))
     }
@@ -244,7 +193,7 @@ impl Strategy for ActiveStrategy {
     }
 
     fn restores_free_blocks(&self) -> bool {
-        dispatch!(self, strategy => Strategy::restores_free_blocks(strategy))
+        dispatch!(self, strategy => strategy.restores_free_blocks())
     }
 
     fn adopt<D: Driver>(
@@ -257,19 +206,11 @@ impl Strategy for ActiveStrategy {
         dispatch!(self, strategy => strategy.adopt(heap, physical, domain, segment))
     }
 
-    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
-        dispatch!(self, strategy => strategy.largest_free(heap, domain))
+    fn block_number(&self, id: BlockId) -> Option<u64> {
+        dispatch!(self, strategy => strategy.block_number(id))
     }
 
-    fn unusable_bytes(&self, heap: &Heap) -> Bytes {
-        dispatch!(self, strategy => strategy.unusable_bytes(heap))
-    }
-
-    fn describe(&self, heap: &Heap, request: &Request) -> String {
-        dispatch!(self, strategy => strategy.describe(heap, request))
-    }
-
-    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
-        dispatch!(self, strategy => strategy.check(heap))
+    fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
+        dispatch!(self, strategy => strategy.order_blocks(heap, oldest));
     }
 }

@@ -9,10 +9,10 @@ use std::num::NonZeroU32;
 
 use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::PoolConfig;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::number_table::{NumberTable, hash_of};
 use crate::physical::Physical;
@@ -172,8 +172,11 @@ impl Strategy for Pool {
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        let Release::Pool(pool, _) = wanted else {
+            return Ok(false);
+        };
         let domains = heap.domains.of_pool(pool);
         let in_pool = |(_, slab): &(SegmentId, &Segment)| domains.contains(&slab.domain);
         let mut slabs: Vec<(DeviceAddress, SegmentId)> = (heap.segments.iter().filter(in_pool))
@@ -195,26 +198,7 @@ impl Strategy for Pool {
         }
         gone.sort_unstable();
         self.forget(heap, &domains, &gone);
-        result
-    }
-
-    /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
-    fn take_again(
-        &mut self,
-        heap: &mut Heap,
-        wanted: &CheckpointBlock,
-        around: Option<BlockId>,
-    ) -> BlockId {
-        let id = around.expect("a slab is covered by blocks");
-        let block = heap.blocks.get(id);
-        let is_it = (block.address, block.size) == (wanted.address, wanted.size);
-        let domain = &mut self.domains[block.domain.index()];
-        let list = domain.list_of(block.size);
-        let position = list.iter().position(|&listed| listed == id);
-        let position = position.filter(|_| is_it);
-        list.remove(position.expect("no block was merged"));
-        count_taken(heap, &block);
-        id
+        result.map(|()| true)
     }
 
     fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
@@ -249,6 +233,27 @@ impl Strategy for Pool {
         }
         check_slabs(heap)?;
         Ok(free_bytes)
+    }
+}
+
+impl Placement for Pool {
+    /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let id = around.expect("a slab is covered by blocks");
+        let block = heap.blocks.get(id);
+        let is_it = (block.address, block.size) == (wanted.address, wanted.size);
+        let domain = &mut self.domains[block.domain.index()];
+        let list = domain.list_of(block.size);
+        let position = list.iter().position(|&listed| listed == id);
+        let position = position.filter(|_| is_it);
+        list.remove(position.expect("no block was merged"));
+        count_taken(heap, &block);
+        id
     }
 }
 

@@ -20,10 +20,10 @@ use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
 use super::buddy::check_inactive_split;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{CheckpointBlock, Request, Strategy};
+use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::config::SlabConfig;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
@@ -184,24 +184,16 @@ impl Strategy for Slabs {
         &mut self,
         heap: &mut Heap,
         physical: &mut Physical<D>,
-        pool: PoolIndex,
-    ) -> Result<(), DriverError> {
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        let Release::Pool(pool, _) = wanted else {
+            return Ok(false);
+        };
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.layers.arenas.release(heap, physical, pool)
-    }
-
-    fn take_again(
-        &mut self,
-        heap: &mut Heap,
-        wanted: &CheckpointBlock,
-        _around: Option<BlockId>,
-    ) -> BlockId {
-        let domain = heap.segments.get(wanted.segment).domain;
-        self.merge_recent(heap, domain);
-        let own = self.layers.arenas.take_own_segment_again(domain, wanted);
-        own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))
+        self.layers.arenas.release(heap, physical, pool)?;
+        Ok(true)
     }
 
     fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {
@@ -228,6 +220,20 @@ impl Strategy for Slabs {
         let split_bytes = node_bytes + recent_bytes + slabs.free_bytes;
         check_inactive_split(&heap.stats, nodes + recent + slabs.free, split_bytes)?;
         Ok(free + recent_bytes + slabs.free_bytes)
+    }
+}
+
+impl Placement for Slabs {
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        _around: Option<BlockId>,
+    ) -> BlockId {
+        let domain = heap.segments.get(wanted.segment).domain;
+        self.merge_recent(heap, domain);
+        let own = self.layers.arenas.take_own_segment_again(domain, wanted);
+        own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))
     }
 }
 

@@ -22,7 +22,7 @@ pub fn configs() -> Vec<Config> {
 }
 
 /// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
-const VARIANTS: [&str; 21] = [
+const VARIANTS: [&str; 22] = [
     "pool:slab_size_mb:2",
     "pool:slab_size_mb:32",
     "buddy:arena_size_mb:8",
@@ -30,6 +30,7 @@ const VARIANTS: [&str; 21] = [
     "bfc:allow_growth:False",
     "bfc:garbage_collection:False,initial_region_mb:1",
     "bfc:fragmentation_fraction:0.1,initial_region_mb:16",
+    "bfc:safe_frontier_lag:7",
     "bfc:allow_retry_on_failure:False",
     "caching:expandable_segments:True",
     "caching:large_segment_size_mb:11,max_split_size_mb:12",

@@ -1,13 +1,14 @@
 //! The safe frontier: what was freed after it is known to be in use by work that is still queued.
 //!
-//! Frees and marks share one count. A chunk carries the count of its free until the frontier passes
-//! it: until then it is handed out as it is, to requests that do not mind, and merged with no other.
+//! A chunk carries the count of its free until the frontier passes it. Until then it is handed out as it is, and merged
+//! with no other. The device is taken to be `safe_frontier_lag` frees behind the program.
 //! What a request leaves of such a chunk carries its count on (in TensorFlow such a rest is never
 //! merged again, because only the chunk that was freed is queued).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use super::timing::Timing;
 use super::{Bfc, Merge, SplitChange};
 use crate::block::BlockState;
 use crate::segment::Heap;
@@ -15,20 +16,15 @@ use crate::strategy::Request;
 use crate::units::DeviceAddress;
 
 impl Bfc {
-    /// Returns a count above those of all frees so far and below those of all later ones.
-    pub(crate) fn mark_frees(&mut self) -> u64 {
-        let timing = self.timing.get_or_insert_default();
-        timing.count += 1;
-        timing.count
-    }
-
-    /// Merges what was freed before `mark` with its neighbours.
-    pub(crate) fn set_safe_frontier(&mut self, heap: &mut Heap, mark: u64) {
-        let timing = self.timing.get_or_insert_default();
-        timing.frontier = timing.frontier.max(mark);
-        let first_unsafe = (timing.frontier, DeviceAddress::NULL);
+    /// Merges what the frontier has passed with its neighbours. O(log n) for each chunk that it passes.
+    pub(super) fn merge_passed(&mut self, heap: &mut Heap) {
+        let frontier = self.timing.as_ref().map_or(0, Timing::frontier);
+        let first_unsafe = (frontier + 1, DeviceAddress::NULL);
         for index in 0..self.domains.len() {
             let recent = &mut self.domains[index].recent;
+            if recent.first().is_none_or(|first| *first >= first_unsafe) {
+                continue;
+            }
             let unsafe_chunks = recent.split_off(&first_unsafe);
             let safe = std::mem::replace(recent, unsafe_chunks);
             self.merge_safe(heap, &safe);

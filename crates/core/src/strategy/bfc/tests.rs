@@ -20,8 +20,12 @@ fn allocator(driver: TestDriver, conf: &str) -> Allocator {
 
 /// Returns an allocator whose first region has `mib` MiB.
 fn with_region(mib: u64) -> Allocator {
+    with_region_and(mib, "")
+}
+
+fn with_region_and(mib: u64, conf: &str) -> Allocator {
     let driver = TestDriver::new(Bytes::gib(64));
-    allocator(driver, &format!("initial_region_mb:{mib}"))
+    allocator(driver, &format!("initial_region_mb:{mib},{conf}"))
 }
 
 /// Returns a device whose allocations are not adjacent.
@@ -356,85 +360,70 @@ fn a_driver_failure_changes_nothing() {
 }
 
 #[test]
-fn chunks_freed_after_the_frontier_are_used_but_not_merged() {
-    let mut allocator = with_region(2);
-    assert_eq!(allocator.mark_frees(), Ok(1));
-    let blocks = [4096; 4].map(|size| allocate(&mut allocator, size));
+fn chunks_that_the_frontier_has_not_passed_are_used_but_not_merged() {
+    let mut allocator = with_region_and(2, "safe_frontier_lag:3");
+    let blocks = [4096; 5].map(|size| allocate(&mut allocator, size));
+    let behind = blocks[4] + Bytes(4096);
     free(&mut allocator, blocks[0]);
     free(&mut allocator, blocks[1]);
-    let mark = allocator.mark_frees().unwrap();
-    free(&mut allocator, blocks[2]);
-    let behind = blocks[3] + Bytes(4096);
-    assert_eq!(
-        allocate(&mut allocator, 8192),
-        behind,
-        "two neighbours do not make one chunk"
-    );
-    assert_eq!(
-        allocate(&mut allocator, 4096),
-        blocks[0],
-        "one is used as it is"
-    );
-    free(&mut allocator, blocks[0]);
-
-    allocator.set_safe_frontier(mark).unwrap();
+    let two = allocate(&mut allocator, 8192);
+    assert_eq!(two, behind, "two neighbours do not make one chunk");
+    let one = allocate(&mut allocator, 4096);
+    assert_eq!(one, blocks[0], "one is used as it is");
     check(&allocator);
-    // The first was freed again since.
-    assert_eq!(allocator.stats().inactive_split.all.current, 4);
-    let mark = allocator.mark_frees().unwrap();
-    allocator.set_safe_frontier(mark).unwrap();
+    // The count is 5: what was freed second is passed, and what was freed third is not.
+    for block in [blocks[0], blocks[2], blocks[3]] {
+        free(&mut allocator, block);
+    }
     check(&allocator);
-    assert_eq!(allocator.stats().inactive_split.all.current, 2);
+    assert_eq!(allocator.stats().inactive_split.all.current, 5);
+    // Each free passes one more.
+    free(&mut allocator, two);
+    free(&mut allocator, blocks[4]);
+    check(&allocator);
     assert_eq!(allocate(&mut allocator, 3 * 4096), blocks[0]);
 }
 
 #[test]
-fn a_request_may_demand_memory_freed_before_a_mark() {
-    let mut allocator = with_region(2);
-    allocator.mark_frees().unwrap();
-    let blocks = [4096; 4].map(|size| allocate(&mut allocator, size));
-    let behind = blocks[3] + Bytes(4096);
-    free(&mut allocator, blocks[2]);
-    let mark = allocator.mark_frees().unwrap();
-    free(&mut allocator, blocks[0]);
-    let mut demand = |mark| allocator.allocate_freed_before(mark, Bytes(4096), Stream::DEFAULT);
-    assert_eq!(demand(mark), Ok(blocks[2]));
-    assert_eq!(demand(mark), Ok(behind), "what was never used will do");
-    let mark = allocator.mark_frees().unwrap();
-    let later = allocator.allocate_freed_before(mark, Bytes(4096), Stream::DEFAULT);
-    assert_eq!(later, Ok(blocks[0]));
-    check(&allocator);
+fn with_no_lag_chunks_are_merged_at_once() {
+    for conf in ["", "safe_frontier_lag:0"] {
+        let mut allocator = with_region_and(2, conf);
+        let blocks = [4096; 3].map(|size| allocate(&mut allocator, size));
+        free(&mut allocator, blocks[0]);
+        free(&mut allocator, blocks[1]);
+        check(&allocator);
+        assert_eq!(allocate(&mut allocator, 8192), blocks[0], "{conf}");
+    }
 }
 
 /// The rest of a chunk was freed when the chunk was.
 #[test]
 fn the_rest_of_a_recent_chunk_is_as_recent() {
-    let mut allocator = with_region(2);
-    let before = allocator.mark_frees().unwrap();
+    let mut allocator = with_region_and(2, "safe_frontier_lag:2");
     let all = allocate(&mut allocator, 2 * MIB);
+    let others = [256; 2].map(|size| allocate(&mut allocator, size));
     free(&mut allocator, all);
     let front = allocate(&mut allocator, MIB);
-    let rest = Bytes::mib(1);
-    let behind = all + Bytes::mib(2);
-    let demanded = allocator.allocate_freed_before(before, rest, Stream::DEFAULT);
-    assert_eq!(demanded, Ok(behind), "not the rest");
-    check(&allocator);
+    assert_eq!(front, all);
     free(&mut allocator, front);
-    let mark = allocator.mark_frees().unwrap();
-    allocator.set_safe_frontier(mark).unwrap();
+    check(&allocator);
+    let whole = allocate(&mut allocator, 2 * MIB);
+    assert_ne!(whole, all, "the halves are not one chunk yet");
+    for other in others {
+        free(&mut allocator, other);
+    }
+    check(&allocator);
     assert_eq!(allocate(&mut allocator, 2 * MIB), all, "both halves again");
 }
 
 #[test]
-fn recent_chunks_are_merged_before_a_request_fails_but_not_for_one_that_minds() {
-    let mut allocator = allocator(TestDriver::new(Bytes::mib(2)), "garbage_collection:False");
-    let before = allocator.mark_frees().unwrap();
+fn recent_chunks_are_merged_before_a_request_fails() {
+    let conf = "garbage_collection:False,safe_frontier_lag:100";
+    let mut allocator = allocator(TestDriver::new(Bytes::mib(2)), conf);
     let blocks = [MIB / 2; 4].map(|size| allocate(&mut allocator, size));
     for block in blocks {
         free(&mut allocator, block);
     }
-    let error = allocator.allocate_freed_before(before, Bytes::mib(1), Stream::DEFAULT);
-    assert!(error.unwrap_err().is_out_of_memory());
     assert_eq!(allocate(&mut allocator, MIB), blocks[0]);
     // Only what was needed was merged: the other two stay as they were.
     assert_eq!(allocate(&mut allocator, MIB / 2), blocks[2]);
@@ -442,8 +431,7 @@ fn recent_chunks_are_merged_before_a_request_fails_but_not_for_one_that_minds() 
 
 #[test]
 fn a_region_of_recent_chunks_goes_back() {
-    let mut allocator = with_region(2);
-    allocator.mark_frees().unwrap();
+    let mut allocator = with_region_and(2, "safe_frontier_lag:100");
     for block in [MIB; 2].map(|size| allocate(&mut allocator, size)) {
         free(&mut allocator, block);
     }
@@ -453,25 +441,14 @@ fn a_region_of_recent_chunks_goes_back() {
 }
 
 #[test]
-fn other_strategies_have_no_safe_frontier() {
-    let driver = TestDriver::new(Bytes::gib(1));
-    let mut allocator = DeviceAllocator::new(driver, 0, &Config::default());
-    assert_eq!(allocator.mark_frees(), Err(AllocError::NoSafeFrontier));
-    assert_eq!(
-        allocator.set_safe_frontier(1),
-        Err(AllocError::NoSafeFrontier)
-    );
-    let demanded = allocator.allocate_freed_before(1, Bytes(1), Stream::DEFAULT);
-    assert_eq!(demanded, Err(AllocError::NoSafeFrontier));
-    assert_eq!(allocator.retry_wait_ms(), None);
-}
-
-#[test]
 fn the_wait_is_what_is_configured() {
     let wait = |conf| allocator(TestDriver::new(Bytes::gib(1)), conf).retry_wait_ms();
     assert_eq!(wait(""), Some(10_000));
     assert_eq!(wait("retry_ms:5"), Some(5));
     assert_eq!(wait("allow_retry_on_failure:False"), None);
+    let driver = TestDriver::new(Bytes::gib(1));
+    let other = DeviceAllocator::new(driver, 0, &Config::default());
+    assert_eq!(other.retry_wait_ms(), None);
 }
 
 #[test]
@@ -700,46 +677,17 @@ proptest! {
         }
     }
 
-    /// Marks, frontiers and demands among requests and frees: everything stays in order, and no
-    /// demand is answered with memory that was freed later.
+    /// Whatever the lag, everything stays in order, and nothing is lost.
     #[test]
     fn the_frontier_keeps_its_promises(
-        steps in prop::collection::vec((0..8_u8, 1..MIB, any::<usize>()), 1..200),
+        program in programs(sizes(), 150),
+        lag in 0..20_u64,
+        capacity in 16..200_u64,
     ) {
-        let mut allocator = allocator(TestDriver::new(Bytes::mib(16)), "");
-        let (mut live, mut marks) = (Vec::new(), vec![allocator.mark_frees().unwrap()]);
-        // What was freed, and how many marks there were then.
-        let mut freed: Vec<(DeviceAddress, DeviceAddress, usize)> = Vec::new();
-        let mut safe = 0;
-        for (kind, size, index) in steps {
-            let number = index % marks.len();
-            let mark = marks[number];
-            match kind {
-                0 => marks.push(allocator.mark_frees().unwrap()),
-                1 => {
-                    allocator.set_safe_frontier(mark).unwrap();
-                    safe = safe.max(number);
-                }
-                2 | 3 if !live.is_empty() => {
-                    let address = live.swap_remove(index % live.len());
-                    let size = allocator.allocation(address).unwrap().size;
-                    freed.push((address, address + size, marks.len()));
-                    allocator.free(address).unwrap();
-                }
-                4 => {
-                    let demanded = allocator.allocate_freed_before(mark, Bytes(size), Stream::DEFAULT);
-                    if let Ok(start) = demanded {
-                        let end = start + allocator.allocation(start).unwrap().size;
-                        let too_late = |&(from, to, marks_then): &(DeviceAddress, DeviceAddress, usize)| {
-                            from < end && start < to && marks_then > number.max(safe)
-                        };
-                        prop_assert!(!freed.iter().any(too_late));
-                        live.push(start);
-                    }
-                }
-                _ => live.extend(allocator.allocate(Bytes(size), Stream::DEFAULT).ok()),
-            }
-            check(&allocator);
-        }
+        let config = Config::Bfc(BfcConfig {
+            safe_frontier_lag: Some(lag),
+            ..BfcConfig::default()
+        });
+        run(&config, TestDriver::new(Bytes::mib(capacity)), &program);
     }
 }

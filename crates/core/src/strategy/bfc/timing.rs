@@ -1,38 +1,28 @@
-//! When chunks were freed, beside the safe frontier: a count of frees and marks.
+//! When chunks were freed, beside the safe frontier.
 
 /// How frees are counted.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Timing {
-    /// The count of the latest free or mark.
-    pub(super) count: u64,
-    /// What was freed at a count below this is safe.
-    pub(super) frontier: u64,
+    /// The count of the latest free.
+    count: u64,
+    /// How many frees the device is behind.
+    lag: u64,
 }
 
 impl Timing {
-    /// Counts a free and returns its count; zero where the frontier has passed it already.
+    /// Returns the count before the first free, for a device that is `lag` frees behind.
+    pub(super) fn new(lag: u64) -> Timing {
+        Timing { count: 0, lag }
+    }
+
+    /// Counts a free and returns its count, which is never zero.
     pub(super) fn count_free(&mut self) -> u64 {
         self.count += 1;
-        if self.count < self.frontier {
-            0
-        } else {
-            self.count
-        }
+        self.count
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::Timing;
-
-    /// What is freed at the frontier or later is not known to be safe.
-    #[test]
-    fn frees_below_the_frontier_are_safe() {
-        let mut timing = Timing {
-            count: 3,
-            frontier: 6,
-        };
-        let counts = [(); 4].map(|()| timing.count_free());
-        assert_eq!(counts, [0, 0, 6, 7]);
+    /// Returns the frontier: the device has passed what was freed at this count or before.
+    pub(super) fn frontier(&self) -> u64 {
+        self.count.saturating_sub(self.lag)
     }
 }
