@@ -64,13 +64,6 @@ pub trait Driver {
     /// Notes that what was noted by [`Driver::lend`] goes back to where it came from.
     fn return_lent(&mut self, _address: DeviceAddress, _size: Bytes) {}
 
-    /// Returns whether a block may lie in the memory of two calls of [`Driver::allocate`] that happens to
-    /// be adjacent. Not on CUDA, where fills and copies refuse a range that is in two allocations. Must
-    /// not change for one instance.
-    fn joins_allocations(&self) -> bool {
-        false
-    }
-
     /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
     /// for one instance.
     fn supports_virtual_memory(&self) -> bool;

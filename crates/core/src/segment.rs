@@ -23,7 +23,8 @@ pub(crate) struct Segment {
     pub(crate) size: Bytes,
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
-    pub(crate) backing: Backing,
+    /// The unit in which memory is mapped into an expandable segment; `None` where the driver allocated it whole.
+    pub(crate) page_size: Option<Bytes>,
     /// Tells the segment from every other that there ever was; the table gives it.
     pub(crate) serial: u64,
     /// The rank of its start: where it would begin if all that there ever were, as long as they came, lay one behind
@@ -31,21 +32,10 @@ pub(crate) struct Segment {
     rank: u64,
 }
 
-/// Where a segment's physical memory is.
-#[derive(Debug)]
-pub(crate) enum Backing {
-    /// The driver allocated it with the segment.
-    Whole,
-    /// Several driver allocations, one behind the other, of these sizes.
-    Joined { parts: Vec<Bytes> },
-    /// Mapped page by page: an expandable segment.
-    Pages { page_size: Bytes },
-}
-
 impl Segment {
     /// Returns whether memory is mapped into the segment page by page.
     pub(crate) fn is_expandable(&self) -> bool {
-        matches!(self.backing, Backing::Pages { .. })
+        self.page_size.is_some()
     }
 
     /// Returns a number that is lower for addresses in older segments and, in the same, for lower addresses in
@@ -56,17 +46,19 @@ impl Segment {
 
     /// Returns the bytes of physical memory in the segment. Linear in the pages of an expandable one.
     pub(crate) fn mapped_bytes<D>(&self, physical: &Physical<D>) -> Bytes {
-        match &self.backing {
-            Backing::Whole | Backing::Joined { .. } => self.size,
-            Backing::Pages { .. } => physical.mapped_bytes(self.address),
+        if self.is_expandable() {
+            physical.mapped_bytes(self.address)
+        } else {
+            self.size
         }
     }
 
     /// Returns whether `size` bytes at an offset are in the segment, with memory behind them.
     pub(crate) fn has_memory<D>(&self, offset: Bytes, size: Bytes, physical: &Physical<D>) -> bool {
-        match &self.backing {
-            Backing::Whole | Backing::Joined { .. } => offset + size <= self.size,
-            Backing::Pages { .. } => physical.has_memory(self.address, offset, size),
+        if self.is_expandable() {
+            physical.has_memory(self.address, offset, size)
+        } else {
+            offset + size <= self.size
         }
     }
 
@@ -131,12 +123,6 @@ impl SegmentTable {
     pub(crate) fn find(&self, id: SegmentId, serial: u64) -> Option<&Segment> {
         let segment = self.segments.get(id.index())?.as_ref();
         segment.filter(|segment| segment.serial == serial)
-    }
-
-    fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
-        self.segments[id.index()]
-            .as_mut()
-            .expect("the segment is still held")
     }
 }
 
@@ -212,64 +198,6 @@ impl Heap {
         size: Bytes,
         kind: SizeKind,
     ) -> Result<SegmentId, DriverError> {
-        let address = self.allocate(physical, domain, size, kind)?;
-        Ok(self.insert_whole_segment(domain, address, size, kind))
-    }
-
-    /// Takes memory from the driver as [`Heap::allocate_segment`] does, and returns the segment that
-    /// it is in and where in it the memory starts. Where the driver returns the addresses behind a
-    /// segment of the same domain and kind, and lets blocks lie in both, that segment grows; otherwise the
-    /// memory is a new segment, and starts at zero. One driver call; linear in the segments.
-    ///
-    /// # Errors
-    ///
-    /// As [`Heap::allocate_segment`].
-    pub(crate) fn allocate_or_extend_segment<D: Driver>(
-        &mut self,
-        physical: &mut Physical<D>,
-        domain: DomainId,
-        size: Bytes,
-        kind: SizeKind,
-    ) -> Result<(SegmentId, Bytes), DriverError> {
-        let address = self.allocate(physical, domain, size, kind)?;
-        let ends_there = |segment: &Segment| {
-            segment.address + segment.size == address
-                && segment.size + size <= Bytes::SEGMENT_MAX
-                && (segment.domain, segment.kind) == (domain, kind)
-                && !segment.is_expandable()
-        };
-        let found = || {
-            self.segments
-                .iter()
-                .find(|(_, segment)| ends_there(segment))
-        };
-        let joins = physical.driver.joins_allocations() && !self.domains.has_source(domain);
-        let extended = joins.then(found).flatten().map(|(id, _)| id);
-        let Some(id) = extended else {
-            let id = self.insert_whole_segment(domain, address, size, kind);
-            return Ok((id, Bytes::ZERO));
-        };
-        let segment = self.segments.get_mut(id);
-        let offset = segment.size;
-        match &mut segment.backing {
-            Backing::Joined { parts } => parts.push(size),
-            backing => {
-                let parts = vec![offset, size];
-                *backing = Backing::Joined { parts };
-            }
-        }
-        segment.size += size;
-        Ok((id, offset))
-    }
-
-    /// Takes memory from the driver that is in no segment yet.
-    fn allocate<D: Driver>(
-        &mut self,
-        physical: &mut Physical<D>,
-        domain: DomainId,
-        size: Bytes,
-        kind: SizeKind,
-    ) -> Result<DeviceAddress, DriverError> {
         if size > Bytes::SEGMENT_MAX || self.exceeds_limit(size) {
             return Err(DriverError::OutOfMemory);
         }
@@ -287,26 +215,16 @@ impl Heap {
         self.count_reserved(Owner { domain, kind }, signed(size));
         self.stats.num_device_alloc += 1;
         self.record(Action::SegmentAlloc, domain, address, size);
-        Ok(address)
-    }
-
-    fn insert_whole_segment(
-        &mut self,
-        domain: DomainId,
-        address: DeviceAddress,
-        size: Bytes,
-        kind: SizeKind,
-    ) -> SegmentId {
         self.stats.count_segment(kind, self.is_oversize(size));
-        self.insert_segment(Segment {
+        Ok(self.insert_segment(Segment {
             address,
             size,
             domain,
             kind,
-            backing: Backing::Whole,
+            page_size: None,
             serial: 0,
             rank: 0,
-        })
+        }))
     }
 
     fn insert_segment(&mut self, segment: Segment) -> SegmentId {
@@ -321,57 +239,32 @@ impl Heap {
         self.segments.remove(id);
     }
 
-    /// Gives a segment that was never extended back to the driver. One driver call; on an error
-    /// nothing has changed.
+    /// Releases a segment that is not expandable to the driver. One driver call; on an error nothing has changed.
     pub(crate) fn free_segment<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
         id: SegmentId,
     ) -> Result<(), DriverError> {
-        let left = self.free_last_part(physical, id)?;
-        debug_assert!(left.is_zero(), "extended segments go back part by part");
-        Ok(())
-    }
-
-    /// Gives the last driver allocation of a segment back and returns what is left of the segment;
-    /// with the last one it is gone. One driver call; on an error nothing has changed.
-    pub(crate) fn free_last_part<D: Driver>(
-        &mut self,
-        physical: &mut Physical<D>,
-        id: SegmentId,
-    ) -> Result<Bytes, DriverError> {
         let segment = self.segments.get(id);
-        let part = match &segment.backing {
-            Backing::Joined { parts } => *parts.last().expect("a segment has a part"),
-            Backing::Whole | Backing::Pages { .. } => segment.size,
-        };
-        let (domain, kind) = (segment.domain, segment.kind);
-        let left = segment.size - part;
-        let address = segment.address + left;
-        let mark = self.record_leaving(Action::SegmentFree, domain, address, part);
-        match self.domains.source_of(domain) {
+        debug_assert!(!segment.is_expandable(), "their pages are unmapped");
+        let (address, size, owner) = (segment.address, segment.size, segment.owner());
+        let mark = self.record_leaving(Action::SegmentFree, owner.domain, address, size);
+        match self.domains.source_of(owner.domain) {
             Some(source) => {
-                physical.driver.return_lent(address, part);
-                source.release(address, part);
+                physical.driver.return_lent(address, size);
+                source.release(address, size);
             }
             None => {
-                let freed = physical.driver.free(address, part);
+                let freed = physical.driver.free(address, size);
                 freed.inspect_err(|_| self.log.take_back(mark))?;
             }
         }
-        if left.is_zero() {
-            self.remove_segment(id);
-            self.stats.count_segment_freed(kind, self.is_oversize(part));
-        } else {
-            let segment = self.segments.get_mut(id);
-            segment.size = left;
-            if let Backing::Joined { parts } = &mut segment.backing {
-                parts.pop();
-            }
-        }
-        self.count_reserved(Owner { domain, kind }, -signed(part));
+        self.remove_segment(id);
+        self.stats
+            .count_segment_freed(owner.kind, self.is_oversize(size));
+        self.count_reserved(owner, -signed(size));
         self.stats.num_device_free += 1;
-        Ok(left)
+        Ok(())
     }
 
     /// Takes addresses for an expandable segment, with no memory behind them. One driver call.
@@ -391,13 +284,12 @@ impl Heap {
             return Err(DriverError::OutOfMemory);
         }
         let address = physical.reserve(size, page_size)?;
-        let backing = Backing::Pages { page_size };
         Ok(self.insert_segment(Segment {
             address,
             size,
             domain,
             kind,
-            backing,
+            page_size: Some(page_size),
             serial: 0,
             rank: 0,
         }))

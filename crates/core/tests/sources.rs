@@ -85,7 +85,6 @@ fn source(bytes: Bytes) -> (Arc<Seen>, Box<Source>) {
 fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
     let driver = SimDriver::new(SimConfig {
         capacity: Some(Bytes::mib(256)),
-        joins_allocations: true,
         ..SimConfig::default()
     });
     DeviceAllocator::new(driver, 0, config)

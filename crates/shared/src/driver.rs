@@ -17,7 +17,6 @@ pub struct SharedDriver<D> {
     driver: Arc<Mutex<D>>,
     owner: Owner,
     owners: Arc<OwnerTable>,
-    joins_allocations: bool,
     supports_virtual_memory: bool,
     granularity: Bytes,
 }
@@ -25,7 +24,6 @@ pub struct SharedDriver<D> {
 impl<D: Driver> SharedDriver<D> {
     pub(crate) fn new(driver: Arc<Mutex<D>>, owner: Owner, owners: Arc<OwnerTable>) -> Self {
         let known = Self::lock_driver(&driver);
-        let joins_allocations = known.joins_allocations();
         let supports_virtual_memory = known.supports_virtual_memory();
         let granularity = known.granularity();
         drop(known);
@@ -33,7 +31,6 @@ impl<D: Driver> SharedDriver<D> {
             driver,
             owner,
             owners,
-            joins_allocations,
             supports_virtual_memory,
             granularity,
         }
@@ -71,10 +68,6 @@ impl<D: Driver> Driver for SharedDriver<D> {
 
     fn return_lent(&mut self, address: DeviceAddress, size: Bytes) {
         self.owners.remove(address, size);
-    }
-
-    fn joins_allocations(&self) -> bool {
-        self.joins_allocations
     }
 
     fn supports_virtual_memory(&self) -> bool {

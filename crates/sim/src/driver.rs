@@ -23,8 +23,6 @@ pub struct SimConfig {
     pub total: Option<Bytes>,
     /// Whether the device can reserve addresses and map memory, as all but old ones can.
     pub virtual_memory: bool,
-    /// Whether blocks may lie in adjacent allocations, as they may not on an NVIDIA card.
-    pub joins_allocations: bool,
 }
 
 impl Default for SimConfig {
@@ -33,7 +31,6 @@ impl Default for SimConfig {
             capacity: None,
             total: None,
             virtual_memory: true,
-            joins_allocations: false,
         }
     }
 }
@@ -64,7 +61,6 @@ struct Device<A> {
     /// What it says that it has.
     total: Bytes,
     virtual_memory: bool,
-    joins_allocations: bool,
 }
 
 impl SimDriver {
@@ -94,7 +90,6 @@ impl<A: AddressSource> SimDriver<A> {
                 captures: Captures::default(),
                 total: config.total.map_or(capacity, |total| total.min(NO_LIMIT)),
                 virtual_memory: config.virtual_memory,
-                joins_allocations: config.joins_allocations,
             },
             faults: FaultPlan::none(),
             stats: [CallStats::default(); Call::ALL.len()],
@@ -323,10 +318,6 @@ impl<A: AddressSource> Driver for SimDriver<A> {
             device.clock.wait_for_device();
             Ok(((), cost_of_pages(Call::Free, returned)))
         })
-    }
-
-    fn joins_allocations(&self) -> bool {
-        self.device.joins_allocations
     }
 
     fn supports_virtual_memory(&self) -> bool {

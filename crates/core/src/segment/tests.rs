@@ -85,18 +85,3 @@ fn a_domain_has_memory_as_long_as_the_driver_refuses_to_take_it_back() {
     assert_eq!(counted, signed(page_size));
     assert_eq!(heap.domains_without_memory(&physical), [ids[0]]);
 }
-
-#[test]
-fn segments_that_would_be_too_large_together_stay_apart() {
-    let mut allocator = allocator("bfc");
-    let third = Bytes(Bytes::SEGMENT_MAX.get() / 3);
-    let blocks = [third; 4].map(|size| allocator.allocate(size, Stream::DEFAULT).unwrap());
-    allocator.check_invariants(CheckLevel::Everything).unwrap();
-    for segment in allocator.snapshot() {
-        assert!(segment.size <= Bytes::SEGMENT_MAX, "{:?}", segment.size);
-    }
-    for block in blocks {
-        allocator.free(block).unwrap();
-    }
-    allocator.check_invariants(CheckLevel::Everything).unwrap();
-}

@@ -88,10 +88,6 @@ impl Driver for TestDriver {
         Ok(())
     }
 
-    fn joins_allocations(&self) -> bool {
-        true
-    }
-
     fn supports_virtual_memory(&self) -> bool {
         self.claims_virtual_memory
     }

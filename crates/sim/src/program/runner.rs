@@ -75,7 +75,6 @@ impl Runner {
         let capacity = Some(capacity);
         let driver = SimDriver::new(SimConfig {
             capacity,
-            joins_allocations: true,
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);

@@ -1,6 +1,6 @@
 //! Regions: how they are asked of the driver, extended, and given back.
 
-use super::{Bfc, KIND, Merge, ROUNDING, SplitChange, doubled};
+use super::{Bfc, KIND, ROUNDING, SplitChange, doubled};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
@@ -8,13 +8,6 @@ use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::Bytes;
-
-/// What the driver gave: a region, or the end of one that it extended.
-struct NewMemory {
-    region: SegmentId,
-    offset: Bytes,
-    size: Bytes,
-}
 
 impl Bfc {
     /// Takes a region that a request fits in from the driver, and returns whether it did.
@@ -91,28 +84,10 @@ impl Bfc {
         heap.limit.or(self.device_total)
     }
 
-    /// Makes a free chunk of what the driver gave.
-    fn insert_region(&mut self, heap: &mut Heap, new: NewMemory) {
-        let NewMemory {
-            region,
-            offset,
-            size,
-        } = new;
-        let id = heap.insert_block(region, offset, size);
+    /// Makes a free chunk of a new region.
+    fn insert_region(&mut self, heap: &mut Heap, region: SegmentId) {
+        let id = heap.insert_whole_block(region);
         let mut change = SplitChange::default();
-        if !offset.is_zero() {
-            let last = last_chunk(heap, region);
-            let last_is_free = heap.blocks.state(last) == BlockState::Free;
-            if last_is_free {
-                change.subtract(&heap.blocks.get(last));
-            }
-            heap.blocks.link(last, id);
-            // A free chunk that was a whole region shares it from now on.
-            if last_is_free {
-                change.add(&heap.blocks.get(last));
-            }
-        }
-        let (id, _) = self.coalesce(heap, id, Merge::Safe, &mut change);
         self.insert_free(heap, id, &mut change);
         change.apply(&mut heap.stats);
     }
@@ -152,8 +127,7 @@ impl Bfc {
     ///
     /// # Errors
     ///
-    /// What the driver said. A region that was extended goes back part by part, from its end; what
-    /// the driver did not take is a free region still.
+    /// What the driver said; the region is then still free.
     pub(super) fn release_region<D: Driver>(
         &mut self,
         heap: &mut Heap,
@@ -169,20 +143,12 @@ impl Bfc {
         for &next in &chunks[1..] {
             super::merge_with_next(heap, first, next);
         }
-        let region = heap.blocks.segment(first);
-        loop {
-            match heap.free_last_part(physical, region) {
-                Ok(Bytes::ZERO) => {
-                    heap.blocks.remove(first);
-                    return Ok(());
-                }
-                Ok(left) => heap.blocks.set_size(first, left),
-                Err(error) => {
-                    self.insert_free(heap, first, &mut SplitChange::default());
-                    return Err(error);
-                }
-            }
+        if let Err(error) = heap.free_segment(physical, heap.blocks.segment(first)) {
+            self.insert_free(heap, first, &mut SplitChange::default());
+            return Err(error);
         }
+        heap.blocks.remove(first);
+        Ok(())
     }
 }
 
@@ -192,15 +158,11 @@ fn allocate_region<D: Driver>(
     physical: &mut Physical<D>,
     request: &Request,
     mut size: Bytes,
-) -> Result<Option<NewMemory>, DriverError> {
+) -> Result<Option<SegmentId>, DriverError> {
     while size >= request.size {
-        let answer = heap.allocate_or_extend_segment(physical, request.domain, size, KIND);
-        if let Some((region, offset)) = unless_out_of_memory(answer)? {
-            return Ok(Some(NewMemory {
-                region,
-                offset,
-                size,
-            }));
+        let region = heap.allocate_segment(physical, request.domain, size, KIND);
+        if let Some(region) = unless_out_of_memory(region)? {
+            return Ok(Some(region));
         }
         size = nine_tenths(size);
     }
@@ -210,14 +172,6 @@ fn allocate_region<D: Driver>(
 /// Returns a chunk and those behind it in its region.
 fn following(heap: &Heap, first: BlockId) -> impl Iterator<Item = BlockId> {
     std::iter::successors(Some(first), |&id| heap.blocks.get(id).next)
-}
-
-/// Returns the chunk that a region ended with before it was extended. Linear in the region's chunks,
-/// and rare: regions double.
-fn last_chunk(heap: &Heap, region: SegmentId) -> BlockId {
-    let start = heap.segments.get(region).address;
-    let first = heap.blocks.find(start).expect("chunks tile their region");
-    following(heap, first).last().expect("a region has a chunk")
 }
 
 /// Returns the next smaller size to try: nine tenths, rounded up, but always less than before.

@@ -7,7 +7,7 @@ use crate::config::CachingConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Physical;
-use crate::segment::{Backing, Heap, Segment};
+use crate::segment::{Heap, Segment};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::SizeKind;
 use crate::strategy::Request;
@@ -281,9 +281,8 @@ impl Caching {
         let block = heap.blocks.get(id);
         let (segment, block_address, block_size) =
             (heap.blocks.segment(id), block.address, block.size);
-        let Backing::Pages { page_size, .. } = heap.segments.get(segment).backing else {
-            unreachable!("the caller looks for expandable segments");
-        };
+        let page_size = heap.segments.get(segment).page_size;
+        let page_size = page_size.expect("the caller looks for expandable segments");
         let offset = block_address.offset_from(heap.segments.get(segment).address);
         let first = offset.round_up(page_size);
         let end = (offset + block_size).round_down(page_size);
