@@ -102,7 +102,8 @@ pub trait Driver {
     fn release(&mut self, handle: Handle) -> Result<(), DriverError>;
 
     /// Maps all of a handle, `size` bytes, at `address` (`cuMemMap`). It may be used after
-    /// [`Driver::set_access`].
+    /// [`Driver::set_access`]. A handle may be mapped at several addresses, which then show the same bytes; it counts
+    /// once against the device's memory.
     ///
     /// # Errors
     ///
@@ -149,6 +150,14 @@ pub trait Driver {
     ///
     /// What the device says; the event is then still valid.
     fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError>;
+
+    /// Makes the work that comes to `stream` from now on wait for the event, and does not wait itself
+    /// (`cudaStreamWaitEvent`).
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the stream then waits for nothing more than before.
+    fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError>;
 
     /// Gives an event back. It cannot fail: a driver that is told no keeps the event.
     fn release_event(&mut self, event: EventHandle);

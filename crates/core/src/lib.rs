@@ -32,13 +32,13 @@
 //! ├─ take
 //! │  └─ Strategy::take                   a free block, split in block.rs
 //! ├─ grow                                where there is none
-//! │  ├─ Strategy::collect_garbage        memory long idle goes back
+//! │  ├─ Strategy::release                memory long idle goes back
 //! │  ├─ is_rejected                      more than the device is to hold, where that fails at once
-//! │  └─ Strategy::grow                   new memory: segment.rs, which asks the Driver
+//! │  └─ Strategy::grow                   new memory: segment.rs, from physical.rs, which has the Driver
 //! ├─ Lanes::grow_after_release           lanes.rs: where the driver has no more
 //! │  ├─ take_from_open_pools             free blocks of pools that allow it
-//! │  ├─ Strategy::release_for, grow      just enough goes back, then new memory
-//! │  └─ reclaim_pending, release_cached, Strategy::retry
+//! │  ├─ Strategy::release, grow          just enough goes back, then new memory
+//! │  └─ reclaim_pending, release_cached, try_again
 //! │                                      everything goes back, then the last try
 //! └─ hand_out                            state, figures, event
 //! ```

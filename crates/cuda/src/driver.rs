@@ -315,6 +315,13 @@ impl Driver for CudaDriver {
         unsafe { call!(self.library(), cuEventSynchronize(raw_event(event))) }
     }
 
+    fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        let (stream, event) = (raw_stream(stream), raw_event(event));
+        // SAFETY: stream and event exist, by the contract of `new`.
+        unsafe { call!(self.library(), cuStreamWaitEvent(stream, event, 0)) }
+    }
+
     fn release_event(&mut self, event: EventHandle) {
         let event = raw_event(event);
         let foreign = self.foreign_events.iter().position(|&known| known == event);

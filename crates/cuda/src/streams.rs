@@ -2,11 +2,9 @@
 
 use std::ptr;
 
-use lowtide_core::{
-    Bytes, CapturePoint, DeviceAddress, DriverError, EventHandle, GraphNode, Stream,
-};
+use lowtide_core::{Bytes, CapturePoint, DeviceAddress, DriverError, GraphNode, Stream};
 
-use crate::driver::{CudaDriver, host_size, raw_event, raw_stream};
+use crate::driver::{CudaDriver, host_size, raw_stream};
 use crate::library::{call, call_optional};
 use crate::sys::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureStatus};
 
@@ -33,18 +31,6 @@ impl CaptureStatus {
 }
 
 impl CudaDriver {
-    /// Has work that comes to `stream` from now on wait for the event. Does not wait itself.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says.
-    pub fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
-        let _scope = self.context.enter()?;
-        let (stream, event) = (raw_stream(stream), raw_event(event));
-        // SAFETY: stream and event exist, by the contract of `new`.
-        unsafe { call!(self.library(), cuStreamWaitEvent(stream, event, 0)) }
-    }
-
     /// Returns whether `stream` is being captured.
     ///
     /// # Errors

@@ -128,6 +128,10 @@ impl<D: Driver> Driver for SharedDriver<D> {
         self.lock().synchronize_event(event)
     }
 
+    fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        self.lock().wait_event(stream, event)
+    }
+
     fn release_event(&mut self, event: EventHandle) {
         self.lock().release_event(event);
     }

@@ -31,6 +31,8 @@ pub enum Call {
     QueryEvent,
     /// [`lowtide_core::Driver::synchronize_event`].
     SynchronizeEvent,
+    /// [`lowtide_core::Driver::wait_event`].
+    WaitEvent,
     /// [`lowtide_core::Driver::release_event`].
     ReleaseEvent,
     /// [`lowtide_core::Driver::synchronize_stream`].
@@ -41,7 +43,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of the trait.
-    pub const ALL: [Call; 15] = [
+    pub const ALL: [Call; 16] = [
         Call::Allocate,
         Call::Free,
         Call::Reserve,
@@ -54,6 +56,7 @@ impl Call {
         Call::RecordEvent,
         Call::QueryEvent,
         Call::SynchronizeEvent,
+        Call::WaitEvent,
         Call::ReleaseEvent,
         Call::SynchronizeStream,
         Call::MemoryInfo,
@@ -74,6 +77,7 @@ impl Call {
             Call::RecordEvent => "cudaEventRecord",
             Call::QueryEvent => "cudaEventQuery",
             Call::SynchronizeEvent => "cudaEventSynchronize",
+            Call::WaitEvent => "cudaStreamWaitEvent",
             Call::ReleaseEvent => "cudaEventDestroy",
             Call::SynchronizeStream => "cudaStreamSynchronize",
             Call::MemoryInfo => "cudaMemGetInfo",

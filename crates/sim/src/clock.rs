@@ -109,6 +109,18 @@ impl Clock {
         true
     }
 
+    /// Makes the work that comes to `stream` from now on wait for an event; returns whether there is such an event. A
+    /// stream that waits for a held event is held itself.
+    pub(crate) fn wait_in_stream(&mut self, stream: Stream, handle: EventHandle) -> bool {
+        let Some(event) = self.events.get(&handle) else {
+            return false;
+        };
+        let timeline = self.streams.entry(stream).or_default();
+        timeline.done_ns = timeline.done_ns.max(event.passes_ns);
+        timeline.held |= event.held;
+        true
+    }
+
     /// Waits for the work of one stream.
     pub(crate) fn wait_for_stream(&mut self, stream: Stream) {
         let done_ns = self

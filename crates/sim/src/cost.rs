@@ -68,7 +68,8 @@ const fn by_size(call: Call) -> Option<&'static [u64; 7]> {
 /// wait for.
 const fn fixed(call: Call) -> u64 {
     match call {
-        Call::RecordEvent | Call::QueryEvent => 150,
+        // A wait was not measured; it puts as much into its stream as an event does.
+        Call::RecordEvent | Call::QueryEvent | Call::WaitEvent => 150,
         Call::SynchronizeEvent => 170,
         Call::ReleaseEvent => 100,
         Call::SynchronizeStream => 210,

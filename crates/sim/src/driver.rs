@@ -431,6 +431,15 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         })
     }
 
+    fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        self.call(Call::WaitEvent, Bytes::ZERO, |device| {
+            if !device.clock.wait_in_stream(stream, event) {
+                return no_event(event);
+            }
+            Ok(((), cost_ns(Call::WaitEvent, Bytes::ZERO)))
+        })
+    }
+
     fn release_event(&mut self, event: EventHandle) {
         let cost_ns = cost_ns(Call::ReleaseEvent, Bytes::ZERO);
         self.device.clock.advance(cost_ns);

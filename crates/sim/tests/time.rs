@@ -142,6 +142,35 @@ fn an_event_can_be_told_to_pass_early() {
 }
 
 #[test]
+fn work_waits_for_an_event_of_another_stream() {
+    let mut driver = SimDriver::default();
+    driver.launch(A, KERNEL_NS);
+    let event = driver.record_event(A).unwrap();
+    driver.launch(A, KERNEL_NS);
+    driver.wait_event(B, event).unwrap();
+    assert!(driver.now_ns() < KERNEL_NS, "the host does not wait");
+    let waited = driver.record_event(B).unwrap();
+    assert_eq!(driver.query_event(waited), Ok(false));
+    driver.synchronize_event(event).unwrap();
+    assert_eq!(driver.query_event(waited), Ok(true));
+    assert!(
+        driver.now_ns() < 2 * KERNEL_NS,
+        "not for what came behind it"
+    );
+
+    driver.hold_stream(A);
+    let held = driver.record_event(A).unwrap();
+    driver.wait_event(B, held).unwrap();
+    let waits = driver.record_event(B).unwrap();
+    driver.advance(2 * KERNEL_NS);
+    assert_eq!(driver.query_event(waits), Ok(false));
+    driver.resume_stream(B);
+    assert_eq!(driver.query_event(waits), Ok(true));
+    driver.release_event(event);
+    assert!(driver.wait_event(B, event).is_err(), "it is gone");
+}
+
+#[test]
 fn every_call_moves_the_clock_by_its_cost() {
     let mut driver = SimDriver::default();
     let memory = driver.allocate(Bytes::mib(20)).unwrap();
@@ -157,6 +186,7 @@ fn every_call_moves_the_clock_by_its_cost() {
     let event = driver.record_event(A).unwrap();
     driver.query_event(event).unwrap();
     driver.synchronize_event(event).unwrap();
+    driver.wait_event(A, event).unwrap();
     driver.release_event(event);
     driver.synchronize_stream(A).unwrap();
     driver.memory_info().unwrap();

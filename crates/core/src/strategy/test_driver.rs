@@ -138,6 +138,10 @@ impl Driver for TestDriver {
         Ok(!self.busy)
     }
 
+    fn wait_event(&mut self, _stream: Stream, _event: EventHandle) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     fn synchronize_event(&mut self, _event: EventHandle) -> Result<(), DriverError> {
         Ok(())
     }

@@ -294,6 +294,9 @@ impl Driver for TestDriver {
     fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
         self.card().sim.synchronize_event(event)
     }
+    fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        self.card().sim.wait_event(stream, event)
+    }
     fn release_event(&mut self, event: EventHandle) {
         self.card().sim.release_event(event);
     }
