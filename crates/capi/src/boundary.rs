@@ -1,7 +1,8 @@
-//! The line between Rust and C: no panic passes it, and an error becomes a status and the thread's text.
+//! The line between Rust and C: no panic passes it, an error becomes a status and the thread's text, and nothing is
+//! done in the child of a fork.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -10,10 +11,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::error::{Error, Status};
+use lowtide_core::MempoolId;
+
+use crate::error::{Error, OutOfMemory, Status};
+use crate::fork;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
+    static LAST_OUT_OF_MEMORY: Cell<Option<OutOfMemory>> = const { Cell::new(None) };
 }
 
 /// Returns why the last call that failed in this thread did; the empty text if none has.
@@ -27,12 +32,23 @@ pub extern "C" fn lowtide_last_error() -> *const c_char {
     text.unwrap_or(c"".as_ptr())
 }
 
-/// Runs the body of an exported function.
+/// Returns the figures of the last call of this thread that ran out of memory.
+pub(crate) fn last_out_of_memory() -> Option<OutOfMemory> {
+    LAST_OUT_OF_MEMORY.try_with(Cell::get).ok().flatten()
+}
+
+/// Runs the body of an exported function, except in the child of a fork, where the call fails.
 #[inline]
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
     // A body that panics leaves nothing half done that is used again: what it changes is behind locks,
     // which are poisoned.
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        if fork::is_forked() {
+            return Err(fork::error());
+        }
+        body()
+    }));
+    match outcome {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(error)) => keep(error),
         Err(panic) => keep(Error::new(
@@ -87,7 +103,8 @@ fn keep(error: Error) -> Status {
         out_of_memory,
     } = error;
     if let Some(figures) = out_of_memory {
-        figures.keep();
+        // As below.
+        let _ = LAST_OUT_OF_MEMORY.try_with(|last| last.set(Some(*figures)));
     }
     text.retain(|character| character != '\0');
     // Nothing is left to fail on; without memory for a text the process ends before this.
@@ -124,6 +141,30 @@ pub(crate) fn tell_once(told: &'static Told, status: Status) -> Status {
         }
     }
     status
+}
+
+/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
+/// the same registers. Both 0 are the default pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Mempool {
+    /// Above 0 for what a graph capture asked for.
+    pub capture: u64,
+    /// Above 0 for a `torch.cuda.MemPool`.
+    pub user: u64,
+}
+
+impl Mempool {
+    pub(crate) fn id(self) -> MempoolId {
+        MempoolId(self.capture, self.user)
+    }
+
+    pub(crate) fn of(id: MempoolId) -> Mempool {
+        Mempool {
+            capture: id.0,
+            user: id.1,
+        }
+    }
 }
 
 /// Returns a text of the caller's, `None` for null.

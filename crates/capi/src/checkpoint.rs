@@ -5,10 +5,10 @@ use std::slice;
 
 use lowtide_core::{Allocation, DeviceAddress};
 
-use crate::boundary::{run, write_to_c};
+use crate::boundary::{Mempool, run, write_to_c};
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, host_size, pointer_to};
-use crate::pools::{Mempool, with_pool, with_pools};
+use crate::pointers::{address_of, host_size, pointer_to};
+use crate::pools::{with_pool, with_pools};
 
 /// What a memory pool held at one moment. It holds no memory of the device.
 #[derive(Debug)]

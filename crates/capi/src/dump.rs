@@ -13,9 +13,9 @@ use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_nam
 use lowtide_trace::{Snapshot, Trace, TraceError};
 
 use crate::boundary::run;
+use crate::environment::shown;
 use crate::error::{Error, Status};
-use crate::registry::shown;
-use crate::{pauses, record, registry};
+use crate::{environment, pauses, record, registry};
 
 /// The directory that a process writes to when its memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
@@ -74,7 +74,7 @@ unsafe impl Send for Writer {}
 #[cold]
 pub(crate) fn write_once() -> Option<String> {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    let directory = registry::path_variable(VARIABLE)?;
+    let directory = environment::path_variable(VARIABLE)?;
     if IS_DONE.swap(true, Ordering::Relaxed) {
         return None;
     }
@@ -91,7 +91,7 @@ fn write(directory: &Path) -> Result<String, Error> {
     let (pickle, snapshot) = snapshot()?;
     lowtide_files::create_directory(directory).map_err(failed)?;
     let path = directory.join("oom.pickle");
-    let path = write_file(&path, registry::variable, &pickle).map_err(failed)?;
+    let path = write_file(&path, environment::variable, &pickle).map_err(failed)?;
     let written = shown(&path);
     if pickle.len() > REPORTED_BYTES_MAX {
         return Ok(format!(

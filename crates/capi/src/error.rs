@@ -1,12 +1,11 @@
 //! What an exported function says when it did not do what it was asked.
 
+use std::ffi::c_int;
 use std::fmt;
 
 use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
 use lowtide_shared::SharedError;
-
-use crate::shortage::OutOfMemory;
 
 /// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +47,32 @@ pub enum Status {
     File = 14,
     /// The memory that was named is not free.
     NotFree = 15,
+}
+
+/// What there was when a request ran out of memory, in bytes. `lowtide_last_error` says it in words.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[repr(C)]
+pub struct OutOfMemory {
+    /// The device.
+    pub device: c_int,
+    /// What was asked for.
+    pub requested: u64,
+    /// What the driver would have been asked for: PyTorch's messages name this size.
+    pub segment_size: u64,
+    /// The largest block that is free in the request's memory pool and stream.
+    pub largest_free: u64,
+    /// What the program holds.
+    pub allocated: u64,
+    /// What is held from the driver.
+    pub reserved: u64,
+    /// What may be held from the driver; 0 where there is no limit.
+    pub limit: u64,
+    /// What was free on the device, as its driver says.
+    pub device_free: u64,
+    /// All of the device's memory.
+    pub device_total: u64,
+    /// Whether the request was rejected without asking the driver (`throw_on_cudamalloc_oom`).
+    pub is_rejected: bool,
 }
 
 /// A status and its words.
@@ -135,5 +160,23 @@ impl From<LoadError> for Error {
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Error {
         Error::new(Status::Config, error)
+    }
+}
+
+impl OutOfMemory {
+    /// Returns the figures of an error of the allocator's.
+    pub(crate) fn of(error: &lowtide_core::OutOfMemory) -> OutOfMemory {
+        OutOfMemory {
+            device: c_int::try_from(error.device).unwrap_or(-1),
+            requested: error.requested.get(),
+            segment_size: error.segment_size.get(),
+            largest_free: error.largest_free.get(),
+            allocated: error.allocated.get(),
+            reserved: error.reserved.get(),
+            limit: error.limit.map_or(0, |limit| limit.get()),
+            device_free: error.device_free.get(),
+            device_total: error.device_total.get(),
+            is_rejected: error.is_rejected,
+        }
     }
 }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use lowtide_core::DeviceAddress;
 use lowtide_shared::Observer;
 
-use crate::boundary::run;
+use crate::boundary::{Mempool, run};
 use crate::error::Status;
-use crate::pluggable::pointer_to;
-use crate::pools::Mempool;
+use crate::pointers::pointer_to;
 use crate::registry;
 
 /// What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.

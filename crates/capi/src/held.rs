@@ -4,10 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use lowtide_core::{BlockSnapshot, BlockStatus, DeviceAddress, Driver, SegmentSnapshot};
 
-use crate::boundary::{run, write_to_c};
+use crate::boundary::{Mempool, run, write_to_c};
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, pointer_to};
-use crate::pools::Mempool;
+use crate::pointers::{address_of, pointer_to};
 use crate::{regions, registry};
 
 /// Whether a block is in use.

@@ -24,15 +24,18 @@ mod checkpoint;
 mod control;
 mod drivers;
 mod dump;
+mod environment;
 mod error;
 mod events;
 mod explain;
 mod exposition;
+mod fork;
 mod held;
 mod metrics;
 mod pauses;
 mod peers;
 mod pluggable;
+mod pointers;
 mod pools;
 mod preload;
 mod publish;
@@ -47,7 +50,7 @@ mod switch;
 mod threads;
 mod tms;
 
-pub use boundary::lowtide_last_error;
+pub use boundary::{Mempool, lowtide_last_error};
 pub use checkpoint::{
     BlockVisitor, Checkpoint, lowtide_check_live, lowtide_checkpoint_pool,
     lowtide_release_checkpoint, lowtide_restore_pool,
@@ -60,7 +63,7 @@ pub use control::{
     lowtide_set_torch_version, lowtide_settings_in_force, lowtide_snapshot, lowtide_version,
 };
 pub use dump::{SnapshotWriter, lowtide_on_dump};
-pub use error::Status;
+pub use error::{OutOfMemory, Status};
 pub use events::{Action, Event, EventObserver, lowtide_observe_events};
 pub use held::{
     Allocation, Block, BlockState, Segment, SegmentVisitor, lowtide_find_allocation,
@@ -73,10 +76,10 @@ pub use pluggable::{
     lowtide_malloc, lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
 };
 pub use pools::{
-    ContextEnd, Mempool, SegmentAllocate, SegmentRelease, StreamFilter,
-    lowtide_begin_allocate_to_pool, lowtide_capture_begin, lowtide_capture_end, lowtide_empty_pool,
-    lowtide_end_allocate_to_pool, lowtide_pool_use_count, lowtide_release_pool,
-    lowtide_retain_pool, lowtide_set_no_split, lowtide_set_pool_source, lowtide_set_use_on_oom,
+    ContextEnd, SegmentAllocate, SegmentRelease, StreamFilter, lowtide_begin_allocate_to_pool,
+    lowtide_capture_begin, lowtide_capture_end, lowtide_empty_pool, lowtide_end_allocate_to_pool,
+    lowtide_pool_use_count, lowtide_release_pool, lowtide_retain_pool, lowtide_set_no_split,
+    lowtide_set_pool_source, lowtide_set_use_on_oom,
 };
 pub use preload::*;
 pub use record::{lowtide_record_start, lowtide_record_stop};
@@ -89,7 +92,5 @@ pub use regions::{
     lowtide_visit_regions,
 };
 pub use share::{lowtide_attach, lowtide_detach, lowtide_share};
-pub use shortage::{
-    OutOfMemory, ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage,
-};
+pub use shortage::{ShortageCallback, lowtide_last_out_of_memory, lowtide_on_shortage};
 pub use tms::*;

@@ -23,7 +23,7 @@ use crate::boundary;
 use crate::error::{Error, Status};
 use crate::exposition::Reader;
 use crate::threads::ParentsOnly;
-use crate::{exposition, registry};
+use crate::{environment, exposition};
 
 /// How often the file is written.
 const FILE_EVERY: Duration = Duration::from_secs(5);
@@ -38,11 +38,11 @@ enum Target {
 /// Shows the figures from now on where `LOWTIDE_METRICS` says. What is wrong with that is said once, and the
 /// program goes on.
 pub(crate) fn start() {
-    let Some(path) = registry::path_variable("LOWTIDE_METRICS") else {
+    let Some(path) = environment::path_variable("LOWTIDE_METRICS") else {
         return;
     };
     let _ = boundary::run_and_tell(|| {
-        let rank = registry::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
+        let rank = environment::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
         let started = Target::parse(&path, rank).and_then(|target| match target {
             Target::Address(address) => {
                 listen(address).map_err(|error| listen_text(address, &error))
@@ -52,7 +52,7 @@ pub(crate) fn start() {
         started.map_err(|why| {
             let text = format_args!(
                 "no metrics: LOWTIDE_METRICS={}: {why}",
-                registry::shown(&path)
+                environment::shown(&path)
             );
             Error::new(Status::Config, text)
         })
@@ -167,7 +167,7 @@ fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
                 // Another user's process has it, or has left it.
                 ErrorKind::PermissionDenied => return Ok(None),
                 kind => {
-                    let text = format!("{}: {error}", registry::shown(&lock));
+                    let text = format!("{}: {error}", environment::shown(&lock));
                     return Err(io::Error::new(kind, text));
                 }
             },

@@ -12,11 +12,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, Stream};
+use lowtide_core::{AllocError, Bytes, DeviceAddress};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
 use crate::error::{Error, Status};
 use crate::explain;
+use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
 use crate::registry::{self, Lane};
 
@@ -246,28 +247,4 @@ fn free(lane: &mut Lane, address: DeviceAddress) -> Result<(), AllocError> {
         Err(error) if registry::is_driver_gone(&error) => Ok(()),
         outcome => outcome,
     }
-}
-
-#[inline]
-pub(crate) fn address_of(memory: *mut c_void) -> DeviceAddress {
-    DeviceAddress(memory.expose_provenance() as u64)
-}
-
-#[inline]
-pub(crate) fn stream_of(stream: *mut c_void) -> Stream {
-    Stream(stream.expose_provenance() as u64)
-}
-
-#[inline]
-pub(crate) fn pointer_to(address: DeviceAddress) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(host_size(Bytes(address.get())))
-}
-
-/// Returns a number of bytes as C counts it.
-#[inline]
-pub(crate) fn host_size(size: Bytes) -> usize {
-    const { assert!(size_of::<usize>() == size_of::<u64>(), "hosts have 64 bits") };
-    #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
-    let size = size.get() as usize;
-    size
 }

@@ -4,35 +4,11 @@ use std::ffi::{c_int, c_void};
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
 
-use crate::boundary::{run, write_to_c};
+use crate::boundary::{Mempool, run, write_to_c};
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, host_size, pointer_to};
+use crate::pointers::{address_of, host_size, pointer_to};
 use crate::regions;
 use crate::registry::{self, Lane};
-
-/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
-/// the same registers. Both 0 are the default pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub struct Mempool {
-    /// Above 0 for what a graph capture asked for.
-    pub capture: u64,
-    /// Above 0 for a `torch.cuda.MemPool`.
-    pub user: u64,
-}
-
-impl Mempool {
-    pub(crate) fn id(self) -> MempoolId {
-        MempoolId(self.capture, self.user)
-    }
-
-    pub(crate) fn of(id: MempoolId) -> Mempool {
-        Mempool {
-            capture: id.0,
-            user: id.1,
-        }
-    }
-}
 
 /// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
 /// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,

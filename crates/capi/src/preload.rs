@@ -59,8 +59,8 @@ use lowtide_cuda::PrimaryContexts;
 
 use crate::boundary::run_and_tell;
 use crate::error::{Error, Status};
-use crate::registry;
 use crate::settings::Choice;
+use crate::{environment, fork, registry};
 
 pub use lookup::dlsym;
 pub(crate) use order::is_of_thread;
@@ -148,13 +148,17 @@ fn start() -> Option<&'static PrimaryContexts> {
     *contexts
 }
 
-/// Returns the process's contexts where lowtide has served something.
+/// Returns the process's contexts where lowtide has served something; `None` in the child of a fork, in which CUDA does
+/// not work any more, and says so.
 fn started() -> Option<&'static PrimaryContexts> {
+    if fork::is_forked() {
+        return None;
+    }
     *STARTED.get()?
 }
 
 fn prepare() -> Result<&'static PrimaryContexts, Error> {
-    let choice = Choice::of_environment_alone(registry::variable);
+    let choice = Choice::of_environment_alone(environment::variable);
     // A program that loads lowtide besides may have chosen already.
     match registry::configure(choice) {
         Err(error) if error.status != Status::Started => return Err(error),

@@ -31,7 +31,7 @@ use lowtide_trace::EarlierFiles;
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
 use crate::switch::Switch;
-use crate::{boundary, registry};
+use crate::{boundary, environment, registry};
 
 pub(crate) use file::{Existing, create as create_file};
 use recorder::Options;
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
         registry::start_recording(|| {
-            let created = file::create(path, Existing::IsReplaced, registry::variable);
+            let created = file::create(path, Existing::IsReplaced, environment::variable);
             let has_stacks = stacks;
             Recorder::start(
                 path,
@@ -111,13 +111,13 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     if TRIED_IN.swap(process, Ordering::Relaxed) == process {
         return None;
     }
-    let path = registry::path_variable(VARIABLE)?;
+    let path = environment::path_variable(VARIABLE)?;
     let mut recorder = None;
     let _ = boundary::run_and_tell(|| {
-        let earlier = registry::variable(EARLIER_VARIABLE).unwrap_or_default();
+        let earlier = environment::variable(EARLIER_VARIABLE).unwrap_or_default();
         let earlier = EarlierFiles::parse(&earlier);
         let existing = Existing::IsReplacedIfOf(&earlier);
-        let created = file::create(&path, existing, registry::variable);
+        let created = file::create(&path, existing, environment::variable);
         let options = Options {
             has_stacks: STACKS.is_on(),
             tells: true,

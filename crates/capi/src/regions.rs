@@ -24,10 +24,9 @@ use std::sync::Arc;
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, Copies, RegionFigures};
 
-use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
+use crate::boundary::{Mempool, path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, host_size};
-use crate::pools::Mempool;
+use crate::pointers::{address_of, host_size};
 use crate::registry;
 
 pub(crate) use change::begin_allocate_to_pool;

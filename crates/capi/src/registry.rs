@@ -6,11 +6,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::c_int;
-use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{
@@ -20,11 +18,13 @@ use lowtide_core::{
 use lowtide_cuda::{CudaDriver, Library, PrimaryContexts};
 use lowtide_explain::Configured;
 use lowtide_shared::{Holder, Observer, OwnerTable, SharedAllocator, SharedDriver, SharedError};
-use lowtide_trace::{AllocatorSettings, OneLine};
+use lowtide_trace::AllocatorSettings;
 
 use crate::control;
+use crate::environment::variable;
 use crate::error::{Error, Status};
 use crate::events::EventListener;
+use crate::fork;
 use crate::publish;
 use crate::record::{self, Recorder};
 use crate::regions::{self, RegionPool};
@@ -74,9 +74,6 @@ static CHANGES: Mutex<()> = Mutex::new(());
 /// Where the process's threads work.
 static CONTEXTS: OnceLock<PrimaryContexts> = OnceLock::new();
 
-/// Whether this process is the child of one that had started the driver.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
-
 /// What comes before the first allocator.
 struct Setup {
     choice: Choice,
@@ -100,7 +97,6 @@ struct Setup {
 /// configuration is refused.
 #[inline]
 pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
-    refuse_fork()?;
     match slot(ordinal).and_then(OnceLock::get) {
         Some(allocator) => Ok(allocator),
         None => start(ordinal),
@@ -134,7 +130,6 @@ pub(crate) fn in_use(ordinal: c_int) -> Result<Option<&'static Allocator>, Error
 ///
 /// If the process was forked.
 pub(crate) fn in_use_or_none(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
-    refuse_fork()?;
     Ok(slot(ordinal).and_then(OnceLock::get))
 }
 
@@ -165,7 +160,6 @@ pub(crate) fn for_each_in_use(
 ///
 /// If the process was forked.
 pub(crate) fn devices_in_use() -> Result<impl Iterator<Item = (c_int, &'static Allocator)>, Error> {
-    refuse_fork()?;
     let devices = (0..).zip(&DEVICES);
     Ok(devices.filter_map(|(ordinal, slot)| Some((ordinal, slot.get()?))))
 }
@@ -186,7 +180,6 @@ pub(crate) fn with_block<R>(
     address: DeviceAddress,
     act: impl FnMut(&mut Lane) -> Result<R, AllocError>,
 ) -> Result<(c_int, R), Error> {
-    refuse_fork()?;
     if let Holder::One(owner) = OWNERS.find(address)
         && let Some(allocator) = DEVICES[usize::from(owner.device)].get()
     {
@@ -257,7 +250,6 @@ pub(crate) fn find_segment(address: DeviceAddress) -> Result<(c_int, SegmentSnap
 ///
 /// If the process was forked.
 pub(crate) fn observe_events(observer: Option<EventListener>) -> Result<(), Error> {
-    refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
     let recorder = {
         let mut setup = setup()?;
@@ -295,7 +287,6 @@ pub(crate) fn with_listeners(
 pub(crate) fn start_recording(
     make: impl FnOnce() -> Result<Arc<Recorder>, Error>,
 ) -> Result<(), Error> {
-    refuse_fork()?;
     let in_order = lock(&CHANGES)?;
     let (recorder, observer, settings) = {
         let mut setup = setup()?;
@@ -365,7 +356,6 @@ pub(crate) fn pause_event(is_leaving: bool, segment: &SegmentSnapshot) -> Event 
 ///
 /// If the process was forked, or the recording ended before.
 pub(crate) fn stop_recording() -> Result<(), Error> {
-    refuse_fork()?;
     end_recording(lock(&CHANGES)?)
 }
 
@@ -408,7 +398,6 @@ fn combined(
 ///
 /// If the process was forked.
 pub(crate) fn on_shortage(shortage: Option<ShortageListener>) -> Result<(), Error> {
-    refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
     setup()?.shortage = shortage;
     for_each_in_use(|ordinal, allocator| {
@@ -423,7 +412,6 @@ pub(crate) fn on_shortage(shortage: Option<ShortageListener>) -> Result<(), Erro
 ///
 /// If the process was forked, or the options are refused; nothing has changed then.
 pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
-    refuse_fork()?;
     let _in_order = lock(&CHANGES)?;
     let mut setup = setup()?;
     let order = setup.order();
@@ -441,7 +429,6 @@ pub(crate) fn reconfigure(settings: &str) -> Result<(), Error> {
 ///
 /// If one is, the process was forked, or the configuration is refused, which then stays what it was.
 pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
-    refuse_fork()?;
     let mut setup = setup()?;
     setup.refuse_settled()?;
     choice.resolve(variable)?;
@@ -455,7 +442,6 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
 ///
 /// If a device is in use, or the process was forked.
 pub(crate) fn set_torch(release: TorchRelease) -> Result<(), Error> {
-    refuse_fork()?;
     let mut setup = setup()?;
     setup.refuse_settled()?;
     setup.torch = Some(release);
@@ -473,7 +459,6 @@ pub(crate) fn torch() -> Result<Option<TorchRelease>, Error> {
 ///
 /// If it is refused.
 pub(crate) fn config() -> Result<Config, Error> {
-    refuse_fork()?;
     setup()?.config().cloned()
 }
 
@@ -512,7 +497,6 @@ pub(crate) fn start_driver() -> Result<(), Error> {
 ///
 /// If the process was forked, or there is no driver that works.
 pub(crate) fn library() -> Result<Arc<Library>, Error> {
-    refuse_fork()?;
     setup()?.library().cloned()
 }
 
@@ -523,7 +507,6 @@ pub(crate) fn library() -> Result<Arc<Library>, Error> {
 /// If the process was forked, there is no driver that works, or it fails.
 #[inline]
 pub(crate) fn contexts() -> Result<&'static PrimaryContexts, Error> {
-    refuse_fork()?;
     match CONTEXTS.get() {
         Some(contexts) => Ok(contexts),
         None => find_contexts(),
@@ -629,48 +612,12 @@ impl Setup {
         let library = match self.library.take() {
             Some(library) => library,
             None => {
-                watch_forks()?;
+                fork::watch()?;
                 Library::load()?
             }
         };
         Ok(self.library.insert(library))
     }
-}
-
-/// Sees to it that a child of this process knows that it is one. A program that only starts another one
-/// (`exec`) is not touched by that.
-fn watch_forks() -> Result<(), Error> {
-    static IS_WATCHING: AtomicBool = AtomicBool::new(false);
-    extern "C" fn in_child() {
-        IS_FORKED.store(true, Ordering::Relaxed);
-    }
-    if IS_WATCHING.swap(true, Ordering::Relaxed) {
-        return Ok(());
-    }
-    // SAFETY: what runs in the child stores one number, which needs no lock.
-    let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    if code != 0 {
-        IS_WATCHING.store(false, Ordering::Relaxed);
-        let text = format_args!("pthread_atfork failed with error {code}");
-        return Err(Error::new(Status::Internal, text));
-    }
-    Ok(())
-}
-
-/// Before any lock is taken: in the child of a fork, a thread that is not there may hold it.
-#[inline]
-pub(crate) fn refuse_fork() -> Result<(), Error> {
-    if IS_FORKED.load(Ordering::Relaxed) {
-        return Err(forked());
-    }
-    Ok(())
-}
-
-#[cold]
-fn forked() -> Error {
-    let text = "this process was forked from one that had started CUDA, which does not work in it; \
-                start it anew instead, in Python with the start method 'spawn' of multiprocessing";
-    Error::new(Status::Forked, text)
 }
 
 fn setup() -> Result<MutexGuard<'static, Setup>, Error> {
@@ -701,20 +648,4 @@ pub(crate) fn number_in_use(ordinal: c_int) -> u8 {
 
 fn slot(ordinal: c_int) -> Option<&'static OnceLock<Allocator>> {
     DEVICES.get(usize::try_from(ordinal).ok()?)
-}
-
-/// Returns the path that a variable of the environment has: the bytes as they are, UTF-8 or not.
-pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
-    let path = env::var_os(name).filter(|path| !path.is_empty());
-    path.map(PathBuf::from)
-}
-
-/// Returns a path as messages show it: on one line.
-pub(crate) fn shown(path: &Path) -> String {
-    OneLine(&path.to_string_lossy()).to_string()
-}
-
-/// Returns a variable of the environment.
-pub(crate) fn variable(name: &str) -> Option<String> {
-    Some(env::var_os(name)?.to_string_lossy().into_owned())
 }

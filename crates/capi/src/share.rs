@@ -33,7 +33,7 @@ use lowtide_cuda::{HeldRange, Uuid};
 use crate::boundary::{run, write_to_c};
 use crate::control::copy_for_c;
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, pointer_to};
+use crate::pointers::{address_of, pointer_to};
 use crate::{drivers, peers, regions, registry};
 use ticket::{Identity, Mapped, Shared, Ticket};
 
@@ -105,7 +105,6 @@ pub unsafe extern "C" fn lowtide_attach(
         if bytes.is_null() || memory.is_null() {
             return Err(Error::null("bytes` and `memory"));
         }
-        registry::refuse_fork()?;
         // SAFETY: 1. it is not null, and may be read for so many bytes, by the contract of this function.
         // 2. The slice is not used after this call.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
@@ -124,10 +123,7 @@ pub unsafe extern "C" fn lowtide_attach(
 /// the memory is still attached, and the same call may work.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
-    run(|| {
-        registry::refuse_fork()?;
-        detach(address_of(memory))
-    })
+    run(|| detach(address_of(memory)))
 }
 
 fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {

@@ -1,44 +1,13 @@
 //! Running out: who is asked to free memory before, and what can be said after.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use lowtide_shared::Shortage;
 
-use crate::boundary::{run, write_to_c};
-use crate::error::{Error, Status};
+use crate::boundary::{self, run, write_to_c};
+use crate::error::{Error, OutOfMemory, Status};
 use crate::registry;
-
-thread_local! {
-    static LAST: Cell<Option<OutOfMemory>> = const { Cell::new(None) };
-}
-
-/// What there was when a request ran out of memory, in bytes. `lowtide_last_error` says it in words.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[repr(C)]
-pub struct OutOfMemory {
-    /// The device.
-    pub device: c_int,
-    /// What was asked for.
-    pub requested: u64,
-    /// What the driver would have been asked for: PyTorch's messages name this size.
-    pub segment_size: u64,
-    /// The largest block that is free in the request's memory pool and stream.
-    pub largest_free: u64,
-    /// What the program holds.
-    pub allocated: u64,
-    /// What is held from the driver.
-    pub reserved: u64,
-    /// What may be held from the driver; 0 where there is no limit.
-    pub limit: u64,
-    /// What was free on the device, as its driver says.
-    pub device_free: u64,
-    /// All of the device's memory.
-    pub device_total: u64,
-    /// Whether the request was rejected without asking the driver (`throw_on_cudamalloc_oom`).
-    pub is_rejected: bool,
-}
 
 /// Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
 /// or fails with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. Of a request that no device could serve,
@@ -50,7 +19,7 @@ pub struct OutOfMemory {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_last_out_of_memory(figures: *mut OutOfMemory) -> Status {
     run(|| {
-        let last = LAST.try_with(Cell::get).ok().flatten();
+        let last = boundary::last_out_of_memory();
         let none = || {
             let text = "no request of this thread has run out of memory";
             Error::new(Status::InvalidArgument, text)
@@ -104,29 +73,5 @@ impl ShortageListener {
     fn call(&self, device: c_int) -> bool {
         // SAFETY: by the contract of `lowtide_on_shortage`.
         unsafe { (self.call)(self.context, device) }
-    }
-}
-
-impl OutOfMemory {
-    /// Returns the figures of an error of the allocator's.
-    pub(crate) fn of(error: &lowtide_core::OutOfMemory) -> OutOfMemory {
-        OutOfMemory {
-            device: c_int::try_from(error.device).unwrap_or(-1),
-            requested: error.requested.get(),
-            segment_size: error.segment_size.get(),
-            largest_free: error.largest_free.get(),
-            allocated: error.allocated.get(),
-            reserved: error.reserved.get(),
-            limit: error.limit.map_or(0, |limit| limit.get()),
-            device_free: error.device_free.get(),
-            device_total: error.device_total.get(),
-            is_rejected: error.is_rejected,
-        }
-    }
-
-    /// Keeps the figures for the thread.
-    pub(crate) fn keep(self) {
-        // A thread that is ending has no place for them any more.
-        let _ = LAST.try_with(|last| last.set(Some(self)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{boundary, registry};
+use crate::{boundary, environment};
 
 /// One of them.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Switch {
     /// Returns whether the variable is 1 now or, where it is not set, the default. What is neither 1 nor 0 is told on
     /// standard error, once, and is the default, too: no program is to end for it.
     pub(crate) fn is_on(&self) -> bool {
-        let text = registry::variable(self.name).unwrap_or_default();
+        let text = environment::variable(self.name).unwrap_or_default();
         match text.as_str() {
             "0" => false,
             "1" => true,

@@ -13,13 +13,14 @@ use std::sync::{LazyLock, Once};
 use lowtide_core::Bytes;
 
 use crate::boundary::{self, path_from_c, run, run_and_tell, text_from_c};
+use crate::environment;
 use crate::error::{Error, Status};
-use crate::pluggable::{address_of, lowtide_free, lowtide_malloc};
+use crate::pluggable::{lowtide_free, lowtide_malloc};
+use crate::pointers::address_of;
 use crate::regions::{
     self, Backup, lowtide_pause, lowtide_region_enter, lowtide_region_leave, lowtide_resume,
     lowtide_retain_backups,
 };
-use crate::registry;
 
 thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
@@ -311,7 +312,7 @@ pub extern "C" fn tms_torch_free(
 /// Does what the environment asks of the process, where it puts lowtide in the other's place: the other's library does
 /// it from the process's first request on, before anybody calls a function of it.
 pub(crate) fn start_if_named() {
-    let names = registry::variable("LOWTIDE_COMPAT").unwrap_or_default();
+    let names = environment::variable("LOWTIDE_COMPAT").unwrap_or_default();
     if names.split(',').any(|name| name == "torch_memory_saver") {
         start();
     }
@@ -321,7 +322,7 @@ pub(crate) fn start_if_named() {
 fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let directory = registry::path_variable("TMS_DISK_BACKUP_DIR");
+        let directory = environment::path_variable("TMS_DISK_BACKUP_DIR");
         if let Some(directory) = directory.filter(|_| !regions::has_backup_directory()) {
             tell(|| set_backup_directory(&directory));
         }
@@ -419,7 +420,7 @@ fn succeed(status: Status) -> Result<(), Error> {
 }
 
 fn backend_of_environment() -> &'static CStr {
-    let value = registry::variable("TMS_INIT_CPU_BACKUP_BACKEND");
+    let value = environment::variable("TMS_INIT_CPU_BACKUP_BACKEND");
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         return BACKENDS[0];
     };
@@ -435,7 +436,7 @@ fn backend_of_environment() -> &'static CStr {
 
 /// Returns whether a variable is set to what means yes; `otherwise`, and says so, for what means neither yes nor no.
 fn is_set(variable: &str, otherwise: bool) -> bool {
-    let value = registry::variable(variable).unwrap_or_default();
+    let value = environment::variable(variable).unwrap_or_default();
     match value.to_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => true,
         "" | "0" | "false" | "no" | "off" => false,

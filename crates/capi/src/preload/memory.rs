@@ -10,7 +10,7 @@ use super::order::{ANY_STREAM, Order, StreamFilter};
 use super::{code, start, started};
 use crate::boundary::{Told, run, tell_once};
 use crate::error::{Error, Status};
-use crate::pluggable::{host_size, stream_of};
+use crate::pointers::{host_size, stream_of};
 use crate::record::stacks;
 use crate::{regions, registry};
 
@@ -278,8 +278,6 @@ fn find(address: u64) -> Option<Found> {
             let (ordinal, _) = registry::find_segment(address).ok()?;
             (ordinal, Err(code::INVALID_VALUE))
         }
-        // CUDA does not work in this process any more, and says so.
-        Err(error) if error.status == Status::Forked => return None,
         Err(_) => return Some(Found::NotHeld(code::UNKNOWN)),
     };
     let device = u32::try_from(ordinal)

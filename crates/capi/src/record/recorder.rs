@@ -20,8 +20,8 @@ use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter
 use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
+use crate::environment::shown;
 use crate::error::{Error, Status};
-use crate::registry::shown;
 use crate::{boundary, regions};
 
 /// How much of the recording a process that is killed can lose.

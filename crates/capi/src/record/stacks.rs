@@ -18,7 +18,6 @@ use lowtide_trace::{Frame, StackId, StackTable};
 
 use super::native;
 use super::python::{self, Place};
-use crate::registry;
 
 /// Frames further out are left away.
 const FRAMES_MAX: usize = 128;
@@ -128,10 +127,6 @@ fn known() -> MutexGuard<'static, Option<Known>> {
 }
 
 fn gather() -> u32 {
-    // In a forked child, a thread that is not there may hold the lock.
-    if registry::refuse_fork().is_err() {
-        return 0;
-    }
     match gather_of_python() {
         0 => gather_of_program(),
         stack => stack,

@@ -11,6 +11,7 @@ use lowtide_region::{BackupError, BackupKind, Backups, Copies, MemoryRange};
 
 use super::change::{self, RegionPools};
 use super::table::{self, stopped};
+use crate::environment;
 use crate::error::Error;
 use crate::registry::{self, DEVICES_MAX};
 use crate::switch::Switch;
@@ -20,7 +21,7 @@ static RETAINS: Switch = Switch::new("LOWTIDE_RETAIN_BACKUPS", false);
 
 /// Where files of backups are made, where the program does not say.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let ours = registry::path_variable("LOWTIDE_BACKUP_DIR");
+    let ours = environment::path_variable("LOWTIDE_BACKUP_DIR");
     absolute(ours.unwrap_or_else(env::temp_dir))
 });
 
@@ -72,7 +73,6 @@ pub(crate) fn kept(device: c_int) -> Bytes {
 
 /// Says where files of backups are made from now on.
 pub(crate) fn set_directory(directory: PathBuf) -> Result<(), Error> {
-    registry::refuse_fork()?;
     SETTINGS.lock().map_err(|_| stopped())?.directory = Some(absolute(directory));
     Ok(())
 }
@@ -110,7 +110,6 @@ pub(crate) fn show_files() -> Result<(), Error> {
 
 /// Says whether the host's memory that is idle stays for the next backups, on every device.
 pub(super) fn set_retain(retains: bool) -> Result<(), Error> {
-    registry::refuse_fork()?;
     SETTINGS.lock().map_err(|_| stopped())?.retains = Some(retains);
     // What is idle may wait for no further backup, which would tell its engine.
     for_each_engine(|engine| engine.set_retain(retains))

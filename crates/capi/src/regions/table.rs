@@ -12,6 +12,7 @@ use lowtide_region::{BackupKind, RegionMemory, RegionSource};
 use super::change::Card;
 use super::keeper::{self, Keeper};
 use crate::error::{Error, Status};
+use crate::fork;
 use crate::registry::{self, Allocator};
 
 /// A region's memory on one device.
@@ -43,6 +44,10 @@ struct Entered(Vec<u64>);
 impl Drop for Entered {
     fn drop(&mut self) {
         INNERMOST.set(UNSET);
+        if fork::is_forked() {
+            // A thread that is not there may hold the lock.
+            return;
+        }
         for number in self.0.drain(..) {
             // A thread that ends has nobody to tell.
             let _ = end_visit(number);
@@ -108,7 +113,6 @@ pub(super) struct OtherPools {
 
 /// Has this thread's requests served from a region.
 pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
-    registry::refuse_fork()?;
     let mut table = table()?;
     let region = find_or_insert(&mut table, tag, kind)?;
     if region.visits == 0
@@ -133,13 +137,11 @@ pub(super) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), E
 
 /// Has this thread's requests served as outside of any region.
 pub(super) fn enter_none() -> Result<(), Error> {
-    registry::refuse_fork()?;
     push(NONE)
 }
 
 /// Leaves what this thread entered last.
 pub(super) fn leave() -> Result<(), Error> {
-    registry::refuse_fork()?;
     let text = "this thread is in no region";
     end_visit(pop().ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
 }
@@ -192,7 +194,6 @@ fn end_visit(number: u64) -> Result<(), Error> {
     if number == NONE {
         return Ok(());
     }
-    registry::refuse_fork()?;
     let mut table = table()?;
     let region = table.iter_mut().find(|region| region.number == number);
     let region = region.expect("regions stay");
@@ -238,7 +239,6 @@ pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<OnD
 
 /// Returns every region on every device on which it has been.
 pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
-    registry::refuse_fork()?;
     Ok(all_of(&table()?[..]))
 }
 
@@ -264,7 +264,6 @@ pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>,
 pub(crate) fn pools_unless_busy(
     device: c_int,
 ) -> Result<Option<BTreeMap<MempoolId, RegionPool>>, Error> {
-    registry::refuse_fork()?;
     let regions = match TABLE.try_lock() {
         Ok(table) => all_of(&table),
         Err(TryLockError::WouldBlock) => return Ok(None),
@@ -292,7 +291,6 @@ fn pools_among(
 
 /// Returns whether a tag was ever entered.
 pub(crate) fn is_known(tag: &str) -> Result<bool, Error> {
-    registry::refuse_fork()?;
     Ok(table()?.iter().any(|region| &*region.name.tag == tag))
 }
 

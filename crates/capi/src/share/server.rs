@@ -14,7 +14,7 @@ use super::socket;
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
-use crate::{drivers, registry, sockets};
+use crate::{drivers, fork, sockets};
 
 /// How long an importer may take to ask, or to take an answer: others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -114,7 +114,7 @@ fn watch_process() -> io::Result<()> {
     static IS_WATCHED: Mutex<bool> = Mutex::new(false);
     extern "C" fn at_exit() {
         // In the child of a fork the lock may be held for ever.
-        if registry::refuse_fork().is_ok() {
+        if !fork::is_forked() {
             *stage() = Stage::Ended;
         }
     }
