@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
 
-use super::stacks::FrameText;
+/// A function's name, its file and the line.
+pub(super) type FrameText = (String, String, u32);
 
 /// What a function is called that nothing names, as PyTorch calls it.
 const UNKNOWN: &str = "??";

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowtide_trace::{Frame, StackId, StackTable};
 
-use super::native;
+use super::native::{self, FrameText};
 use super::python::{self, Place};
 
 /// Frames further out are left away.
@@ -28,9 +28,6 @@ thread_local! {
     /// The number of the stack of the call under way; 0 where there is none.
     static CURRENT: Cell<u32> = const { Cell::new(0) };
 }
-
-/// A function's name, its file and the line.
-pub(super) type FrameText = (String, String, u32);
 
 /// What was gathered in this process.
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
